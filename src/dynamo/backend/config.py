@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from dynamo.backend.disagg import DisaggregationMode, mode_of
 from dynamo.core.config import option, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.llm.thinking import DISABLED, ENABLED
@@ -11,7 +12,6 @@ from dynamo.parsers.registry import reasoning_family, tool_call_family
 from dynamo.protocols.discovery import EndpointId
 from dynamo.runtime.config import RuntimeOptions
 
-COMPONENT = "backend"
 ENDPOINT = "generate"
 ENDPOINT_TYPES = {"chat": "Chat", "completions": "Completions"}
 """What a model may answer, and how its card says so."""
@@ -91,12 +91,17 @@ class WorkerOptions(RuntimeOptions):
             raise ConfigError(f"--custom-jinja-template {self.custom_jinja_template}: no such file")
         self.tag_policy()
 
+    @property
+    def role(self) -> DisaggregationMode:
+        """What it does of each request."""
+        return DisaggregationMode.AGGREGATED
+
     def endpoint_id(self) -> EndpointId:
         """Where this worker serves. Raises `ConfigError` for a name that cannot be one."""
         suffix = setting("DYN_NAMESPACE_WORKER_SUFFIX", "", str)
         namespace = f"{self.namespace}-{suffix}" if suffix else self.namespace
         try:
-            return EndpointId.parse(self.endpoint or f"{namespace}.{COMPONENT}.{ENDPOINT}")
+            return EndpointId.parse(self.endpoint or f"{namespace}.{self.role.component}.{ENDPOINT}")
         except InvalidArgument as error:
             raise ConfigError(f"{'--endpoint' if self.endpoint else '--namespace'}: {error}") from None
 
@@ -112,6 +117,36 @@ class WorkerOptions(RuntimeOptions):
     def model_type(self) -> str:
         """The card's word for what the model may be asked for."""
         return " | ".join(word for kind, word in ENDPOINT_TYPES.items() if kind in self.endpoint_types)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisaggregatedOptions(WorkerOptions):
+    """The same for workers that can do one part of a request: prefill or decode.
+
+    A subclass with rules of its own begins its `__post_init__` with `DisaggregatedOptions.__post_init__(self)`.
+    """
+
+    disaggregation_mode: str | None = option(
+        None,
+        "--disaggregation-mode",
+        None,
+        "What this worker does of each request; agg, all of it, unless told",
+        choices=tuple(mode.value for mode in DisaggregationMode),
+    )
+    is_prefill_worker: bool = option(False, "--is-prefill-worker", None, "Older form of --disaggregation-mode prefill")
+    is_decode_worker: bool = option(False, "--is-decode-worker", None, "Older form of --disaggregation-mode decode")
+
+    def __post_init__(self) -> None:
+        WorkerOptions.__post_init__(self)
+
+    @property
+    def role(self) -> DisaggregationMode:
+        """What it does of each request. Raises `ConfigError` for flags that contradict each other."""
+        return mode_of(
+            self.disaggregation_mode,
+            is_prefill_worker=self.is_prefill_worker,
+            is_decode_worker=self.is_decode_worker,
+        )
 
 
 def grace_period_s() -> float:

@@ -8,7 +8,7 @@ from msgspec import UNSET
 from dynamo.core.errors import InvalidArgument
 from dynamo.llm.tool_call_tags import TagPolicy
 from dynamo.protocols.discovery import EndpointId
-from dynamo.protocols.model_card import RuntimeConfig
+from dynamo.protocols.model_card import DisaggregatedEndpoint, RuntimeConfig
 
 ENFORCEMENTS = ("required", "preferred")
 
@@ -134,9 +134,10 @@ class ModelRuntimeConfig:
             kv_transfer_preferred_weight=UNSET
             if self.kv_transfer_preferred_weight is None
             else self.kv_transfer_preferred_weight,
-            bootstrap_host=self.bootstrap_host or UNSET,
-            bootstrap_port=self.bootstrap_port or UNSET,
             runtime_data=dict(self.runtime_data),
+            disaggregated_endpoint=DisaggregatedEndpoint(self.bootstrap_host, self.bootstrap_port)
+            if self.bootstrap_host or self.bootstrap_port
+            else UNSET,
         )
         if self._tag_policy is not None:
             self._tag_policy.put_on(config)

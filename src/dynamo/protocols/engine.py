@@ -5,6 +5,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+BYPASS_REMOTE_PREFILL = "x-bypass-remote-prefill"
+"""The annotation that tells a decode worker to compute the prompt itself: nobody did it for it."""
+
 
 class GuidedDecoding(msgspec.Struct, omit_defaults=True):
     """One constraint on the text; exactly one of the first five is set."""
@@ -79,6 +82,31 @@ class Routing(msgspec.Struct, omit_defaults=True):
     routing_constraints: dict[str, Any] | None = None
 
 
+class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
+    """How much of the prompt was not computed again."""
+
+    cached_tokens: int | None = None
+
+
+class PrefillResult(msgspec.Struct, omit_defaults=True):
+    """What a decode worker is told of the prefill that was done for it."""
+
+    disaggregated_params: dict[str, Any]
+    """The two engines' own words: where the KV blocks lie."""
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class BootstrapInfo(msgspec.Struct):
+    """Where both legs of a request meet when they are sent at once; the same on both."""
+
+    bootstrap_host: str
+    bootstrap_port: int
+    bootstrap_room: int
+    """Random, below 2**63."""
+    handoff_id: Any = UNSET
+    """Sixteen random bytes."""
+
+
 class PreprocessedRequest(msgspec.Struct):
     """A request in tokens: what the frontend sends to a worker, in upstream's key order."""
 
@@ -109,6 +137,10 @@ class PreprocessedRequest(msgspec.Struct):
     """Whose images may be kept together: the session's."""
     mm_routing_info: dict[str, Any] | UnsetType = UNSET
     """For routing alone, where the prompt shows something: `{"routing_token_ids": […], "block_mm_infos": […]}`."""
+    prefill_result: PrefillResult | UnsetType | None = UNSET
+    """For a decode worker: what became of the prompt."""
+    bootstrap_info: BootstrapInfo | UnsetType | None = UNSET
+    """For both legs of a request that go out at once."""
 
 
 class TopLogprob(msgspec.Struct, omit_defaults=True):
@@ -119,12 +151,6 @@ class TopLogprob(msgspec.Struct, omit_defaults=True):
     token: str | None = None
     logprob: float = 0.0
     bytes: list[int] | None = None
-
-
-class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
-    """How much of the prompt was not computed again."""
-
-    cached_tokens: int | None = None
 
 
 class CompletionTokensDetails(msgspec.Struct):

@@ -21,6 +21,13 @@ class ChatTemplateFile(msgspec.Struct):
     is_custom: bool = False
 
 
+class DisaggregatedEndpoint(msgspec.Struct):
+    """Where a decode worker meets this prefill worker."""
+
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+
+
 class RuntimeConfig(msgspec.Struct, kw_only=True):
     """What the engine says about itself. Zero or None where it says nothing."""
 
@@ -50,9 +57,8 @@ class RuntimeConfig(msgspec.Struct, kw_only=True):
     kv_transfer_domain: str | UnsetType | None = UNSET
     kv_transfer_enforcement: str | UnsetType | None = UNSET
     kv_transfer_preferred_weight: float | UnsetType | None = UNSET
-    bootstrap_host: str | UnsetType | None = UNSET
-    bootstrap_port: int | UnsetType | None = UNSET
     runtime_data: dict[str, Any] = msgspec.field(default_factory=dict)
+    disaggregated_endpoint: DisaggregatedEndpoint | UnsetType | None = UNSET
     enable_eagle: bool = False
 
 

@@ -33,7 +33,7 @@ def test_what_is_set_is_on_the_card() -> None:
     assert {name: card[name] for name in values} == values
     assert card["taints"] == ["a", "b"]
     assert card["kv_state_endpoint"] == {"namespace": "ns", "component": "comp", "name": "state"}
-    assert (card["bootstrap_host"], card["bootstrap_port"]) == ("host", 7)
+    assert card["disaggregated_endpoint"] == {"bootstrap_host": "host", "bootstrap_port": 7}
     assert card["runtime_data"] == {"role": "draft", "limits": {"combined": 3}}
     assert (config.get_engine_specific("role"), config.get_engine_specific("nothing")) == ("draft", None)
 
@@ -41,7 +41,7 @@ def test_what_is_set_is_on_the_card() -> None:
 def test_what_is_not_set_is_left_out_as_upstream_leaves_it_out() -> None:
     card = card_of(ModelRuntimeConfig())
     assert card["enable_local_indexer"] is True
-    for name in ("taints", "topology_domains", "kv_transfer_domain", "bootstrap_host", "stable_routing_id"):
+    for name in ("taints", "topology_domains", "kv_transfer_domain", "disaggregated_endpoint", "stable_routing_id"):
         assert name not in card
 
 
