@@ -140,8 +140,11 @@ def routing_of(worker_id: int, decision: Decision | None) -> dict[str, Any]:
 
 def explanation_of(generation: Generation) -> bytes:
     """The same as a line of a response's head."""
-    worker = generation.worker_id
-    decision = decision_of(generation)
+    return explained(generation.worker_id, decision_of(generation))
+
+
+def explained(worker: int | None, decision: Decision | None) -> bytes:
+    """That line for a worker, and for what a KV router decided."""
     if decision is not None:
         told = (
             f"worker={decision.worker_id}; rank={decision.dp_rank}; device={decision.device_blocks}; "

@@ -36,11 +36,13 @@ class VllmForm(Form):
         self.usage = CompletionUsage(prompt_tokens, 0, prompt_tokens)
 
     def token(self, token_id: int) -> bytes:
+        self.tokens += 1
         self._choice(0).token_ids.append(token_id)
         return b""
 
     def add(self, value: Any) -> bytes:
         output: EngineOutput = converted(value, EngineOutput)
+        self.tokens += len(output.token_ids)
         choice = self._choice(output.index or 0)
         choice.token_ids += output.token_ids
         if output.log_probs is not None and self._wants_logprobs:
@@ -70,8 +72,7 @@ class VllmForm(Form):
             raise Unknown("the worker ended its stream without a finish reason")
         assert self.usage is not None, "it is made with the form"
         if not self.usage.completion_tokens:
-            spoken = sum(len(one.token_ids) for one in choices)
-            self.usage = CompletionUsage(self.usage.prompt_tokens, spoken, self.usage.prompt_tokens + spoken)
+            self.usage = CompletionUsage(self.usage.prompt_tokens, self.tokens, self.usage.prompt_tokens + self.tokens)
         response = VllmResponse(
             request_id=self.request_id,
             choices=choices,
@@ -104,8 +105,8 @@ class SglangForm(Form):
 
     def _count(self, index: int, tokens: int) -> None:
         self._spoken[index] = self._spoken.get(index, 0) + tokens
-        spoken = sum(self._spoken.values())
-        self.usage = CompletionUsage(self._prompt_tokens, spoken, self._prompt_tokens + spoken)
+        self.tokens += tokens
+        self.usage = CompletionUsage(self._prompt_tokens, self.tokens, self._prompt_tokens + self.tokens)
 
     def _frame(
         self, index: int, token_ids: list[int], finish: dict[str, str] | None, *, counted: bool = False

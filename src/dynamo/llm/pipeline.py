@@ -33,6 +33,7 @@ from dynamo.llm.http.metrics import FrontendMetrics, RequestRecord
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.migration import Dispatch, MigrationPolicy
 from dynamo.llm.models import Models, ServedModel
+from dynamo.llm.placement import Placement, headed
 from dynamo.llm.postprocessor import (
     ChatChunks,
     Chunks,
@@ -288,18 +289,27 @@ class Pipeline:
         exchange: Exchange,
         endpoint: str,
         model: ServedModel,
-        make: Callable[[str], bytes],
+        make: Callable[[str], bytes | PreprocessedRequest],
         form: Form,
         *,
         stream: bool = False,
         on_success: OnSuccess | None = None,
+        tokens: PreprocessedRequest | None = None,
     ) -> None:
-        """A request that a worker takes as `make` writes it, given the request's id, and whose answer has that form."""
+        """A request that a worker takes as `make` writes it, given the request's id, and whose answer has that form.
+
+        `tokens` is what a KV router is told of one that is written otherwise than in tokens.
+        """
 
         def made(_: Exchange, record: RequestRecord, closed: Closed) -> RelayAnswer:
+            written = make(record.request_id)
+            body, prompt = (b"", written) if isinstance(written, PreprocessedRequest) else (written, tokens)
+            if prompt is not None and self._takes_nvext:
+                prompt = headed(prompt, exchange.headers)
             return RelayAnswer(
                 exchange, record, closed,
-                model=model, tasks=self.tasks, request=make(record.request_id), form=form, on_success=on_success,
+                model=model, tasks=self.tasks, request=body, form=form, on_success=on_success,
+                placement=None if prompt is None else Placement(model, prompt, body),
             )  # fmt: skip
 
         answer = self.adopt(exchange, endpoint, model, made, stream=stream)

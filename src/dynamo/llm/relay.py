@@ -6,22 +6,24 @@ A `Form` knows what the answer of one endpoint looks like, and nothing of connec
 import abc
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dynamo.core.codec import decode
-from dynamo.core.errors import DynamoException, Unknown
+from dynamo.core.errors import CannotConnect, DynamoException, Unknown
 from dynamo.core.tasks import TaskOwner
-from dynamo.llm.http.answers import Closed
+from dynamo.llm.extras import EXPLAIN, YES, explained
+from dynamo.llm.http.answers import BaseAnswer, Closed
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.metrics import RequestRecord
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.models import ServedModel
+from dynamo.llm.placement import Placement
 from dynamo.llm.postprocessor import DONE
 from dynamo.llm.text_models import TextAnswer
 from dynamo.protocols.engine import CompletionUsage
-from dynamo.runtime.request_plane.base import Item
+from dynamo.runtime.request_plane.base import Call, Item
 
 KEPT_BYTES_MAX = 512 << 20  # Of an answer that is told whole; above any video that somebody would want in JSON.
 
@@ -47,6 +49,8 @@ class Form(abc.ABC):
     """The content type of an answer that is written in pieces; known when its first piece is."""
     usage: CompletionUsage | None = None
     """What the worker said that it cost."""
+    tokens = 0
+    """How many it has generated, where it generates some."""
     is_heavy = False
     """Whether `end` takes so long that it is not for the loop."""
     refusal: Whole | None = None
@@ -83,8 +87,19 @@ class RelayAnswer(TextAnswer):
         request: bytes,
         form: Form,
         on_success: OnSuccess | None = None,
+        placement: Placement | None = None,
     ) -> None:
-        super().__init__(exchange, record, closed, model=model, name=model.name, tasks=tasks, request=request)
+        """`placement` says where it goes, and holds the place until the answer is over."""
+
+        def ended(answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
+            if placement is not None:
+                placement.release()
+            closed(answer, error_type, error)
+
+        super().__init__(exchange, record, ended, model=model, name=model.name, tasks=tasks, request=request)
+        self._placement = placement
+        self.tokens = 0
+        """Output tokens so far."""
         self._form = form
         self._on_success = on_success
         self._kept_bytes = 0
@@ -92,6 +107,38 @@ class RelayAnswer(TextAnswer):
     def usage(self) -> CompletionUsage | None:
         """What the worker said."""
         return self._form.usage
+
+    async def forward(
+        self, headers: Mapping[str, str], metadata: Mapping[str, str], instance_id: int | None = None
+    ) -> None:
+        """Sends the request to where its placement says. Raises what the last one tried answered."""
+        await super().forward(headers, metadata, instance_id)
+        if self._placement is not None and self.exchange.header(EXPLAIN) in YES:
+            worker = None if self._call is None else self._call.instance_id
+            self.exchange.header_bytes += explained(worker, self._placement.decision)
+
+    async def _send_to(
+        self,
+        body: bytes,
+        headers: Mapping[str, str],
+        metadata: Mapping[str, str],
+        instance_id: int | None,
+        tried: frozenset[int],
+    ) -> Call:
+        placement = self._placement
+        if placement is None:
+            return await super()._send_to(body, headers, metadata, instance_id, tried)
+        while True:
+            body, instance_id = await placement.choose(self.record.request_id, self, tried, metadata)
+            try:
+                return await super()._send_to(body, headers, metadata, instance_id, tried)
+            except CannotConnect:
+                if not placement.is_free or instance_id is None:
+                    raise
+                tried |= {instance_id}
+            finally:
+                if self.is_over:  # Its client left while it was on its way.
+                    placement.release()
 
     def on_token(self, token_id: int) -> None:
         """A bare token."""
@@ -116,6 +163,7 @@ class RelayAnswer(TextAnswer):
             self.fail(Unknown(str(error)))
             return
         self._has_spoken = True
+        self.tokens = self._form.tokens
         self._spoke_s = time.perf_counter()
         if self._form.refusal is not None and not self.exchange.response_started:
             self.is_over = True

@@ -126,15 +126,7 @@ class TextAnswer(BaseAnswer):
         body = self._request or msgpack_encode(json_decode(bytes(self.exchange.body)))
 
         async def send() -> None:
-            call = await self._model.send(
-                body,
-                self,
-                request_id=self.record.request_id,
-                instance_id=instance_id,
-                headers=headers,
-                metadata=metadata,
-                exclude=frozenset(self._tried),
-            )
+            call = await self._send_to(body, headers, metadata, instance_id, frozenset(self._tried))
             if self.is_over:
                 call.kill()
             else:
@@ -142,6 +134,24 @@ class TextAnswer(BaseAnswer):
 
         self._send = send
         await send()
+
+    async def _send_to(
+        self,
+        body: bytes,
+        headers: Mapping[str, str],
+        metadata: Mapping[str, str],
+        instance_id: int | None,
+        tried: frozenset[int],
+    ) -> Call:
+        return await self._model.send(
+            body,
+            self,
+            request_id=self.record.request_id,
+            instance_id=instance_id,
+            headers=headers,
+            metadata=metadata,
+            exclude=tried,
+        )
 
     # The receiver's side of the request plane.
 

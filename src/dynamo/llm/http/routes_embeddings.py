@@ -1,5 +1,6 @@
 """Routes of embeddings, classification, pooling and reranking (serving-plane.md §1.2)."""
 
+import itertools
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from dynamo.protocols.embeddings import (
     decode_rerank,
     inputs_of,
 )
+from dynamo.protocols.engine import PreprocessedRequest
 
 EMBEDDINGS = relayed("embeddings", "Embedding")
 CLASSIFY = relayed("classify", "Classify")
@@ -104,15 +106,17 @@ class EmbeddingPages:
         request = decode_embedding(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
         model = self.models.find(request.model, EMBEDDINGS.model_type)
         asked: object = request
+        tokens = None
         if not model.takes_text:
             model.admit()
-            asked = await work_of(request, model.preprocessor, special=self.adds_special_tokens)
+            asked = work = await work_of(request, model.preprocessor, special=self.adds_special_tokens)
+            tokens = PreprocessedRequest(model.name, list(itertools.chain.from_iterable(work.token_ids)))
         form = EmbeddingForm(
             model.name, len(inputs_of(request.input)), request.encoding_format, takes_text=model.takes_text
         )
         observe = self.latency.labels(model=model.name).observe
         body = partial(_packed, asked)
-        await self.pipeline.relay(exchange, EMBEDDINGS.endpoint, model, body, form, on_success=observe)
+        await self.pipeline.relay(exchange, EMBEDDINGS.endpoint, model, body, form, on_success=observe, tokens=tokens)
 
     async def _classify(self, exchange: Exchange) -> None:
         request = decode_classify(bytes(exchange.body), ignore_unknown=self.ignores_unknown)

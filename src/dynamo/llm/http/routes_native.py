@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo.core.codec import msgpack_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import NotFound
 from dynamo.llm.http.errors import ErrorAnswer
@@ -13,6 +12,7 @@ from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, Rou
 from dynamo.llm.models import Models, ServedModel
 from dynamo.llm.native_forms import SglangForm, VllmForm, sglang_error, vllm_error
 from dynamo.llm.pipeline import Pipeline
+from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.native import (
     SGLANG_CAPABILITY,
     VLLM_CAPABILITY,
@@ -82,11 +82,11 @@ class NativePages:
         wants_logprobs = request.sampling_params.logprobs is not None
         form = VllmForm(len(request.token_ids), request.request_id, wants_logprobs=wants_logprobs)
 
-        def make(request_id: str) -> bytes:
+        def make(request_id: str) -> PreprocessedRequest:
             form.request_id = form.request_id or request_id
             work = vllm_work(request, said, request_id)
             work.model = model.name
-            return msgpack_encode(work)
+            return work
 
         await self.pipeline.relay(exchange, VLLM.endpoint, model, make, form)
 
@@ -100,11 +100,11 @@ class NativePages:
         model = capable_model(self.models, request.model, SGLANG_CAPABILITY)
         form = SglangForm(len(request.input_ids), request.rid)
 
-        def make(request_id: str) -> bytes:
+        def make(request_id: str) -> PreprocessedRequest:
             form.request_id = form.request_id or request_id
             work = sglang_work(request, said, request_id)
             work.model = model.name
-            return msgpack_encode(work)
+            return work
 
         await self.pipeline.relay(exchange, SGLANG.endpoint, model, make, form, stream=True)
 
