@@ -38,6 +38,7 @@ from dynamo.llm.kv_stream import KvStreamPublisher
 from dynamo.llm.model_card import build_card
 from dynamo.llm.publishers import KV_METRICS_TOPIC, WorkerMetricsPublisher
 from dynamo.llm.thinking import DEFAULT_MODE_KEY
+from dynamo.llm.topology import read_topology
 from dynamo.protocols.discovery import MODEL_CARDS
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.kv_events import KvEvent
@@ -117,9 +118,12 @@ class Worker:
         load = await runtime.event_plane.publisher(endpoint.id, KV_METRICS_TOPIC)
         self._load = WorkerMetricsPublisher(load.publish, runtime.instance_id)
 
+        topology = await read_topology(clock=self._clock)
         config = await self.engine.start(self)
         self._request_type = config.request_type
         card = await asyncio.to_thread(make_card, self.options, config)
+        if topology is not None:
+            topology.put_on(card.runtime_config)
         self._metrics.loaded(config, self._clock.now() - began)
         passes = await runtime.event_plane.publisher(endpoint.id, FORWARD_PASS_TOPIC)
         self._passes = ForwardPassPublisher(passes.publish, str(runtime.instance_id), config.data_parallel_size)

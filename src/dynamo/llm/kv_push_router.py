@@ -30,6 +30,7 @@ from dynamo.llm.mm_routing import hashes_of
 from dynamo.llm.pace_listener import PaceListener
 from dynamo.llm.remote_indexer import RemoteIndexer
 from dynamo.llm.replica_sync import ReplicaSync
+from dynamo.llm.topology import taints_of
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.model_card import ModelDeploymentCard
@@ -490,14 +491,13 @@ class KvRouterMetrics:
 def facts_of(worker_id: int, card: ModelDeploymentCard) -> WorkerFacts:
     """What the router needs to know of a card."""
     runtime = card.runtime_config
-    taints = runtime.taints if isinstance(runtime.taints, list) else []
     return WorkerFacts(
         worker_id,
         dp_start=runtime.data_parallel_start_rank,
         dp_size=max(1, runtime.data_parallel_size),
         kv_blocks=runtime.total_kv_blocks,
         batch_tokens=runtime.max_num_batched_tokens,
-        taints=frozenset(taints),
+        taints=taints_of(runtime),
     )
 
 
