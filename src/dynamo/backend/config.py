@@ -121,10 +121,7 @@ class WorkerOptions(RuntimeOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisaggregatedOptions(WorkerOptions):
-    """The same for workers that can do one part of a request: prefill or decode.
-
-    A subclass with rules of its own begins its `__post_init__` with `DisaggregatedOptions.__post_init__(self)`.
-    """
+    """The same for workers that can do one part of a request: prefill or decode."""
 
     disaggregation_mode: str | None = option(
         None,
@@ -135,9 +132,6 @@ class DisaggregatedOptions(WorkerOptions):
     )
     is_prefill_worker: bool = option(False, "--is-prefill-worker", None, "Older form of --disaggregation-mode prefill")
     is_decode_worker: bool = option(False, "--is-decode-worker", None, "Older form of --disaggregation-mode decode")
-
-    def __post_init__(self) -> None:
-        WorkerOptions.__post_init__(self)
 
     @property
     def role(self) -> DisaggregationMode:

@@ -12,9 +12,9 @@ An engine that computes in steps hands all tokens of a step over in one callback
 plane can send them in one frame.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.embeddings import ClassifyRequest, EmbeddingWork
@@ -22,6 +22,7 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
 from dynamo.runtime.request_plane.base import Reply
+from dynamo.runtime.system import EngineRoute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,17 @@ class EngineConfig:
     """What its requests hold."""
     request_type: type[PreprocessedRequest] | type[EmbeddingWork] | type[ClassifyRequest] = PreprocessedRequest
     """What requests are read as."""
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    """Where decode workers meet this prefill worker while it computes; None: they are sent its result."""
+    data_parallel_start_rank: int = 0
+    """The first of this worker's ranks, where others have the ranks below it."""
+    publishes_kv_events: bool = True
+    """Whether routers hear what its cache holds."""
+    model_aliases: Sequence[str] = ()
+    """Further names of the model."""
+    routes: Mapping[str, EngineRoute] = field(default_factory=dict)
+    """What the system port answers at `/engine/<name>`: the controls that this engine has."""
 
 
 class EngineHost(Protocol):
@@ -70,6 +82,12 @@ class EngineHost(Protocol):
     def fail(self, error: BaseException) -> None:
         """The engine cannot go on: the worker refuses, drains and exits."""
 
+    async def leave_service(self) -> None:
+        """Returns when nobody finds this worker any more and everything that it was asked is answered."""
+
+    async def return_to_service(self) -> None:
+        """It is found again, and takes requests."""
+
 
 class LLMEngine(Protocol):
     """An engine that takes token ids and answers token ids."""
@@ -88,3 +106,11 @@ class LLMEngine(Protocol):
 
     async def stop(self) -> None:
         """Frees what `start` took."""
+
+
+@runtime_checkable
+class LendingEngine(LLMEngine, Protocol):
+    """An engine whose blocks others fetch after it has answered: a prefill worker's."""
+
+    def is_quiescent(self) -> bool | None:
+        """True: nobody fetches any more. None: it cannot tell, and a stopping worker waits its whole time."""

@@ -19,8 +19,9 @@ import msgspec
 
 from dynamo.backend.admission import Admission
 from dynamo.backend.config import WorkerOptions, grace_period_s, request_queue_limit
+from dynamo.backend.disagg import DisaggregationMode, drain_timeout_s
 from dynamo.backend.drain import ControlRoutes, Service
-from dynamo.backend.engine import EngineConfig, LLMEngine
+from dynamo.backend.engine import EngineConfig, LendingEngine, LLMEngine
 from dynamo.backend.metrics import WorkerMetrics
 from dynamo.backend.traced import TracedReply
 from dynamo.core import logging as log
@@ -40,10 +41,10 @@ from dynamo.llm.publishers import KV_METRICS_TOPIC, WorkerMetricsPublisher
 from dynamo.llm.thinking import DEFAULT_MODE_KEY
 from dynamo.llm.topology import read_topology
 from dynamo.protocols.discovery import MODEL_CARDS
-from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
+from dynamo.protocols.engine import BYPASS_REMOTE_PREFILL, PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
-from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord, RuntimeConfig
+from dynamo.protocols.model_card import DisaggregatedEndpoint, ModelDeploymentCard, ModelRecord, RuntimeConfig
 from dynamo.runtime.component import Serving
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.request_plane.base import Reply, Request
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 QUIET_S = 0.2  # A frontend hears of a deregistration within milliseconds; this long without a request, all have.
 DRAIN_S = 30.0  # Upstream's budget for what still runs (serving-plane.md §6.5).
+LENT_POLL_S = 0.05  # How late a stopping prefill worker hears that its last block was fetched.
 CLOSE_S = 10.0  # Beyond grace and drain; whoever has not ended then hangs, and is ended.
 EXIT_AT_ONCE = 70  # Upstream's status of a worker that was told twice.
 
@@ -121,15 +123,19 @@ class Worker:
         topology = await read_topology(clock=self._clock)
         config = await self.engine.start(self)
         self._request_type = config.request_type
+        for name, route in config.routes.items():
+            runtime.register_engine_route(name, route)
         card = await asyncio.to_thread(make_card, self.options, config)
         if topology is not None:
             topology.put_on(card.runtime_config)
         self._metrics.loaded(config, self._clock.now() - began)
         passes = await runtime.event_plane.publisher(endpoint.id, FORWARD_PASS_TOPIC)
         self._passes = ForwardPassPublisher(passes.publish, str(runtime.instance_id), config.data_parallel_size)
-        options = ServeOptions(health_check_payload=config.health_check_payload or canary_payload(config))
+        options = ServeOptions(
+            health_check_payload=config.health_check_payload or canary_payload(config, self.options.role)
+        )
         for dp_rank in range(config.data_parallel_size):
-            await self._kv_source(dp_rank).open()
+            await self._kv_source(config.data_parallel_start_rank + dp_rank).open()
         self._serving = await endpoint.serve(self.handle, options)
         self._card = self_hosted(card, endpoint.id, self._shown_by.show_file)
         await self._announce(self._card)
@@ -173,6 +179,8 @@ class Worker:
                 await self._until_quiet(grace_s)
             self._admission.refuse()
             await self._serving.drain(drain_s if self.failure is None else 0.0)
+            if self.failure is None and self.options.role is DisaggregationMode.PREFILL:
+                await self._until_fetched(drain_timeout_s())
         self._admission.cut(EngineShutdown("the worker is shutting down"))
         try:
             await self.engine.stop()
@@ -216,6 +224,14 @@ class Worker:
         self._admission.cut(EngineShutdown("the engine failed"))
         if self._on_failure is not None:
             self._on_failure(error)
+
+    async def leave_service(self) -> None:
+        await self.service.drain()
+        while self._admission.requests:
+            await self._clock.sleep(QUIET_S)
+
+    async def return_to_service(self) -> None:
+        await self.service.resume()
 
     def _kv_source(self, dp_rank: int) -> KvEventSource:
         source = self.kv_sources.get(dp_rank)
@@ -262,14 +278,28 @@ class Worker:
             if self._admission.requests == 0 and self._admission.entered == entered:
                 return
 
+    async def _until_fetched(self, budget_s: float) -> None:
+        """Returns when decode workers have fetched the blocks that they were promised, or when the time is over."""
+        engine = self.engine
+        if not isinstance(engine, LendingEngine):
+            return
+        deadline = self._clock.now() + budget_s
+        while engine.is_quiescent() is not True:
+            left = deadline - self._clock.now()
+            if left <= 0:
+                logger.warning("blocks that were promised to decode workers were not fetched within %g s", budget_s)
+                return
+            await self._clock.sleep(min(LENT_POLL_S, left))
 
-def canary_payload(config: EngineConfig) -> dict[str, Any]:
+
+def canary_payload(config: EngineConfig, role: DisaggregationMode = DisaggregationMode.AGGREGATED) -> dict[str, Any]:
     """The smallest request: one token, greedily, after one token that every vocabulary has."""
     request = PreprocessedRequest(
         config.served_model_name,
         [1],
         StopConditions(max_tokens=1, ignore_eos=True),
         SamplingOptions(temperature=0.0),
+        annotations=[BYPASS_REMOTE_PREFILL] if role is DisaggregationMode.DECODE else [],
     )
     payload: dict[str, Any] = msgspec.to_builtins(request)
     return payload
@@ -277,6 +307,8 @@ def canary_payload(config: EngineConfig) -> dict[str, Any]:
 
 def make_card(options: WorkerOptions, config: EngineConfig) -> ModelDeploymentCard:
     """What the model's card says. Raises `ConfigError` for a model without the files a frontend needs."""
+    role = options.role
+    tells_cache = config.total_kv_blocks > 0 and role.tells_cache and config.publishes_kv_events
     runtime_config = RuntimeConfig(
         context_length=config.context_length,
         total_kv_blocks=config.total_kv_blocks,
@@ -286,8 +318,9 @@ def make_card(options: WorkerOptions, config: EngineConfig) -> ModelDeploymentCa
         reasoning_parser=options.reasoning_parser,
         exclude_tools_when_tool_choice_none=options.exclude_tools_when_tool_choice_none,
         data_parallel_size=config.data_parallel_size,
-        enable_local_indexer=config.total_kv_blocks > 0,
-        kv_event_publishing_enabled=config.total_kv_blocks > 0,
+        data_parallel_start_rank=config.data_parallel_start_rank,
+        enable_local_indexer=tells_cache,
+        kv_event_publishing_enabled=tells_cache,
         runtime_data=dict(config.runtime_data),
     )
     if options.default_thinking_mode is not None:
@@ -295,15 +328,20 @@ def make_card(options: WorkerOptions, config: EngineConfig) -> ModelDeploymentCa
     policy = options.tag_policy()
     if policy is not None:
         policy.put_on(runtime_config)
+    if config.bootstrap_port is not None:
+        runtime_config.disaggregated_endpoint = DisaggregatedEndpoint(config.bootstrap_host, config.bootstrap_port)
     return build_card(
         config.model_path,
         config.served_model_name,
         context_length=config.context_length,
         kv_cache_block_size=config.kv_cache_block_size,
         runtime_config=runtime_config,
-        model_type=config.model_type or options.model_type(),
+        model_type=(config.model_type or options.model_type()) if role.answers_clients else "",
+        worker_type=role.worker_type,
+        needs=role.needs,
         model_input=config.model_input,
         custom_template=options.custom_jinja_template,
+        model_aliases=config.model_aliases,
     )
 
 
