@@ -29,8 +29,9 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     """Whether prompts that are being computed count."""
 
     def overridden(self, given: dict[str, Any] | None) -> "Weights":
-        """With what a request says otherwise. Raises `InvalidArgument` for a wrong type; unknown names are ignored."""
-        wanted = {name: value for name, value in (given or {}).items() if name in self.__struct_fields__}
+        """With what a request says otherwise. Raises `InvalidArgument` for a wrong type; unknown names and nulls are ignored."""
+        fields = self.__struct_fields__
+        wanted = {name: value for name, value in (given or {}).items() if name in fields and value is not None}
         if not wanted:
             return self
         try:

@@ -103,7 +103,7 @@ class BootstrapInfo(msgspec.Struct):
     bootstrap_port: int
     bootstrap_room: int
     """Random, below 2**63."""
-    handoff_id: Any = UNSET
+    handoff_id: bytes | UnsetType = UNSET
     """Sixteen random bytes."""
 
 
@@ -120,6 +120,10 @@ class PreprocessedRequest(msgspec.Struct):
     annotations: list[str] = msgspec.field(default_factory=list)
     routing: Routing | None = None
     router_config_override: dict[str, Any] | None = None
+    prefill_result: PrefillResult | UnsetType | None = UNSET
+    """For a decode worker: what became of the prompt."""
+    bootstrap_info: BootstrapInfo | UnsetType | None = UNSET
+    """For both legs of a request that go out at once."""
     extra_args: dict[str, Any] | UnsetType = UNSET
     """Engine-specific extras; `logit_bias` travels here as `{"sampling_options": {"logit_bias": {"id": bias}}}`."""
     require_reasoning: bool | UnsetType = UNSET
@@ -137,10 +141,6 @@ class PreprocessedRequest(msgspec.Struct):
     """Whose images may be kept together: the session's."""
     mm_routing_info: dict[str, Any] | UnsetType = UNSET
     """For routing alone, where the prompt shows something: `{"routing_token_ids": […], "block_mm_infos": […]}`."""
-    prefill_result: PrefillResult | UnsetType | None = UNSET
-    """For a decode worker: what became of the prompt."""
-    bootstrap_info: BootstrapInfo | UnsetType | None = UNSET
-    """For both legs of a request that go out at once."""
 
 
 class TopLogprob(msgspec.Struct, omit_defaults=True):

@@ -244,6 +244,10 @@ class Client:
                 self._metrics.send.observe(time.perf_counter() - begun)
                 return call
 
+    def pick(self, exclude: Collection[int] = ()) -> int:
+        """Who would be sent the next request: for one that has to name its worker. Raises `WorkerUnavailable`."""
+        return self._choose(None, exclude, None).instance_id
+
     def codec_of(self, instance_id: int) -> str:
         """What that instance reads; one that has left read what all do by default."""
         target = self._targets.get(instance_id)
