@@ -1,0 +1,268 @@
+"""Book: the tiers below the device, and every block's way between them. Pure.
+
+                     admit ─▶ (the engine copies) ─▶ admitted
+    device ──────────────────────────────────────────────────▶ host ──offer──▶ queue ──take_offloads──▶ disk, object
+       ▲                                                        │ ▲                       (a thread copies) ─▶ offloaded
+       └── (the engine copies) ◀── find ────────────────────────┘ └── take_onboards ◀── disk, object
+                                                                     (a thread copies) ─▶ onboarded
+
+Every place that a copy reads or writes is held from the decision until it is told how the copy went, so that nothing is
+read before it is whole, and nothing is given away while it is read.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dynamo.kvbm.logical.blocks import Identity, Tier
+from dynamo.kvbm.logical.frequency import Sketch
+from dynamo.kvbm.logical.policies import Policy, worthy_prefix
+from dynamo.kvbm.logical.pool import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One block's way between the host and a slower tier; both places are held."""
+
+    tier: Tier
+    host: int
+    lower: int | None
+    """None for an object that nobody knows of yet: it may be there all the same."""
+    identity: Identity
+    age: int
+    """How often everything was forgotten before it began."""
+
+
+@dataclass(slots=True)
+class Onboarding:
+    """What it takes to have a prefix in the host: what is there is held, the rest is to be copied."""
+
+    held: list[int] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the start."""
+
+    offloaded: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    onboarded: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    asked: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    found: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    dropped: int = 0
+    """Offers for which there was no room: in the host, in a queue, or in the tier below."""
+    failed: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    """Copies that did not come to an end."""
+    corrupt: int = 0
+    """Blocks whose bytes were not what was written."""
+
+
+class Book:
+    """All tiers but the device."""
+
+    def __init__(
+        self,
+        host: Pool,
+        lower: Mapping[Tier, Pool],
+        *,
+        to_host: Policy,
+        to_lower: Mapping[Tier, Policy],
+        sketch: Sketch,
+        queue_max: int,
+        priority_min: int = 0,
+    ) -> None:
+        self.host = host
+        self.lower = dict(lower)
+        self.counts = Counts()
+        self.paused: set[Tier] = set()
+        """Tiers that take nothing at the moment."""
+        self._to_host = to_host
+        self._to_lower = dict(to_lower)
+        self._sketch = sketch
+        self._queue_max = queue_max
+        self._priority_min = priority_min
+        self._queues: dict[Tier, deque[int]] = {tier: deque() for tier in lower}
+        self._queued: dict[Tier, set[int]] = {tier: set() for tier in lower}
+        self._age = 0
+
+    # From the device.
+
+    def worthy(self, identities: Sequence[Identity], now: float) -> list[Identity]:
+        """Those of a sequence's consecutive blocks that are to be copied into the host."""
+        chosen = worthy_prefix(identities, self._priority_min)
+        return [one for one in chosen if self._to_host.passes(one, self.host, now)]
+
+    def admit(self, count: int) -> list[int]:
+        """Places in the host to be filled: as many as there are, up to so many."""
+        slots = self.host.allocate(min(count, self.host.available)) or []
+        self.counts.dropped += count - len(slots)
+        return slots
+
+    def admitted(self, slot: int, identity: Identity, now: float) -> None:
+        """A block was copied from the device, whole."""
+        self.host.stage(slot, identity)
+        slot = self.host.register(slot)
+        self.counts.offloaded[Tier.HOST] += 1
+        self.offer(slot, now)
+        self.host.release([slot])
+
+    # Questions of the device.
+
+    def find(self, hashes: Sequence[int], now: float) -> list[int]:
+        """Holds the longest prefix that the host has; release it with `host.release`."""
+        for sequence_hash in hashes:
+            self._sketch.observe(sequence_hash)
+        slots = self.host.match(hashes)
+        self.counts.asked[Tier.HOST] += len(hashes)
+        self.counts.found[Tier.HOST] += len(slots)
+        self.counts.onboarded[Tier.HOST] += len(slots)
+        for slot in slots:
+            self.offer(slot, now)
+        return slots
+
+    def reach(self, hashes: Sequence[int], *, is_probing: bool = True) -> bool:
+        """Whether slower tiers hold what comes behind the host's part of a prefix, or may hold it."""
+        for sequence_hash in hashes:
+            if sequence_hash not in self.host:
+                return any(sequence_hash in pool for pool in self.lower.values()) or (
+                    is_probing and Tier.OBJECT in self.lower
+                )
+        return False
+
+    # To slower tiers.
+
+    def offer(self, slot: int, now: float) -> None:
+        """A block that the host holds is to be copied further, wherever a policy wants it and there is room to wait."""
+        identity = self.host.identity(slot)
+        key = identity.sequence_hash
+        for tier, pool in self.lower.items():
+            if tier in self.paused or key in self._queued[tier]:
+                continue
+            if not self._to_lower[tier].passes(identity, pool, now):
+                continue
+            if len(self._queues[tier]) >= self._queue_max:
+                self.counts.dropped += 1
+                continue
+            self.host.hold_again(slot)
+            self._queues[tier].append(slot)
+            self._queued[tier].add(key)
+
+    def waiting(self, tier: Tier) -> int:
+        """How many blocks wait for their copy."""
+        return len(self._queues[tier])
+
+    def take_offloads(self, tier: Tier, limit: int) -> list[Copy]:
+        """The next copies into a tier."""
+        copies: list[Copy] = []
+        queue, pool = self._queues[tier], self.lower[tier]
+        while queue and len(copies) < limit:
+            slot = queue.popleft()
+            identity = self.host.identity(slot)
+            places = None if tier in self.paused else pool.allocate(1)
+            if places is None:
+                self.counts.dropped += 1
+                self._queued[tier].discard(identity.sequence_hash)
+                self.host.release([slot])
+                continue
+            copies.append(Copy(tier, slot, places[0], identity, self._age))
+        return copies
+
+    def offloaded(self, copy: Copy, *, is_whole: bool) -> None:
+        """A copy into a slower tier came to its end."""
+        assert copy.lower is not None, "an offload without a place"
+        pool, slot = self.lower[copy.tier], copy.lower
+        if is_whole and copy.age == self._age:
+            pool.stage(slot, copy.identity)
+            slot = pool.register(slot)
+            self.counts.offloaded[copy.tier] += 1
+        elif not is_whole:
+            self.counts.failed[copy.tier] += 1
+        pool.release([slot])
+        self._queued[copy.tier].discard(copy.identity.sequence_hash)
+        self.host.release([copy.host])
+
+    # From slower tiers.
+
+    def take_onboards(self, identities: Sequence[Identity]) -> Onboarding:
+        """The copies that bring the longest prefix into the host that can be had."""
+        found = Onboarding()
+        places: list[tuple[Identity, Tier, int | None]] = []
+        for identity in identities:
+            key = identity.sequence_hash
+            here = self.host.match([key])
+            if here:
+                found.held += here
+                continue
+            tier, lower = self._look(key)
+            if tier is None:
+                break
+            places.append((identity, tier, lower))
+        slots = self.host.allocate(min(len(places), self.host.available)) or []
+        for host, (identity, tier, lower) in zip(slots, places, strict=False):
+            found.copies.append(Copy(tier, host, lower, identity, self._age))
+        for _, tier, lower in places[len(slots) :]:
+            if lower is not None:
+                self.lower[tier].release([lower])
+        return found
+
+    def onboarded(self, copy: Copy, *, is_whole: bool, is_corrupt: bool = False) -> int | None:
+        """A copy into the host came to its end. The place that holds the block, which is to be released; None if none."""
+        pool = self.lower[copy.tier]
+        if copy.lower is not None:
+            pool.release([copy.lower])
+        if is_whole and copy.age == self._age:
+            self.host.stage(copy.host, copy.identity)
+            slot = self.host.register(copy.host)
+            self.counts.onboarded[copy.tier] += 1
+            if copy.lower is None:
+                self._note(pool, copy.identity)
+            return slot
+        if is_corrupt:
+            self.counts.corrupt += 1
+        if copy.lower is not None and not is_whole:
+            self.counts.failed[copy.tier] += 1
+            pool.forget(copy.identity.sequence_hash)
+        self.host.release([copy.host])
+        return None
+
+    def cancelled(self, copy: Copy) -> None:
+        """A copy into the host is not made: what comes before it is missing, or nobody waits for it any more."""
+        if copy.lower is not None:
+            self.lower[copy.tier].release([copy.lower])
+        self.host.release([copy.host])
+
+    def clear(self) -> None:
+        """Forgets all; what is on its way is brought to its end and forgotten then."""
+        self._age += 1
+        for tier, queue in self._queues.items():
+            self.host.release(list(queue))
+            queue.clear()
+            self._queued[tier].clear()
+        self.host.clear()
+        for pool in self.lower.values():
+            pool.clear()
+
+    def validate(self) -> None:
+        """Asserts what must hold between any two calls."""
+        self.host.validate()
+        for tier, pool in self.lower.items():
+            pool.validate()
+            assert len(self._queues[tier]) <= self._queue_max, "more blocks wait than may"
+            assert {self.host.identity(slot).sequence_hash for slot in self._queues[tier]} <= self._queued[tier]
+
+    def _note(self, pool: Pool, identity: Identity) -> None:
+        """An object was there that nobody knew of."""
+        places = pool.allocate(1)
+        if places is not None:
+            pool.stage(places[0], identity)
+            pool.release([pool.register(places[0])])
+
+    def _look(self, key: int) -> tuple[Tier | None, int | None]:
+        """The fastest slower tier that has a block, which is held there."""
+        for tier, pool in self.lower.items():
+            self.counts.asked[tier] += 1
+            slots = pool.match([key])
+            if slots:
+                self.counts.found[tier] += 1
+                return tier, slots[0]
+        return (Tier.OBJECT, None) if Tier.OBJECT in self.lower else (None, None)

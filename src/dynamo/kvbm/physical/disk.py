@@ -1,0 +1,222 @@
+"""Disk: blocks in fixed places of one file, each behind a header that says what it is.
+
+    page 0       the file's own header: fingerprint, bytes of a place
+    place n      a page with the block's header, then its bytes up to a page boundary
+
+A block is whole if its header's checksum and its bytes' agree; whatever a crash left half written is found out by that, and
+what is intact serves again after a restart. One process has a file at a time; the next one takes another.
+"""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from dynamo.core.errors import ConfigError
+from dynamo.kvbm.logical.blocks import Identity
+from dynamo.kvbm.physical.layout import (
+    PAGE_BYTES,
+    BlockLayout,
+    Bytes,
+    Corrupt,
+    pack_header,
+    parents_first,
+    unpack_header,
+)
+
+logger = logging.getLogger(__name__)
+
+FILES_MAX = 64  # Processes that share a directory, each with its own file.
+TOGETHER_MAX = 64  # Neighbours that are read or written by one call; far below what a system takes (IOV_MAX).
+Placed = TypeVar("Placed", bound=tuple[int, Any, Any])
+"""Something about a place, which is named first."""
+_FILE = struct.Struct("<8sQQ")
+_MAGIC = b"DYNKVFS1"
+
+
+class DiskFull(Exception):
+    """The file system takes no more."""
+
+
+class Disk:
+    """One file of blocks."""
+
+    def __init__(
+        self,
+        directory: str,
+        layout: BlockLayout,
+        blocks: int,
+        *,
+        is_direct: bool = True,
+        fills_with_zeros: bool = False,
+        syncs: bool = False,
+    ) -> None:
+        """Raises `ConfigError` for a directory that cannot be used, `DiskFull` where there is no room."""
+        self.layout = layout
+        self.blocks = blocks
+        self.syncs = syncs
+        self._fingerprint = layout.fingerprint
+        self._stride = PAGE_BYTES + layout.stride_bytes
+        self._headers = mmap.mmap(-1, TOGETHER_MAX * PAGE_BYTES)  # For writing; page-aligned.
+        self.path, self._file = _own_file(directory, self._fingerprint)
+        try:
+            self._prepare(fills_with_zeros=fills_with_zeros)
+            self.is_direct = is_direct and self._go_direct()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    @property
+    def size_bytes(self) -> int:
+        return PAGE_BYTES + self.blocks * self._stride
+
+    def restore(self) -> dict[int, Identity]:
+        """What the places hold from before, parents first. The bytes themselves are looked at when they are read."""
+        found: list[tuple[int, Identity]] = []
+        page = mmap.mmap(-1, PAGE_BYTES)
+        for slot in range(self.blocks):
+            if os.preadv(self._file, [page], self._place(slot)) < PAGE_BYTES:
+                break
+            with contextlib.suppress(Corrupt):
+                header = unpack_header(page[:256], self._fingerprint)
+                if header.length == self.layout.block_bytes:
+                    found.append((slot, header.identity))
+        return parents_first(found)
+
+    def write(self, blocks: Sequence[tuple[int, Identity, Bytes]]) -> None:
+        """Writes blocks, given with their bytes up to the page boundary. Raises `DiskFull` and `OSError`."""
+        for run in _runs(blocks):
+            parts: list[memoryview] = []
+            for number, (_, identity, data) in enumerate(run):
+                start = number * PAGE_BYTES
+                header = pack_header(identity, data[: self.layout.block_bytes], self._fingerprint)
+                self._headers[start : start + len(header)] = header
+                parts += [memoryview(self._headers)[start : start + PAGE_BYTES], data.data]
+            try:
+                written = os.pwritev(self._file, parts, self._place(run[0][0]))
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise DiskFull(str(error)) from error
+                raise
+            finally:
+                for part in parts:
+                    part.release()
+            if written < len(run) * self._stride:
+                raise DiskFull(f"{self.path}: {written} of {len(run) * self._stride} bytes were taken")
+        if self.syncs:
+            os.fdatasync(self._file)
+
+    def read(self, blocks: Sequence[tuple[int, int, Bytes]]) -> list[Corrupt | None]:
+        """Reads places, given with their sequence hashes and the memory for their bytes; what is wrong with each.
+
+        Raises `OSError`.
+        """
+        outcomes: list[Corrupt | None] = []
+        for run in _runs(blocks):
+            headers = mmap.mmap(-1, len(run) * PAGE_BYTES)
+            parts: list[memoryview] = []
+            for number, (_, _, data) in enumerate(run):
+                parts += [memoryview(headers)[number * PAGE_BYTES : (number + 1) * PAGE_BYTES], data.data]
+            os.preadv(self._file, parts, self._place(run[0][0]))  # Where the file ends too early, headers stay empty.
+            for number, (_, sequence_hash, data) in enumerate(run):
+                try:
+                    header = unpack_header(parts[2 * number], self._fingerprint)
+                    header.check(data[: self.layout.block_bytes], sequence_hash)
+                except Corrupt as error:
+                    outcomes.append(error)
+                else:
+                    outcomes.append(None)
+            for part in parts:
+                part.release()
+            headers.close()
+        return outcomes
+
+    def erase(self, slot: int) -> None:
+        """Its content is no good, now and after a restart. Raises `OSError`."""
+        with mmap.mmap(-1, PAGE_BYTES) as page:
+            os.pwritev(self._file, [page], self._place(slot))
+
+    def clear(self) -> None:
+        """Forgets all, now and after a restart. Raises `OSError`."""
+        os.ftruncate(self._file, PAGE_BYTES)
+        os.ftruncate(self._file, self.size_bytes)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _place(self, slot: int) -> int:
+        return PAGE_BYTES + slot * self._stride
+
+    def _prepare(self, *, fills_with_zeros: bool) -> None:
+        """Gives the file its size, and empties one that was made for something else."""
+        mark = _FILE.pack(_MAGIC, self._fingerprint, self._stride)
+        if os.pread(self._file, len(mark), 0) != mark:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, mark.ljust(PAGE_BYTES, b"\0"), 0)
+        if os.fstat(self._file).st_size > self.size_bytes:
+            os.ftruncate(self._file, self.size_bytes)
+        try:
+            os.posix_fallocate(self._file, 0, self.size_bytes)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise DiskFull(f"{self.path}: no room for {self.size_bytes} bytes") from error
+            if fills_with_zeros:
+                self._fill()
+            else:
+                os.ftruncate(self._file, self.size_bytes)
+                logger.warning("%s: the file system does not reserve room (%s); it may run out later", self.path, error)
+
+    def _fill(self) -> None:
+        zeros = bytes(1 << 20)
+        at = os.fstat(self._file).st_size
+        while at < self.size_bytes:
+            at += os.pwrite(self._file, zeros[: self.size_bytes - at], at)
+
+    def _go_direct(self) -> bool:
+        """Past the system's own cache, which would keep everything twice; False where the file system cannot."""
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_DIRECT)
+            with mmap.mmap(-1, PAGE_BYTES) as page:
+                os.preadv(self._file, [page], 0)
+        except OSError:
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags)
+            logger.info("%s: no direct I/O on this file system", self.path)
+            return False
+        return True
+
+
+def _own_file(directory: str, fingerprint: int) -> tuple[str, int]:
+    """The first file of this fingerprint that no other process has. Raises `ConfigError`."""
+    try:
+        os.makedirs(directory, exist_ok=True)
+        for number in range(FILES_MAX):
+            path = os.path.join(directory, f"dynamo-kvbm-{fingerprint:016x}-{number}.blocks")
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+                continue
+            return path, file
+    except OSError as error:
+        raise ConfigError(f"DYN_KVBM_DISK_CACHE_DIR={directory!r}: {error.strerror}") from None
+    raise ConfigError(f"DYN_KVBM_DISK_CACHE_DIR={directory!r}: {FILES_MAX} processes use it already")
+
+
+def _runs(blocks: Sequence[Placed]) -> list[list[Placed]]:
+    """Neighbouring places together."""
+    runs: list[list[Placed]] = []
+    for block in blocks:
+        if runs and runs[-1][-1][0] + 1 == block[0] and len(runs[-1]) < TOGETHER_MAX:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return runs

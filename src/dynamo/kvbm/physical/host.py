@@ -1,0 +1,39 @@
+"""Host arena: one stretch of memory for all blocks of the host tier; pages are taken when they are first written."""
+
+import mmap
+
+import numpy as np
+
+from dynamo.kvbm.physical.layout import BlockLayout, Bytes
+
+
+class HostArena:
+    """Blocks at page boundaries, in place: nothing is allocated later, and nothing moves."""
+
+    def __init__(self, layout: BlockLayout, blocks: int) -> None:
+        self.layout = layout
+        self.blocks = blocks
+        self._stride = layout.stride_bytes
+        # Private, so that no other process sees it; the system gives pages as they are touched.
+        self._memory = mmap.mmap(-1, max(1, blocks) * self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._bytes = np.frombuffer(self._memory, np.uint8)
+        self._used = layout.block_bytes
+
+    @property
+    def memory(self) -> Bytes:
+        """All of it: what is registered with a transfer library or pinned for a device."""
+        return self._bytes
+
+    def raw(self, slot: int) -> Bytes:
+        """A block's bytes."""
+        start = slot * self._stride
+        return self._bytes[start : start + self._used]
+
+    def padded(self, slot: int) -> Bytes:
+        """A block's bytes up to the page boundary."""
+        start = slot * self._stride
+        return self._bytes[start : start + self._stride]
+
+    def array(self, slot: int) -> "np.typing.NDArray[np.generic]":
+        """A block as it lies on the device."""
+        return self.raw(slot).view(self.layout.dtype).reshape(self.layout.shape)

@@ -1,0 +1,122 @@
+"""Layout: how the bytes of a block lie, and the header by which they are known again outside of memory. Pure."""
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from dynamo.kvbm.logical.blocks import Identity
+
+PAGE_BYTES = 4096
+"""What direct I/O wants addresses, lengths and places in a file to be multiples of."""
+
+Bytes = npt.NDArray[np.uint8]
+
+_MAGIC = b"DYNKVBM1"
+_HEADER = struct.Struct("<8sQQQQIIQQ")
+HEADER_BYTES = _HEADER.size + 8
+"""With its own checksum at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """One block: an array of this shape and type, of this model."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    model: str
+    """Whatever changes the meaning of the numbers: the model, its revision, its quantisation."""
+
+    @property
+    def block_bytes(self) -> int:
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+    @property
+    def stride_bytes(self) -> int:
+        """From one block to the next: whole pages."""
+        return -(-self.block_bytes // PAGE_BYTES) * PAGE_BYTES
+
+    @property
+    def fingerprint(self) -> int:
+        """Equal for layouts whose blocks can stand for each other, and for no others."""
+        return xxh3_64_intdigest(repr((self.shape, self.dtype, self.model)).encode())
+
+
+class Corrupt(Exception):
+    """The bytes are not those that were written."""
+
+
+def checksum(data: Bytes) -> int:
+    return xxh3_64_intdigest(data.data)
+
+
+def pack_header(identity: Identity, data: Bytes, fingerprint: int) -> bytes:
+    """What is written before a block's bytes."""
+    parent = identity.parent_hash
+    has_parent = 0 if parent is None else 1
+    body = _HEADER.pack(
+        _MAGIC,
+        fingerprint,
+        identity.sequence_hash,
+        identity.tokens_hash,
+        parent or 0,
+        has_parent,
+        identity.priority,
+        data.nbytes,
+        checksum(data),
+    )
+    return body + xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What was written before a block's bytes."""
+
+    identity: Identity
+    length: int
+    data_checksum: int
+
+    def check(self, data: Bytes, sequence_hash: int) -> None:
+        """Raises `Corrupt` for bytes that are others."""
+        if self.identity.sequence_hash != sequence_hash:
+            raise Corrupt("another block")
+        if self.length != data.nbytes:
+            raise Corrupt(f"{self.length} bytes were written, {data.nbytes} expected")
+        if self.data_checksum != checksum(data):
+            raise Corrupt("the checksum is another")
+
+
+def unpack_header(raw: bytes | memoryview, fingerprint: int) -> Header:
+    """Raises `Corrupt` for what is no header, a torn one, or one of another model or layout."""
+    body, seal = bytes(raw[: _HEADER.size]), bytes(raw[_HEADER.size : HEADER_BYTES])
+    if len(seal) < 8 or not body.startswith(_MAGIC):
+        raise Corrupt("no block begins here")
+    if xxh3_64_intdigest(body) != int.from_bytes(seal, "little"):
+        raise Corrupt("the header is torn")
+    _, found, key, tokens_hash, parent, has_parent, priority, length, data_checksum = _HEADER.unpack(body)
+    if found != fingerprint:
+        raise Corrupt("the block is of another model or layout")
+    return Header(Identity(key, tokens_hash, parent if has_parent else None, priority), length, data_checksum)
+
+
+def parents_first(content: Iterable[tuple[int, Identity]]) -> dict[int, Identity]:
+    """The same, with each block behind its parent where that is among them."""
+    items = list(content)
+    by_parent: dict[int | None, list[tuple[int, Identity]]] = {}
+    present = {identity.sequence_hash for _, identity in items}
+    for slot, identity in items:
+        parent = identity.parent_hash if identity.parent_hash in present else None
+        by_parent.setdefault(parent, []).append((slot, identity))
+    ordered: dict[int, Identity] = {}
+    seen: set[int] = set()
+    waiting = by_parent.get(None, [])[::-1]
+    while waiting:
+        slot, identity = waiting.pop()
+        ordered[slot] = identity
+        if identity.sequence_hash not in seen:
+            seen.add(identity.sequence_hash)
+            waiting += by_parent.get(identity.sequence_hash, [])[::-1]
+    return ordered

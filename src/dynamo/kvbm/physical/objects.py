@@ -1,0 +1,113 @@
+"""Objects: blocks in a store that many workers share, each under its hash (control-plane.md §4.1, G4).
+
+The store is opaque: a block is put, had and asked for by name, and never deleted by us. Every call has a deadline.
+"""
+
+import contextlib
+import os
+import tempfile
+from typing import Protocol
+
+import numpy as np
+
+from dynamo.core.errors import ConfigError
+from dynamo.kvbm.logical.blocks import Identity
+from dynamo.kvbm.physical.layout import HEADER_BYTES, BlockLayout, Bytes, Corrupt, pack_header, unpack_header
+
+
+class ObjectFailure(Exception):
+    """The store did not answer in time, or not as it should."""
+
+
+class ObjectStore(Protocol):
+    """Names and bytes. All methods raise `ObjectFailure`, and return within about `timeout_s`."""
+
+    def put(self, name: str, parts: tuple[bytes, memoryview], timeout_s: float) -> None:
+        """Writes an object, whole or not at all; one that is there already stays as it is."""
+
+    def get(self, name: str, size: int, timeout_s: float) -> bytes | None:
+        """An object of so many bytes at most; None if there is none."""
+
+    def has(self, name: str, timeout_s: float) -> bool:
+        """Whether there is one."""
+
+    def close(self) -> None:
+        """Lets go of connections."""
+
+
+class LocalObjects:
+    """The embedded member: a directory, on a disk or a network file system. Its deadlines are the file system's."""
+
+    def __init__(self, directory: str) -> None:
+        """Raises `ConfigError` for a directory that cannot be used."""
+        self._directory = directory
+        try:
+            os.makedirs(directory, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"object store {directory!r}: {error.strerror}") from None
+
+    def put(self, name: str, parts: tuple[bytes, memoryview], timeout_s: float) -> None:
+        path = os.path.join(self._directory, name)
+        if os.path.exists(path):
+            return
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            file, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".new-")
+            try:
+                with os.fdopen(file, "wb") as out:
+                    out.writelines(parts)
+                os.replace(temporary, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+        except OSError as error:
+            raise ObjectFailure(f"{path}: {error.strerror}") from error
+
+    def get(self, name: str, size: int, timeout_s: float) -> bytes | None:
+        path = os.path.join(self._directory, name)
+        try:
+            with open(path, "rb") as file:
+                return file.read(size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ObjectFailure(f"{path}: {error.strerror}") from error
+
+    def has(self, name: str, timeout_s: float) -> bool:
+        return os.path.exists(os.path.join(self._directory, name))
+
+    def close(self) -> None: ...
+
+
+class ObjectBlocks:
+    """Blocks as objects: a header and the bytes, under the layout's fingerprint and the block's hash."""
+
+    def __init__(self, store: ObjectStore, layout: BlockLayout, timeout_s: float) -> None:
+        self.store = store
+        self.layout = layout
+        self.timeout_s = timeout_s
+        self._fingerprint = layout.fingerprint
+
+    def name(self, sequence_hash: int) -> str:
+        return f"{self._fingerprint:016x}/{sequence_hash:016x}"
+
+    def write(self, identity: Identity, data: Bytes) -> int:
+        """How many bytes were written. Raises `ObjectFailure`."""
+        header = pack_header(identity, data, self._fingerprint)
+        self.store.put(self.name(identity.sequence_hash), (header, data.data), self.timeout_s)
+        return len(header) + data.nbytes
+
+    def read(self, sequence_hash: int, data: Bytes, timeout_s: float) -> int:
+        """Fills `data`; how many bytes were read, 0 if there is no such block. Raises `ObjectFailure`, `Corrupt`."""
+        size = HEADER_BYTES + data.nbytes
+        found = self.store.get(self.name(sequence_hash), size + 1, min(timeout_s, self.timeout_s))
+        if found is None:
+            return 0
+        if len(found) != size:
+            raise Corrupt(f"{len(found)} bytes, expected {size}")
+        header = unpack_header(found[:HEADER_BYTES], self._fingerprint)
+        bytes_found = np.frombuffer(found, np.uint8, offset=HEADER_BYTES)
+        header.check(bytes_found, sequence_hash)
+        data[:] = bytes_found
+        return size

@@ -1,0 +1,141 @@
+"""S3: an object store over HTTP, as much of the protocol as blocks need: put if absent, get, head."""
+
+import hashlib
+import http.client
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from urllib.parse import quote, urlsplit
+
+from dynamo.core.errors import ConfigError
+from dynamo.kvbm.physical.objects import ObjectFailure
+from dynamo.kvbm.physical.sigv4 import EMPTY_SHA256, Credentials, signed
+
+READ_BYTES = 1 << 18  # Between two looks at the clock.
+
+
+class S3Objects:
+    """One bucket, addressed by path. Each thread keeps one connection."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        bucket: str,
+        credentials: Credentials,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises `ConfigError` for an endpoint that is none."""
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"DYN_KVBM_OBJECT_ENDPOINT={endpoint!r}: expected http(s)://host[:port] or file:///path")
+        if not bucket:
+            raise ConfigError("DYN_KVBM_OBJECT_BUCKET: expected the bucket's name")
+        self._is_secure = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port
+        self._authority = parts.netloc.rsplit("@", 1)[-1]
+        self._prefix = f"{parts.path.rstrip('/')}/{bucket}"
+        self._credentials = credentials
+        self._wall_clock = wall_clock
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._open: set[http.client.HTTPConnection] = set()
+
+    def put(self, name: str, parts: tuple[bytes, memoryview], timeout_s: float) -> None:
+        body = b"".join(parts)
+        status, _ = self._ask("PUT", name, timeout_s, body, {"if-none-match": "*"})
+        if status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT):
+            raise ObjectFailure(f"PUT {name}: status {status}")
+
+    def get(self, name: str, size: int, timeout_s: float) -> bytes | None:
+        status, body = self._ask("GET", name, timeout_s, size=size)
+        if status == HTTPStatus.NOT_FOUND:
+            return None
+        if status != HTTPStatus.OK:
+            raise ObjectFailure(f"GET {name}: status {status}")
+        return body
+
+    def has(self, name: str, timeout_s: float) -> bool:
+        status, _ = self._ask("HEAD", name, timeout_s)
+        if status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
+            raise ObjectFailure(f"HEAD {name}: status {status}")
+        return status == HTTPStatus.OK
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._open:
+                connection.close()
+            self._open.clear()
+
+    def _ask(
+        self,
+        method: str,
+        name: str,
+        timeout_s: float,
+        body: bytes | None = None,
+        more: dict[str, str] | None = None,
+        size: int = 1 << 16,
+    ) -> tuple[int, bytes]:
+        """One request; a second try where a kept connection had been closed. Raises `ObjectFailure`."""
+        deadline = time.monotonic() + timeout_s
+        for is_last in (False, True):
+            connection, is_fresh = self._connection(max(0.001, deadline - time.monotonic()))
+            try:
+                return self._exchange(connection, method, f"{self._prefix}/{name}", body, more, size, deadline)
+            except (OSError, http.client.HTTPException) as error:
+                self._drop(connection)
+                is_stale = not is_fresh and isinstance(error, http.client.RemoteDisconnected | ConnectionError)
+                if is_last or not is_stale:
+                    raise ObjectFailure(f"{method} {name}: {error or type(error).__name__}") from error
+        raise AssertionError("the second try ends the loop")
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes | None,
+        more: dict[str, str] | None,
+        size: int,
+        deadline: float,
+    ) -> tuple[int, bytes]:
+        digest = EMPTY_SHA256 if body is None else hashlib.sha256(body).hexdigest()
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._wall_clock()))
+        headers = {"host": self._authority, **(more or {})}
+        headers = signed(method, path, headers, digest, self._credentials, stamp)
+        connection.request(method, quote(path, safe="/-_.~"), body, headers)
+        response = connection.getresponse()
+        pieces: list[bytes] = []
+        while piece := response.read(READ_BYTES):
+            pieces.append(piece)
+            if sum(map(len, pieces)) > size:
+                raise http.client.HTTPException(f"more than {size} bytes")
+            if time.monotonic() > deadline:
+                raise TimeoutError("the answer took too long")
+        return response.status, b"".join(pieces)
+
+    def _connection(self, timeout_s: float) -> tuple[http.client.HTTPConnection, bool]:
+        """The connection of the current thread, and whether it is new."""
+        known: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if known is not None and known.sock is not None:
+            known.sock.settimeout(timeout_s)
+            return known, False
+        fresh: http.client.HTTPConnection
+        if self._is_secure:
+            fresh = http.client.HTTPSConnection(
+                self._host, self._port, timeout=timeout_s, context=ssl.create_default_context()
+            )
+        else:
+            fresh = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        self._local.connection = fresh
+        with self._lock:
+            self._open.add(fresh)
+        return fresh, True
+
+    def _drop(self, connection: http.client.HTTPConnection) -> None:
+        connection.close()
+        self._local.connection = None
+        with self._lock:
+            self._open.discard(connection)

@@ -1,0 +1,107 @@
+"""Tiers: what a configuration asks for, opened: the memory, the file, the store, and the book of them."""
+
+import logging
+from dataclasses import dataclass
+
+from dynamo.core.errors import ConfigError
+from dynamo.kvbm.config import KvbmConfig
+from dynamo.kvbm.logical.blocks import Tier
+from dynamo.kvbm.logical.book import Book
+from dynamo.kvbm.logical.eviction import make_inactive
+from dynamo.kvbm.logical.frequency import RepeatFilter, Sketch
+from dynamo.kvbm.logical.policies import Policy, Rule
+from dynamo.kvbm.logical.pool import Pool
+from dynamo.kvbm.physical.disk import Disk, DiskFull
+from dynamo.kvbm.physical.host import HostArena
+from dynamo.kvbm.physical.layout import BlockLayout
+from dynamo.kvbm.physical.objects import LocalObjects, ObjectBlocks, ObjectStore
+from dynamo.kvbm.physical.s3 import S3Objects
+from dynamo.kvbm.physical.sigv4 import Credentials
+
+logger = logging.getLogger(__name__)
+
+STATIONS = 256  # Host blocks where no host tier is wanted: what passes through on its way from and to a slower tier.
+QUEUE_SHARE = 2  # At most one block of so many in the host waits for its copy, and cannot be given away meanwhile.
+QUEUE_MAX = 4096
+
+
+@dataclass(slots=True)
+class Tiers:
+    """Everything below the device."""
+
+    book: Book
+    host: HostArena
+    disk: Disk | None
+    objects: ObjectBlocks | None
+
+
+def open_tiers(
+    config: KvbmConfig, layout: BlockLayout, *, worker_id: str = "", store: ObjectStore | None = None
+) -> Tiers:
+    """Raises `ConfigError` for what the user can mend; a disk without room is done without, and it is said so."""
+    wanted = config.host_blocks(layout.stride_bytes)
+    blocks = wanted or STATIONS
+    sketch = Sketch(blocks)
+    host = Pool(blocks, make_inactive(config.eviction, sketch), is_keeping=wanted > 0)
+    lower: dict[Tier, Pool] = {}
+    policies: dict[Tier, Policy] = {}
+    disk = _open_disk(config, layout)
+    if disk is not None:
+        lower[Tier.DISK] = Pool(disk.blocks, make_inactive(config.eviction, sketch))
+        repeats = RepeatFilter() if config.disk_filter else None
+        policies[Tier.DISK] = Policy(config.to_disk, sketch, lfu_min=config.to_disk_lfu_min, repeats=repeats)
+    objects: ObjectBlocks | None = None
+    if config.object_enabled:
+        found = store or open_store(config, worker_id)
+        objects = ObjectBlocks(found, layout, config.object_timeout_s)
+        lower[Tier.OBJECT] = Pool(config.object_blocks, make_inactive("lfu", sketch))
+        repeats = None if config.object_write_through else RepeatFilter()
+        policies[Tier.OBJECT] = Policy((Rule.PRESENCE,), sketch, repeats=repeats)
+    book = Book(
+        host,
+        lower,
+        to_host=Policy(config.to_host, sketch, lfu_min=config.to_host_lfu_min),
+        to_lower=policies,
+        sketch=sketch,
+        queue_max=max(1, min(QUEUE_MAX, blocks // QUEUE_SHARE)),
+        priority_min=config.host_priority_min,
+    )
+    if disk is not None:
+        kept = disk.restore()
+        lower[Tier.DISK].restore(kept)
+        if kept:
+            logger.info("%s: %d blocks from before", disk.path, len(kept))
+    return Tiers(book, HostArena(layout, blocks), disk, objects)
+
+
+def open_store(config: KvbmConfig, worker_id: str) -> ObjectStore:
+    """A directory or an S3 bucket. Raises `ConfigError`."""
+    bucket = config.object_bucket.replace("{worker_id}", worker_id)
+    endpoint = config.object_endpoint
+    if endpoint.startswith("file://"):
+        path = endpoint.removeprefix("file://")
+        return LocalObjects(f"{path.rstrip('/')}/{bucket}" if bucket else path)
+    if not endpoint:
+        endpoint = f"https://s3.{config.object_region}.amazonaws.com"
+    credentials = Credentials(config.object_access_key, config.object_secret_key, config.object_region)
+    return S3Objects(endpoint, bucket, credentials)
+
+
+def _open_disk(config: KvbmConfig, layout: BlockLayout) -> Disk | None:
+    blocks = config.disk_blocks_of(layout.stride_bytes)
+    if not blocks:
+        return None
+    try:
+        return Disk(
+            config.disk_dir,
+            layout,
+            blocks,
+            is_direct=config.disk_direct,
+            fills_with_zeros=config.disk_zerofill,
+            syncs=config.disk_fsync,
+        )
+    except DiskFull as error:
+        logger.warning("the disk tier is done without: %s", error)
+        return None
+    except OSError as error:
+        raise ConfigError(f"DYN_KVBM_DISK_CACHE_DIR={config.disk_dir!r}: {error.strerror}") from None
