@@ -1,0 +1,116 @@
+"""Leases: which blocks are held for whom, until when, and how many at most. Pure.
+
+A lease is *over* when its puller released it, when its time has come, or when newer ones need its room; while somebody
+reads its blocks it is pinned, and they are free only afterwards.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Lease:
+    """Blocks held for one puller."""
+
+    transfer_id: str
+    blocks: Sequence[int]
+    expires_at: float
+    slot: int
+    readers: int = 0
+    is_over: bool = False
+
+
+class Leases:
+    """All leases of one source. Times are those of one clock, whichever."""
+
+    def __init__(self, *, blocks_max: int, slots: int) -> None:
+        self._blocks_max = blocks_max
+        self._leases: dict[str, Lease] = {}  # Oldest first.
+        self._slots = list(range(slots - 1, -1, -1))
+        self.held = 0
+        """Blocks that leases name; one in two leases counts twice."""
+        self.expired = 0
+        """Leases whose time came before their puller."""
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When `expire` is due."""
+        return min((lease.expires_at for lease in self._leases.values() if not lease.is_over), default=None)
+
+    def grant(self, transfer_id: str, blocks: Sequence[int], expires_at: float) -> tuple[Lease | None, list[Lease]]:
+        """A lease, and the older ones that had to make room and are free; None where there is no room for it."""
+        freed: list[Lease] = []
+        if len(blocks) > self._blocks_max:
+            return None, freed
+        while self.held + len(blocks) > self._blocks_max or not self._slots:
+            oldest = next((one for one in self._leases.values() if not one.readers), None)
+            if oldest is None:
+                return None, freed
+            self.expired += not oldest.is_over
+            freed += self._end(oldest)
+        lease = Lease(transfer_id, list(blocks), expires_at, self._slots.pop())
+        self._leases[transfer_id] = lease
+        self.held += len(blocks)
+        return lease, freed
+
+    def find(self, transfer_id: str) -> Lease | None:
+        """A lease that is not over."""
+        lease = self._leases.get(transfer_id)
+        return None if lease is None or lease.is_over else lease
+
+    def pin(self, transfer_id: str) -> Lease | None:
+        """Begins to read; None for what is not held. `unpin` is due."""
+        lease = self.find(transfer_id)
+        if lease is not None:
+            lease.readers += 1
+        return lease
+
+    def unpin(self, lease: Lease) -> list[Lease]:
+        """Ends reading; what is free now."""
+        lease.readers -= 1
+        assert lease.readers >= 0, "a lease was unpinned twice"
+        return self._end(lease) if lease.is_over else []
+
+    def release(self, transfer_id: str) -> tuple[bool, list[Lease]]:
+        """Whether it was held until now, and what is free."""
+        lease = self.find(transfer_id)
+        return (True, self._end(lease)) if lease is not None else (False, [])
+
+    def expire(self, now: float) -> list[Lease]:
+        """Ends those whose time has come; what is free."""
+        due = [lease for lease in self._leases.values() if not lease.is_over and lease.expires_at <= now]
+        self.expired += len(due)
+        return [freed for lease in due for freed in self._end(lease)]
+
+    def drop_oldest(self) -> list[Lease]:
+        """Gives up the oldest that nobody reads, because blocks are needed at once; what is free."""
+        oldest = next((one for one in self._leases.values() if not one.readers), None)
+        if oldest is None:
+            return []
+        self.expired += 1
+        return self._end(oldest)
+
+    def clear(self) -> list[Lease]:
+        """Ends all of them; what is free."""
+        return [freed for lease in list(self._leases.values()) for freed in self._end(lease)]
+
+    def validate(self) -> None:
+        """Asserts what must hold between any two calls."""
+        assert self.held == sum(len(lease.blocks) for lease in self._leases.values()), "held blocks are miscounted"
+        assert self.held <= self._blocks_max, "more is held than may be"
+        slots = [lease.slot for lease in self._leases.values()] + self._slots
+        assert len(set(slots)) == len(slots), "a slot is used twice"
+        for lease in self._leases.values():
+            assert lease.readers or not lease.is_over, "a lease that is over, and that nobody reads, was kept"
+
+    def _end(self, lease: Lease) -> list[Lease]:
+        lease.is_over = True
+        if lease.readers:
+            return []
+        del self._leases[lease.transfer_id]
+        self._slots.append(lease.slot)
+        self.held -= len(lease.blocks)
+        return [lease]

@@ -1,0 +1,282 @@
+"""Source: the side that computed blocks: it publishes them, holds them for their puller, and serves it.
+
+Each connection has a thread; there are few of them, they wait for the kernel most of the time, and a puller that stalls
+holds up nobody but itself. `publish` and `release` may be called from any thread and wait for nothing.
+"""
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dynamo.kvbm.transfer import shared, wire
+from dynamo.kvbm.transfer.base import Descriptor, Freed, Offer, Region, TransferError, Transport
+from dynamo.kvbm.transfer.leases import Lease, Leases
+from dynamo.kvbm.transfer.nixl import NixlAgent
+from dynamo.kvbm.transfer.shared import SLOTS, SharedPages
+from dynamo.kvbm.transfer.tcp import PLAIN
+from dynamo.runtime.request_plane.tcp import TcpTls, local_address
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 64  # Pullers that are served at once; each may keep a few connections.
+QUESTION_S = 5.0  # Who connects without asking anything is not one of ours.
+IDLE_S = 120.0  # A kept connection that nobody uses.
+STALL_S = 10.0  # A puller that takes nothing for so long has lost its interest, and its blocks are wanted back.
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """Where a source is reached, and how much it holds for how long."""
+
+    host: str = ""
+    """Advertised and bound; empty: this machine's address in its network; a wildcard is bound, and that advertised."""
+    port: int = 0
+    ttl_s: float = 30.0
+    blocks_max: int = 1 << 30
+    tls: TcpTls = PLAIN
+
+
+class Source:
+    """Publishes blocks of one region. It offers TCP, and what it was given the means for."""
+
+    def __init__(
+        self,
+        region: Region,
+        freed: Freed,
+        options: SourceOptions,
+        *,
+        pages: SharedPages | None = None,
+        agent: NixlAgent | None = None,
+        is_tcp_offered: bool = True,
+    ) -> None:
+        """`pages` is the memory of the region, where it can be shared; `agent` has registered it, where there is one."""
+        self.engine_id = secrets.token_hex(16)
+        self._region = region
+        self._freed = freed
+        self._options = options
+        self._pages = pages
+        self._agent = agent
+        self._is_tcp_offered = is_tcp_offered
+        self._leases = Leases(blocks_max=options.blocks_max, slots=SLOTS)
+        self._changed = threading.Condition()
+        self._links: set[socket.socket] = set()
+        self._listeners: list[socket.socket] = []
+        self._offers: list[tuple[Transport, str]] = []
+        self._is_closed = False
+        self.pulled = 0
+        """Leases that were released by their puller."""
+
+    @property
+    def held(self) -> int:
+        """Blocks that are held."""
+        return self._leases.held
+
+    @property
+    def leases(self) -> int:
+        return len(self._leases)
+
+    @property
+    def expired(self) -> int:
+        """Leases that ended before their puller came."""
+        return self._leases.expired
+
+    def start(self) -> None:
+        """Begins to listen. Raises `OSError` where it cannot."""
+        host = self._options.host or local_address()
+        listener = socket.create_server((host, self._options.port), backlog=CONNECTIONS_MAX)
+        advertised = local_address() if host in WILDCARDS else host
+        address = f"{advertised}:{listener.getsockname()[1]}"
+        self._accept_from(listener, "tcp")
+        if self._agent is not None:
+            self._offers.append((Transport.NIXL, address))
+        if self._pages is not None:
+            local, name = shared.listener()
+            self._accept_from(local, "shm")
+            self._offers.append((Transport.SHARED_MEMORY, name))
+        if self._is_tcp_offered:
+            self._offers.append((Transport.TCP, address))
+        threading.Thread(target=self._expire, name="dynamo-kv-expiry", daemon=True).start()
+
+    def publish(self, blocks: Sequence[int]) -> Descriptor | None:
+        """Holds the blocks until they are pulled or their time has come; None where too many are held already."""
+        transfer_id = secrets.token_hex(16)
+        with self._changed:
+            lease, freed = self._leases.grant(transfer_id, blocks, time.monotonic() + self._options.ttl_s)
+            self._strike(freed)
+            if lease is not None and self._pages is not None:
+                self._pages.mark(lease.slot, transfer_id)
+            self._changed.notify()
+        self._tell(freed)
+        if lease is None:
+            return None
+        return Descriptor(
+            engine_id=self.engine_id,
+            transfer_id=transfer_id,
+            layout=self._region.layout,
+            blocks=list(blocks),
+            expires_at=time.time() + self._options.ttl_s,
+            offers=[
+                Offer(
+                    transport=transport.value,
+                    address=address,
+                    slot=lease.slot if transport is Transport.SHARED_MEMORY else None,
+                )
+                for transport, address in self._offers
+            ],
+        )
+
+    def release(self, transfer_id: str) -> bool:
+        """Gives a transfer's blocks up; whether they were held until now."""
+        with self._changed:
+            was_held, freed = self._leases.release(transfer_id)
+            self.pulled += was_held
+            self._strike(freed)
+        self._tell(freed)
+        return was_held
+
+    def drop_oldest(self) -> bool:
+        """Gives up the blocks that wait longest, because they are needed; False if there are none."""
+        with self._changed:
+            freed = self._leases.drop_oldest()
+            self._strike(freed)
+        self._tell(freed)
+        return bool(freed)
+
+    def close(self) -> None:
+        """Serves nobody any more, and gives everything up that nobody reads just now."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            freed = self._leases.clear()
+            self._strike(freed)
+            links = list(self._links)
+            self._changed.notify_all()
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # Wakes the thread that waits for the next connection.
+            listener.close()
+        for link in links:
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+        self._tell(freed)
+        if self._agent is not None:
+            self._agent.close()
+        if self._pages is not None:
+            self._pages.close()
+
+    # Connections -----------------------------------------------------------------------------------------------------
+
+    def _accept_from(self, listener: socket.socket, kind: str) -> None:
+        self._listeners.append(listener)
+        threading.Thread(target=self._accept, args=(listener,), name=f"dynamo-kv-accept-{kind}", daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                link, _ = listener.accept()
+            except OSError as error:
+                if self._is_closed:
+                    return
+                logger.warning("a connection for blocks could not be taken: %s", error)
+                time.sleep(0.1)  # Out of file descriptors, most likely: to ask again at once would not help.
+                continue
+            with self._changed:
+                is_taken = len(self._links) < CONNECTIONS_MAX
+                if is_taken:
+                    self._links.add(link)
+            if not is_taken:
+                link.close()
+                continue
+            threading.Thread(target=self._serve, args=(link,), name="dynamo-kv-serve", daemon=True).start()
+
+    def _serve(self, raw: socket.socket) -> None:
+        link = raw
+        try:
+            raw.settimeout(QUESTION_S)
+            if raw.family != socket.AF_UNIX:
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._options.tls.server is not None:
+                    self._options.tls.refresh()
+                    link = self._options.tls.server.wrap_socket(raw, server_side=True)
+            while (question := wire.read_question(link)) is not None and not self._is_closed:
+                link.settimeout(STALL_S)
+                if not self._answer(link, question):
+                    return
+                # A puller of this machine keeps its line for as long as it maps our memory.
+                link.settimeout(None if raw.family == socket.AF_UNIX else IDLE_S)
+        except (OSError, TransferError) as error:
+            logger.debug("a connection for blocks ended: %s", error)
+        except Exception:
+            logger.exception("a connection for blocks failed")
+        finally:
+            with self._changed:
+                self._links.discard(raw)
+            link.close()
+
+    def _answer(self, link: socket.socket, question: wire.Question) -> bool:
+        """Whether the connection stays."""
+        if isinstance(question, wire.Release):
+            was_held = self.release(question.transfer_id)
+            if question.is_answered:
+                wire.write(link, wire.Released(was_held))
+            return True
+        with self._changed:
+            lease = self._leases.pin(question.transfer_id)
+        if lease is None:
+            wire.write(link, wire.Refused("the source does not hold these blocks", is_not_held=True))
+            return False
+        try:
+            return self._give(link, question, lease)
+        finally:
+            with self._changed:
+                freed = self._leases.unpin(lease)
+                self._strike(freed)
+            self._tell(freed)
+
+    def _give(self, link: socket.socket, question: wire.Pull | wire.Map | wire.Agent, lease: Lease) -> bool:
+        if isinstance(question, wire.Pull):
+            if question.batch < 1 or any(not 0 <= place < len(lease.blocks) for place in question.places):
+                wire.write(link, wire.Refused("the transfer has no such places"))
+                return False
+            blocks = [lease.blocks[place] for place in question.places]
+            wire.write(link, wire.Granted(len(blocks) * self._region.layout.block_bytes))
+            wire.send_blocks(link, self._region, blocks, question.batch, is_checked=question.is_checked)
+        elif isinstance(question, wire.Map) and self._pages is not None and link.family == socket.AF_UNIX:
+            shared.send_memory(link, self._pages)
+        elif isinstance(question, wire.Agent) and self._agent is not None:
+            wire.write(link, self._agent.description())
+        else:
+            wire.write(link, wire.Refused("this source does not offer that"))
+            return False
+        return True
+
+    # Time ------------------------------------------------------------------------------------------------------------
+
+    def _expire(self) -> None:
+        while True:
+            with self._changed:
+                if self._is_closed:
+                    return
+                freed = self._leases.expire(time.monotonic())
+                self._strike(freed)
+                if not freed:
+                    due = self._leases.next_expiry
+                    self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+            self._tell(freed)
+
+    def _strike(self, leases: Sequence[Lease]) -> None:
+        """Before anything else is written to them, readers must know."""
+        if self._pages is not None:
+            for lease in leases:
+                self._pages.strike(lease.slot)
+
+    def _tell(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            self._freed(lease.blocks)

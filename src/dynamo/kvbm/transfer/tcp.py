@@ -1,0 +1,134 @@
+"""TCP: blocks over a stream between hosts, secured as the request plane is."""
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from dynamo.kvbm.transfer import wire
+from dynamo.kvbm.transfer.base import (
+    Deadline,
+    Descriptor,
+    Offer,
+    Pair,
+    Region,
+    SourceUnreachable,
+    TransferError,
+    TransferTimeout,
+    Transport,
+)
+from dynamo.runtime.request_plane.tcp import TcpTls
+
+KEPT_MAX = 4  # Idle connections to one source; as many as this process pulls at once.
+SOURCES_MAX = 256  # Of which idle connections are kept.
+PLAIN = TcpTls()
+
+
+class TcpPuller:
+    """`PullMember` over TCP. Connections are kept for the next pull."""
+
+    transport = Transport.TCP
+
+    def __init__(self, region: Region, tls: TcpTls = PLAIN, *, is_checked: bool = False) -> None:
+        self._region = region
+        self._tls = tls
+        self._is_checked = is_checked
+        self._idle: dict[str, deque[socket.socket]] = {}
+        self._guard = threading.Lock()
+        self._is_closed = False
+
+    def pull(self, descriptor: Descriptor, offer: Offer, pairs: Sequence[Pair], deadline: Deadline) -> None:
+        places = [place for place, _ in pairs]
+        blocks = [block for _, block in pairs]
+        batch = wire.batch_of(self._region)
+        question = wire.Pull(descriptor.transfer_id, places, batch, self._is_checked)
+        link, answer = self._ask(offer.address, question, deadline)
+        try:
+            _check_granted(answer, len(blocks) * self._region.layout.block_bytes)
+            wire.receive_blocks(link, self._region, blocks, batch, deadline, is_checked=self._is_checked)
+        except BaseException:
+            link.close()
+            raise
+        self._keep(offer.address, link)
+
+    def release(self, descriptor: Descriptor, offer: Offer) -> None:
+        with contextlib.suppress(TransferError):  # Then the source gives them up when their time has come.
+            self.ask(offer, wire.Release(descriptor.transfer_id), Deadline.after(2.0))
+
+    def ask(self, offer: Offer, question: wire.Question, deadline: Deadline) -> wire.Answer:
+        """A question whose answer is all there is. Raises `TransferError`."""
+        link, answer = self._ask(offer.address, question, deadline)
+        self._keep(offer.address, link)
+        return answer
+
+    def close(self) -> None:
+        with self._guard:
+            self._is_closed = True
+            links = [link for kept in self._idle.values() for link in kept]
+            self._idle.clear()
+        for link in links:
+            link.close()
+
+    def _ask(self, address: str, question: wire.Question, deadline: Deadline) -> tuple[socket.socket, wire.Answer]:
+        """A kept connection may have ended meanwhile, which only its use can tell; a new one has not."""
+        kept = self._take(address)
+        if kept is not None:
+            try:
+                return kept, wire.ask(kept, question, deadline)
+            except SourceUnreachable:
+                kept.close()
+            except BaseException:
+                kept.close()
+                raise
+        link = self._connect(address, deadline)
+        try:
+            return link, wire.ask(link, question, deadline)
+        except BaseException:
+            link.close()
+            raise
+
+    def _connect(self, address: str, deadline: Deadline) -> socket.socket:
+        host, _, port = address.rpartition(":")
+        try:
+            timeout_s = deadline.left()
+            link = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls.client is None:
+                return link
+            self._tls.refresh()
+            link.settimeout(min(timeout_s, self._tls.handshake_timeout_s))
+            return self._tls.client.wrap_socket(link, server_hostname=self._tls.server_name or host.strip("[]"))
+        except TimeoutError:
+            raise TransferTimeout(f"the source at {address} does not take connections") from None
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError.
+            reason = error.reason if isinstance(error, ssl.SSLError) else error
+            raise SourceUnreachable(f"cannot connect to the source at {address}: {reason}") from None
+
+    def _take(self, address: str) -> socket.socket | None:
+        with self._guard:
+            kept = self._idle.get(address)
+            if not kept:
+                return None
+            link = kept.pop()
+            if not kept:
+                del self._idle[address]
+            return link
+
+    def _keep(self, address: str, link: socket.socket) -> None:
+        with self._guard:
+            kept = self._idle.get(address)
+            if kept is None and not self._is_closed and len(self._idle) < SOURCES_MAX:
+                kept = self._idle[address] = deque()
+            if kept is not None and len(kept) < KEPT_MAX and not self._is_closed:
+                kept.append(link)
+                return
+        link.close()
+
+
+def _check_granted(answer: wire.Answer, size: int) -> None:
+    if not isinstance(answer, wire.Granted):
+        raise TransferError("the source answered something else")
+    if answer.size != size:
+        raise TransferError(f"the source sends {answer.size} bytes: {size} were asked for")

@@ -1,0 +1,249 @@
+"""Wire: what a puller and a source say to each other, on a socket of whatever kind, and bytes after it.
+
+A frame is its length in four bytes, big-endian, and a tagged message in msgpack. Blocks follow a `Granted` as bare
+bytes: batch by batch, within a batch plane by plane, within a plane in the order that was asked for. Neither side
+copies them: both give the kernel the places where they lie.
+"""
+
+import socket
+import ssl
+import struct
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from xxhash import xxh3_64
+
+from dynamo.kvbm.transfer.base import (
+    Corrupt,
+    Deadline,
+    NotHeld,
+    Region,
+    SourceUnreachable,
+    TransferError,
+    TransferTimeout,
+)
+
+FRAME_BYTES_MAX = 1 << 20  # The places of a quarter of a million blocks; more is not one of ours.
+BATCH_BYTES = 32 << 20  # Between two batches a puller may think again; each is worth the thought.
+BUFFERS_MAX = 512  # Of one call of the kernel; it takes 1024.
+_LENGTH = struct.Struct(">I")
+_DIGEST = struct.Struct(">Q")
+
+
+class Pull(msgspec.Struct, tag="pull", frozen=True):
+    """Send these blocks; `Granted`, the blocks and, if asked for, a digest of them follow."""
+
+    transfer_id: str
+    places: list[int]
+    batch: int
+    """Blocks between two thoughts."""
+    is_checked: bool = False
+
+
+class Map(msgspec.Struct, tag="map", frozen=True):
+    """Give me the memory itself; `Mapped` follows, and a file descriptor with it."""
+
+    transfer_id: str
+
+
+class Agent(msgspec.Struct, tag="agent", frozen=True):
+    """How is your NIXL agent reached; `AgentIs` follows."""
+
+    transfer_id: str
+
+
+class Release(msgspec.Struct, tag="release", frozen=True):
+    """I need the blocks no longer; `Released` follows where it is wanted."""
+
+    transfer_id: str
+    is_answered: bool = True
+
+
+class Granted(msgspec.Struct, tag="granted", frozen=True):
+    """The blocks follow."""
+
+    size: int
+
+
+class Mapped(msgspec.Struct, tag="mapped", frozen=True):
+    """The memory's size, and that of the pages, behind which the table of what is held lies."""
+
+    size: int
+    pages: int
+
+
+class AgentIs(msgspec.Struct, tag="agent_is", frozen=True):
+    """What others must know of a NIXL agent, and the address of its pages."""
+
+    name: str
+    metadata: bytes
+    address: int
+    size: int
+
+
+class Released(msgspec.Struct, tag="released", frozen=True):
+    """Whether the blocks were held until now, so that what was read of them is right."""
+
+    was_held: bool
+
+
+class Refused(msgspec.Struct, tag="refused", frozen=True):
+    """No; the connection is closed after it."""
+
+    reason: str
+    is_not_held: bool = False
+
+
+Question = Pull | Map | Agent | Release
+Answer = Granted | Mapped | AgentIs | Released | Refused
+_questions = msgspec.msgpack.Decoder(Question)
+_answers = msgspec.msgpack.Decoder(Answer)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def write(link: socket.socket, message: Question | Answer) -> None:
+    """Sends one frame within the socket's timeout."""
+    body = _encoder.encode(message)
+    link.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def read_question(link: socket.socket) -> Question | None:
+    """The next question within the socket's timeout; None at the end. Raises `TransferError` for what is none."""
+    body = _read_frame(link)
+    try:
+        return None if body is None else _questions.decode(body)
+    except msgspec.DecodeError as error:
+        raise TransferError(f"a frame is no question: {error}") from None
+
+
+def ask(link: socket.socket, question: Question, deadline: Deadline) -> Answer:
+    """Sends a question and hears the answer. Raises `TransferError`, also for a `Refused`."""
+    try:
+        link.settimeout(deadline.left())
+        write(link, question)
+        body = _read_frame(link)
+    except TimeoutError:
+        raise TransferTimeout("the source does not answer") from None
+    except OSError as error:
+        raise SourceUnreachable(f"the connection to the source broke: {error}") from None
+    if body is None:
+        raise SourceUnreachable("the source closed the connection")
+    try:
+        answer: Answer = _answers.decode(body)
+    except msgspec.DecodeError as error:
+        raise TransferError(f"a frame is no answer: {error}") from None
+    if isinstance(answer, Refused):
+        raise (NotHeld if answer.is_not_held else TransferError)(answer.reason)
+    return answer
+
+
+def batches(blocks: Sequence[int], batch: int) -> Iterator[Sequence[int]]:
+    """The blocks in the portions in which they travel."""
+    for first in range(0, len(blocks), batch):
+        yield blocks[first : first + batch]
+
+
+def batch_of(region: Region) -> int:
+    """Blocks of a portion."""
+    return max(1, BATCH_BYTES // region.layout.block_bytes)
+
+
+def send_blocks(link: socket.socket, region: Region, blocks: Sequence[int], batch: int, *, is_checked: bool) -> None:
+    """The blocks, each call of the kernel within the socket's timeout."""
+    digest = xxh3_64() if is_checked else None
+    for portion in batches(blocks, batch):
+        pieces = region.pieces(portion)
+        if digest is not None:
+            for piece in pieces:
+                digest.update(piece)
+        _send(link, pieces)
+    if digest is not None:
+        link.sendall(_DIGEST.pack(digest.intdigest()))
+
+
+def receive_blocks(
+    link: socket.socket, region: Region, blocks: Sequence[int], batch: int, deadline: Deadline, *, is_checked: bool
+) -> None:
+    """The blocks into their places. Raises `TransferError`."""
+    digest = xxh3_64() if is_checked else None
+    try:
+        for portion in batches(blocks, batch):
+            pieces = region.pieces(portion)
+            _receive(link, pieces, deadline)
+            if digest is not None:
+                for piece in pieces:
+                    digest.update(piece)
+        if digest is not None:
+            theirs = bytearray(_DIGEST.size)
+            _receive(link, [memoryview(theirs)], deadline)
+            if bytes(theirs) != _DIGEST.pack(digest.intdigest()):
+                raise Corrupt("the digest of the blocks is not that of the source")
+    except TimeoutError:
+        deadline.left()  # The deadline, or else the silence.
+        raise TransferTimeout(f"the source was silent for {deadline.stall_s:g} s") from None
+    except OSError as error:
+        raise SourceUnreachable(f"the connection to the source broke: {error}") from None
+
+
+def _send(link: socket.socket, pieces: list[memoryview]) -> None:
+    if isinstance(link, ssl.SSLSocket):
+        for piece in pieces:
+            link.sendall(piece)
+        return
+    for window in _windows(pieces):
+        while window:
+            _advance(window, link.sendmsg(window))
+
+
+def _receive(link: socket.socket, pieces: list[memoryview], deadline: Deadline) -> None:
+    has_many = not isinstance(link, ssl.SSLSocket)
+    for window in _windows(pieces):
+        while window:
+            link.settimeout(deadline.left())
+            count = link.recvmsg_into(window)[0] if has_many else link.recv_into(window[0])
+            if count == 0:
+                raise SourceUnreachable("the source closed the connection before the end")
+            _advance(window, count)
+
+
+def _windows(pieces: list[memoryview]) -> Iterator[list[memoryview]]:
+    for first in range(0, len(pieces), BUFFERS_MAX):
+        yield pieces[first : first + BUFFERS_MAX]
+
+
+def _advance(window: list[memoryview], count: int) -> None:
+    """Takes away what the kernel has done."""
+    done = 0
+    while done < len(window) and count >= len(window[done]):
+        count -= len(window[done])
+        done += 1
+    del window[:done]
+    if count:
+        window[0] = window[0][count:]
+
+
+def _read_frame(link: socket.socket) -> bytes | None:
+    head = _read_exactly(link, _LENGTH.size)
+    if head is None:
+        return None
+    (size,) = _LENGTH.unpack(head)
+    if size > FRAME_BYTES_MAX:
+        raise TransferError(f"a frame of {size} bytes: expected at most {FRAME_BYTES_MAX}")
+    body = _read_exactly(link, size)
+    if body is None:
+        raise SourceUnreachable("the connection ended within a frame")
+    return body
+
+
+def _read_exactly(link: socket.socket, size: int) -> bytes | None:
+    """None where the stream ends before the first byte."""
+    body = bytearray(size)
+    rest = memoryview(body)
+    while rest:
+        count = link.recv_into(rest)
+        if count == 0:
+            if len(rest) < size:
+                raise SourceUnreachable("the connection ended within a frame")
+            return None
+        rest = rest[count:]
+    return bytes(body)

@@ -1,0 +1,349 @@
+"""KV transfer: what every way of moving blocks must do, tried on each of them."""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.certificates import Certificates
+
+from dynamo.kvbm.transfer import nixl
+from dynamo.kvbm.transfer.base import (
+    Deadline,
+    Descriptor,
+    Layout,
+    LayoutMismatch,
+    NotHeld,
+    PullMember,
+    Region,
+    SourceUnreachable,
+    TransferAborted,
+    TransferError,
+    TransferTimeout,
+)
+from dynamo.kvbm.transfer.local import LocalPuller, LocalSource
+from dynamo.kvbm.transfer.nixl import NixlAgent, NixlPuller
+from dynamo.kvbm.transfer.puller import Puller
+from dynamo.kvbm.transfer.shared import SharedMemoryPuller, SharedPages
+from dynamo.kvbm.transfer.source import Source, SourceOptions
+from dynamo.kvbm.transfer.tcp import TcpPuller
+from dynamo.runtime.request_plane.tcp import TcpTls, TcpTlsFiles
+
+WAIT_S = 20.0
+LAYOUT = Layout(model="m-1", dtype="float32", item_bytes=4, block_tokens=4, layers=3, kv_heads=2, head_dim=8)
+BLOCKS = 12
+MEMBERS = ["local", "shm", "tcp", "tcp+tls", "tcp+digest", "nixl"]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+class Ends:
+    """A source full of random blocks, and a puller with an empty region."""
+
+    def __init__(self, kind: str, folder: Path, *, blocks_max: int = 100, ttl_s: float = 60.0) -> None:
+        rng = np.random.default_rng(3)
+        size = BLOCKS * LAYOUT.block_bytes
+        pages = SharedPages(size) if kind == "shm" else None
+        memory = np.zeros(size, np.uint8) if pages is None else pages.array
+        memory[:] = rng.integers(0, 256, size, dtype=np.uint8)
+        self.there = Region(LAYOUT, memory)
+        self.here = Region(LAYOUT, np.zeros(2 * size, np.uint8))
+        self.freed: list[list[int]] = []
+        self.guard = threading.Lock()
+        self.closers: list[Callable[[], None]] = []
+        members: list[PullMember]
+        if kind == "local":
+            local = LocalSource(self.there, self._free, blocks_max=blocks_max, ttl_s=ttl_s)
+            self.source: Any = local
+            members = [LocalPuller(self.here, local)]
+        else:
+            tls = _tls(folder) if kind == "tcp+tls" else TcpTls()
+            options = SourceOptions(host="127.0.0.1", blocks_max=blocks_max, ttl_s=ttl_s, tls=tls)
+            agent = NixlAgent(self.there) if kind == "nixl" else None
+            self.source = Source(
+                self.there, self._free, options, pages=pages, agent=agent, is_tcp_offered=kind.startswith("tcp")
+            )
+            tcp = TcpPuller(self.here, tls, is_checked=kind == "tcp+digest")
+            members = [tcp]
+            if kind == "shm":
+                members = [SharedMemoryPuller(self.here)]
+            elif kind == "nixl":
+                mine = NixlAgent(self.here)
+                members = [NixlPuller(mine, tcp)]
+                self.closers.append(mine.close)
+            self.closers.append(tcp.close)
+        self.member = members[0]
+        self.puller = Puller(self.here, members)
+        self.source.start()
+
+    def _free(self, blocks: Any) -> None:
+        with self.guard:
+            self.freed.append(list(blocks))
+
+    def pull(self, descriptor: Descriptor, pairs: list[tuple[int, int]], seconds: float = WAIT_S) -> Any:
+        return self.puller.pull(descriptor, pairs, Deadline.after(seconds))
+
+    def close(self) -> None:
+        self.puller.close()
+        self.source.close()
+        for close in self.closers:
+            close()
+
+
+def _tls(folder: Path) -> TcpTls:
+    files = Certificates(folder)
+    return TcpTls.load(
+        TcpTlsFiles(
+            cert_path=files.cert,
+            key_path=files.key,
+            ca_cert_path=files.ca,
+            client_cert_path=files.client_cert,
+            client_key_path=files.client_key,
+            client_ca_cert_path=files.ca,
+        )
+    )
+
+
+@pytest.fixture
+def open_ends(tmp_path: Path) -> Iterator[Callable[..., Ends]]:
+    opened: list[Ends] = []
+
+    def make(kind: str, **options: Any) -> Ends:
+        if kind == "nixl" and not nixl.is_available():
+            pytest.skip("nixl is not installed")
+        ends = Ends(kind, tmp_path, **options)
+        opened.append(ends)
+        return ends
+
+    yield make
+    for ends in opened:
+        ends.close()
+
+
+@pytest.fixture(params=MEMBERS)
+def ends(request: pytest.FixtureRequest, open_ends: Callable[..., Ends]) -> Ends:
+    return open_ends(request.param)
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def small(request: pytest.FixtureRequest, open_ends: Callable[..., Ends]) -> Ends:
+    """A source that holds four blocks at most."""
+    return open_ends(request.param, blocks_max=4)
+
+
+def test_blocks_arrive_as_they_were_wherever_they_are_put(ends: Ends) -> None:
+    blocks = [3, 4, 5, 11, 0, 7]
+    descriptor = ends.source.publish(blocks)
+    into = [20, 21, 1, 2, 9, 8]
+    pulled = ends.pull(descriptor, list(enumerate(into)))
+    assert pulled.bytes == len(blocks) * LAYOUT.block_bytes
+    assert (ends.here.pages[:, into] == ends.there.pages[:, blocks]).all()
+    untouched = [block for block in range(ends.here.blocks) if block not in into]
+    assert not ends.here.pages[:, untouched].any()
+
+
+def test_a_part_of_the_blocks_can_be_pulled(ends: Ends) -> None:
+    descriptor = ends.source.publish([1, 2, 3, 4])
+    ends.pull(descriptor, [(2, 0), (3, 5)])
+    assert (ends.here.pages[:, [0, 5]] == ends.there.pages[:, [3, 4]]).all()
+
+
+def test_a_descriptor_survives_a_journey_as_plain_values(ends: Ends) -> None:
+    descriptor = ends.source.publish([8, 9])
+    for codec in (msgspec.json, msgspec.msgpack):
+        read = Descriptor.read(codec.decode(codec.encode(descriptor.to_builtins())))
+        assert read == descriptor
+    ends.pull(read, [(0, 0), (1, 1)])
+    assert (ends.here.pages[:, :2] == ends.there.pages[:, 8:10]).all()
+
+
+def test_released_blocks_are_free_once_and_pulled_no_more(ends: Ends) -> None:
+    descriptor = ends.source.publish([1, 2])
+    ends.pull(descriptor, [(0, 0), (1, 1)])
+    ends.puller.release(descriptor)
+    until(lambda: ends.freed == [[1, 2]], "the blocks were not freed")
+    assert ends.source.held == 0
+    assert ends.source.pulled == 1
+    with pytest.raises(NotHeld):
+        ends.pull(descriptor, [(0, 0)])
+    ends.puller.release(descriptor)
+    assert ends.freed == [[1, 2]]
+
+
+def test_several_pull_at_the_same_time(ends: Ends) -> None:
+    descriptors = [ends.source.publish([first, first + 1]) for first in range(0, BLOCKS, 2)]
+    failures: list[BaseException] = []
+
+    def pull(place: int, descriptor: Descriptor) -> None:
+        try:
+            ends.pull(descriptor, [(0, 2 * place), (1, 2 * place + 1)])
+            ends.puller.release(descriptor)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=pull, args=one) for one in enumerate(descriptors)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert failures == []
+    assert (ends.here.pages[:, :BLOCKS] == ends.there.pages).all()
+    until(lambda: ends.source.held == 0, "blocks are still held")
+
+
+@pytest.mark.parametrize("field", ["model", "dtype", "block_tokens", "layers"])
+def test_another_layout_is_refused_by_name(ends: Ends, field: str) -> None:
+    descriptor = ends.source.publish([1])
+    other: Any = {"model": "m-2", "dtype": "bfloat16", "block_tokens": 8, "layers": 4}
+    wrong = msgspec.structs.replace(descriptor, layout=msgspec.structs.replace(LAYOUT, **{field: other[field]}))
+    with pytest.raises(LayoutMismatch, match=f"{field} is {other[field]!r} there"):
+        ends.pull(wrong, [(0, 0)])
+
+
+def test_who_guesses_a_transfer_id_gets_nothing(ends: Ends) -> None:
+    descriptor = ends.source.publish([1, 2])
+    guessed = msgspec.structs.replace(descriptor, transfer_id="0" * 32)
+    with pytest.raises(NotHeld):
+        ends.pull(guessed, [(0, 0)])
+    assert ends.source.held == 2
+
+
+def test_an_aborted_pull_ends_at_once(ends: Ends) -> None:
+    descriptor = ends.source.publish([1, 2])
+    deadline = Deadline.after(WAIT_S)
+    deadline.aborted.set()
+    with pytest.raises(TransferAborted):
+        ends.puller.pull(descriptor, [(0, 0)], deadline)
+
+
+def test_a_deadline_that_has_passed_is_a_timeout(ends: Ends) -> None:
+    descriptor = ends.source.publish([1, 2])
+    with pytest.raises(TransferTimeout):
+        ends.pull(descriptor, [(0, 0)], 0.0)
+
+
+def test_a_closed_source_gives_everything_up(ends: Ends) -> None:
+    descriptor = ends.source.publish([1, 2])
+    ends.source.close()
+    assert ends.freed == [[1, 2]]
+    with pytest.raises(TransferError):
+        ends.pull(descriptor, [(0, 0)])
+
+
+def test_blocks_that_nobody_pulls_are_given_up_in_time(open_ends: Callable[..., Ends]) -> None:
+    for kind in ("shm", "tcp"):
+        ends = open_ends(kind, ttl_s=0.05)
+        descriptor = ends.source.publish([1, 2])
+        until(lambda ends=ends: ends.freed == [[1, 2]], "the blocks were never freed")  # type: ignore[misc]
+        assert ends.source.expired == 1
+        with pytest.raises(NotHeld):
+            ends.pull(descriptor, [(0, 0)])
+
+
+def test_the_oldest_make_room_where_too_much_is_held(small: Ends) -> None:
+    first, second = small.source.publish([1, 2]), small.source.publish([3, 4])
+    third = small.source.publish([5, 6])
+    assert small.freed == [[1, 2]]
+    with pytest.raises(NotHeld):
+        small.pull(first, [(0, 0)])
+    small.pull(second, [(0, 0)])
+    small.pull(third, [(0, 1)])
+    assert (small.here.pages[:, :2] == small.there.pages[:, [3, 5]]).all()
+    assert small.source.publish([1, 2, 3, 4, 5]) is None
+
+
+def test_a_source_of_another_machine_is_not_found_by_shared_memory(open_ends: Callable[..., Ends]) -> None:
+    ends = open_ends("shm")
+    descriptor = ends.source.publish([1])
+    (offer,) = descriptor.offers
+    elsewhere = msgspec.structs.replace(offer, address="dynamo-kv-of-another-machine")
+    with pytest.raises(SourceUnreachable):
+        ends.pull(msgspec.structs.replace(descriptor, offers=[elsewhere]), [(0, 0)])
+
+
+def test_the_next_way_is_tried_where_one_is_closed(open_ends: Callable[..., Ends]) -> None:
+    ends = open_ends("tcp")
+    descriptor = ends.source.publish([1])
+    (offer,) = descriptor.offers
+    closed = msgspec.structs.replace(offer, transport="shm", address="dynamo-kv-of-another-machine", slot=0)
+    puller = Puller(ends.here, [SharedMemoryPuller(ends.here), TcpPuller(ends.here)])
+    pulled = puller.pull(msgspec.structs.replace(descriptor, offers=[closed, offer]), [(0, 0)], Deadline.after(WAIT_S))
+    assert pulled.transport.value == "tcp"
+    assert (ends.here.pages[:, 0] == ends.there.pages[:, 1]).all()
+    puller.close()
+
+
+def test_a_source_that_stands_still_costs_a_stall_once(open_ends: Callable[..., Ends]) -> None:
+    ends = open_ends("tcp")
+    descriptor = ends.source.publish([1])
+    silent = socket.create_server(("127.0.0.1", 0))
+    offer = msgspec.structs.replace(descriptor.offers[0], address=f"127.0.0.1:{silent.getsockname()[1]}")
+    stalled = msgspec.structs.replace(descriptor, offers=[offer])
+    with pytest.raises(TransferTimeout):
+        ends.puller.pull(stalled, [(0, 0)], Deadline.after(WAIT_S, stall_s=0.1))
+    with pytest.raises(SourceUnreachable, match="a moment ago"):
+        ends.puller.pull(stalled, [(0, 0)], Deadline.after(WAIT_S, stall_s=0.1))
+    silent.close()
+
+
+def test_a_damaged_block_is_discovered(open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = open_ends("tcp+digest")
+    descriptor = ends.source.publish([1])
+    honest = Region.pieces
+
+    def damaged(region: Region, blocks: Any) -> list[memoryview]:
+        if region is not ends.there:
+            return honest(region, blocks)
+        wrong = Region(LAYOUT, ends.there.flat.copy())
+        wrong.flat[:] ^= 1
+        calls.append(1)
+        return honest(wrong if len(calls) == 1 else region, blocks)
+
+    calls: list[int] = []
+    monkeypatch.setattr(
+        "dynamo.kvbm.transfer.wire._send", lambda link, pieces: [link.sendall(bytes(len(p))) for p in pieces]
+    )
+    monkeypatch.setattr(Region, "pieces", damaged)
+    with pytest.raises(TransferError, match="digest"):
+        ends.pull(descriptor, [(0, 0)])
+
+
+def test_strangers_are_not_served(open_ends: Callable[..., Ends]) -> None:
+    ends = open_ends("tcp")
+    descriptor = ends.source.publish([1])
+    host, _, port = descriptor.offers[0].address.rpartition(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+    assert ends.source.held == 1
+
+
+def test_memory_is_let_go_when_its_source_ends(open_ends: Callable[..., Ends]) -> None:
+    ends = open_ends("shm")
+    member: Any = ends.member
+    ends.pull(ends.source.publish([1]), [(0, 0)])
+    assert member.mapped == 1
+    ends.source.close()
+    until(lambda: member.mapped == 0, "the memory is still mapped")
+
+
+def test_shared_memory_cannot_be_written_by_its_readers() -> None:
+    pages = SharedPages(1000)
+    file = pages.readable()
+    with pytest.raises(OSError):
+        os.write(file, b"x")
+    os.close(file)
+    pages.close()
