@@ -9,14 +9,10 @@ Pure: it is told the time, draws from the generator that it was given, and start
 rests on is kept with it, so that `explain` can say afterwards why a worker was chosen (docs/routing.md).
 """
 
-import math
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-import msgspec
+from dataclasses import replace
 
 from dynamo.core.errors import InvalidArgument, NotReady, Overloaded
 from dynamo.kv_router import events
@@ -24,7 +20,10 @@ from dynamo.kv_router.active import ActiveLoad
 from dynamo.kv_router.affinity import Affinity
 from dynamo.kv_router.balanced import Pace, balanced_costs
 from dynamo.kv_router.config import RouterConfig, Weights
-from dynamo.kv_router.cost import Load, Prompt, choose, costs, terms, with_taints
+from dynamo.kv_router.cost import Load, Prompt, choose, costs, with_taints
+from dynamo.kv_router.decision import Ask, Decision, Rank, Snapshot, WorkerFacts
+from dynamo.kv_router.explain import Explanation, explained
+from dynamo.kv_router.hicache import held_from
 from dynamo.kv_router.index import KvIndex, Overlap
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.predicted import Predicted
@@ -32,135 +31,9 @@ from dynamo.kv_router.queue import PolicyClass, Waiting, WaitingQueue
 from dynamo.kv_router.runs import WIDTH, slots_of
 from dynamo.protocols.kv_events import WorkerKvEvent
 
+__all__ = ["Ask", "Decision", "Explanation", "Rank", "Router", "WorkerFacts"]
+
 DECISIONS_MAX = 256  # The last decisions that can be explained; some 2 KB each with 64 ranks.
-
-Rank = tuple[int, int]
-"""A worker's id and one of its data-parallel ranks."""
-
-
-class WorkerFacts(msgspec.Struct, frozen=True):
-    """What a worker's card says."""
-
-    worker_id: int
-    dp_start: int = 0
-    dp_size: int = 1
-    kv_blocks: int | None = None
-    """What its cache holds, for each rank."""
-    batch_tokens: int | None = None
-    """The most prompt tokens of one batch."""
-    taints: frozenset[str] = frozenset()
-
-
-@dataclass(slots=True)
-class Ask:
-    """A request that wants a worker."""
-
-    request_id: str
-    blocks: bytes
-    """Packed tokens hashes of its complete blocks."""
-    tokens: int
-    worker_id: int | None = None
-    dp_rank: int | None = None
-    allowed: frozenset[int] | None = None
-    required_taints: frozenset[str] = frozenset()
-    preferred_taints: Mapping[str, float] = field(default_factory=dict)
-    overrides: dict[str, Any] | None = None
-    expected_output_tokens: int | None = None
-    priority_jump: float = 0.0
-    strict_priority: int = 0
-    policy_class: str | None = None
-    busy: frozenset[int] = frozenset()
-    """Workers over a busy threshold."""
-    avoid: frozenset[int] = frozenset()
-    """Workers that failed this request, or that do not answer at the moment."""
-    session: str | None = None
-    """The session that it is a turn of."""
-    is_last: bool = False
-    """Whether the session ends with it."""
-    shared_blocks: int = 0
-    """Blocks from the start that a cache which every worker reads has."""
-    held: Mapping[Rank, tuple[int, int, int]] | None = None
-    """What ranks hold of it, by tier, where somebody else's index was asked (`--use-remote-indexer`)."""
-    sequence: bytes | None = None
-    """Packed sequence hashes of its blocks, where other routers tell of theirs by them: load is counted by these then."""
-
-
-@dataclass(slots=True)
-class Decision:
-    """Where a request goes, and what that rested on."""
-
-    request_id: str
-    worker_id: int
-    dp_rank: int
-    device_blocks: int
-    host_blocks: int
-    disk_blocks: int
-    blocks: int
-    cost: float
-    snapshot: "Snapshot"
-
-    @property
-    def overlap_blocks(self) -> int:
-        """Blocks that need not be computed, in any tier."""
-        return self.device_blocks + self.host_blocks + self.disk_blocks
-
-    @property
-    def hit_rate(self) -> float:
-        """Which part of the prompt's blocks that is; one that is not full is a block, as upstream counts."""
-        whole = -(-self.snapshot.ask.tokens // self.snapshot.block_size)
-        return min(1.0, self.overlap_blocks / whole) if whole else 0.0
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """The state of things when a decision was made, by seat."""
-
-    at: float
-    ask: Ask
-    seats: list[int]
-    """The ranks that could be chosen."""
-    ranks: dict[int, Rank]
-    load: Load
-    prompt: Prompt
-    weights: Weights
-    costs: list[float]
-    filtered: dict[int, str]
-    """Ranks that could not, and why."""
-    block_size: int
-
-
-class Candidate(msgspec.Struct, kw_only=True):
-    """A rank as `explain` shows it. Counts are in blocks."""
-
-    worker_id: int
-    dp_rank: int
-    cost: float | None = None
-    filtered: str | None = None
-    """Why it could not be chosen."""
-    device: int = 0
-    host: int = 0
-    disk: int = 0
-    active_prefill_tokens: float = 0
-    active_blocks: float = 0
-    active_requests: int = 0
-    prefill: float = 0
-    saved: float = 0
-    decode: float = 0
-
-
-class Explanation(msgspec.Struct, kw_only=True):
-    """Why a worker was chosen."""
-
-    request_id: str
-    at: float
-    worker_id: int
-    dp_rank: int
-    prompt_tokens: int
-    prompt_blocks: int
-    policy: str
-    weights: Weights
-    candidates: list[Candidate]
-    """The best first."""
 
 
 class Router:
@@ -369,41 +242,7 @@ class Router:
 
     def explain(self, decision: Decision) -> Explanation:
         """Why its worker was chosen."""
-        seen = decision.snapshot
-        least = min((seen.load.prefill_tokens[seat] for seat in seen.seats), default=0.0)
-        cost_of = dict(zip(seen.seats, seen.costs, strict=True))
-        candidates = []
-        for seat, (worker_id, dp_rank) in seen.ranks.items():
-            found = terms(seat, seen.load, seen.prompt, seen.weights, self.config.block_size, least)
-            candidates.append(
-                Candidate(
-                    worker_id=worker_id,
-                    dp_rank=dp_rank,
-                    cost=cost_of.get(seat),
-                    filtered=seen.filtered.get(seat),
-                    device=seen.prompt.device.get(seat, 0),
-                    host=seen.prompt.host.get(seat, 0),
-                    disk=seen.prompt.disk.get(seat, 0),
-                    active_prefill_tokens=seen.load.prefill_tokens[seat],
-                    active_blocks=seen.load.blocks[seat],
-                    active_requests=seen.load.requests[seat],
-                    prefill=found.prefill,
-                    saved=found.saved,
-                    decode=found.decode,
-                )
-            )
-        candidates.sort(key=lambda one: math.inf if one.cost is None else one.cost)
-        return Explanation(
-            request_id=decision.request_id,
-            at=seen.at,
-            worker_id=decision.worker_id,
-            dp_rank=decision.dp_rank,
-            prompt_tokens=seen.ask.tokens,
-            prompt_blocks=seen.prompt.blocks,
-            policy=self.config.policy,
-            weights=seen.weights,
-            candidates=candidates,
-        )
+        return explained(decision, self.config.policy)
 
     def overlaps(
         self, blocks: bytes, now: float, held: Mapping[Rank, tuple[int, int, int]] | None = None
@@ -548,10 +387,12 @@ class Router:
                     if depth > device.get(seat, 0):
                         device[seat] = depth
         shared: dict[int, int] = {}
-        if ask.shared_blocks:
+        if ask.shared:
+            first = held_from(ask.shared, 0)
             for seat in self._ranks:
-                beyond = ask.shared_blocks - device.get(seat, 0) - host.get(seat, 0) - disk.get(seat, 0)
-                if beyond > 0:
+                depth = device.get(seat, 0) + host.get(seat, 0) + disk.get(seat, 0)
+                beyond = held_from(ask.shared, depth) if depth else first
+                if beyond:
                     shared[seat] = beyond
         active: dict[int, int] = {}
         if self.config.track_active_blocks and self.config.weights.assume_kv_reuse:

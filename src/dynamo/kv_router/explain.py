@@ -1,0 +1,85 @@
+"""Explanation: why a worker was chosen, with every other that could have been (docs/routing.md). Pure."""
+
+import math
+
+import msgspec
+
+from dynamo.kv_router.config import Weights
+from dynamo.kv_router.cost import terms
+from dynamo.kv_router.decision import Decision
+
+
+class Candidate(msgspec.Struct, kw_only=True):
+    """A rank as `explain` shows it. Counts are in blocks."""
+
+    worker_id: int
+    dp_rank: int
+    cost: float | None = None
+    filtered: str | None = None
+    """Why it could not be chosen."""
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    shared: int = 0
+    """Beyond all of these, in a cache that every worker reads."""
+    active_prefill_tokens: float = 0
+    active_blocks: float = 0
+    active_requests: int = 0
+    prefill: float = 0
+    saved: float = 0
+    decode: float = 0
+
+
+class Explanation(msgspec.Struct, kw_only=True):
+    """Why a worker was chosen."""
+
+    request_id: str
+    at: float
+    worker_id: int
+    dp_rank: int
+    prompt_tokens: int
+    prompt_blocks: int
+    policy: str
+    weights: Weights
+    candidates: list[Candidate]
+    """The best first."""
+
+
+def explained(decision: Decision, policy: str) -> Explanation:
+    """Why its worker was chosen."""
+    seen = decision.snapshot
+    least = min((seen.load.prefill_tokens[seat] for seat in seen.seats), default=0.0)
+    cost_of = dict(zip(seen.seats, seen.costs, strict=True))
+    candidates = []
+    for seat, (worker_id, dp_rank) in seen.ranks.items():
+        found = terms(seat, seen.load, seen.prompt, seen.weights, seen.block_size, least)
+        candidates.append(
+            Candidate(
+                worker_id=worker_id,
+                dp_rank=dp_rank,
+                cost=cost_of.get(seat),
+                filtered=seen.filtered.get(seat),
+                device=seen.prompt.device.get(seat, 0),
+                host=seen.prompt.host.get(seat, 0),
+                disk=seen.prompt.disk.get(seat, 0),
+                shared=seen.prompt.shared_beyond.get(seat, 0),
+                active_prefill_tokens=seen.load.prefill_tokens[seat],
+                active_blocks=seen.load.blocks[seat],
+                active_requests=seen.load.requests[seat],
+                prefill=found.prefill,
+                saved=found.saved,
+                decode=found.decode,
+            )
+        )
+    candidates.sort(key=lambda one: math.inf if one.cost is None else one.cost)
+    return Explanation(
+        request_id=decision.request_id,
+        at=seen.at,
+        worker_id=decision.worker_id,
+        dp_rank=decision.dp_rank,
+        prompt_tokens=seen.ask.tokens,
+        prompt_blocks=seen.prompt.blocks,
+        policy=policy,
+        weights=seen.weights,
+        candidates=candidates,
+    )
