@@ -12,6 +12,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.llm.http.metrics import FrontendMetrics
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.http.routes import RouteContext, RouteGroup, RouteTable
+from dynamo.llm.kv_options import KvRouterOptions
 from dynamo.llm.model_types import ModelInput, ModelType, WorkerType
 from dynamo.llm.models import Models
 from dynamo.llm.pipeline import Pipeline
@@ -29,14 +30,23 @@ Handler = Callable[..., AsyncIterator[Any]]
 class Relays:
     """One frontend, and what its workers were asked."""
 
-    def __init__(self, runtime: DistributedRuntime, worker: DistributedRuntime, group: RouteGroup) -> None:
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        worker: DistributedRuntime,
+        group: RouteGroup,
+        router_mode: str = "round-robin",
+    ) -> None:
         self.worker = worker
         self.registry = MetricsRegistry()
         self.metrics = FrontendMetrics(self.registry)
-        self.models = Models(runtime, self.metrics, router_mode="round-robin")
+        guesses = KvRouterOptions(kv_events=False)
+        self.models = Models(runtime, self.metrics, router_mode=router_mode, kv_options=guesses)
         self.pipeline = Pipeline(self.models, self.metrics)
         self.table = RouteTable()
         group(self.table, RouteContext(self.pipeline, self.models, self.registry, lambda: True))
+        self.runtime: Callable[[], DistributedRuntime] = DistributedRuntime
+        """Makes another process's runtime, for workers of its own."""
         self.asked: list[Any] = []
         self.ended = asyncio.Event()
         """Set when a handler was left before its end."""
@@ -49,8 +59,10 @@ class Relays:
         *,
         directory: str | None = None,
         data: Mapping[str, Any] | None = None,
+        worker: DistributedRuntime | None = None,
     ) -> None:
-        """A worker; it takes tokens where there is a model's directory."""
+        """A worker, of `worker` or of the one process; it takes tokens where there is a model's directory."""
+        worker = worker or self.worker
 
         async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
             self.asked.append(request)
@@ -61,7 +73,7 @@ class Relays:
                 self.ended.set()
                 raise
 
-        endpoint = self.worker.endpoint(f"tests.{name}.generate")
+        endpoint = worker.endpoint(f"tests.{name}.generate")
         config = ModelRuntimeConfig()
         for key, value in (data or {}).items():
             config.set_engine_specific(key, value)
@@ -75,10 +87,13 @@ class Relays:
             runtime_config=config,
             skip_model_assets=directory is None,
         )
-        await endpoint.serve(GeneratorHandler(generate, self.worker.tasks))
+        await endpoint.serve(GeneratorHandler(generate, worker.tasks))
         async with asyncio.timeout(DEADLINE_S):
-            while name not in self.models.served():  # noqa: ASYNC110 - nobody tells
+            while worker.instance_id not in self._present(name):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
+
+    def _present(self, name: str) -> list[int]:
+        return [one for served in self.models.served().get(name, ()) for one in served.worker_ids()]
 
     def begin(
         self, path: str, body: Any, headers: Mapping[str, str] | None = None, method: str = "POST"
@@ -100,8 +115,8 @@ class Relays:
 
 
 @asynccontextmanager
-async def open_relays(group: RouteGroup) -> AsyncIterator[Relays]:
-    """A frontend with these routes and no worker yet."""
+async def open_relays(group: RouteGroup, router_mode: str = "round-robin") -> AsyncIterator[Relays]:
+    """A frontend with these routes and no worker yet, which guesses what caches hold where it routes by that."""
     store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
 
     def runtime() -> DistributedRuntime:
@@ -113,7 +128,8 @@ async def open_relays(group: RouteGroup) -> AsyncIterator[Relays]:
         )
 
     frontend, worker = runtime(), runtime()
-    relays = Relays(frontend, worker, group)
+    relays = Relays(frontend, worker, group, router_mode)
+    relays.runtime = runtime
     try:
         relays.models.start()
         await relays.models.wait_synced(DEADLINE_S)
