@@ -173,6 +173,11 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
             descriptor = msgspec.convert(value, cls)
         except msgspec.ValidationError as error:
             raise TransferError(f"this is no descriptor of blocks: {error}") from None
+        return cls.check(descriptor)
+
+    @staticmethod
+    def check(descriptor: "Descriptor") -> "Descriptor":
+        """Raises `TransferError` for one that only a later version understands."""
         if descriptor.version != VERSION:
             raise TransferError(f"the descriptor is of version {descriptor.version}; {VERSION} is understood")
         return descriptor
