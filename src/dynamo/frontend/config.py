@@ -14,7 +14,9 @@ from dynamo.llm.busy import Thresholds
 from dynamo.llm.http.api_options import ApiOptions
 from dynamo.llm.http.cors import Cors
 from dynamo.llm.kv_options import KvRouterOptions, router_config
+from dynamo.llm.kv_policy import RouterPolicy
 from dynamo.llm.postprocessor import REASONING_FIELD
+from dynamo.llm.prefill_options import DisaggregationOptions
 from dynamo.llm.responses.store import BYTES_MAX, ENTRIES_MAX, UNUSED_S, StoreLimits
 from dynamo.llm.tokenizer import CHOICES, backends_wanted
 from dynamo.runtime.config import RuntimeOptions
@@ -22,7 +24,7 @@ from dynamo.runtime.push_router import RouterMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontendConfig(RuntimeOptions, KvRouterOptions):
+class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
     """OpenAI-compatible HTTP frontend: finds the workers, chooses one for each request, streams the answer."""
 
     http_host: str = option("0.0.0.0", "--http-host", "DYN_HTTP_HOST", "Address to listen on")  # noqa: S104
@@ -244,8 +246,11 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions):
             raise ConfigError("--http-workers: processes do not share --discovery-backend mem")
         Cors.of(self.cors_origins)
         backends_wanted(self.tokenizer, falls_back=self.tokenizer_fallback)
-        router_config(self, 1)
-
+        self.check_disaggregation(
+            self.router_mode,
+            router_config(self, 1),
+            None if self.policy_config is None else RouterPolicy.read(self.policy_config),
+        )
         if min(self.batch_concurrency, self.batch_storage_bytes, self.batch_files) <= 0:
             raise ConfigError("--batch-concurrency, --batch-storage-bytes and --batch-files: expected numbers above 0")
         if min(self.responses_store_entries, self.responses_store_bytes, self.responses_store_unused_s) <= 0:

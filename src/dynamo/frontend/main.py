@@ -133,6 +133,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: Plan) -> 
         namespace_prefix=config.namespace_prefix,
         thresholds=config.thresholds,
         tokenizers=config.tokenizers,
+        disaggregation=config,
     )
     trace = None if plan.trace is None else RequestTrace(plan.trace, runtime.metrics, metrics.prefix)
     policy = MigrationPolicy(config.migration_limit, config.migration_max_seq_len)

@@ -7,6 +7,7 @@ from typing import Any
 from dynamo.kv_router.router import Decision
 from dynamo.llm.generation import Choice, Generation
 from dynamo.llm.http.metrics import RequestRecord
+from dynamo.llm.prefill_leg import PrefillLeg
 from dynamo.protocols.nvext import NvExt
 
 WORKER_ID, TIMING, TOKEN_IDS, STOP_REASON = "worker_id", "timing", "completion_token_ids", "stop_reason"
@@ -56,11 +57,14 @@ class Extras:
         return said | self._end(generations, choices)
 
     def _worker(self, generation: Generation) -> dict[str, Any]:
-        worker = generation.worker_id
-        if worker is None:
+        worker, prefill = generation.worker_id, prefill_of(generation)
+        if prefill is not None:
+            said: dict[str, Any] = ids_of_legs(generation, prefill) if WORKER_ID in self._wanted else {}
+        elif worker is None:
             return {}
-        said = self._ids(generation, worker) if WORKER_ID in self._wanted else {}
-        if ROUTING in self._wanted:
+        else:
+            said = self._ids(generation, worker) if WORKER_ID in self._wanted else {}
+        if ROUTING in self._wanted and worker is not None:
             said[ROUTING] = routing_of(worker, decision_of(generation))
         return said
 
@@ -77,7 +81,7 @@ class Extras:
     def _end(self, generations: Sequence[Generation], choices: Sequence[Choice]) -> dict[str, Any]:
         said: dict[str, Any] = {}
         if TIMING in self._wanted:
-            said[TIMING] = self._timing() | hit_rate_of(generations[0])
+            said[TIMING] = self._timing(prefill_of(generations[0])) | hit_rate_of(generations[0])
         reasons = [choice.stop_reason for choice in choices if choice.stop_reason is not None]
         if STOP_REASON in self._wanted and reasons:
             said[STOP_REASON] = reasons[0]
@@ -88,15 +92,21 @@ class Extras:
             said |= {name: data[name] for name in ENGINE_FIELDS if name in self._wanted and name in data}
         return said
 
-    def _timing(self) -> dict[str, float]:
+    def _timing(self, prefill: PrefillLeg | None) -> dict[str, float]:
         record, now_s = self._record, time.perf_counter()
         timing: dict[str, float] = {"request_received_ms": self._received_ms}
-        if record.first_s:
+        if prefill is not None and prefill.done_s and record.first_s:
+            timing["prefill_wait_time_ms"] = (prefill.sent_s - record.started_s) * 1e3
+            timing["prefill_time_ms"] = (prefill.done_s - prefill.sent_s) * 1e3
+            timing["ttft_ms"] = (record.first_s - record.started_s) * 1e3
+        elif record.first_s:
             sent_s = record.sent_s or record.started_s
             timing["prefill_wait_time_ms"] = (sent_s - record.started_s) * 1e3
             timing["prefill_time_ms"] = max(0.0, record.first_s - sent_s) * 1e3
             timing["ttft_ms"] = (record.first_s - record.started_s) * 1e3
         timing["total_time_ms"] = (now_s - record.started_s) * 1e3
+        if prefill is not None and prefill.done_s and record.first_s and not prefill.is_whole:
+            timing["kv_transfer_estimated_latency_ms"] = max(0.0, record.first_s - prefill.done_s) * 1e3
         return timing
 
 
@@ -117,10 +127,31 @@ def decision_of(generation: Generation) -> Decision | None:
 
 def hit_rate_of(generation: Generation) -> dict[str, float]:
     """Which part of the prompt's blocks its worker held, where a KV router knows."""
-    decision = decision_of(generation)
+    prefill = prefill_of(generation)
+    decision = decision_of(generation) if prefill is None else prefill.decision
     if decision is None:
         return {}
-    return {"kv_hit_rate": decision.hit_rate}
+    if prefill is None:
+        return {"kv_hit_rate": decision.hit_rate}
+    return {"kv_hit_rate": decision.hit_rate, "router_queue_depth": prefill.queue_depth}
+
+
+def prefill_of(generation: Generation) -> PrefillLeg | None:
+    """Who computed its prompt, where that was not who answers."""
+    return None if generation.dispatch is None else generation.dispatch.prefill
+
+
+def ids_of_legs(generation: Generation, prefill: PrefillLeg) -> dict[str, Any]:
+    """Both workers; one alone where the prefill was all of it."""
+    ids = {"prefill_worker_id": prefill.instance_id}
+    if prefill.dp_rank is not None:
+        ids["prefill_dp_rank"] = prefill.dp_rank
+    if generation.worker_id is not None:
+        ids["decode_worker_id"] = generation.worker_id
+        decision = decision_of(generation)
+        if decision is not None:
+            ids["decode_dp_rank"] = decision.dp_rank
+    return {WORKER_ID: ids}
 
 
 def routing_of(worker_id: int, decision: Decision | None) -> dict[str, Any]:

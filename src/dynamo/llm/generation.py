@@ -13,6 +13,7 @@ from dynamo.core.errors import Cancelled, InvalidArgument, StreamIncomplete, Unk
 from dynamo.kv_router.router import Decision
 from dynamo.llm.detokenizer import Detokenizer, TokenTable, json_text
 from dynamo.llm.postprocessor import FINISH_REASONS, TOOL_CALLS, TokenEntry, alternatives
+from dynamo.llm.prefill_leg import PrefillLeg
 from dynamo.llm.readers import Reader
 from dynamo.llm.reading import Reading, joined
 from dynamo.parsers.base import Content, Event
@@ -46,6 +47,8 @@ class Way(Protocol):
 
     decision: Decision | None
     """What a KV router decided last, where one decides."""
+    prefill: PrefillLeg | None
+    """Who computed the prompt, where that was not who answers."""
 
     def release(self) -> None:
         """The worker that it was given to is rid of it."""

@@ -108,8 +108,11 @@ class RouterPolicy:
         """The classes of a model's requests; None where the file says nothing of classes."""
         return self._models.get(model) or self._profile
 
-    def applied(self, config: RouterConfig, stage: str = "aggregated") -> RouterConfig:
-        """A configuration with what the file says otherwise. Raises `ConfigError`."""
+    def applied(self, config: RouterConfig, stage: str = "aggregated", named: str | None = None) -> RouterConfig:
+        """A configuration with what the file says otherwise; `named` is the stage's policy where a flag says it.
+
+        Raises `ConfigError`.
+        """
         changes: dict[str, Any] = {}
         weights: dict[str, Any] = msgspec.to_builtins(config.weights)
         for name, value in self.settings.items():
@@ -120,7 +123,7 @@ class RouterPolicy:
                 weights[where.removeprefix("weights.")] = value
             elif where is not None:
                 changes[where] = value
-        kind, parameters = self._instance(stage)
+        kind, parameters = self._instance(stage, named)
         weights.update(parameters)
         if kind is not None:
             changes["policy"] = TYPES[kind]
@@ -131,9 +134,9 @@ class RouterPolicy:
             raise ConfigError(f"{FLAG} {self._path}: {error}") from None
         return made
 
-    def _instance(self, stage: str) -> tuple[str | None, dict[str, Any]]:
+    def _instance(self, stage: str, named: str | None) -> tuple[str | None, dict[str, Any]]:
         """Type and parameters of the policy that a stage names."""
-        name = self._selection.get(stage)
+        name = named or self._selection.get(stage)
         instances = self._selection.get("instances") or []
         self._only(self._selection, {"aggregated", "prefill", "decode", "encode", "instances"}, "worker_selection.")
         if not isinstance(instances, list) or not all(isinstance(one, dict) for one in instances):

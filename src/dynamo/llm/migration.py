@@ -25,6 +25,7 @@ from dynamo.llm.generation import Generation
 from dynamo.llm.http.metrics import FrontendMetrics
 from dynamo.llm.kv_push_router import KvPushRouter
 from dynamo.llm.models import ServedModel
+from dynamo.llm.prefill_leg import PrefillLeg
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,8 @@ class Dispatch:
         """Who failed it, and is not asked while somebody else is left."""
         self._broken: set[int] = set()
         """Those of them whose connection broke: where nobody else is left, they are asked again."""
+        self.prefill: PrefillLeg | None = None
+        """Who computed the prompt, where that was not who answers (`llm.prefill_router`)."""
         self._backoff = Backoff(AGAIN_FIRST_S, AGAIN_MAX_S)
         self._tokens_before = 0
         """How many had come when a worker was last asked again."""
@@ -124,7 +127,7 @@ class Dispatch:
 
     async def send(self) -> None:
         """Sends it. Raises what the last worker tried answered."""
-        tried = set(self._tried)
+        tried = self._unwanted()
         while True:
             instance_id = await self._route(frozenset(tried))
             try:
@@ -165,8 +168,8 @@ class Dispatch:
     async def _choose(self, exclude: frozenset[int]) -> int | None:
         """The worker that the request names, or that the KV router chooses; None where the client's mode decides."""
         self.release()
-        request = self._request
-        found = await self._model.choose(request, self._request_id, self._generation, exclude, self._metadata)
+        request = self._leg()
+        found = await self._model.choose(self._asked(), self._request_id, self._generation, exclude, self._metadata)
         if found is None:
             self._body = msgpack_encode(request)
             return self._chosen
@@ -176,6 +179,18 @@ class Dispatch:
         routing = msgspec.structs.replace(request.routing or Routing(), dp_rank=decision.dp_rank)
         self._body = msgpack_encode(msgspec.structs.replace(request, routing=routing))
         return decision.worker_id
+
+    def _leg(self) -> PreprocessedRequest:
+        """What the worker is sent."""
+        return self._request
+
+    def _asked(self) -> PreprocessedRequest:
+        """What a KV router is asked about it."""
+        return self._leg()
+
+    def _unwanted(self) -> set[int]:
+        """Who is not sent it."""
+        return set(self._tried)
 
     def release(self) -> None:
         """The worker that it was given to is rid of it."""

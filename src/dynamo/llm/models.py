@@ -29,6 +29,8 @@ from dynamo.llm.kv_options import KvRouterOptions, router_config
 from dynamo.llm.kv_policy import RouterPolicy
 from dynamo.llm.kv_push_router import KvPushRouter, Progress
 from dynamo.llm.model_card import ModelFiles, mdc_sum
+from dynamo.llm.prefill_options import DisaggregationOptions, config_of_stage
+from dynamo.llm.prefill_plan import LOCAL_PREFILL, Conditional
 from dynamo.llm.preprocessor import Preprocessor, Timings
 from dynamo.llm.publishers import KV_METRICS_TOPIC
 from dynamo.llm.router_config import wanted_routing
@@ -51,6 +53,9 @@ FETCH_FIRST_S, FETCH_MAX_S = (
     0.2,
     30.0,
 )  # Between tries to get a card's files from a worker that does not hand them over.
+PREFILL, DECODE = "prefill", "decode"
+PARTIAL = frozenset((PREFILL, "encode"))
+"""Types of workers that no client's request is for."""
 DEFAULT_BLOCK_SIZE = 16  # Of a card that names none, as upstream.
 FETCHES_MAX = 8  # At a time: more than there are models that hang at once, fewer than would fill the line.
 FETCH_SYNC_S = 4.0  # The first view waits so long for the files of what was there already.
@@ -91,6 +96,15 @@ class ServedModel:
         """Instances of the endpoint that are not to be asked for this model."""
         self.busy = BusyWorkers(Thresholds(), Capacity(None, None))
         """Who is over the busy thresholds."""
+        self.worker_type = "aggregated"
+        """What its workers do of each request, as their card says."""
+        self.mode = RouterMode.ROUND_ROBIN
+        self.prefill_sets: list[ServedModel] = []
+        """Of workers that decode: those beside them that compute prompts."""
+        self.conditional: Conditional | None = None
+        """Of workers that decode: when they compute a prompt all the same."""
+        self.never_whole = False
+        """Of workers that decode: they never do, not even when nobody else would (`--enforce-disagg`)."""
         self.kv: KvPushRouter | None = None
         """Who chooses by what the workers hold (`--router-mode kv`)."""
         self.monitor: asyncio.Task[None] | None = None
@@ -138,7 +152,49 @@ class ServedModel:
     @property
     def is_loaded(self) -> bool:
         """Whether the card's template and tokenizer are there, or not needed."""
-        return self._preprocessor is not None or self.takes_text or self.takes_tensors
+        return self._preprocessor is not None or self.takes_text or self.takes_tensors or not self.answers_clients
+
+    @property
+    def answers_clients(self) -> bool:
+        """Whether requests of clients are for its workers, or only parts of them."""
+        return self.worker_type not in PARTIAL
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether its workers go on where others have computed the prompt."""
+        return self.worker_type == DECODE
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether somebody beside it computes prompts now."""
+        return any(one.worker_ids() for one in self.prefill_sets)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request can be answered now."""
+        return bool(self.worker_ids()) and (not self.is_decode or self.has_prefill or self.prefills_locally)
+
+    @property
+    def prefills_locally(self) -> bool:
+        """Whether its decode workers say that they can compute a prompt themselves, and may."""
+        return not self.never_whole and self.card.runtime_config.runtime_data.get(LOCAL_PREFILL) is True
+
+    @property
+    def current(self) -> "ServedModel":
+        """The set that follows the same card now: itself, or whoever took its place after its last worker left."""
+        heir = self.heir
+        return heir.current if heir is not None and heir.checksum == self.checksum else self
+
+    def card_of(self, instance_id: int) -> ModelDeploymentCard | None:
+        """What that worker itself publishes."""
+        for record, _ in self.records.values():
+            if record.instance_id == instance_id:
+                return record.card_json
+        return None
+
+    def pick(self, exclude: frozenset[int]) -> int:
+        """Who would be sent the next request, where no KV router chooses. Raises `WorkerUnavailable`."""
+        return self.client.pick(exclude | self._strangers | self._too_busy(exclude))
 
     def worker_ids(self) -> list[int]:
         """The instances that serve this card now."""
@@ -238,8 +294,8 @@ class ServedModel:
 
         `release` it when the request ends or goes elsewhere. Raises what choosing raises.
         """
-        heir = self.heir
-        if heir is not None and heir.checksum == self.checksum:
+        heir = self.current
+        if heir is not self:
             return await heir.choose(request, request_id, progress, exclude, metadata)
         if self.kv is None:
             return None
@@ -280,9 +336,10 @@ class ServedModel:
         if self.checksum not in sums:
             self.checksum = max(set(sums), key=sums.count)
             card = self.card
+            self.worker_type = card.worker_type
             self.takes_text, self.takes_tensors = card.model_input == "Text", card.model_input == "Tensor"
             preprocessor = None
-            if not self.takes_text and not self.takes_tensors:
+            if self.answers_clients and not self.takes_text and not self.takes_tensors:
                 preprocessor = await asyncio.to_thread(load, card, self._assets, self._tokenizers)
                 preprocessor.timings = self._timings
             self._preprocessor = preprocessor  # Requests that came meanwhile were prepared by the one before.
@@ -329,9 +386,11 @@ class Models:
         thresholds: Thresholds | None = None,
         assets: AssetCache | None = None,
         tokenizers: Sequence[str] = tuple(BACKENDS),
+        disaggregation: DisaggregationOptions | None = None,
     ) -> None:
         """`tokenizers`: the backends to try for every model (`llm.tokenizer`)."""
         self._runtime = runtime
+        self._disaggregation = disaggregation or DisaggregationOptions()
         self._assets = assets or AssetCache()
         self._tokenizer_backends = tokenizers
         self._metrics = metrics
@@ -411,7 +470,12 @@ class Models:
         able = [one for one in sets if kind in one.card.model_type]
         if not able:
             raise NotFound(f"Model not found: {name!r} does not serve {kind.lower()}")
-        ready = [one for one in able if one.worker_ids()] if len(able) > 1 or not able[0].worker_ids() else able
+        ready = [one for one in able if one.is_ready]
+        if not ready and any(one.worker_ids() for one in able):
+            raise NotReady(
+                f"Model `{name}` is not ready to serve requests yet. It has decode workers but no prefill worker. "
+                "Please retry shortly."
+            )
         if not ready:
             raise NotReady(
                 f"Model `{name}` is not ready to serve requests yet. None of its workers is reachable. "
@@ -423,7 +487,7 @@ class Models:
 
     def served(self) -> dict[str, list[ServedModel]]:
         """Every model by name, with its sets; only those with a worker."""
-        return {name: sets for name, sets in self._served.items() if any(one.worker_ids() for one in sets)}
+        return {name: sets for name, sets in self._served.items() if any(one.is_ready for one in sets)}
 
     def listed(self) -> dict[str, list[ServedModel]]:
         """The same, and each alias as a model of its own; a model's own name stands above another one's alias."""
@@ -455,8 +519,12 @@ class Models:
             served.monitor = self._tasks.supervise(lambda: served.listen(subscriber), name)
 
     def all_sets(self) -> list[ServedModel]:
-        """Every loaded worker set."""
+        """Every loaded worker set that answers clients."""
         return [one for sets in self._served.values() for one in sets]
+
+    def every_set(self) -> list[ServedModel]:
+        """Those, and the ones whose workers do a part of each request."""
+        return [one for one in self._sets.values() if one.checksum and one.is_loaded]
 
     def _tokenizers(self) -> list[Tokenizer]:
         return [one.preprocessor.tokenizer for one in self._sets.values() if one.has_preprocessor]
@@ -495,6 +563,7 @@ class Models:
         served = self._sets.get((record.card_json.display_name, str(endpoint)))
         return (
             record.card_json.model_input != "Text"
+            and record.card_json.worker_type not in PARTIAL
             and has_remote(record.card_json)
             and (served is None or served.checksum != checksum)
         )
@@ -535,11 +604,14 @@ class Models:
                 endpoint, client, self._assets, self._timings, self._tokenizer_backends
             )
             served.busy.thresholds = thresholds or self._thresholds
-            if RouterMode(mode or self._router_mode) is RouterMode.KV and record.card_json.model_input == "Tokens":
+            served.mode = RouterMode(mode or self._router_mode)
+            served.conditional = self._disaggregation.conditional(self._kv_options.queue_threshold)
+            served.never_whole = self._disaggregation.enforce_disagg
+            if served.mode is RouterMode.KV and record.card_json.model_input == "Tokens":
                 options = router_config(self._kv_options, record.card_json.kv_cache_block_size or DEFAULT_BLOCK_SIZE)
                 profile = None
+                options = config_of_stage(options, record.card_json.worker_type, self._policy, self._disaggregation)
                 if self._policy is not None:
-                    options = self._policy.applied(options)
                     profile = self._policy.profile(record.card_json.display_name)
                 served.kv = KvPushRouter(self._runtime, endpoint, options, profile=profile)
                 await served.kv.start()
@@ -593,6 +665,8 @@ class Models:
         self._publish(place[0])
         served.tell_router()
         card = served.card
+        if not served.answers_clients:
+            return True
         served.busy.capacity = Capacity(card.runtime_config.total_kv_blocks, card.runtime_config.max_num_batched_tokens)
         values = {
             "context_length": card.context_length,
@@ -613,7 +687,15 @@ class Models:
             one.leave_out(own, everyone - own)
 
     def _publish(self, name: str) -> None:
-        sets = [one for (model, _), one in self._sets.items() if model == name and one.is_loaded]
+        loaded = [one for (model, _), one in self._sets.items() if model == name and one.checksum and one.is_loaded]
+        sets = [one for one in loaded if one.answers_clients]
+        for decode in sets:
+            if decode.is_decode:
+                decode.prefill_sets = [
+                    one
+                    for one in loaded
+                    if one.worker_type == PREFILL and one.endpoint.namespace == decode.endpoint.namespace
+                ]
         if sets:
             self._served[name] = sets
         else:

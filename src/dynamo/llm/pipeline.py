@@ -41,6 +41,7 @@ from dynamo.llm.postprocessor import (
     chat_body,
     completion_body,
 )
+from dynamo.llm.prefill_router import dispatch_of
 from dynamo.llm.readers import PLAIN, Reader
 from dynamo.llm.relay import Form, OnSuccess, RelayAnswer
 from dynamo.llm.request_headers import agent_context, trigger_of, with_headers
@@ -166,10 +167,15 @@ class Pipeline:
                 await answer.forward(trace_headers(exchange), metadata_of(exchange), chosen_worker(request, model))
                 return
             prepared = await model.preprocessor.chat_async(request)
+            if model.kv is not None and prepared.multi_modal_data is not msgspec.UNSET:
+                images = model.preprocessor.images
+                if images is not None:
+                    await images.add(prepared, model.kv.config.block_size)
             self._place(exchange, model, request, [prepared])
             self._annotate(answer, model, request, [prepared])
             reader = model.preprocessor.readers.of_chat(request, prepared)
-            answer.speculation = speculation_of(model, request, reader)
+            if not model.is_decode:  # Its workers compute no prompts.
+                answer.speculation = speculation_of(model, request, reader)
             await self._dispatch(model, [prepared], answer, reader)
 
     async def complete(self, exchange: Exchange) -> None:
@@ -346,30 +352,46 @@ class Pipeline:
             if place < len(echoes):
                 for choice in generation.choices:
                     choice.add(echoes[place])
-        for place, generation in enumerate(list(answer.generations)):
-            part_id = answer.record.request_id if place == 0 else new_id()
-            if not answer.is_over:
-                if self._tracer is not None:
-                    headers = {**headers, **begin_route(self._tracer, answer, part_id)}
-                dispatch = Dispatch(
-                    model,
-                    generation,
-                    part_id,
-                    headers,
-                    metadata=metadata,
-                    policy=self._migration,
-                    metrics=self._metrics,
-                )
-                if answer.speculation is not None and generation.heard is None and self._migration.limit == 0:
-                    generation.heard = []  # Nothing is moved after its first token: it is kept for the next turn.
-                await dispatch.send()
-                if place == 0 and answer.exchange.header(EXPLAIN) in YES:
-                    answer.exchange.header_bytes += explanation_of(generation)
-                if generation.call is not None:
-                    answer.record.workers.append(generation.call.instance_id)
-                if answer.record.routes and generation.call is not None:
-                    answer.record.routes[-1].set("worker_id", f"{generation.call.instance_id:x}")
+        parts = list(enumerate(list(answer.generations)))
+        if model.is_decode and len(parts) > 1:  # Each waits for its prefill: all at once.
+            sends = [self._send(model, answer, one, place, headers, metadata) for place, one in parts]
+            failed = [end for end in await asyncio.gather(*sends, return_exceptions=True) if end is not None]
+            if failed:
+                raise failed[0]
+        else:
+            for place, generation in parts:
+                await self._send(model, answer, generation, place, headers, metadata)
         answer.record.sent_s = time.perf_counter()
+
+    async def _send(
+        self,
+        model: ServedModel,
+        answer: BaseAnswer,
+        generation: Generation,
+        place: int,
+        headers: dict[str, str],
+        metadata: dict[str, str],
+    ) -> None:
+        """Sends one engine request of an answer that is still wanted."""
+        if answer.is_over:
+            return
+        part_id = answer.record.request_id if place == 0 else new_id()
+        route: tracing.Span | None = None
+        if self._tracer is not None:
+            route = begin_route(self._tracer, answer, part_id)
+            headers = {**headers, **route.headers()}
+        dispatch = dispatch_of(
+            model, generation, part_id, headers, metadata=metadata, policy=self._migration, metrics=self._metrics
+        )
+        if answer.speculation is not None and generation.heard is None and self._migration.limit == 0:
+            generation.heard = []  # Nothing is moved after its first token: it is kept for the next turn.
+        await dispatch.send()
+        if place == 0 and answer.exchange.header(EXPLAIN) in YES:
+            answer.exchange.header_bytes += explanation_of(generation)
+        if generation.call is not None:
+            answer.record.workers.append(generation.call.instance_id)
+            if route is not None:
+                route.set("worker_id", f"{generation.call.instance_id:x}")
 
     def _annotate(
         self,
@@ -588,11 +610,11 @@ def end_span(span: tracing.Span, answer: BaseAnswer, error: Exception | None, us
     span.end(error)
 
 
-def begin_route(tracer: tracing.Tracer, answer: BaseAnswer, request_id: str) -> dict[str, str]:
-    """Begins the span of a generation's way to a worker and back; returns the headers that continue it there."""
+def begin_route(tracer: tracing.Tracer, answer: BaseAnswer, request_id: str) -> tracing.Span:
+    """Begins the span of a generation's way to a worker and back."""
     span = tracer.start("router.route_request", trace_headers(answer.exchange), request_id=request_id)
     answer.record.routes.append(span)
-    return span.headers()
+    return span
 
 
 def chosen_worker(request: ChatCompletionRequest | CompletionRequest, model: ServedModel) -> int | None:

@@ -88,12 +88,19 @@ class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
     cached_tokens: int | None = None
 
 
+class PrefillDetails(msgspec.Struct):
+    """How much of the prompt the prefill worker did not compute again."""
+
+    audio_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
 class PrefillResult(msgspec.Struct, omit_defaults=True):
     """What a decode worker is told of the prefill that was done for it."""
 
     disaggregated_params: dict[str, Any]
     """The two engines' own words: where the KV blocks lie."""
-    prompt_tokens_details: PromptTokensDetails | None = None
+    prompt_tokens_details: PrefillDetails | None = None
 
 
 class BootstrapInfo(msgspec.Struct):

@@ -116,18 +116,21 @@ class ModelPages:
     async def ready(self, request: Request) -> Response:
         """GET /v1/models/{model}/ready."""
         name = request.path_params["model"]
-        sets = [one for one in self.models.all_sets() if name in (one.name, *(one.card.model_aliases or ()))]
+        sets = [one for one in self.models.every_set() if name in (one.name, *(one.card.model_aliases or ()))]
         if not sets:
             return refuse(no_model(name))
         namespaces: dict[str, Any] = {}
         for one in sets:
-            count = len(one.worker_ids())
-            namespaces[one.endpoint.namespace] = {
-                "ready": count > 0,
-                "worker_types": {one.card.worker_type: {"workers": count, "needs": []}},
-                "present": [one.card.worker_type] if count else [],
-                "missing_worker_types": [] if count else [one.card.worker_type],
-            }
+            shown = namespaces.setdefault(one.endpoint.namespace, {"ready": False, "worker_types": {}})
+            kind = shown["worker_types"].setdefault(one.card.worker_type, {"workers": 0, "needs": one.card.needs})
+            kind["workers"] += len(one.worker_ids())
+            shown["ready"] |= one.answers_clients and one.is_ready
+        for shown in namespaces.values():
+            kinds = shown["worker_types"]
+            present = {kind for kind, found in kinds.items() if found["workers"]}
+            needed = {need for found in kinds.values() for group in found["needs"] for need in group}
+            shown["present"] = sorted(present)
+            shown["missing_worker_types"] = sorted((needed | kinds.keys()) - present)
         ready = any(one["ready"] for one in namespaces.values())
         return as_json({"model": name, "ready": ready, "namespaces": namespaces})
 

@@ -1,0 +1,164 @@
+"""PrefillLeg: the half of a request that a prefill worker does: who does it, and what comes of it.
+
+It is the receiver of the prefill worker's answer: one token, and in `disaggregated_params` where the blocks lie.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dynamo.core.codec import json_decoder, msgpack_decoder
+from dynamo.core.errors import Cancelled, ResponseTimeout, StreamIncomplete, Unknown
+from dynamo.kv_router.router import Decision
+from dynamo.llm.prefill_plan import GOES_ON
+from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PrefillDetails, PrefillResult
+from dynamo.runtime.request_plane.base import Call, Item, Receiver
+
+if TYPE_CHECKING:
+    from dynamo.llm.models import ServedModel
+
+_decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder(EngineOutput).decode}
+
+ELEMENTS_MAX = 64
+"""Of an answer of one token; a worker that says more than that is not a prefill worker."""
+
+
+class PrefillLeg:
+    """One attempt at a prefill. For the router of the prefill workers it is how far that is."""
+
+    def __init__(self, served: "ServedModel", request_id: str, instance_id: int = 0, queue_depth: int = 0) -> None:
+        self.served = served
+        self.instance_id = instance_id
+        self.decision: Decision | None = None
+        """What the router of the prefill workers decided, where there is one."""
+        self.queue_depth = queue_depth
+        """How many waited for a prefill worker when it was chosen."""
+        self.call: Call | None = None
+        self.meeting: BootstrapInfo | None = None
+        """Where both legs meet."""
+        self.is_whole = False
+        """Whether its token is all that the request gets."""
+        self.sent_s = time.perf_counter()
+        self.done_s = 0.0
+        """When the prompt was computed; 0 before."""
+        self.tokens = 0
+        self.is_over = False
+        self.error: Exception | None = None
+        self.on_failure: Callable[[Exception], None] | None = None
+        """Hears that it failed, where nobody waits for it."""
+        self._request_id = request_id
+        self._is_booked = False
+        self._elements: list[int | Item] = []
+        self._reason: str | None = None
+        self._params: dict[str, Any] | None = None
+        self._details: PrefillDetails | None = None
+        self._done = asyncio.Event()
+
+    @property
+    def dp_rank(self) -> int | None:
+        """The rank that its router chose."""
+        return None if self.decision is None else self.decision.dp_rank
+
+    def book(self, served: "ServedModel", decision: Decision) -> None:
+        """Its worker was chosen, and counts it."""
+        self.served, self.decision, self.instance_id = served, decision, decision.worker_id
+        self._is_booked = True
+
+    async def wait(self, timeout_s: float) -> PrefillResult:
+        """What decode goes on with; `is_whole` says that it does not. Raises what the worker answered."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._done.wait()
+        except TimeoutError:
+            if self.call is not None:
+                self.call.kill()
+            self.give_up()
+            raise ResponseTimeout(f"the prefill worker did not answer within {timeout_s:g} s") from None
+        if self.error is not None:
+            raise self.error
+        return PrefillResult(self._params or {}, self._details)
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more; its worker goes on until whoever was promised the blocks is told."""
+        self.on_failure = None
+        self.release()
+
+    def release(self) -> None:
+        """The prefill workers' router counts it no longer."""
+        self.is_over = True
+        if self._is_booked and self.served.kv is not None:
+            self.served.kv.release(self._request_id)
+        self._is_booked = False
+
+    def tell(self, receiver: Receiver) -> None:
+        """Says to somebody else what the worker said: its answer is the request's."""
+        for element in self._elements:
+            if isinstance(element, int):
+                receiver.on_token(element)
+            else:
+                receiver.on_item(element)
+        receiver.on_end()
+
+    # The receiver's side of the request plane.
+
+    def on_token(self, token_id: int) -> None:
+        self._hear(token_id)
+        self.tokens += 1
+
+    def on_item(self, item: Item) -> None:
+        if item.data is None or self._done.is_set():
+            return
+        try:
+            output = _decode[item.codec](item.data)
+        except ValueError as error:
+            self._end(Unknown(f"the prefill worker's output cannot be read: {error}"))
+            return
+        self._hear(item)
+        self.tokens += len(output.token_ids)
+        if output.disaggregated_params is not None:
+            self._params = output.disaggregated_params
+        usage = output.completion_usage
+        if usage is not None and usage.prompt_tokens_details is not None:
+            self._details = PrefillDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens)
+        if output.finish_reason is not None:
+            self._reason = output.finish_reason
+
+    def on_end(self) -> None:
+        self._end(self._judged())
+
+    def on_error(self, error: Exception) -> None:
+        self._end(error)
+
+    def leaves_silent_worker(self) -> bool:
+        """The worker stands still: better elsewhere than later, if there is an elsewhere."""
+        return not self._done.is_set() and self.served.current.has_other(frozenset((self.instance_id,)))
+
+    def _hear(self, element: int | Item) -> None:
+        if len(self._elements) < ELEMENTS_MAX:
+            self._elements.append(element)
+
+    def _judged(self) -> Exception | None:
+        """Whether decode can go on from it."""
+        reason = self._reason
+        if reason is not None and reason.startswith("error"):
+            return Unknown(reason.removeprefix("error:").strip() or "the prefill worker failed")
+        if reason == "cancelled":
+            return Cancelled("the prefill worker cancelled the request")
+        if not self._elements:
+            return StreamIncomplete("the prefill worker ended its stream without an answer")
+        self.is_whole = reason not in GOES_ON
+        if self._params is None and not self.is_whole and self.meeting is None:
+            return Unknown("the prefill worker's answer has no disaggregated_params")
+        return None
+
+    def _end(self, error: Exception | None) -> None:
+        if self._done.is_set():
+            return
+        self.error = error
+        self.done_s = time.perf_counter()
+        self._done.set()
+        self.release()
+        told, self.on_failure = self.on_failure, None
+        if error is not None and told is not None:
+            told(error)
