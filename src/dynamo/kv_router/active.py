@@ -7,6 +7,7 @@ Every number is taken back when its request ends, however it ends; `expire` ends
 
 from dataclasses import dataclass
 
+from dynamo.kv_router.prefill_decay import PrefillDecay
 from dynamo.kv_router.prompts import PromptTree, Stretch, up
 from dynamo.kv_router.runs import WIDTH
 
@@ -42,6 +43,8 @@ class ActiveLoad:
         self._expiry_s = expiry_s
         self._prompts = PromptTree()
         self._bookings: dict[str, Booking] = {}
+        self.decay: PrefillDecay | None = None
+        """How far prompts are, where that is estimated; `prefill_tokens` has them in full."""
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -70,10 +73,12 @@ class ActiveLoad:
         now: float,
         tracks_blocks: bool = True,
         shares_blocks: bool | None = None,
+        prefill_s: float | None = None,
     ) -> None:
         """A request was given to a slot. One that is booked already is booked anew.
 
         `tracks_blocks` False counts no blocks for it; `shares_blocks` says for this request what the load says for all.
+        `prefill_s` is how long its prompt is expected to take.
         """
         self.finish(request_id)
         self.reach(slot)
@@ -89,6 +94,15 @@ class ActiveLoad:
         self.prefill_tokens[slot] += prefill_tokens
         self.requests[slot] += 1
         self._bookings[request_id] = Booking(slot, prefill_tokens, end, own, 0.0, now)
+        if self.decay is not None and prefill_s is not None and prefill_tokens:
+            self.decay.add(slot, request_id, prefill_tokens, prefill_s, now)
+
+    def prefill_tokens_at(self, now: float) -> list[float]:
+        """Tokens that are still to be computed, by slot, a copy: less than was booked where progress is estimated."""
+        found: list[float] = [*self.prefill_tokens]
+        if self.decay is not None:
+            self.decay.subtract(found, now)
+        return found
 
     def slot_of(self, request_id: str) -> int | None:
         """Where a request is booked."""
@@ -100,11 +114,13 @@ class ActiveLoad:
         booking = self._bookings.get(request_id)
         return 0 if booking is None else booking.prefill_tokens
 
-    def prefilled(self, request_id: str) -> bool:
+    def prefilled(self, request_id: str, now: float | None = None) -> bool:
         """The first token is there. False for an unknown request."""
         booking = self._bookings.get(request_id)
         if booking is None:
             return False
+        if self.decay is not None:
+            self.decay.remove(booking.slot, request_id, now)
         self.prefill_tokens[booking.slot] -= booking.prefill_tokens
         booking.prefill_tokens = 0
         return True
@@ -126,12 +142,14 @@ class ActiveLoad:
         booking.discount = discount
         return True
 
-    def finish(self, request_id: str) -> bool:
+    def finish(self, request_id: str, now: float | None = None) -> bool:
         """The request ended. False for an unknown one."""
         booking = self._bookings.pop(request_id, None)
         if booking is None:
             return False
         slot = booking.slot
+        if self.decay is not None:
+            self.decay.remove(slot, request_id, now)
         self.prefill_tokens[slot] -= booking.prefill_tokens
         self.requests[slot] -= 1
         for node in up(booking.end):

@@ -2,7 +2,8 @@
 
 A session is bound when its first request is given a worker, and stays so until it has been idle for the time to live;
 requests under way keep it. Whether the bound worker still exists, and may be chosen, is the router's to say each time:
-nothing here outlives what the router knows (lessons.md C21).
+nothing here outlives what the router knows (lessons.md C21). Routers of the same workers may tell each other of their
+bindings (`hear`); two that bind a session at once end up with the same rank.
 """
 
 from collections import OrderedDict
@@ -16,6 +17,8 @@ Mode = Literal["hard", "soft"]
 """`hard`: its worker even when that is over a busy threshold; `soft`: its worker while that may be chosen like others."""
 
 Rank = tuple[int, int]
+Version = tuple[int, int]
+"""Of a binding, where several routers bind: a number that grows, and who bound. The greatest is in force."""
 
 
 @dataclass(slots=True)
@@ -25,6 +28,7 @@ class Binding:
     rank: Rank
     used_at: float
     under_way: int
+    version: Version = (0, 0)
 
 
 class Affinity:
@@ -37,6 +41,10 @@ class Affinity:
         self._bound: OrderedDict[str, Binding] = OrderedDict()
         self._requests: dict[str, str] = {}
         """By request, the session that it keeps."""
+        self.writer = 0
+        """Who binds here, where several routers do."""
+        self._number = 0
+        """The greatest number of a version that was seen."""
 
     def __len__(self) -> int:
         return len(self._bound)
@@ -57,9 +65,35 @@ class Affinity:
         binding = self._bound.get(session)
         if binding is None:
             binding = self._bound[session] = Binding(rank, now, 0)
-        binding.rank, binding.used_at = rank, now
+        self._number += 1
+        binding.rank, binding.used_at, binding.version = rank, now, (self._number, self.writer)
         binding.under_way += 1
         self._requests[request_id] = session
+        self._used(session)
+
+    def version_of(self, session: str) -> Version | None:
+        """Of its binding; None where it has none."""
+        binding = self._bound.get(session)
+        return None if binding is None else binding.version
+
+    def observe(self, version: Version) -> None:
+        """Another router bound something: what is bound here afterwards is newer."""
+        self._number = max(self._number, version[0])
+
+    def hear(self, session: str, rank: Rank, version: Version, now: float) -> bool:
+        """Another router bound a session. False where a newer binding is known."""
+        self.observe(version)
+        binding = self._bound.get(session)
+        if binding is None:
+            self._bound[session] = Binding(rank, now, 0, version)
+        elif version < binding.version:
+            return False
+        else:
+            binding.rank, binding.version, binding.used_at = rank, version, max(now, binding.used_at)
+        self._used(session)
+        return True
+
+    def _used(self, session: str) -> None:
         self._bound.move_to_end(session)
         while len(self._bound) > self._sessions_max:
             self._forget(next(iter(self._bound)))

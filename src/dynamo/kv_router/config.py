@@ -80,5 +80,15 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Messages in that stream beyond which what they say is kept as a snapshot, and they are purged."""
     reset_states: bool = False
     """Whether the stream and the snapshot of former routers are dropped at the start."""
+    shared_cache: Literal["none", "hicache"] = "none"
+    """Which cache beside the workers' own is asked what it has."""
+    tracking_hash: Literal["public-xxh3-v1", "keyed-xxh3-v1"] = "public-xxh3-v1"
+    """By which hashes requests under way are known."""
+    tracking_key_file: str | None = None
+    tracking_key_id: str | None = None
+    session_prefixes: bool = False
+    """Whether the prompts of sessions are kept, whoever still holds them."""
+    prefill_estimate: tuple[float, float, float] | None = None
+    """Seconds of a prompt before any step was heard: at least, for each token, for each pair; None: it is not estimated."""
     expiry_s: float = 300.0
     blocks_max: int = 1 << 24

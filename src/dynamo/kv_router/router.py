@@ -17,7 +17,7 @@ from dataclasses import replace
 from dynamo.core.errors import InvalidArgument, NotReady, Overloaded
 from dynamo.kv_router import events
 from dynamo.kv_router.active import ActiveLoad
-from dynamo.kv_router.affinity import Affinity
+from dynamo.kv_router.affinity import Affinity, Version
 from dynamo.kv_router.balanced import Pace, balanced_costs
 from dynamo.kv_router.config import RouterConfig, Weights
 from dynamo.kv_router.cost import Load, Prompt, choose, costs, with_taints
@@ -27,8 +27,11 @@ from dynamo.kv_router.hicache import held_from
 from dynamo.kv_router.index import KvIndex, Overlap
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.predicted import Predicted
+from dynamo.kv_router.prefill_decay import PrefillDecay
+from dynamo.kv_router.prefill_model import PrefillModel
 from dynamo.kv_router.queue import PolicyClass, Waiting, WaitingQueue
 from dynamo.kv_router.runs import WIDTH, slots_of
+from dynamo.kv_router.session_prefixes import SessionPrefixes
 from dynamo.protocols.kv_events import WorkerKvEvent
 
 __all__ = ["Ask", "Decision", "Explanation", "Rank", "Router", "WorkerFacts"]
@@ -58,6 +61,13 @@ class Router:
         """Sessions and their workers."""
         self.pace = Pace()
         """How fast workers are, as far as it was seen (policy `balanced`)."""
+        self.prefill_model: PrefillModel | None = None
+        """How long prompts take, where those under way are to shrink."""
+        if config.prefill_estimate is not None:
+            self.prefill_model = PrefillModel(*config.prefill_estimate)
+            self.active.decay = PrefillDecay()
+        self.sessions = SessionPrefixes() if config.session_prefixes else None
+        """What each session was told."""
         self.profile = profile or PolicyProfile(policy_classes=[self._default_class()])
         self.waiting: WaitingQueue[Ask] = WaitingQueue(self.profile.policy_classes)
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_MAX)
@@ -137,7 +147,7 @@ class Router:
         uncached = ask.tokens - self.config.block_size * max(prompt.device.values(), default=0)
         policy = self.profile.class_of(ask.policy_class, max(0, uncached))
         self.expire(now)
-        if book and self._may_wait and not self._has_room(policy, seats):
+        if book and self._may_wait and not self._has_room(policy, seats, now):
             cached = self.config.block_size * max((prompt.device.get(seat, 0) for seat in seats), default=0)
             waiting = Waiting(
                 item=ask,
@@ -162,7 +172,7 @@ class Router:
         """Those that waited and may go now; an exception where nobody can take one any more."""
         self.expire(now)
         found: list[tuple[Ask, Decision | Exception]] = []
-        while (waiting := self.waiting.pop(self._may_go)) is not None:
+        while (waiting := self.waiting.pop(lambda policy, one: self._may_go(policy, one, now))) is not None:
             ask = waiting.item
             try:
                 seats, filtered = self._eligible_of_session(ask, now)
@@ -187,9 +197,9 @@ class Router:
         """A request that waits is wanted no longer. False where it does not wait."""
         return bool(self.waiting.remove(lambda ask: ask.request_id == request_id))
 
-    def prefilled(self, request_id: str) -> bool:
+    def prefilled(self, request_id: str, now: float | None = None) -> bool:
         """The first token came."""
-        return self.active.prefilled(request_id)
+        return self.active.prefilled(request_id, now)
 
     def grow(self, request_id: str, weight: float | None = None) -> bool:
         """The output filled a block (`--router-track-output-blocks`)."""
@@ -199,7 +209,7 @@ class Router:
         """The request ended, however it did. False where it is not known: it had ended before."""
         if self.affinity is not None:
             self.affinity.finish(request_id, now)
-        return self.active.finish(request_id)
+        return self.active.finish(request_id, now or None)
 
     def book(self, request_id: str, rank: Rank, ask: Ask, now: float) -> bool:
         """A request was placed by somebody else, another router or the client itself. False for an unknown rank."""
@@ -218,15 +228,42 @@ class Router:
         """Whether there is such a rank."""
         return rank in self._seats
 
-    def share(self, request_id: str, rank: Rank, sequence: bytes, prefill_tokens: int, now: float) -> bool:
+    def share(
+        self,
+        request_id: str,
+        rank: Rank,
+        sequence: bytes,
+        prefill_tokens: int,
+        now: float,
+        prefill_s: float | None = None,
+    ) -> bool:
         """Another router placed a request (`--router-replica-sync`). False for an unknown rank."""
         seat = self._seats.get(rank)
         if seat is None:
             return False
         tracks = self.config.track_active_blocks
-        self.active.book(request_id, seat, sequence, prefill_tokens=prefill_tokens, now=now, tracks_blocks=tracks)
+        if self.prefill_model is not None and prefill_s is None:
+            prefill_s = self.prefill_model.seconds(prefill_tokens)
+        self.active.book(
+            request_id,
+            seat,
+            sequence,
+            prefill_tokens=prefill_tokens,
+            now=now,
+            tracks_blocks=tracks,
+            prefill_s=prefill_s,
+        )
         self.note_sent(rank, sequence, now)
         return True
+
+    def bind(self, session: str, rank: Rank, version: Version, now: float) -> bool:
+        """Another router gave a session to a rank. False where that is unknown, or a newer one is known."""
+        if self.affinity is None:
+            return False
+        if rank not in self._seats:
+            self.affinity.observe(version)
+            return False
+        return self.affinity.hear(session, rank, version, now)
 
     def is_active(self, request_id: str) -> bool:
         """Whether a request is counted as a worker's."""
@@ -430,7 +467,10 @@ class Router:
     def _decide(self, ask: Ask, seats: list[int], filtered: dict[int, str], prompt: Prompt, now: float) -> Decision:
         weights = self.config.weights.overridden(ask.overrides)
         active = self.active
-        load = Load(active.prefill_tokens.copy(), active.blocks.copy(), active.requests.copy())
+        tokens: list[int] | list[float] = active.prefill_tokens.copy()
+        if active.decay is not None:
+            tokens = active.prefill_tokens_at(now)
+        load = Load(tokens, active.blocks.copy(), active.requests.copy())
         if self.config.policy == "balanced":
             found = balanced_costs(
                 seats, load, prompt, weights, self.pace, self.config.block_size, ask.expected_output_tokens
@@ -467,6 +507,11 @@ class Router:
             else:
                 rank = (decision.worker_id, decision.dp_rank)
                 self.affinity.bind(ask.session, ask.request_id, rank, now)
+        if self.sessions is not None and ask.session is not None:
+            if ask.is_last:
+                self.sessions.end(ask.session)
+            else:
+                self.sessions.note(ask.session, ask.blocks)
         seat = self._seats[(decision.worker_id, decision.dp_rank)]
         self._book_seat(ask.request_id, seat, ask, decision.snapshot.prompt, now, decision.snapshot.weights)
 
@@ -483,8 +528,15 @@ class Router:
             now=now,
             tracks_blocks=self.config.track_active_blocks,
             shares_blocks=weights.assume_kv_reuse,
+            prefill_s=self.prefill_s(ask, uncached),
         )
         self.note_sent(self._ranks[seat], ask.sequence or ask.blocks, now)
+
+    def prefill_s(self, ask: Ask, uncached: int) -> float | None:
+        """How long a prompt of which so much is to be computed is expected to take; None where that is not estimated."""
+        if self.prefill_model is None:
+            return None
+        return self.prefill_model.seconds(uncached, max(0, ask.tokens - uncached))
 
     def effective_tokens(self, decision: Decision) -> int:
         """What is left to compute of a prompt where it was sent."""
@@ -496,15 +548,18 @@ class Router:
         cached = float(prompt.device.get(seat, 0))
         cached += weights.host_cache_hit_weight * prompt.host.get(seat, 0)
         cached += weights.disk_cache_hit_weight * prompt.disk.get(seat, 0)
+        if prompt.shared_beyond:
+            cached += weights.shared_cache_multiplier * prompt.shared_beyond.get(seat, 0)
         return max(0, prompt.tokens - round(cached * self.config.block_size))
 
-    def _may_go(self, policy: PolicyClass, waiting: Waiting[Ask]) -> bool:
+    def _may_go(self, policy: PolicyClass, waiting: Waiting[Ask], now: float) -> bool:
         try:
             seats, _ = self._eligible(waiting.item)
         except (NotReady, Overloaded, InvalidArgument):
             return True  # To be told so.
-        return self._has_room(policy, seats)
+        return self._has_room(policy, seats, now)
 
-    def _has_room(self, policy: PolicyClass, seats: Sequence[int]) -> bool:
-        tokens = self.active.prefill_tokens
+    def _has_room(self, policy: PolicyClass, seats: Sequence[int], now: float) -> bool:
+        active = self.active
+        tokens = active.prefill_tokens if active.decay is None else active.prefill_tokens_at(now)
         return any(not policy.is_busy(tokens[seat], self._workers[self._ranks[seat][0]].batch_tokens) for seat in seats)

@@ -183,6 +183,7 @@ class EndpointRouter:
             is_eagle=self.kv.is_eagle,
         )
         asked = Ask(request_id, pack(hashes), len(tokens))
+        self.kv.complete(asked, tokens, lora_name=lora_name, cache_salt=cache_salt, block_mm_infos=block_mm_infos)
         asked.busy, asked.avoid = self._busy(frozenset()), self._avoid(frozenset())
         return asked
 

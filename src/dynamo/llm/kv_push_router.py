@@ -11,25 +11,28 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import setting
 from dynamo.core.errors import DynamoException, InvalidArgument, Overloaded
-from dynamo.core.metrics import MetricsRegistry, log_buckets
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.predicted import Predicted
 from dynamo.kv_router.router import Ask, Decision, Explanation, Router, WorkerFacts
 from dynamo.kv_router.runs import pack, unpack
+from dynamo.kv_router.tracking import KEYED, TrackingKey, read_key
+from dynamo.llm.affinity_sync import AffinitySync
 from dynamo.llm.kv_durable import DurableEvents
+from dynamo.llm.kv_router_metrics import KvRouterMetrics
 from dynamo.llm.kv_view import KvView
-from dynamo.llm.mm_routing import hashes_of
+from dynamo.llm.mm_routing import hashes_of, media_of
 from dynamo.llm.pace_listener import PaceListener
 from dynamo.llm.remote_indexer import RemoteIndexer
 from dynamo.llm.replica_sync import ReplicaSync
+from dynamo.llm.shared_cache import SharedCache
 from dynamo.llm.topology import taints_of
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.engine import PreprocessedRequest
@@ -96,12 +99,28 @@ class KvPushRouter:
         self._clock = clock or SystemClock()
         self.sync = ReplicaSync(runtime, endpoint, self.machine, self._clock) if config.replica_sync else None
         """What other routers do."""
-        self.paces = PaceListener(runtime, endpoint, self.machine.pace) if config.policy == "balanced" else None
-        """Hears how fast workers are, for the cost function that wants to know."""
+        self.bindings: AffinitySync | None = None
+        """Where their sessions go."""
+        if self.machine.affinity is not None:
+            self.bindings = AffinitySync(runtime, endpoint, self.machine, self._clock)
+        self.key: TrackingKey | None = None
+        """What makes the hashes of requests under way ours and nobody else's."""
+        if config.tracking_hash == KEYED:
+            self.key = read_key(config.tracking_key_file or "", config.tracking_key_id or "")
+        name = router_id or f"{runtime.instance_id:x}"
+        self.shared: SharedCache | None = None
+        """What a cache that all workers read has."""
+        if config.shared_cache == "hicache":
+            self.shared = SharedCache(config.block_size, runtime.metrics, name, str(endpoint))
+        self._completes = self.key is not None or self.shared is not None
+        self.paces: PaceListener | None = None
+        """Hears how fast workers are, for those who want to know."""
+        if config.policy == "balanced" or self.machine.prefill_model is not None:
+            self.paces = PaceListener(runtime, endpoint, self.machine.pace, self.machine.prefill_model)
         self._lengths: dict[str, Progress] = {}
         """With that cost function: whose lengths are learned when they end."""
         self._tasks = TaskOwner(f"kv router of {endpoint}")
-        self._metrics = KvRouterMetrics(runtime.metrics, router_id or f"{runtime.instance_id:x}", endpoint)
+        self._metrics = KvRouterMetrics(runtime.metrics, name, endpoint)
         self._prefilling: dict[str, Progress] = {}
         self._growing: dict[str, tuple[Progress, int]] = {}
         """With output blocks tracked: how many were counted."""
@@ -120,8 +139,9 @@ class KvPushRouter:
             await self.view.start()
         if self.durable is not None:
             self.durable.start()
-        if self.sync is not None:
-            await self.sync.start()
+        for one in (self.sync, self.bindings, self.shared):
+            if one is not None:
+                await one.start()
         if self.paces is not None:
             await self.paces.start()
 
@@ -134,8 +154,9 @@ class KvPushRouter:
         await self._tasks.cancel_and_wait()
         if self.paces is not None:
             await self.paces.close()
-        if self.sync is not None:
-            await self.sync.close()
+        for one in (self.shared, self.bindings, self.sync):
+            if one is not None:
+                await one.close()
         if self.durable is not None:
             await self.durable.close()
         if self.view is not None:
@@ -146,7 +167,7 @@ class KvPushRouter:
     @property
     def is_sound(self) -> bool:
         """False while its picture of the caches is not followed."""
-        return all(one is None or one.is_sound for one in (self.view, self.durable, self.sync))
+        return all(one is None or one.is_sound for one in (self.view, self.durable, self.sync, self.bindings))
 
     @property
     def is_guessing(self) -> bool:
@@ -164,8 +185,11 @@ class KvPushRouter:
 
     def hear_cards(self, cards: Iterable[ModelDeploymentCard]) -> None:
         """What the workers' cards say of all of them."""
-        for card in cards:
+        heard = list(cards)
+        for card in heard:
             self.model_name, self.is_eagle = card.display_name, card.runtime_config.enable_eagle
+        if self.shared is not None:
+            self.shared.hear_cards(heard)
 
     def set_facts(self, workers: Collection[WorkerFacts]) -> None:
         """The workers that are present, with what is known of them."""
@@ -220,6 +244,14 @@ class KvPushRouter:
                 self._growing[ask.request_id] = (progress, 0)
             if self.sync is not None:
                 self._tell_placed(self.sync, ask, decision)
+            if self.bindings is not None and ask.session is not None:
+                self.bindings.bound(ask.session, (decision.worker_id, decision.dp_rank))
+        if self.shared is not None:
+            beyond = decision.snapshot.prompt.shared_beyond
+            seat = next(
+                seat for seat, rank in decision.snapshot.ranks.items() if rank == (decision.worker_id, decision.dp_rank)
+            )
+            self.shared.used(sum(end - begin for begin, end in ask.shared), decision.blocks, beyond.get(seat, 0))
         return decision
 
     def peek(self, request: PreprocessedRequest, request_id: str = "", **more: Any) -> Decision:
@@ -250,7 +282,7 @@ class KvPushRouter:
         self._prefilling.pop(request_id, None)
         if self.sync is not None:
             self.sync.prefilled(request_id)
-        return self.machine.prefilled(request_id)
+        return self.machine.prefilled(request_id, self._clock.now())
 
     def release(self, request_id: str) -> None:
         """The request ended, or is to be chosen for anew."""
@@ -299,6 +331,15 @@ class KvPushRouter:
         shown = request.mm_routing_info
         if isinstance(shown, dict) or self.is_eagle:
             asked.blocks, asked.tokens = self._shown(shown if isinstance(shown, dict) else {}, request)
+        if self._completes:
+            info = shown if isinstance(shown, dict) else {}
+            self.complete(
+                asked,
+                _tokens_of(info, request),
+                lora_name=None if routing is None else routing.lora_name,
+                cache_salt=None if routing is None else routing.cache_salt,
+                block_mm_infos=info.get("block_mm_infos"),
+            )
         context = request.agent_context
         if isinstance(context, dict) and isinstance(context.get("session_id"), str):
             asked.session = context["session_id"]
@@ -310,11 +351,26 @@ class KvPushRouter:
             asked.policy_class = metadata.get(POLICY_CLASS)
         return asked
 
+    def complete(
+        self,
+        ask: Ask,
+        tokens: Sequence[int],
+        *,
+        lora_name: str | None = None,
+        cache_salt: str | None = None,
+        block_mm_infos: Any = None,
+    ) -> None:
+        """What follows from a prompt's tokens and not from its hashes, where it is asked for."""
+        if self.key is not None:
+            size, is_eagle = self.config.block_size, self.is_eagle
+            seeds = self.key.seeds(self.model_name, size, cache_salt=cache_salt, lora_name=lora_name, is_eagle=is_eagle)
+            ask.sequence = self.key.sequence(tokens, size, seeds, media_of(block_mm_infos), is_eagle=is_eagle)
+        if self.shared is not None and not (lora_name or cache_salt or block_mm_infos):
+            ask.shared = self.shared.find(tokens)
+
     def _shown(self, info: Mapping[str, Any], request: PreprocessedRequest) -> tuple[bytes, int]:
         """Blocks and tokens of a prompt with images, or for engines that look ahead. Raises `InvalidArgument`."""
-        tokens, routing = info.get("routing_token_ids"), request.routing
-        if not isinstance(tokens, list) or not tokens:
-            tokens = request.token_ids
+        tokens, routing = _tokens_of(info, request), request.routing
         hashes = hashes_of(
             tokens,
             self.config.block_size,
@@ -330,9 +386,10 @@ class KvPushRouter:
         machine = self.machine
         if self._prefilling:
             done = [request_id for request_id, progress in self._prefilling.items() if progress.tokens]
+            now = self._clock.now() if done else None
             for request_id in done:
                 del self._prefilling[request_id]
-                machine.prefilled(request_id)
+                machine.prefilled(request_id, now)
                 if self.sync is not None:
                     self.sync.prefilled(request_id)
         if self._growing:
@@ -353,13 +410,15 @@ class KvPushRouter:
 
     def _tell_placed(self, sync: ReplicaSync, ask: Ask, decision: Decision) -> None:
         """Others hear of a request, and as soon of its first token as a poll sees it."""
+        uncached = self.machine.active.prefill_of(ask.request_id)
         sync.added(
             ask.request_id,
             (decision.worker_id, decision.dp_rank),
             ask.sequence if self.config.track_active_blocks else None,
-            self.machine.active.prefill_of(ask.request_id),
+            uncached,
             tracks_prefill=decision.snapshot.weights.track_prefill_tokens,
             expected_output_tokens=ask.expected_output_tokens,
+            prefill_s=self.machine.prefill_s(ask, uncached),
         )
         if self._watcher is None or self._watcher.done():
             self._watcher = self._tasks.start(self._watch_prefills(), "first tokens")
@@ -440,54 +499,6 @@ class KvPushRouter:
             self._metrics.silent_workers.set(count)
 
 
-class KvRouterMetrics:
-    """What decisions cost, and what they found (serving-plane.md §7.3, §7.4)."""
-
-    def __init__(self, registry: MetricsRegistry, router_id: str, endpoint: EndpointId) -> None:
-        buckets = log_buckets(0.01, 100.0, 16)
-
-        def overhead(name: str, what: str) -> Any:
-            family = registry.histogram(f"dynamo_router_overhead_{name}_ms", what, ("router_id",), buckets)
-            return family.labels(router_id=router_id)
-
-        self._hashing = overhead("block_hashing", "Hashing a prompt's blocks")
-        self._scheduling = overhead("scheduling", "Looking up, costing, choosing and booking")
-        self._total = overhead("total", "A whole decision")
-        self._hit_rate = registry.histogram(
-            "dynamo_component_router_kv_hit_rate",
-            "Part of a prompt's blocks that its worker holds",
-            ("router_id",),
-            tuple(step / 10 for step in range(11)),
-        ).labels(router_id=router_id)
-        self._requests = registry.counter(
-            "dynamo_component_router_requests_total", "Requests that were given a worker", ("router_id",)
-        ).labels(router_id=router_id)
-        self._lost = registry.histogram(
-            "dynamo_component_router_overlap_blocks_lost",
-            "Blocks that another worker held beyond the chosen one's",
-            ("router_id", "worker_type"),
-            (0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0),
-        ).labels(router_id=router_id, worker_type="aggregated")
-        self.silent_workers = registry.gauge(
-            "dynamo_component_router_kv_event_source_mismatch_workers",
-            "Workers that tell nothing of their caches although events are expected",
-            ("target_component", "target_endpoint", "target_namespace"),
-        ).labels(
-            target_component=endpoint.component, target_endpoint=endpoint.name, target_namespace=endpoint.namespace
-        )
-
-    def decided(self, decision: Decision, hashing_s: float, scheduling_s: float) -> None:
-        """A request was given a worker at once."""
-        self._hashing.observe(hashing_s * 1e3)
-        self._scheduling.observe(scheduling_s * 1e3)
-        self._total.observe((hashing_s + scheduling_s) * 1e3)
-        self._requests.inc()
-        if decision.blocks:
-            self._hit_rate.observe(decision.overlap_blocks / decision.blocks)
-            most = max(decision.snapshot.prompt.device.values(), default=0)
-            self._lost.observe(max(0, most - decision.device_blocks))
-
-
 def facts_of(worker_id: int, card: ModelDeploymentCard) -> WorkerFacts:
     """What the router needs to know of a card."""
     runtime = card.runtime_config
@@ -499,6 +510,12 @@ def facts_of(worker_id: int, card: ModelDeploymentCard) -> WorkerFacts:
         batch_tokens=runtime.max_num_batched_tokens,
         taints=taints_of(runtime),
     )
+
+
+def _tokens_of(info: Mapping[str, Any], request: PreprocessedRequest) -> Sequence[int]:
+    """The tokens by which a prompt is routed: with those that stand for its images, where somebody knows them."""
+    tokens = info.get("routing_token_ids")
+    return tokens if isinstance(tokens, list) and tokens else request.token_ids
 
 
 def constraints_of(given: dict[str, Any] | None) -> tuple[frozenset[str], dict[str, float]]:

@@ -1,7 +1,7 @@
 """PaceListener: how fast workers compute, heard from the metrics of their steps (topic `forward-pass-metrics`).
 
-The cost function `balanced` weighs seconds, and so wants to know what a prompt token and a step of decoding take. Workers
-that do not publish their steps leave the router with the paces that it began with.
+The cost function `balanced` weighs seconds, and so wants to know what a prompt token and a step of decoding take; the
+model of prompts under way (`--router-prefill-load-model`) wants to know how long a prompt takes. Workers that do not publish their steps leave the router with the paces that it began with.
 """
 
 import logging
@@ -9,6 +9,7 @@ import logging
 from dynamo.core.codec import msgpack_decoder
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.balanced import Pace
+from dynamo.kv_router.prefill_model import PrefillModel
 from dynamo.llm.forward_pass import FORWARD_PASS_TOPIC
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.load import ForwardPassMetrics
@@ -21,12 +22,15 @@ decode = msgpack_decoder(ForwardPassMetrics).decode
 
 
 class PaceListener:
-    """Tells a `Pace` of every step that the workers of an endpoint publish."""
+    """Tells a `Pace`, and a `PrefillModel` where there is one, of every step that the workers of an endpoint publish."""
 
-    def __init__(self, runtime: DistributedRuntime, endpoint: EndpointId, pace: Pace) -> None:
+    def __init__(
+        self, runtime: DistributedRuntime, endpoint: EndpointId, pace: Pace, prefill: PrefillModel | None = None
+    ) -> None:
         self._runtime = runtime
         self._endpoint = endpoint
         self._pace = pace
+        self._prefill = prefill
         self._tasks = TaskOwner(f"paces of {endpoint}")
         self._subscriber: Subscriber | None = None
 
@@ -56,3 +60,7 @@ class PaceListener:
             return
         done = step.scheduled_requests
         self._pace.observe(done.sum_prefill_tokens, done.num_decode_requests, done.sum_decode_kv_tokens, step.wall_time)
+        if self._prefill is not None and not done.num_decode_requests:
+            self._prefill.observe(
+                done.num_prefill_requests, done.sum_prefill_tokens, done.sum_prefill_kv_tokens, step.wall_time
+            )

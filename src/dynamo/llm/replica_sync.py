@@ -22,6 +22,7 @@ from dynamo.protocols.active_sequences import (
     ActiveSequenceEvents,
     AddedSequence,
     AddRequest,
+    Duration,
     PrefillLoadHint,
     SequenceWorker,
 )
@@ -49,10 +50,18 @@ class ActiveMachine(Protocol):
     def is_active(self, request_id: str) -> bool:
         """Whether it is counted."""
 
-    def share(self, request_id: str, rank: Rank, sequence: bytes, prefill_tokens: int, now: float) -> bool:
+    def share(
+        self,
+        request_id: str,
+        rank: Rank,
+        sequence: bytes,
+        prefill_tokens: int,
+        now: float,
+        prefill_s: float | None = None,
+    ) -> bool:
         """Another router placed a request. False for an unknown rank."""
 
-    def prefilled(self, request_id: str) -> bool:
+    def prefilled(self, request_id: str, now: float | None = None) -> bool:
         """The first token came."""
 
     def finish(self, request_id: str, now: float = 0.0) -> bool:
@@ -121,12 +130,17 @@ class ReplicaSync:
         *,
         tracks_prefill: bool = True,
         expected_output_tokens: int | None = None,
+        prefill_s: float | None = None,
     ) -> None:
-        """The router itself placed a request; `sequence` are the packed sequence hashes of its blocks."""
+        """The router itself placed a request; `sequence` are the packed sequence hashes of its blocks.
+
+        `prefill_s` is how long its prompt is expected to take.
+        """
         self._others.pop(request_id, None)
         self._own[request_id] = rank
         hashes = None if sequence is None else list(struct.unpack(f">{len(sequence) // 8}Q", sequence))
-        hint = PrefillLoadHint(prefill_tokens) if tracks_prefill else None
+        duration = None if prefill_s is None else Duration.of(prefill_s)
+        hint = PrefillLoadHint(prefill_tokens, duration) if tracks_prefill else None
         self._tell(request_id, rank, AddRequest(AddedSequence(hashes, tracks_prefill, expected_output_tokens, hint)))
 
     def prefilled(self, request_id: str) -> None:
@@ -185,10 +199,10 @@ class ReplicaSync:
         self._metrics.heard.inc()
         request_id = told.request_id
         if told.data == MARK_PREFILL_COMPLETED:
-            self._machine.prefilled(request_id)
+            self._machine.prefilled(request_id, self._clock.now())
         elif told.data == FREED:
             if self._others.pop(request_id, None) is not None:
-                self._machine.finish(request_id)
+                self._machine.finish(request_id, self._clock.now())
         elif isinstance(told.data, AddRequest) and request_id not in self._own:
             self._share(told, told.data.added)
             self._speakers[publisher_id] = told.router_id
@@ -196,10 +210,12 @@ class ReplicaSync:
     def _share(self, told: ActiveSequenceEvent, added: AddedSequence) -> None:
         hint = added.prefill_load_hint
         tokens = hint.initial_effective_prefill_tokens if hint is not None and added.track_prefill_tokens else 0
+        expected = None if hint is None else hint.expected_prefill_duration
         sequence = added.token_sequence or []
         packed = struct.pack(f">{len(sequence)}Q", *sequence)
         rank = (told.worker.worker_id, told.worker.dp_rank)
-        if self._machine.share(told.request_id, rank, packed, tokens, self._clock.now()):
+        prefill_s = None if expected is None else expected.seconds
+        if self._machine.share(told.request_id, rank, packed, tokens, self._clock.now(), prefill_s):
             if len(self._others) >= max(TOLD_MIN, 2 * self._kept):
                 self._prune()
             self._others[told.request_id] = told.router_id

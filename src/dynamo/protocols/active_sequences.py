@@ -14,11 +14,29 @@ class SequenceWorker(msgspec.Struct):
     dp_rank: int = 0
 
 
+class Duration(msgspec.Struct):
+    """A time, as the wire has it."""
+
+    secs: int
+    nanos: int = 0
+
+    @classmethod
+    def of(cls, seconds: float) -> "Duration":
+        """From seconds."""
+        nanos = round(seconds * 1e9)
+        return cls(nanos // 1_000_000_000, nanos % 1_000_000_000)
+
+    @property
+    def seconds(self) -> float:
+        """In seconds."""
+        return self.secs + self.nanos / 1e9
+
+
 class PrefillLoadHint(msgspec.Struct):
     """How much of its prompt is to be computed."""
 
     initial_effective_prefill_tokens: int
-    expected_prefill_duration: float | None = None
+    expected_prefill_duration: Duration | None = None
 
 
 class AddedSequence(msgspec.Struct):

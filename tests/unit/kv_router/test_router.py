@@ -395,3 +395,60 @@ def test_what_other_routers_placed_counts_by_sequence_hashes() -> None:
     router.finish("theirs")
     router.finish("ours")
     router.validate()
+
+
+def test_a_shared_cache_saves_what_lies_beyond_each_workers_own() -> None:
+    router = make(2)
+    router.apply(stored(1, PROMPT[:8]))
+
+    decision = placed(router, ask("a", PROMPT, shared=((0, 6), (7, 10))))
+
+    explained = router.explain(decision)
+    assert [(one.worker_id, one.device, one.shared, one.saved) for one in explained.candidates] == [
+        (1, 2, 4, 4.0),
+        (2, 0, 6, 3.0),
+    ]
+    assert router.active.prefill_of("a") == 40 - 16
+
+
+def test_blocks_of_a_shared_cache_behind_a_hole_are_of_no_use() -> None:
+    router = make(1)
+
+    decision = placed(router, ask("a", PROMPT, shared=((2, 6),)))
+
+    assert router.explain(decision).candidates[0].shared == 0
+
+
+def test_a_prompt_under_way_shrinks_over_the_time_that_it_takes() -> None:
+    router = make(2, prefill_estimate=(10.0, 0.0, 0.0))
+    first = placed(router, ask("a", PROMPT))
+
+    later = router.place(ask("b", PROMPT[20:]), 5.0, book=False)
+
+    assert later is not None
+    tokens = {one.worker_id: one.active_prefill_tokens for one in router.explain(later).candidates}
+    assert tokens[first.worker_id] == 20
+    assert router.loads()[(first.worker_id, 0)][0] == 40, "the books have it in full"
+    router.finish("a", 6.0)
+    router.validate()
+    assert router.active.decay is not None and len(router.active.decay) == 0
+
+
+def test_who_waits_goes_when_the_prompt_before_it_must_be_nearly_done() -> None:
+    router = make(1, prefill_estimate=(10.0, 0.0, 0.0), queue_threshold=0.2)
+    placed(router, ask("a", PROMPT))
+    assert router.place(ask("b", PROMPT[20:]), 1.0) is None
+
+    assert router.admit(2.0) == []
+    assert [asked.request_id for asked, _ in router.admit(9.0)] == ["b"]
+
+
+def test_the_prompts_of_a_session_stay_known() -> None:
+    router = make(1, session_prefixes=True)
+    for length in (8, 16):
+        placed(router, ask(f"r{length}", PROMPT[:length], session="s"))
+    assert router.sessions is not None
+    assert router.sessions.of("s") == [packed_block_hashes(PROMPT[:16], BLOCK)]
+
+    placed(router, ask("last", PROMPT, session="s", is_last=True))
+    assert len(router.sessions) == 0

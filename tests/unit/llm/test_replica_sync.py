@@ -3,6 +3,8 @@
 import asyncio
 import random
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from dynamo.protocols.active_sequences import (
     ActiveSequenceEvent,
     AddedSequence,
     AddRequest,
+    Duration,
     PrefillLoadHint,
     SequenceWorker,
 )
@@ -193,13 +196,21 @@ class Machine:
     def is_active(self, request_id: str) -> bool:
         return request_id in self.active
 
-    def share(self, request_id: str, rank: tuple[int, int], sequence: bytes, prefill_tokens: int, now: float) -> bool:
+    def share(
+        self,
+        request_id: str,
+        rank: tuple[int, int],
+        sequence: bytes,
+        prefill_tokens: int,
+        now: float,
+        prefill_s: float | None = None,
+    ) -> bool:
         if rank[0] != 1:
             return False
         self.active.add(request_id)
         return True
 
-    def prefilled(self, request_id: str) -> bool:
+    def prefilled(self, request_id: str, now: float | None = None) -> bool:
         return request_id in self.active
 
     def finish(self, request_id: str, now: float = 0.0) -> bool:
@@ -257,4 +268,48 @@ async def test_a_batch_is_never_larger_than_its_bound_and_what_cannot_be_read_is
     await house.settle()
     assert "dynamo_router_replica_sync_unreadable_total 1" in house.runtimes[1].metrics.render()
     assert other.is_sound
+    await house.close()
+
+
+async def test_how_long_a_prompt_takes_is_told_and_shrinks_it_for_the_other() -> None:
+    house = await House(prefill_estimate=(1.0, 0.0, 0.0)).start()
+    decision = await house.routers[0].choose(request(), "a", Progress())
+    await house.settle()
+    machine = house.routers[1].machine
+    seat = machine.active.slot_of("a")
+    assert seat is not None
+
+    assert machine.active.prefill_tokens_at(house.clock.now())[seat] == 22
+    assert machine.active.prefill_tokens_at(house.clock.now() + 0.5)[seat] == 11
+    assert house.loads()[1][(decision.worker_id, 0)] == (22, 5, 1)
+    await house.close()
+
+
+def test_a_duration_goes_over_the_wire_as_released_routers_write_it() -> None:
+    hint = PrefillLoadHint(8, Duration.of(1.25))
+
+    assert msgpack_decode(msgpack_encode(hint)) == {
+        "initial_effective_prefill_tokens": 8,
+        "expected_prefill_duration": {"secs": 1, "nanos": 250_000_000},
+    }
+    assert Duration(2, 500_000_000).seconds == 2.5
+
+
+async def test_routers_with_one_key_share_blocks_and_those_with_another_do_not(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_bytes(name.encode() * 10 + b"..")
+    keyed: dict[str, Any] = {"tracking_hash": "keyed-xxh3-v1", "tracking_key_id": "2026"}
+    house = House(2, tracking_key_file=str(tmp_path / "one"), **keyed)
+    other = House(1, tracking_key_file=str(tmp_path / "two"), **keyed)
+
+    asks = [router.ask(request(), "r") for router in (*house.routers, *other.routers)]
+
+    assert asks[0].sequence == asks[1].sequence != asks[2].sequence
+    assert asks[0].sequence is not None and len(asks[0].sequence) == 5 * 8
+    await house.start()
+    decision = await house.routers[0].choose(request(), "a", Progress())
+    await house.routers[1].choose(request(), "b", Progress())
+    await house.settle()
+    assert house.loads()[0] == house.loads()[1]
+    assert house.loads()[0][(decision.worker_id, 0)][1:] == (5, 2)
     await house.close()

@@ -1,0 +1,66 @@
+"""PrefillModel: how long a prompt takes to compute (`--router-prefill-load-model ais`).
+
+    seconds = base + per token x new tokens + per pair x new tokens x (cached tokens + new tokens / 2)
+
+The last term is attention: every new token looks at all before it. The three numbers begin with an estimate, and are
+fitted to the steps that workers report, least squares with a slow forgetting; none is negative.
+"""
+
+from dataclasses import dataclass, field
+
+MEMORY = 0.998
+"""What a step counts for after another one: some five hundred are remembered."""
+HOLD = 1e-3
+"""How strongly what was known holds where steps do not tell: they are all alike."""
+SOLVE_EVERY = 16
+SWEEPS = 16
+TOKENS, PAIRS = 1e3, 1e6
+"""Units in which the numbers are of one size."""
+
+
+@dataclass(slots=True)
+class PrefillModel:
+    """How fast prompts are computed. Seconds."""
+
+    base_s: float = 5e-3
+    token_s: float = 2e-5
+    """50,000 tokens a second: a mid-sized model on one accelerator."""
+    pair_s: float = 0.0
+    steps: int = 0
+    """How many were heard."""
+    _normal: list[float] = field(default_factory=lambda: [0.0] * 9)
+    """Sums over steps, weighted by their age: 1, n, p, nn, np, pp, s, ns, ps."""
+
+    def seconds(self, new_tokens: int, cached_tokens: int = 0) -> float:
+        """How long a prompt takes; 0 for one that is cached as a whole."""
+        if new_tokens <= 0:
+            return 0.0
+        return self.base_s + self.token_s * new_tokens + self.pair_s * new_tokens * (cached_tokens + new_tokens / 2)
+
+    def observe(self, prompts: int, new_tokens: int, cached_tokens: int, seconds: float) -> None:
+        """A step took so long in which nothing but so many prompts was computed."""
+        if prompts < 1 or new_tokens < 1 or seconds <= 0:
+            return
+        n = new_tokens / TOKENS
+        p = new_tokens * (cached_tokens + new_tokens / 2) / prompts / PAIRS
+        said = (1.0, n, p, n * n, n * p, p * p, seconds, n * seconds, p * seconds)
+        self._normal = [MEMORY * old + new for old, new in zip(self._normal, said, strict=True)]
+        self.steps += 1
+        if self.steps % SOLVE_EVERY == 0:
+            self._learn()
+
+    def _learn(self) -> None:
+        one, n, p, nn, np, pp, s, ns, ps = self._normal
+        known = [self.base_s, self.token_s * TOKENS, self.pair_s * PAIRS]
+        matrix = [[one, n, p], [n, nn, np], [p, np, pp]]
+        right = [s, ns, ps]
+        for at in range(3):
+            hold = HOLD * matrix[at][at] + 1e-12
+            matrix[at][at] += hold
+            right[at] += hold * known[at]
+        found = known
+        for _ in range(SWEEPS):
+            for at in range(3):
+                rest = sum(matrix[at][other] * found[other] for other in range(3) if other != at)
+                found[at] = max(0.0, (right[at] - rest) / matrix[at][at])
+        self.base_s, self.token_s, self.pair_s = found[0], found[1] / TOKENS, found[2] / PAIRS

@@ -1,0 +1,46 @@
+"""How long a prompt takes: an estimate first, then what steps say."""
+
+import random
+
+import pytest
+
+from dynamo.kv_router.prefill_model import PrefillModel
+
+
+def test_a_prompt_that_is_cached_takes_no_time() -> None:
+    assert PrefillModel().seconds(0, 4096) == 0.0
+
+
+def test_longer_prompts_and_longer_contexts_take_longer() -> None:
+    model = PrefillModel(pair_s=1e-9)
+
+    assert 0 < model.seconds(100) < model.seconds(1000) < model.seconds(1000, 8000)
+
+
+def test_steps_are_learned() -> None:
+    truth, model, chance = PrefillModel(12e-3, 8e-5, 3e-9), PrefillModel(), random.Random(1)
+    for _ in range(640):
+        new, cached = chance.randrange(16, 8192), chance.randrange(0, 8192)
+        model.observe(1, new, cached, truth.seconds(new, cached))
+
+    assert model.steps == 640
+    for new, cached in ((200, 0), (4000, 0), (4000, 4000)):
+        assert model.seconds(new, cached) == pytest.approx(truth.seconds(new, cached), rel=0.05)
+
+
+def test_steps_that_are_all_alike_leave_what_they_do_not_tell() -> None:
+    model = PrefillModel()
+    for _ in range(320):
+        model.observe(1, 1000, 0, 0.1)
+
+    assert model.seconds(1000) == pytest.approx(0.1, rel=0.05)
+    assert min(model.base_s, model.token_s, model.pair_s) >= 0.0
+
+
+@pytest.mark.parametrize(("prompts", "tokens", "seconds"), [(0, 10, 1.0), (1, 0, 1.0), (1, 10, 0.0), (1, 10, -1.0)])
+def test_steps_without_prompts_or_time_say_nothing(prompts: int, tokens: int, seconds: float) -> None:
+    model = PrefillModel()
+
+    model.observe(prompts, tokens, 0, seconds)
+
+    assert model == PrefillModel()

@@ -1,0 +1,88 @@
+"""Sessions and their prompts: what was said stays known, within bounds."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.kv_router.session_prefixes import BRANCHES_MAX, SessionPrefixes
+
+
+def blocks(text: str) -> bytes:
+    return b"".join(letter.encode() * 8 for letter in text)
+
+
+def test_a_prompt_that_goes_on_takes_the_place_of_the_one_before() -> None:
+    known = SessionPrefixes()
+    known.note("s", blocks("ab"))
+    known.note("s", blocks("abc"))
+
+    assert known.of("s") == [blocks("abc")] and known.blocks == 3
+
+
+def test_a_branch_stands_beside_the_others() -> None:
+    known = SessionPrefixes()
+    known.note("s", blocks("abc"))
+    known.note("s", blocks("abd"))
+
+    assert known.of("s") == [blocks("abd"), blocks("abc")]
+
+
+def test_a_shorter_prompt_says_nothing_new_but_is_used() -> None:
+    known = SessionPrefixes()
+    known.note("s", blocks("abc"))
+    known.note("s", blocks("x"))
+    known.note("s", blocks("ab"))
+
+    assert known.of("s") == [blocks("abc"), blocks("x")]
+
+
+def test_a_session_that_is_over_is_forgotten() -> None:
+    known = SessionPrefixes()
+    known.note("s", blocks("abc"))
+    known.end("s")
+    known.end("never")
+
+    assert known.of("s") == [] and known.blocks == 0 and len(known) == 0
+
+
+def test_the_quietest_session_gives_way() -> None:
+    known = SessionPrefixes(sessions_max=2)
+    for name in ("a", "b", "a", "c"):
+        known.note(name, blocks("x"))
+
+    assert known.names() == ["c", "a"]
+
+
+def test_blocks_are_bounded_too() -> None:
+    known = SessionPrefixes(bytes_max=8 * 4)
+    known.note("a", blocks("abc"))
+    known.note("b", blocks("def"))
+    assert known.names() == ["b"]
+
+    known.note("b", blocks("defghijkl"))
+    assert known.names() == ["b"]
+
+
+def test_branches_are_bounded() -> None:
+    known = SessionPrefixes()
+    for number in range(BRANCHES_MAX + 3):
+        known.note("s", number.to_bytes(8))
+
+    assert len(known.of("s")) == BRANCHES_MAX
+
+
+@given(st.lists(st.tuples(st.sampled_from("pqr"), st.text("ab", max_size=4), st.booleans()), max_size=40))
+def test_every_prompt_of_a_living_session_is_the_beginning_of_one_that_is_known(
+    steps: list[tuple[str, str, bool]],
+) -> None:
+    known = SessionPrefixes(sessions_max=3)
+    told: dict[str, list[bytes]] = {}
+    for session, text, ends in steps:
+        if ends:
+            known.end(session)
+            told.pop(session, None)
+        else:
+            known.note(session, blocks(text))
+            told.setdefault(session, []).append(blocks(text))
+        known.validate()
+        for name, prompts in told.items():
+            assert all(any(one.startswith(prompt) for one in known.of(name)) for prompt in prompts)
