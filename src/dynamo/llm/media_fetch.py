@@ -39,6 +39,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 PIECE_BYTES = 64 << 10
 HEAD_BYTES_MAX = 64 << 10
 ADDRESSES_MAX = 3  # That are tried, of a host that has more.
+PARTIAL = 206
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 AGENT = "dynamo"
 FAILURES = (OSError, EOFError, httptools.HttpParserError, httptools.HttpParserUpgrade)
@@ -51,9 +52,11 @@ async def fetch(
     accepts: tuple[str, ...] = (),
     resolve: Resolve | None = None,
     tls: ssl.SSLContext | None = None,
+    head_bytes: int | None = None,
 ) -> Media:
     """What the URL holds. `accepts` are beginnings of content types, none for all.
 
+    With `head_bytes` no more is asked of another host than its first bytes.
     `resolve` and `tls` stand in for the system's name service and its certificates. Raises `InvalidArgument` for what
     may not be fetched, is too large or too slow, or is not there.
     """
@@ -62,7 +65,7 @@ async def fetch(
         return decode_data_url(url, limits, accepts)
     if url[:5].lower() == "file:":
         return await asyncio.to_thread(_read_file, local_of(url, limits), limits)
-    one = _Fetch(limits, accepts, resolve or system_resolve, tls)
+    one = _Fetch(limits, accepts, resolve or system_resolve, tls, head_bytes)
     try:
         async with asyncio.timeout(limits.timeout_s):
             return await one.follow(url)
@@ -97,9 +100,15 @@ class _Fetch:
     """One URL, with its redirects."""
 
     def __init__(
-        self, limits: FetchLimits, accepts: tuple[str, ...], resolve: Resolve, tls: ssl.SSLContext | None
+        self,
+        limits: FetchLimits,
+        accepts: tuple[str, ...],
+        resolve: Resolve,
+        tls: ssl.SSLContext | None,
+        head_bytes: int | None = None,
     ) -> None:
         self._limits = limits
+        self._head_bytes = head_bytes
         self._accepts = accepts
         self._resolve = resolve
         self._tls = tls
@@ -117,15 +126,16 @@ class _Fetch:
         raise InvalidArgument(f"more than {self._limits.redirects_max} redirects")
 
     def _judged(self, response: "_Response") -> Media:
-        if response.status != 200:
+        if not response.is_good:
             raise InvalidArgument(f"the media's host answered with the status {response.status}")
         return Media(bytes(response.body), response.content_type)
 
     async def _ask(self, remote: Remote) -> "_Response":
-        response = _Response(self._limits.file_bytes_max, self._accepts)
+        response = _Response(self._limits.file_bytes_max, self._accepts, self._head_bytes)
+        part = "" if self._head_bytes is None else f"range: bytes=0-{self._head_bytes - 1}\r\n"
         async with self._connected(remote) as (reader, writer):
             writer.write(
-                f"GET {remote.target} HTTP/1.1\r\nhost: {remote.authority}\r\nuser-agent: {AGENT}\r\n"
+                f"GET {remote.target} HTTP/1.1\r\nhost: {remote.authority}\r\nuser-agent: {AGENT}\r\n{part}"
                 "accept: */*\r\naccept-encoding: identity\r\nconnection: close\r\n\r\n".encode("ascii")
             )
             await writer.drain()
@@ -174,8 +184,10 @@ class _Fetch:
 class _Response:
     """An answer as it comes; what is too much of it is not kept. httptools calls its `on_` methods."""
 
-    def __init__(self, bytes_max: int, accepts: tuple[str, ...]) -> None:
+    def __init__(self, bytes_max: int, accepts: tuple[str, ...], head_bytes: int | None = None) -> None:
+        """`head_bytes`: as many as are wanted; the rest is not waited for."""
         self.status = 0
+        self._wanted = head_bytes
         self.location = ""
         self.content_type = ""
         self.body = bytearray()
@@ -188,6 +200,11 @@ class _Response:
         self._headers: dict[str, str] = {}
         self._inflate: Any = None
         self._refusal: InvalidArgument | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether what was asked for is told."""
+        return self.status == 200 or (self._wanted is not None and self.status == PARTIAL)
 
     def feed(self, piece: bytes) -> None:
         """Raises `InvalidArgument` for what is too much or not wanted, `HttpParserError` for what is no HTTP."""
@@ -221,7 +238,7 @@ class _Response:
         self._is_head = False
         self.location = self._headers.get("location", "")
         self.content_type = type_of(self._headers.get("content-type", ""))
-        if self.status != 200:
+        if not self.is_good:
             self.is_complete = True  # Nobody reads what is said beside it.
             return
         try:
@@ -247,6 +264,8 @@ class _Response:
             self._refuse_size()
         else:
             self.body += data
+            if self._wanted is not None and len(self.body) >= self._wanted:
+                self.is_complete = True
 
     def on_message_complete(self) -> None:
         if self.status >= 200 and not self.is_complete:

@@ -4,13 +4,149 @@ To an engine a picture is a row of equal placeholder tokens, so two prompts with
 blocks. Each block is therefore hashed with the hashes of what it shows. Upstream's form, by block:
 
     [{"mm_objects": [{"mm_hash": 1234, "offsets": [[0, 16]]}]}, None, …]
+
+A frontend that knows how many tokens an image becomes writes the prompt as the engine will have it instead, each
+placeholder replaced by a token that stands for that very image (`ImageRouting`); an engine's events are told in the
+same tokens (`llm.kv_event_publisher`).
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import base64
+import binascii
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from dynamo.core.errors import InvalidArgument
+import xxhash
+from msgspec import UNSET
+
+from dynamo.core.errors import ConfigError, DynamoException, InvalidArgument
+from dynamo.llm.image_size import HEAD_BYTES, Size, size_of
+from dynamo.llm.image_tokens import ImageTokens, rule_of
+from dynamo.llm.media_fetch import fetch
+from dynamo.llm.media_source import is_data
+from dynamo.llm.model_card import ModelFiles, read_json
+from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.tokens.hashing import U64, block_hashes, mixed_block_hashes, seed_of
+
+logger = logging.getLogger(__name__)
+
+IMAGES = "image_url"
+PAD_FIRST, PAD_MASK = 1_000_000, (1 << 30) - 1
+"""The tokens that stand for images: above any vocabulary."""
+MORE_HEAD_BYTES = 256 << 10  # Of an image in the request itself, where its first bytes do not tell its size.
+HEAD_TIMEOUT_S = 2.0  # For the first bytes of an image elsewhere; who waits longer for them is better off without.
+SIZES_MAX = 4096
+BLANK = 0  # Fills the last block, as upstream; no engine's block is equal to it.
+
+
+def hash_of_url(url: str) -> int:
+    """What an image is known by: upstream hashes its URL, also where that holds the image itself."""
+    return xxhash.xxh3_64_intdigest(url.encode())
+
+
+def hash_of_identifier(identifier: str) -> int:
+    """The same of an engine's own name for an image; long hexadecimal ones begin with it."""
+    if len(identifier) in (16, 64):
+        try:
+            return int(identifier[:16], 16)
+        except ValueError:
+            pass
+    return xxhash.xxh3_64_intdigest(identifier.encode())
+
+
+def pad_of(mm_hash: int) -> int:
+    """The token that stands for an image in a router's view of a prompt."""
+    return PAD_FIRST + (mm_hash & PAD_MASK)
+
+
+FetchHead = Callable[[str], Awaitable[bytes]]
+"""The first bytes of an image elsewhere. Raises a `DynamoException`."""
+
+
+async def fetch_head(url: str) -> bytes:
+    """Over the network, or from the directory that may be read."""
+    async with asyncio.timeout(HEAD_TIMEOUT_S):
+        return (await fetch(url, accepts=("image/",), head_bytes=HEAD_BYTES)).data
+
+
+class ImageRouting:
+    """Tells the router of a model's prompts which images they show, and where."""
+
+    def __init__(self, rule: ImageTokens, get_head: FetchHead = fetch_head) -> None:
+        self._rule = rule
+        self._get_head = get_head
+        self._sizes: OrderedDict[int, Size] = OrderedDict()
+
+    async def add(self, request: PreprocessedRequest, block_size: int) -> None:
+        """Adds `mm_routing_info`, where all that a prompt shows is known; otherwise text alone is compared."""
+        shown = request.multi_modal_data
+        if shown is UNSET or shown.keys() != {IMAGES} or request.mm_processor_kwargs is not UNSET:
+            return
+        urls = [one.get("Url", "") for one in shown[IMAGES]]
+        hashes = [hash_of_url(url) for url in urls]
+        if request.token_ids.count(self._rule.token_id) != len(urls):
+            logger.warning("a prompt's images are not its placeholders: it is routed by its text")
+            return
+        try:
+            sizes = await asyncio.gather(*map(self._size, hashes, urls))
+        except (DynamoException, TimeoutError, OSError) as error:
+            logger.warning("the size of an image is unknown, its prompt is routed by its text: %s", error or "too late")
+            return
+        counts = [self._rule.count(size) for size in sizes]
+        tokens: list[int] = []
+        images = zip(hashes, counts, strict=True)
+        for token in request.token_ids:
+            if token != self._rule.token_id:
+                tokens.append(token)
+                continue
+            mm_hash, count = next(images)
+            if count is None:
+                return
+            tokens += [pad_of(mm_hash)] * count
+        whole = len(tokens)
+        tokens += [BLANK] * (-whole % block_size)
+        request.mm_routing_info = {"routing_token_ids": tokens, "block_mm_infos": [], "expanded_prompt_len": whole}
+        extra = request.extra_args if isinstance(request.extra_args, dict) else {}
+        request.extra_args = {**extra, "mm_hashes": [f"{one:016x}" for one in hashes]}
+
+    async def _size(self, mm_hash: int, url: str) -> Size:
+        size = self._sizes.get(mm_hash)
+        if size is None:
+            size = _size_in(url) if is_data(url) else size_of(await self._get_head(url))
+            if size is None:
+                raise InvalidArgument("it is no image, or does not say it in its first bytes")
+            if len(self._sizes) >= SIZES_MAX:
+                self._sizes.popitem(last=False)
+        self._sizes[mm_hash] = size
+        self._sizes.move_to_end(mm_hash)
+        return size
+
+
+def _size_in(url: str) -> Size | None:
+    head, _, text = url.partition(",")
+    if not head.lower().endswith(";base64"):
+        return None
+    for count in (HEAD_BYTES, MORE_HEAD_BYTES):
+        try:
+            size = size_of(base64.b64decode(text[: count // 3 * 4]))
+        except binascii.Error:
+            return None
+        if size is not None:
+            return size
+    return None
+
+
+def image_routing(files: ModelFiles, source_path: str | None, name: str) -> ImageRouting | None:
+    """That of a model with these files; None, with a warning, for one whose images nobody here can count."""
+    folders = [os.path.dirname(files.config), *([source_path] if source_path else [])]
+    try:
+        return ImageRouting(rule_of(read_json(files.config), folders))
+    except ConfigError as error:
+        logger.warning("KV routing of model %s compares text only, not images: %s", name, error)
+        return None
 
 
 def media_of(block_mm_infos: Sequence[Any] | None) -> list[list[int]]:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from msgspec import UNSET
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.llm.guided import form_bytes, guided_decoding
 from dynamo.llm.media import has_media, media_of, shown_messages
+from dynamo.llm.mm_routing import ImageRouting, image_routing
 from dynamo.llm.model_card import ModelFiles, mdc_sum, read_json
 from dynamo.llm.readers import Readers
 from dynamo.llm.templates import ChatTemplate
@@ -91,11 +93,18 @@ class Preprocessor:
         """Who is told how long preparing a chat took."""
         self.readers = Readers(card.runtime_config, self.tokenizer)
         """How answers are read."""
+        self._files, self._card = files, card
         self._config = card.runtime_config
         mode = card.runtime_config.runtime_data.get(DEFAULT_MODE_KEY)
         self._thinking_mode = mode if mode in (ENABLED, DISABLED) else None
         self._lora = card.lora.get("name") if isinstance(card.lora, dict) else None
         self._shows_tools_when_none = not card.runtime_config.exclude_tools_when_tool_choice_none
+
+    @cached_property
+    def images(self) -> ImageRouting | None:
+        """What tells a KV router which images a prompt shows; read when the first one does."""
+        source = self._card.source_path
+        return image_routing(self._files, source if isinstance(source, str) else None, self._card.display_name)
 
     def chat(self, request: ChatCompletionRequest) -> PreprocessedRequest:
         """A chat in tokens. Raises `InvalidArgument`."""
