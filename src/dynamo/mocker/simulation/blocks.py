@@ -2,31 +2,32 @@
 
 A complete block is known by its sequence hash and shared by every sequence that has it; a block that is still
 being filled, or that may not be shared, is only counted (`private`). A shared block nobody holds any more stays
-readable until its room is needed; the one that fell idle first goes first.
+readable until its room is needed; which one goes first is for `eviction` to say.
 
     take ──▶ private ── commit ──▶ active ── release ──▶ inactive ── evict ──▶ gone
                                      ▲────── acquire ───────┘
 
 A sequence hash covers the whole prefix and holders release from the end, so a block's parent is always held as
-long as the block, and evicted after it.
+long as the block, and falls idle after it.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
+from dynamo.mocker.simulation.eviction import LongestIdle, MultiLru, idle_blocks
+from dynamo.mocker.simulation.rules import EvictionName
 from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
 
 
 class BlockPool:
     """A fixed number of blocks."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, eviction: EvictionName = "lineage") -> None:
         self.capacity = capacity
         self.private = 0
         self.active: dict[int, int] = {}
         """Sequence hash → how many sequences hold it, at least one."""
-        self.inactive: OrderedDict[int, None] = OrderedDict()
-        """Readable but held by nobody, longest idle first."""
+        self.inactive: LongestIdle | MultiLru = idle_blocks(eviction, capacity)
+        """Readable but held by nobody."""
         self._events: list[KvEvent] = []
 
     @property
@@ -107,14 +108,14 @@ class BlockPool:
         """Checks what must always hold."""
         assert self.private >= 0
         assert all(holders > 0 for holders in self.active.values())
-        assert not self.active.keys() & self.inactive.keys()
+        assert not any(block_hash in self.inactive for block_hash in self.active)
         assert len(self.active) + len(self.inactive) + self.private <= self.capacity
 
     def _evict(self) -> None:
         excess = len(self.active) + len(self.inactive) + self.private - self.capacity
         if excess <= 0:
             return
-        gone = [self.inactive.popitem(last=False)[0] for _ in range(excess)]
+        gone = [self.inactive.take() for _ in range(excess)]
         last = self._events[-1] if self._events else None
         if isinstance(last, Removed):
             last.block_hashes.extend(gone)

@@ -13,6 +13,7 @@ class State(enum.Enum):
     """Where a sequence is."""
 
     WAITING = "waiting"
+    LOADING = "loading"
     PREFILLING = "prefilling"
     DECODING = "decoding"
     DONE = "done"
@@ -43,6 +44,12 @@ class Sequence(Generic[Owner]):
     phase: int = 0
     border: int = 0
     """The decode step in which it needs another block."""
+    is_remote: bool = False
+    """Another worker computes its prompt; it waits for the blocks and goes on with the first token."""
+    stays: bool = False
+    """Its blocks are held after its end, until they are let go."""
+    ready_ms: float = 0.0
+    """When what it loads is there."""
     cached_tokens: int = 0
     """How much of the prompt the cache held when it was first admitted."""
     tokens_hashes: list[int] = field(default_factory=list)
@@ -60,6 +67,11 @@ class Sequence(Generic[Owner]):
     def length(self) -> int:
         """Tokens that must be computed before the next one can be emitted."""
         return len(self.prompt) + self.generated
+
+    @property
+    def owed(self) -> int:
+        """Tokens of a sequence that was admitted which are to be computed here before its next token."""
+        return 0 if self.is_remote else self.length - self.computed
 
     @property
     def ending(self) -> int:

@@ -1,0 +1,112 @@
+"""HostTier: a second, larger cache in the host's memory, one copy away from the device.
+
+    device ── complete block ──▶ copying, one after the other ──▶ readable ── room is needed ──▶ gone
+                                                                    └── a prompt that begins so ──▶ device
+
+Blocks are copied as soon as they are complete (write-through), so that the device may drop them at any time. The tier
+gives up what was used least recently.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dynamo.mocker.simulation.rules import HostRules
+from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A block on its way to the host."""
+
+    done_ms: float
+    parent: int | None
+    block: StoredBlock
+
+
+class HostTier:
+    """Times are the simulation's, in milliseconds."""
+
+    def __init__(self, rules: HostRules) -> None:
+        self.rules = rules
+        self.held: OrderedDict[int, None] = OrderedDict()
+        """Readable, least recently used first."""
+        self.offloaded = 0
+        """Blocks that were copied to the host …"""
+        self.onboarded = 0
+        """… and blocks that were copied back."""
+        self._copies: deque[Copy] = deque()
+        self._copying: set[int] = set()
+        self._to_host_free_ms = 0.0
+        self._to_device_free_ms = 0.0
+        self._events: list[KvEvent] = []
+
+    def offload(self, events: Iterable[KvEvent], now_ms: float) -> None:
+        """The device's cache holds new blocks: those that are not here are copied."""
+        for event in events:
+            if not isinstance(event, Stored):
+                continue
+            parent = event.parent_hash
+            for block in event.blocks:
+                self._offload(parent, block, now_ms)
+                parent = block.block_hash
+
+    def settle(self, now_ms: float) -> None:
+        """Blocks whose copy is over are readable from now on."""
+        while self._copies and self._copies[0].done_ms <= now_ms:
+            copy = self._copies.popleft()
+            self._copying.discard(copy.block.block_hash)
+            if len(self.held) >= self.rules.num_blocks:
+                self._tell_removed(self.held.popitem(last=False)[0])
+            self.held[copy.block.block_hash] = None
+            self.offloaded += 1
+            self._tell_stored(copy)
+
+    def match(self, hashes: Sequence[int]) -> int:
+        """How many leading blocks are readable."""
+        for index, block_hash in enumerate(hashes):
+            if block_hash not in self.held:
+                return index
+        return len(hashes)
+
+    def fetch(self, hashes: Sequence[int], now_ms: float) -> float:
+        """Copies readable blocks to the device, behind those that are being copied: when they are there."""
+        for block_hash in reversed(hashes):
+            self.held.move_to_end(block_hash)
+        self.onboarded += len(hashes)
+        begin_ms = max(now_ms, self._to_device_free_ms)
+        self._to_device_free_ms = begin_ms + len(hashes) * self.rules.to_device_ms()
+        return self._to_device_free_ms
+
+    def events(self) -> list[KvEvent]:
+        """What was stored and removed since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def validate(self) -> None:
+        """Checks what must always hold."""
+        assert len(self.held) <= self.rules.num_blocks, "more blocks are held than there are"
+        assert len(self._copies) == len(self._copying) <= self.rules.num_blocks
+        assert not self._copying & self.held.keys(), "a block that is here is copied again"
+
+    def _offload(self, parent: int | None, block: StoredBlock, now_ms: float) -> None:
+        if block.block_hash in self.held:
+            self.held.move_to_end(block.block_hash)
+        elif block.block_hash not in self._copying and len(self._copying) < self.rules.num_blocks:
+            self._to_host_free_ms = max(now_ms, self._to_host_free_ms) + self.rules.to_host_ms()
+            self._copies.append(Copy(self._to_host_free_ms, parent, block))
+            self._copying.add(block.block_hash)
+
+    def _tell_stored(self, copy: Copy) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, Stored) and last.blocks[-1].block_hash == copy.parent:
+            last.blocks.append(copy.block)
+        else:
+            self._events.append(Stored(copy.parent, None, [copy.block]))
+
+    def _tell_removed(self, block_hash: int) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, Removed):
+            last.block_hashes.append(block_hash)
+        else:
+            self._events.append(Removed([block_hash]))

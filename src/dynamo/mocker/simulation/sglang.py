@@ -1,0 +1,131 @@
+"""SglangSimulation: SGLang's scheduler: prompts before answers, and a guess at how much room the answers will want.
+
+    step(now) ─▶ prompts, if somebody waits for whom there is room: nobody decodes in this step
+              └▶ else one more token for everyone who decodes; if the room for it is not there, those who have said
+                 the least are retracted, and the guess is corrected
+
+The cache is a radix tree of pages: a prompt's are in it when they are computed, an answer's when it is complete.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from dynamo.mocker.simulation.batching import Batching
+from dynamo.mocker.simulation.sequence import Owner, Sequence
+from dynamo.mocker.simulation.step import StepResult
+from dynamo.protocols.load import ScheduledRequests
+
+RATIO_FIRST = 0.7  # Of the longest that answers may become: how long they are thought to become at first …
+RATIO_LEAST_OF_FIRST = 0.14  # … and at last, after so many steps in which all went well:
+RATIO_STEPS = 600
+RETRACT_STEPS = 20  # After a retraction the guess leaves room for so many more tokens of everyone.
+LONGEST_PREFIX_MAX = 128  # With more waiting than this, sorting by prefix costs more than it brings.
+
+
+@dataclass(slots=True)
+class SglangSimulation(Batching[Owner]):
+    """One rank of SGLang."""
+
+    ratio: float = field(init=False, default=0.0)
+    """The part of what they may still say that answers are thought to say."""
+
+    def __post_init__(self) -> None:
+        Batching.__post_init__(self)
+        self.ratio = self._first_ratio
+
+    def step(self, now_ms: float) -> StepResult[Owner]:
+        """One forward pass that begins now: of prompts or of answers."""
+        self.now_ms = now_ms
+        scheduled = ScheduledRequests()
+        complete = self._prompts(scheduled)
+        if scheduled.sum_prefill_tokens:
+            finished: list[Sequence[Owner]] = []
+            duration_ms = self._duration_ms(scheduled)
+            started = self._begin_decoding(complete, self.steps, finished)
+            return self._result(duration_ms, started, self._first_tokens(started), finished, complete, scheduled)
+        step, self.steps = self.steps, self.steps + 1
+        arrived = self._let_in(step)
+        self._grow(step)
+        scheduled = self._scheduled_decodes()
+        finished = self._end(step)
+        sequences, tokens = self._decode(step)
+        self.ratio = max(self.ratio - self._ratio_step, self._least_ratio) if self.decoding else self._first_ratio
+        return self._result(self._duration_ms(scheduled), sequences, tokens, finished, arrived, scheduled)
+
+    @property
+    def _may_coast(self) -> bool:
+        return not self.waiting  # Who waits may be let in by the guess alone, which changes with every step.
+
+    # Prompts.
+
+    def _prompts(self, scheduled: ScheduledRequests) -> list[Sequence[Owner]]:
+        if self.partial is None and not self.waiting:
+            return []
+        if self.limits.sglang.schedule_policy == "lpm" and 1 < len(self.waiting) <= LONGEST_PREFIX_MAX:
+            self.waiting = deque(sorted(self.waiting, key=self._hits, reverse=True))
+        rules = self.limits.sglang
+        budget = rules.max_prefill_tokens
+        if self._cuts_prompts:
+            budget = min(budget, rules.chunked_prefill_size)
+        return self._prefill(budget, 0, scheduled)
+
+    @property
+    def _cuts_prompts(self) -> bool:
+        return self.limits.enable_chunked_prefill and self.limits.sglang.chunked_prefill_size > 0
+
+    def _reserve(self, sequence: Sequence[Owner], cached_tokens: int) -> int:
+        """Room for what those who run are thought to say, and for all that this one may say.
+
+        Who is alone needs none, for there is nobody to wait for.
+        """
+        if not self.pool.used:
+            return 0
+        clip = self.limits.sglang.clip_max_new_tokens
+        step = self.steps
+        said = sum(min(one.max_tokens - step + one.birth, clip) for one in self.decoding) * self.ratio
+        if self.partial is not None:
+            said += min(self.partial.max_tokens, clip) * self.ratio
+        own = min(sequence.max_tokens - sequence.generated, clip)
+        return self.blocks_of(int(said) + own)
+
+    # Answers.
+
+    def _grow(self, step: int) -> None:
+        due = self._borders.pop(step, {})
+        if len(due) > self.pool.free:
+            self._retract(due, step)
+        taken = self.pool.take(len(due))
+        assert taken, "who is alone has room"
+        for sequence in due:
+            sequence.private += 1
+            self._expect_border(sequence, step + self.limits.block_tokens)
+
+    def _retract(self, due: dict[Sequence[Owner], None], step: int) -> None:
+        """Takes back those who said the least, of them those with the longest prompt, until the others have room."""
+        while len(due) > self.pool.free:
+            victim = min(self.decoding, key=lambda one: (step - one.birth, -len(one.prompt)))
+            due.pop(victim, None)
+            self._preempt(victim, step)
+        said = sum(step - one.birth for one in self.decoding)
+        wanted = sum(one.max_tokens for one in self.decoding)
+        self.ratio = min(1.0, (said + RETRACT_STEPS * len(self.decoding)) / wanted) if wanted else 1.0
+
+    def _keep_computed(self, sequence: Sequence[Owner], step: int) -> None:
+        """What an answer said so far is not in the tree, and is lost."""
+
+    def _requeue(self, sequence: Sequence[Owner]) -> None:
+        self._enqueue(sequence)
+
+    # The guess.
+
+    @property
+    def _first_ratio(self) -> float:
+        return min(RATIO_FIRST * self.limits.sglang.schedule_conservativeness, 1.0)
+
+    @property
+    def _least_ratio(self) -> float:
+        return self._first_ratio * RATIO_LEAST_OF_FIRST
+
+    @property
+    def _ratio_step(self) -> float:
+        return (self._first_ratio - self._least_ratio) / RATIO_STEPS
