@@ -1,29 +1,36 @@
 """Cluster: the clock, the workers, and everything that happens to them, one event after the other.
 
     arrivals ──▶ placement ──▶ worker ── step ends ──▶ tokens: placement, next arrivals
-                    ▲                        └───────▶ cache events, at once or after a lag
-                    └── failures, restarts
+                    ▲             │          └───────▶ cache events, at once or after a lag
+                    │             └── prompt done, its blocks travel ──▶ placement of those who decode ──▶ worker
+                    ├── failures, restarts
+                    └── planner: how many workers there should be
 
-What happens at the same time happens in this order: steps end, caches are told of, workers come and go, requests arrive,
-steps begin. A request whose worker fails goes to another one with the tokens it has.
+What happens at the same time happens in this order: steps end, caches are told of, workers come and go, the planner looks,
+requests arrive, steps begin. A request whose worker fails goes to another one with the tokens it has.
 """
 
 import enum
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from dynamo.core.errors import ConfigError, NotReady
-from dynamo.mocker.simulation.scheduler import Limits, StepResult
+from dynamo.core.errors import ConfigError
+from dynamo.mocker.simulation.scheduler import StepResult
 from dynamo.mocker.simulation.sequence import Sequence
-from dynamo.mocker.simulation.timing import StepTimes, Timing
 from dynamo.protocols.kv_events import KvEvent
+from dynamo.protocols.planner import Planner, ScheduledTick
+from dynamo.replay.fleet import Fleet, Places
 from dynamo.replay.load import Due, Load
 from dynamo.replay.names import Namer
-from dynamo.replay.placement import Asked, Placement
+from dynamo.replay.outcome import Flight, Outcome
+from dynamo.replay.placement import Asked, Placement, Seat
+from dynamo.replay.plan import Failure, Plan, Restart, Role
+from dynamo.replay.planning import PlannerSeat
 from dynamo.replay.timeline import Timeline
-from dynamo.replay.worker import Doing, Flight, Passed, SimulatedWorker
+from dynamo.replay.worker import Doing, Passed, SimulatedWorker
 
 CHECK_STEPS = 4096  # A worker's books are checked whole every so many steps, and at the end: a check costs some 10 ms.
 PROGRESS_EVENTS = 512  # How many events pass between two looks at the progress.
@@ -34,62 +41,35 @@ class Happening(enum.IntEnum):
 
     STEP_ENDS = 0
     CACHE_TOLD = 1
-    WORKER_FAILS = 2
-    WORKER_JOINS = 3
-    ARRIVAL = 4
-    STEP_BEGINS = 5
+    LET_GO = 2
+    WORKER_FAILS = 3
+    WORKER_RESTARTS = 4
+    WORKER_JOINS = 5
+    PLANNER_LOOKS = 6
+    ARRIVAL = 7
+    STEP_BEGINS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A worker's place fails at a time, and a new worker takes it so much later, or none."""
+class Told(NamedTuple):
+    """What a cache's owner says later."""
 
-    at_ms: float
-    slot: int
-    restart_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A cluster, and what befalls it."""
-
-    workers: int
-    limits: Limits = field(default_factory=Limits)
-    timing: StepTimes = field(default_factory=Timing)
-    startup_ms: float = 0.0
-    """What a worker that takes the place of one which failed needs before it is there."""
-    failures: tuple[Failure, ...] = ()
-    event_lag_ms: float = 0.0
-    interval_ms: float = 1000.0
-    """Of the timeline."""
-    seed: int = 42
-    max_sim_time_ms: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"--num-workers {self.workers}: expected 1 or more")
-        if self.event_lag_ms < 0:
-            raise ConfigError(f"--kv-event-lag-ms {self.event_lag_ms:g}: expected zero or more")
-        for failure in self.failures:
-            if not 0 <= failure.slot < self.workers:
-                raise ConfigError(f"--fail: there is no worker {failure.slot}: they are 0 to {self.workers - 1}")
+    role: Role
+    seat: Seat
+    events: list[KvEvent]
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What came of it."""
+class Travelled(NamedTuple):
+    """A prompt's blocks are where they are needed."""
 
-    flights: list[Flight]
-    """All requests that came, in the order of arrival."""
-    duration_ms: float
-    timeline: Timeline
-    unfinished: int = 0
-    """Requests that were under way when the time was over."""
-    preemptions: int = 0
-    migrations: int = 0
-    admitted_tokens: int = 0
-    reused_tokens: int = 0
-    steps: int = 0
+    worker: SimulatedWorker
+    sequence: Sequence[Flight]
+
+
+class Awaited(NamedTuple):
+    """A worker that is on its way."""
+
+    role: Role
+    worker_id: int
 
 
 @dataclass(slots=True)
@@ -99,40 +79,43 @@ class Cluster:
     plan: Plan
     load: Load
     namer: Namer
-    placement: Placement
+    placements: dict[Role, Placement]
+    planner: Planner | None = None
     outcome: Outcome = field(init=False)
-    _workers: dict[int, SimulatedWorker] = field(init=False, default_factory=dict)
-    _slots: list[SimulatedWorker | None] = field(init=False)
+    fleets: dict[Role, Fleet] = field(init=False)
+    _entry: Fleet = field(init=False)
+    """Where requests go first …"""
+    _exit: Fleet = field(init=False)
+    """… and where they are answered."""
+    _planner: PlannerSeat | None = field(init=False, default=None)
+    _places: Places = field(init=False, default_factory=Places)
     _heap: list[tuple[float, int, int, object]] = field(init=False, default_factory=list)
     _count: int = field(init=False, default=0)
     _known: Iterator[Due] = field(init=False)
     _homeless: deque[Flight] = field(init=False, default_factory=deque)
     """Requests for which there is no worker at the moment."""
     _held: dict[str, Flight] = field(init=False, default_factory=dict)
-    """Requests that the placement holds back."""
-    _second: dict[int, list[Sequence[Flight]]] = field(init=False, default_factory=dict)
-    """By worker: who has the first token and not the second."""
-    _changed_ms: list[float] = field(init=False)
-    _tallied: list[tuple[int, int]] = field(init=False)
+    """Requests that a placement holds back."""
+    _computed: dict[str, Travelled] = field(init=False, default_factory=dict)
+    """Prompts that one worker computed, for which the other one is not chosen yet."""
     _next_id: int = field(init=False, default=0)
     _arrived: int = field(init=False, default=0)
     _open: int = field(init=False, default=0)
+    _crew_ms: float = field(init=False, default=0.0)
+    """Until when the workers' time is counted."""
 
     def __post_init__(self) -> None:
-        places = self.plan.workers
-        self.outcome = Outcome([], 0.0, Timeline(self.plan.interval_ms, places))
-        self._slots = [None] * places
-        self._changed_ms = [0.0] * places
-        self._tallied = [(0, 0)] * places
+        self.fleets = {pool.role: Fleet(pool, self.placements[pool.role], self.plan.seed) for pool in self.plan.pools}
+        self._entry, self._exit = self.fleets[self.plan.pools[0].role], self.fleets[self.plan.pools[-1].role]
+        self.outcome = Outcome([], 0.0, Timeline(self.plan.interval_ms))
+        if self.planner is not None:
+            self._planner = PlannerSeat(self.planner)
+            self.outcome.planner = self._planner.log
         self._known = iter(self.load.first())
 
     def run(self, progress: Callable[[int, float], None] | None = None) -> Outcome:
         """Everything, to the end. `progress` hears now and then how many requests were answered, and what time it is."""
-        for slot in range(self.plan.workers):
-            self._join(slot, 0.0)
-        for failure in self.plan.failures:
-            self._push(failure.at_ms, Happening.WORKER_FAILS, failure)
-        self._expect_arrival()
+        self._open_up()
         now_ms = 0.0
         events = 0
         while self._heap:
@@ -151,21 +134,30 @@ class Cluster:
 
     def validate(self) -> None:
         """Raises `AssertionError` where something is lost, held twice, or believed wrongly. For when all is quiet."""
-        for worker in self._workers.values():
-            worker.simulation.validate()
-            assert worker.simulation.is_idle, "a worker has work left"
-            assert worker.simulation.pool.used == 0, "blocks are held by nobody"
+        for fleet in self.fleets.values():
+            fleet.validate()
         assert not self._homeless, "requests wait for a worker for ever"
         assert not self._held, "the router holds requests for ever"
         assert self._open == 0, "a request was lost"
         assert all(flight.finished_ms >= flight.first_ms >= flight.arrived_ms for flight in self.outcome.flights)
-        caches = {
-            worker_id: set(worker.simulation.pool.inactive) if self.plan.limits.enable_prefix_caching else set()
-            for worker_id, worker in self._workers.items()
-        }
-        self.placement.validate(caches)
 
     # The clock.
+
+    def _open_up(self) -> None:
+        for fleet in self.fleets.values():
+            for _ in range(fleet.plan.workers):
+                self._start(fleet, 0.0, 0.0)
+        while self._heap:  # They stand there before anything happens.
+            awaited = heapq.heappop(self._heap)[3]
+            assert isinstance(awaited, Awaited)
+            self._join(awaited, 0.0)
+        for failure in self.plan.failures:
+            self._push(failure.at_ms, Happening.WORKER_FAILS, failure)
+        for restart in self.plan.restarts:
+            self._push(restart.at_ms, Happening.WORKER_RESTARTS, restart)
+        if self._planner is not None:
+            self._expect_planner(self._planner.begin(self.plan.pools), 0.0)
+        self._expect_arrival()
 
     def _push(self, at_ms: float, kind: Happening, what: object) -> None:
         self._count += 1
@@ -185,15 +177,19 @@ class Cluster:
             flight, is_known = what
             if is_known:
                 self._expect_arrival()
-            self._place(flight, now_ms)
-        elif kind is Happening.CACHE_TOLD:
-            assert isinstance(what, tuple)
-            self._tell(what[0], what[1])
-        elif kind is Happening.WORKER_FAILS:
-            assert isinstance(what, Failure)
+            self._arrive(flight, now_ms)
+        elif isinstance(what, Told):
+            self.fleets[what.role].tell(what.seat, what.events)
+        elif isinstance(what, Travelled):
+            self._let_go(what, now_ms)
+        elif isinstance(what, Failure):
             self._fail(what, now_ms)
+        elif isinstance(what, Restart):
+            self._restart(what, now_ms)
+        elif isinstance(what, ScheduledTick):
+            self._look(what, now_ms)
         else:
-            assert isinstance(what, int)
+            assert isinstance(what, Awaited)
             self._join(what, now_ms)
 
     # Requests.
@@ -208,81 +204,167 @@ class Cluster:
         at_ms, session, place = due
         self._arrived += 1
         self._open += 1
-        turn = session.turns[place]
-        flight = Flight(f"{self._arrived}", session, place, turn, at_ms)
+        flight = Flight(f"{self._arrived}", session, place, session.turns[place], at_ms)
         self._push(at_ms, Happening.ARRIVAL, (flight, is_known))
 
-    def _place(self, flight: Flight, now_ms: float) -> None:
+    def _arrive(self, flight: Flight, now_ms: float) -> None:
         turn = flight.turn
-        if flight.names is None:
-            flight.names = self.namer.names(turn.hash_ids, turn.input_tokens)
-            tokens = turn.input_tokens + turn.output_tokens
-            if -(-tokens // self.plan.limits.block_tokens) > self.plan.limits.num_blocks:
+        flight.names = self.namer.names(turn.hash_ids, turn.input_tokens)
+        tokens = turn.input_tokens + turn.output_tokens
+        for fleet in self.fleets.values():
+            limits = fleet.plan.limits
+            if -(-tokens // limits.block_tokens) > limits.num_blocks:
                 raise ConfigError(f"request {turn.request_id}: {tokens} tokens fit into no worker's cache")
-            self.outcome.flights.append(flight)
+        self.outcome.flights.append(flight)
+        self._begin(flight, now_ms)
+
+    def _begin(self, flight: Flight, now_ms: float) -> None:
+        """To a worker that computes its prompt, for itself or for another one."""
+        flight.is_prefilling = self._entry is not self._exit and not self._stays(flight, now_ms)
+        self._place(flight, now_ms)
+
+    def _stays(self, flight: Flight, now_ms: float) -> bool:
+        """Whether the one that answers is to compute the prompt, too."""
+        if self.plan.bypass is None or flight.names is None:
+            return False
+        tokens = flight.turn.input_tokens + flight.said
+        held = self._exit.placement.deepest(flight.names.packed, now_ms / 1000) * self._exit.plan.limits.block_tokens
+        is_bypassed = self.plan.bypass.applies(tokens, max(0, tokens - held))
+        self.outcome.bypassed += is_bypassed
+        return is_bypassed
+
+    def _place(self, flight: Flight, now_ms: float) -> None:
+        assert flight.names is not None
+        turn, session = flight.turn, flight.session
         asked = Asked(
-            flight.key, turn.input_tokens + flight.said, flight.names.packed, turn.priority, turn.strict_priority
+            flight.key,
+            turn.input_tokens + flight.said,
+            flight.names.packed,
+            session.session_id if len(session.turns) > 1 else None,
+            turn.priority,
+            turn.strict_priority,
+            is_remote=flight.key in self._computed,
         )
-        try:
-            worker = self.placement.place(asked, now_ms / 1000)
-        except NotReady:
-            self._homeless.append(flight)
-            return
-        if worker is None:
+        fleet = self._entry if flight.is_prefilling else self._exit
+        seat, is_anybody = fleet.place(asked, now_ms)
+        if seat is not None:
+            self._send(fleet, flight, seat, now_ms)
+        elif is_anybody:
             self._held[flight.key] = flight
         else:
-            self._send(flight, worker, now_ms)
+            self._homeless.append(flight)
 
-    def _admit(self, now_ms: float) -> None:
+    def _admit(self, fleet: Fleet, now_ms: float) -> None:
         if self._held:
-            for key, worker in self.placement.admit(now_ms / 1000):
+            for key, seat in fleet.placement.admit(now_ms / 1000):
                 flight = self._held.pop(key)
-                if worker is None:
+                if seat is None:
                     self._homeless.append(flight)
                 else:
-                    self._send(flight, worker, now_ms)
+                    self._send(fleet, flight, seat, now_ms)
 
-    def _send(self, flight: Flight, worker_id: int, now_ms: float) -> None:
-        worker = self._workers[worker_id]
-        flight.worker, flight.slot, flight.placed_ms = worker_id, worker.slot, now_ms
+    def _send(self, fleet: Fleet, flight: Flight, seat: Seat, now_ms: float) -> None:
+        worker = fleet.rank(seat)
+        is_first = flight.placed_ms < 0
+        is_remote = flight.key in self._computed
+        if not is_remote:
+            flight.placed_ms = now_ms
+        flight.worker, flight.slot = seat[0], worker.slot
         self._note(worker, now_ms)
-        passed = worker.submit(flight, now_ms)
+        ready_ms = self._travel(flight, worker, now_ms) if is_remote else None
+        passed = worker.submit(flight, now_ms, ready_ms)
+        self._wake(fleet, worker, passed, now_ms)
+        if is_first:
+            for due in self.load.begun(flight.session, flight.place, now_ms):
+                self._announce(due)
+
+    def _wake(self, fleet: Fleet, worker: SimulatedWorker, passed: Passed | None, now_ms: float) -> None:
+        """It has something to do, or something else."""
         if passed is not None:
-            self._observe(worker, passed, now_ms)
+            self._observe(fleet, worker, passed, now_ms)
             self._push(worker.until_ms, Happening.STEP_ENDS, (worker, worker.turn))
         elif worker.doing is Doing.IDLE:
             self._push(now_ms, Happening.STEP_BEGINS, worker)
 
-    def _finish(self, flight: Flight, now_ms: float) -> None:
+    def _travel(self, flight: Flight, to: SimulatedWorker, now_ms: float) -> float:
+        """When a prompt's blocks are at the worker that decodes."""
+        tokens = flight.turn.input_tokens + flight.said
+        rules = self._exit.plan.limits.transfer
+        if rules.only_missing and flight.names is not None:
+            limits = self._exit.plan.limits
+            tokens -= to.simulation.pool.match(flight.names.sequence_hashes) * limits.block_tokens
+        takes_ms = rules.transfer_ms(tokens)
+        self.outcome.transfers += 1
+        self.outcome.transfer_ms += takes_ms
+        self._push(now_ms + takes_ms, Happening.LET_GO, self._computed.pop(flight.key))
+        flight.has_travelled = True
+        return now_ms + takes_ms
+
+    def _let_go(self, travelled: Travelled, now_ms: float) -> None:
+        worker, sequence = travelled
+        if not self._entry.has(worker.worker_id):  # It failed meanwhile; what was on its way arrived all the same.
+            return
+        self._note(worker, now_ms)
+        passed = worker.interrupt(now_ms)
+        worker.simulation.let_go(sequence)
+        if passed is not None or not worker.is_quiet:
+            self._wake(self._entry, worker, passed, now_ms)
+        else:
+            self._dismiss(self._entry, worker, now_ms)
+
+    def _handed_over(self, worker: SimulatedWorker, sequence: Sequence[Flight], now_ms: float) -> None:
+        """A prompt was computed for another worker: now that one is chosen."""
+        flight = sequence.owner
+        if self._entry.is_serving(worker.worker_id):
+            self._entry.placement.finish(flight.key, 1, now_ms / 1000)
+        flight.is_prefilling = False
+        flight.prefill_slot, flight.cached_tokens = worker.slot, sequence.cached_tokens
+        self._computed[flight.key] = Travelled(worker, sequence)
+        self._place(flight, now_ms)
+
+    def _finish(self, fleet: Fleet, flight: Flight, now_ms: float) -> None:
         flight.finished_ms = now_ms
         flight.names = None
         self._open -= 1
-        self.placement.finish(flight.key, flight.turn.output_tokens, now_ms / 1000)
+        if fleet.is_serving(flight.worker):
+            fleet.placement.finish(flight.key, flight.turn.output_tokens, now_ms / 1000)
+        if self._planner is not None:
+            self._planner.ended(flight, now_ms)
         for due in self.load.after(flight.session, flight.place, now_ms):
             self._announce(due)
 
     # Steps.
 
+    def _fleet_of(self, worker: SimulatedWorker) -> Fleet:
+        if self._entry is self._exit or self._entry.has(worker.worker_id):
+            return self._entry
+        return self._exit
+
     def _begin_step(self, worker: SimulatedWorker, now_ms: float) -> None:
-        if worker.doing is Doing.IDLE and worker.worker_id in self._workers:
-            self._note(worker, now_ms)
-            if worker.begin(now_ms):
-                self._push(worker.until_ms, Happening.STEP_ENDS, (worker, worker.turn))
-                if worker.real_steps % CHECK_STEPS == 0:
-                    worker.simulation.validate()
+        fleet = self._fleet_of(worker)
+        if worker.doing is not Doing.IDLE or not fleet.has(worker.worker_id):
+            return
+        self._note(worker, now_ms)
+        if worker.begin(now_ms):
+            self._push(worker.until_ms, Happening.STEP_ENDS, (worker, worker.turn))
+            if worker.real_steps % CHECK_STEPS == 0:
+                worker.simulation.validate()
+        else:
+            self._dismiss(fleet, worker, now_ms)
 
     def _end_step(self, worker: SimulatedWorker, now_ms: float) -> None:
         self._note(worker, now_ms)
+        fleet = self._fleet_of(worker)
         result, passed = worker.end()
         if result is not None:
-            self._deliver(worker, result, now_ms)
+            self._deliver(fleet, worker, result, now_ms)
         if passed is not None:
-            self._observe(worker, passed, now_ms)
-        self._admit(now_ms)
+            self._observe(fleet, worker, passed, now_ms)
+        self._admit(fleet, now_ms)
         self._push(now_ms, Happening.STEP_BEGINS, worker)
 
-    def _deliver(self, worker: SimulatedWorker, result: StepResult[Flight], now_ms: float) -> None:
-        begun = self._second[worker.worker_id]
+    def _deliver(self, fleet: Fleet, worker: SimulatedWorker, result: StepResult[Flight], now_ms: float) -> None:
+        begun, is_serving = worker.begun, fleet.is_serving(worker.worker_id)
         if begun:
             for sequence in begun:
                 if worker.simulation.said(sequence) > 1:
@@ -290,33 +372,37 @@ class Cluster:
             begun[:] = [sequence for sequence in begun if sequence.owner.second_ms < 0]
         for sequence in result.prefilled:
             flight = sequence.owner
-            self.placement.prefilled(flight.key)
+            if is_serving:
+                fleet.placement.prefilled(flight.key)
+            if flight.is_prefilling:
+                continue
             if flight.first_ms < 0:
                 flight.first_ms = now_ms
-                flight.cached_tokens = sequence.cached_tokens
+                if not flight.has_travelled:
+                    flight.cached_tokens = sequence.cached_tokens
                 if flight.turn.output_tokens > 1:
                     begun.append(sequence)
             elif flight.second_ms < 0 and flight.migrations:
                 flight.second_ms = now_ms
-        for sequence in result.finished:
-            self._finish(sequence.owner, now_ms)
         if result.events:
+            told = Told(fleet.plan.role, worker.seat, result.events)
             if self.plan.event_lag_ms:
-                what = (worker.worker_id, result.events)
-                self._push(now_ms + self.plan.event_lag_ms, Happening.CACHE_TOLD, what)
+                self._push(now_ms + self.plan.event_lag_ms, Happening.CACHE_TOLD, told)
             else:
-                self._tell(worker.worker_id, result.events)
+                fleet.tell(told.seat, told.events)
+        for sequence in result.finished:
+            if sequence.owner.is_prefilling:
+                self._handed_over(worker, sequence, now_ms)
+            else:
+                self._finish(fleet, sequence.owner, now_ms)
 
-    def _tell(self, worker_id: int, events: Iterable[KvEvent]) -> None:
-        if worker_id in self._workers:
-            for event in events:
-                self.placement.apply(worker_id, event)
-
-    def _observe(self, worker: SimulatedWorker, passed: Passed, now_ms: float) -> None:
-        self.placement.observe(worker.worker_id, passed.forward_pass)
+    def _observe(self, fleet: Fleet, worker: SimulatedWorker, passed: Passed, now_ms: float) -> None:
+        worker.latest, worker.passes = passed.forward_pass, worker.passes + passed.steps
+        if fleet.is_serving(worker.worker_id):
+            fleet.placement.observe(worker.seat, passed.forward_pass)
         scheduled, sim = passed.forward_pass.scheduled_requests, worker.simulation
-        admitted, reused = self._tallied[worker.slot]
-        self._tallied[worker.slot] = (sim.admitted_tokens, sim.reused_tokens)
+        admitted, reused = worker.tallied
+        worker.tallied = sim.admitted_tokens, sim.reused_tokens
         counts = (
             sim.admitted_tokens - admitted,
             sim.reused_tokens - reused,
@@ -327,48 +413,143 @@ class Cluster:
 
     def _note(self, worker: SimulatedWorker, now_ms: float) -> None:
         """What the worker held since the last time."""
-        since, self._changed_ms[worker.slot] = self._changed_ms[worker.slot], now_ms
+        since, worker.noted_ms = worker.noted_ms, now_ms
         if now_ms > since:
             sim = worker.simulation
             running = len(sim.decoding) + (sim.partial is not None)
-            levels = (float(running), float(len(sim.waiting)), float(sim.pool.used))
+            waiting = len(sim.waiting) + len(sim.loading) + len(sim.loaded)
+            levels = (float(running), float(waiting), float(sim.pool.used))
             self.outcome.timeline.hold(worker.slot, levels, since, now_ms)
 
     # Workers.
 
-    def _join(self, slot: int, now_ms: float) -> None:
+    def _start(self, fleet: Fleet, now_ms: float, after_ms: float, place: int | None = None) -> None:
+        """A worker is on its way, and there so much later."""
+        self._count_crew(now_ms)
         worker_id = self._next_id
         self._next_id += 1
-        plan = self.plan
-        worker = SimulatedWorker(worker_id, slot, plan.limits, plan.timing, plan.seed * 1_000_003 + worker_id)
-        self._workers[worker_id] = self._slots[slot] = worker
-        self._second[worker_id] = []
-        self._tallied[slot] = (0, 0)
-        self._changed_ms[slot] = now_ms
-        self.placement.join(worker_id, plan.limits.num_blocks, plan.limits.max_num_batched_tokens)
+        fleet.start(worker_id, self._places.take(worker_id, place))
+        self._push(now_ms + after_ms, Happening.WORKER_JOINS, Awaited(fleet.plan.role, worker_id))
+
+    def _join(self, awaited: Awaited, now_ms: float) -> None:
+        fleet = self.fleets[awaited.role]
+        if awaited.worker_id not in fleet.starting:  # It was not wanted any more.
+            return
+        fleet.join(awaited.worker_id, now_ms)
+        self._log("worker_ready", fleet, awaited.worker_id, now_ms)
         for _ in range(len(self._homeless)):
             self._place(self._homeless.popleft(), now_ms)
-        self._admit(now_ms)
+        self._admit(fleet, now_ms)
+
+    def _standing(self, slot: int) -> tuple[Fleet, int] | None:
+        for fleet in self.fleets.values():
+            worker_id = fleet.at(slot)
+            if worker_id is not None:
+                return fleet, worker_id
+        return None
 
     def _fail(self, failure: Failure, now_ms: float) -> None:
-        worker = self._slots[failure.slot]
-        if worker is None:
+        found = self._standing(failure.slot)
+        if found is None:
             return
-        self._note(worker, now_ms)
-        lost = worker.fail(now_ms)
-        self._slots[failure.slot] = None
-        del self._workers[worker.worker_id], self._second[worker.worker_id]
-        self._collect(worker)
-        self.placement.leave(worker.worker_id)
+        fleet, worker_id = found
+        self._count_crew(now_ms)
+        for worker in fleet.ranks_of(worker_id):
+            self._note(worker, now_ms)
+            self._collect(worker)
+        lost = fleet.fail(worker_id, now_ms)
+        self._places.free(failure.slot)
+        self._log("worker_failed", fleet, worker_id, now_ms)
         if failure.restart_ms is not None:
-            self._push(now_ms + failure.restart_ms + self.plan.startup_ms, Happening.WORKER_JOINS, failure.slot)
+            self._start(fleet, now_ms, failure.restart_ms + fleet.plan.startup_ms, failure.slot)
         for flight in lost:
             flight.migrations += 1
             self.outcome.migrations += 1
-            self._place(flight, now_ms)
-        self._admit(now_ms)
+            flight.has_travelled = False
+            self._begin(flight, now_ms)
+        self._admit(fleet, now_ms)
+
+    def _restart(self, restart: Restart, now_ms: float) -> None:
+        """It leaves, and another one comes for it, at another place while it has work left."""
+        found = self._standing(restart.slot)
+        if found is None or not found[0].is_serving(found[1]):
+            return
+        fleet, worker_id = found
+        self._drain(fleet, worker_id, now_ms)
+        self._start(fleet, now_ms, fleet.plan.startup_ms)
+
+    def _drain(self, fleet: Fleet, worker_id: int, now_ms: float) -> None:
+        ranks = fleet.drain(worker_id)
+        self._log("worker_draining", fleet, worker_id, now_ms)
+        for worker in ranks:
+            if worker.is_quiet:
+                self._dismiss(fleet, worker, now_ms)
+                break
+        self._admit(fleet, now_ms)
+
+    def _dismiss(self, fleet: Fleet, worker: SimulatedWorker, now_ms: float) -> None:
+        """Nothing is left to do: one that leaves is gone."""
+        ranks = fleet.leaving.get(worker.worker_id)
+        if ranks is not None and all(rank.is_quiet for rank in ranks):
+            self._count_crew(now_ms)
+            for rank in ranks:
+                self._note(rank, now_ms)
+                rank.simulation.validate()
+                assert rank.simulation.pool.used == 0, "a worker left with blocks in use"
+                self._collect(rank)
+            del fleet.leaving[worker.worker_id]
+            self._places.free(worker.slot)
+            self._log("worker_gone", fleet, worker.worker_id, now_ms)
+
+    # The planner.
+
+    def _expect_planner(self, tick: ScheduledTick | None, now_ms: float) -> None:
+        if tick is not None:
+            self._push(max(now_ms, tick.at_s * 1000), Happening.PLANNER_LOOKS, tick)
+
+    def _look(self, tick: ScheduledTick, now_ms: float) -> None:
+        assert self._planner is not None
+        if not self._open:  # All is done: nobody needs to be planned for.
+            return
+        effects = self._planner.tick(tick, self.fleets, self.outcome.flights, now_ms)
+        if effects.scale_to is not None:
+            if effects.scale_to.num_prefill is not None and self._entry is not self._exit:
+                self._scale(self._entry, effects.scale_to.num_prefill, now_ms)
+            if effects.scale_to.num_decode is not None:
+                self._scale(self._exit, effects.scale_to.num_decode, now_ms)
+        self._expect_planner(effects.next_tick, now_ms)
+
+    def _scale(self, fleet: Fleet, wanted: int, now_ms: float) -> None:
+        """So many workers of a role: more are started; fewer: those still starting go first, then the youngest leave."""
+        expected = len(fleet.serving) + len(fleet.starting)
+        wanted = max(1, wanted)
+        if wanted == expected:
+            return
+        assert self._planner is not None
+        self._planner.log.scaling_events.append(
+            {"at_s": now_ms / 1000, "role": fleet.plan.role.value, "from": expected, "to": wanted}
+        )
+        for _ in range(wanted - expected):
+            self._start(fleet, now_ms, fleet.plan.startup_ms)
+        for _ in range(expected - wanted):
+            if fleet.starting:
+                self._count_crew(now_ms)
+                self._places.free(fleet.starting.popitem()[1])
+            else:
+                self._drain(fleet, next(reversed(fleet.serving)), now_ms)
+
+    def _log(self, operation: str, fleet: Fleet, worker_id: int, now_ms: float) -> None:
+        if self._planner is not None:
+            self._planner.log.lifecycle_operations.append(
+                {"at_s": now_ms / 1000, "operation": operation, "role": fleet.plan.role.value, "worker": worker_id}
+            )
 
     # The end.
+
+    def _count_crew(self, now_ms: float) -> None:
+        crew = sum(len(one.serving) + len(one.leaving) + len(one.starting) for one in self.fleets.values())
+        self.outcome.worker_ms += crew * (now_ms - self._crew_ms)
+        self._crew_ms = now_ms
 
     def _collect(self, worker: SimulatedWorker) -> None:
         self.outcome.preemptions += worker.simulation.preemptions
@@ -378,8 +559,10 @@ class Cluster:
 
     def _close(self, now_ms: float) -> None:
         self.outcome.duration_ms = max((flight.finished_ms for flight in self.outcome.flights), default=now_ms)
-        for worker in self._workers.values():
-            self._collect(worker)
+        self._count_crew(max(self._crew_ms, self.outcome.duration_ms))
+        for fleet in self.fleets.values():
+            for worker in fleet.all_ranks():
+                self._collect(worker)
         if self._homeless or self._held:
             self.outcome.unfinished = self._open
         if not self.outcome.unfinished:

@@ -6,14 +6,17 @@ from typing import Any, Literal
 import msgspec
 
 from dynamo.core.errors import ConfigError
-from dynamo.mocker.simulation.scheduler import Limits
+from dynamo.mocker.simulation.rules import EngineType, EvictionName, HostRules, Limits, SglangRules, TransferRules
 from dynamo.mocker.simulation.timing import FittedTiming, ProfiledTiming, StepTimes, Timing
+
+KV_BYTES_PER_TOKEN = 131_072  # 32 layers, 8 KV heads of 128, two bytes each, keys and values: a model of 8B.
 
 
 class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One worker. Names and defaults are the mocker's."""
 
     num_gpu_blocks: int = 16384
+    """Of each rank."""
     block_size: int = 64
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
@@ -23,8 +26,25 @@ class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speedup_ratio: float = 1.0
     decode_speedup_ratio: float = 1.0
     startup_time: float | None = None
-    engine_type: Literal["vllm"] = "vllm"
+    engine_type: EngineType = "vllm"
     num_gpu_blocks_override: int | None = None
+    dp_size: int = 1
+    """Ranks of a worker."""
+    eviction_backend: EvictionName = "lineage"
+    sglang_schedule_policy: Literal["fifo", "lpm"] = "fifo"
+    sglang_max_prefill_tokens: int = 16384
+    sglang_chunked_prefill_size: int = 8192
+    sglang_clip_max_new_tokens: int = 4096
+    sglang_schedule_conservativeness: float = 1.0
+    kv_bytes_per_token: int = KV_BYTES_PER_TOKEN
+    """What travels between workers, and to the host and back."""
+    kv_transfer_bandwidth: float = 64.0
+    """GB/s between workers; 0: no time."""
+    kv_transfer_timing_mode: Literal["full_prompt", "destination_missing"] = "full_prompt"
+    num_host_blocks: int | None = None
+    """A second cache, in the host's memory."""
+    host_offload_d2h_bandwidth_gbps: float = 32.0
+    host_offload_h2d_bandwidth_gbps: float = 32.0
     planner_profile_data: str | None = None
     """In place of the polynomials: what a profiler measured, an NPZ or JSON file or the directory of one."""
     fitted_timing: FittedTiming | None = None
@@ -32,16 +52,33 @@ class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> "EngineArgs":
         """Itself. Raises `ConfigError` for a number that is out of range."""
-        for name in ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+        for name in ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "dp_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--extra-engine-args: {name} is {getattr(self, name)}: expected 1 or more")
-        for name in ("speedup_ratio", "decode_speedup_ratio"):
+        if self.num_host_blocks is not None and self.num_host_blocks < 1:
+            raise ConfigError(f"--extra-engine-args: num_host_blocks is {self.num_host_blocks}: expected 1 or more")
+        for name in (
+            "speedup_ratio",
+            "decode_speedup_ratio",
+            "kv_bytes_per_token",
+            "kv_transfer_bandwidth",
+            "host_offload_d2h_bandwidth_gbps",
+            "host_offload_h2d_bandwidth_gbps",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--extra-engine-args: {name} is {getattr(self, name):g}: expected zero or more")
         return self
 
     def limits(self) -> Limits:
-        """What it can hold and do."""
+        """What a rank of it can hold and do."""
+        host = None
+        if self.num_host_blocks is not None:
+            host = HostRules(
+                self.num_host_blocks,
+                self.block_size * self.kv_bytes_per_token,
+                self.host_offload_d2h_bandwidth_gbps,
+                self.host_offload_h2d_bandwidth_gbps,
+            )
         return Limits(
             num_blocks=self.num_gpu_blocks_override or self.num_gpu_blocks,
             block_tokens=self.block_size,
@@ -50,6 +87,21 @@ class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             enable_prefix_caching=self.enable_prefix_caching,
             enable_chunked_prefill=self.enable_chunked_prefill,
             preempts_oldest=self.preemption_mode == "fifo",
+            engine_type=self.engine_type,
+            eviction=self.eviction_backend,
+            sglang=SglangRules(
+                self.sglang_schedule_policy,
+                self.sglang_max_prefill_tokens,
+                self.sglang_chunked_prefill_size,
+                self.sglang_clip_max_new_tokens,
+                self.sglang_schedule_conservativeness,
+            ),
+            host=host,
+            transfer=TransferRules(
+                self.kv_bytes_per_token,
+                self.kv_transfer_bandwidth,
+                self.kv_transfer_timing_mode == "destination_missing",
+            ),
         )
 
     def timing(self) -> StepTimes:

@@ -4,6 +4,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from dynamo.core.errors import ConfigError
 
@@ -31,6 +32,8 @@ class Session:
 
     session_id: str
     turns: Sequence[Turn]
+    parent_id: str | None = None
+    """The session that started it: an agent's, where this is one of its helpers."""
 
     def __post_init__(self) -> None:
         if not self.turns:
@@ -68,6 +71,10 @@ class OpenLoop:
             at_ms = max(at_ms, self._time(following))
         return ((at_ms, session, turn + 1),)
 
+    def begun(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
+        """What comes because a turn went to a worker: nothing."""
+        return ()
+
     def _time(self, turn: Turn) -> float:
         return (turn.at_ms or 0.0) / self._speedup
 
@@ -92,8 +99,25 @@ class ClosedLoop:
         following = next(self._rest, None)
         return () if following is None else ((now_ms, following, 0),)
 
+    def begun(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
+        """What comes because a turn went to a worker: nothing."""
+        return ()
 
-Load = OpenLoop | ClosedLoop
+
+class Load(Protocol):
+    """Who asks what, and when. Each turn is named once."""
+
+    def first(self) -> Iterator[Due]:
+        """What comes whatever happens, in the order of time."""
+        ...
+
+    def begun(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
+        """What comes because a turn went to a worker, the first time that it did."""
+        ...
+
+    def after(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
+        """What comes because a turn was answered."""
+        ...
 
 
 def merge(*sources: Iterable[Due]) -> Iterator[Due]:

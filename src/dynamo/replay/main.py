@@ -1,33 +1,62 @@
 """The command: runs what the flags say, shows how far it is, and writes the reports."""
 
+import asyncio
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from dynamo.core.config import load
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import CannotConnect, ConfigError
+from dynamo.replay import request_trace
 from dynamo.replay.comparison import side_by_side
 from dynamo.replay.config import ReplayConfig
+from dynamo.replay.event_stream import EventStream
+from dynamo.replay.frontend import FrontendAsker, Prompts, only_model
+from dynamo.replay.online import Online
+from dynamo.replay.outcome import Outcome
 from dynamo.replay.page import page
 from dynamo.replay.report import as_json, report_of, rows_of, summary_of, table_of
-from dynamo.replay.scenario import Scenario
+from dynamo.replay.scenario import Source
+
+Progress = Callable[[int, float], None]
 
 BAR = 30
 REDRAW_S = 0.1
+REASONS_SHOWN = 5
 
 
 def main(argv: Sequence[str], prog: str = "python -m dynamo.replay") -> int:
     """Runs one command line; the exit status: 1 where requests were left over. Raises `ConfigError`."""
     config = load(ReplayConfig, argv, prog=prog)
-    sessions, block_tokens = config.load()
-    total = sum(len(session.turns) for session in sessions)
-    runs = {}
-    for name, scenario in config.scenarios(sessions, block_tokens).items():
-        runs[name] = _run(name, scenario, total, is_shown=config.progress and sys.stderr.isatty())
+    source = config.source()
+    began_ms = 0
+    runs: dict[str, tuple[Outcome, float]] = {}
+    is_shown = config.progress and sys.stderr.isatty()
+    if config.replay_mode == "online":
+        began_ms = time.time_ns() // 1_000_000
+        runs["online"] = _timed("online", source.requests, is_shown, lambda bar: ask_frontend(config, source, bar))
+    else:
+        for name, scenario in config.scenarios(source).items():
+            runs[name] = _timed(name, source.requests, is_shown, scenario.run)
+    _report(config, runs)
+    if config.report_trace is not None:
+        first = next(iter(runs.values()))[0]
+        block_tokens = source.block_tokens if config.replay_mode == "online" else config.engine().block_size
+        rows = request_trace.rows_of(first, source.block_tokens, block_tokens, began_ms)
+        _write(config.report_trace, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    left = sum(outcome.unfinished for outcome, _ in runs.values())
+    if left:
+        sys.stderr.write(f"{left} requests were not answered when it was over\n")
+    for reason, count in next(iter(runs.values()))[0].failures.most_common(REASONS_SHOWN):
+        sys.stderr.write(f"{count} x {reason}\n")
+    return 1 if left and config.max_sim_time_ms is None else 0
+
+
+def _report(config: ReplayConfig, runs: Mapping[str, tuple[Outcome, float]]) -> None:
+    """The table, and what else is asked for."""
     summaries = {}
     for name, (outcome, wall_ms) in runs.items():
         summaries[name] = summary_of(outcome, rows_of(outcome.flights), config.objectives())
@@ -52,21 +81,41 @@ def main(argv: Sequence[str], prog: str = "python -m dynamo.replay") -> int:
     if config.report_html:
         outcomes = {name: outcome for name, (outcome, _) in runs.items()}
         _write(config.report_html, page(outcomes, summaries).encode())
-    left = sum(outcome.unfinished for outcome, _ in runs.values())
-    if left:
-        sys.stderr.write(f"{left} requests were not answered when it was over\n")
-    return 1 if left and config.max_sim_time_ms is None else 0
 
 
-def _run(name: str, scenario: Scenario, total: int, *, is_shown: bool) -> tuple[Any, float]:
+def ask_frontend(config: ReplayConfig, source: Source, progress: Progress | None) -> Outcome:
+    """The load, asked of a frontend that runs."""
+
+    async def ask() -> Outcome:
+        stream = EventStream(config.url, config.request_timeout_s)
+        try:
+            model = config.model_name or await only_model(stream)
+            online = Online(
+                source.load(config.replay_concurrency, config.arrival_speedup_ratio, config.agentic_lanes),
+                FrontendAsker(stream, model, Prompts(source.block_tokens, config.token_ids())),
+                at_once=config.connections,
+                time_ms=config.max_sim_time_ms,
+                interval_ms=config.telemetry_interval_ms,
+            )
+            return await online.run(progress)
+        except CannotConnect as error:
+            raise ConfigError(f"--url: {error}") from None
+        finally:
+            stream.close()
+
+    return asyncio.run(ask())
+
+
+def _timed(name: str, total: int, is_shown: bool, run: Callable[[Progress | None], Outcome]) -> tuple[Outcome, float]:
+    """What a run came to, and how long it took."""
     began = time.monotonic()
-    outcome = scenario.run(_bar(name, total) if is_shown else None)
+    outcome = run(_bar(name, total) if is_shown else None)
     if is_shown:
         sys.stderr.write("\r\x1b[K")
     return outcome, (time.monotonic() - began) * 1000
 
 
-def _bar(name: str, total: int) -> Callable[[int, float], None]:
+def _bar(name: str, total: int) -> Progress:
     """A line that is drawn over itself."""
     began = drawn = time.monotonic()
 
@@ -80,7 +129,7 @@ def _bar(name: str, total: int) -> Callable[[int, float], None]:
         pace = now_ms / 1000 / (now - began)
         sys.stderr.write(
             f"\r{name} {'█' * full}{'░' * (BAR - full)} {answered:,}/{total:,} requests, "
-            f"{now_ms / 1000:,.0f} s simulated, {pace:,.0f} times real time\x1b[K"
+            f"{now_ms / 1000:,.0f} s, {pace:,.0f} times real time\x1b[K"
         )
         sys.stderr.flush()
 

@@ -6,7 +6,9 @@ import msgspec
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.config import RouterConfig, Weights
-from dynamo.replay.placement import KvPlacement, Placement, PreblePlacement, SimplePlacement
+from dynamo.replay.placement import KvPlacement, Placement, SimplePlacement
+from dynamo.replay.plan import Role
+from dynamo.replay.preble import PreblePlacement
 from dynamo.runtime.push_router import RouterMode
 
 SIMPLE = {
@@ -21,15 +23,30 @@ SETTINGS = {"temperature": "router_temperature", "router_queue_threshold": "queu
 """Other names of settings."""
 
 
-def placement(mode: str, settings: dict[str, Any], block_tokens: int, seed: int) -> Placement:
-    """The placement of a mode. Raises `ConfigError` for an unknown mode or setting."""
-    mode = ALIASES.get(mode.replace("-", "_"), mode.replace("-", "_"))
+CACHE_AWARE = ("kv_router", "balanced", "preble")
+
+
+def canonical(mode: str) -> str:
+    """The name of a mode that has several."""
+    return ALIASES.get(mode.replace("-", "_"), mode.replace("-", "_"))
+
+
+def placement(
+    mode: str, settings: dict[str, Any], block_tokens: int, seed: int, role: Role = Role.AGGREGATED
+) -> Placement:
+    """The placement of a mode. Raises `ConfigError` for an unknown mode or setting.
+
+    Who chooses among prefill workers does not count occupied blocks, for they are not occupied for long.
+    """
+    mode = canonical(mode)
     if mode in SIMPLE:
         return SimplePlacement(SIMPLE[mode], seed)
     if mode == "preble":
         return PreblePlacement(seed)
     if mode not in MODES:
         raise ConfigError(f"--router-mode {mode}: expected one of {', '.join(MODES)}")
+    if role is Role.PREFILL:
+        settings = {**settings, "track_active_blocks": False}
     return KvPlacement(router_config(settings, block_tokens, is_balanced=mode == "balanced"), seed)
 
 

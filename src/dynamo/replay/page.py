@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynamo.replay.cluster import Outcome
 from dynamo.replay.comparison import ROWS, cell
+from dynamo.replay.outcome import Outcome
 from dynamo.replay.report import percentile, rows_of
 from dynamo.replay.timeline import Timeline
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from dynamo.replay.cluster import Outcome
+from dynamo.replay.outcome import Flight, Outcome, PlannerLog
 from dynamo.replay.timeline import COUNTS, LEVELS
-from dynamo.replay.worker import Flight
 
 STATISTICS = ("mean", "min", "max", "p99", "p90", "p75", "std")
 METRICS = ("ttft_ms", "ttst_ms", "e2e_latency_ms", "itl_ms", "output_token_throughput_per_user")
@@ -39,6 +38,8 @@ class RequestRow(msgspec.Struct):
     itl_ms: float | None
     e2e_latency_ms: float
     migrations: int
+    prefill_worker: int | None = None
+    """Who computed the prompt, where that was another one."""
 
 
 class Objectives(msgspec.Struct, frozen=True):
@@ -87,6 +88,7 @@ def _row(flight: Flight) -> RequestRow:
         (flight.finished_ms - first) / steps if steps else None,
         flight.finished_ms - flight.arrived_ms,
         flight.migrations,
+        flight.prefill_slot if flight.has_travelled else None,
     )
 
 
@@ -109,7 +111,12 @@ def summary_of(outcome: Outcome, rows: Sequence[RequestRow], objectives: Objecti
         "preemptions": outcome.preemptions,
         "migrations": outcome.migrations,
         "engine_steps": outcome.steps,
+        "worker_seconds": outcome.worker_ms / 1000,
     }
+    if outcome.transfers or outcome.bypassed:
+        found["kv_transfers"] = outcome.transfers
+        found["mean_kv_transfer_ms"] = _ratio(outcome.transfer_ms, outcome.transfers)
+        found["prefill_bypassed"] = outcome.bypassed
     for metric in METRICS:
         for statistic, value in statistics([_value(metric, row) for row in rows]).items():
             found[f"{statistic}_{metric}"] = value
@@ -180,11 +187,25 @@ def report_of(
         "summary": summary_of(outcome, rows, objectives),
         "per_request": [msgspec.to_builtins(row) for row in rows] if with_requests else None,
         "coverage": {"requests": len(outcome.flights), "completed": len(rows), "unfinished": outcome.unfinished},
-        "planner": None,
+        "planner": None if outcome.planner is None else planner_of(outcome.planner),
     }
+    if outcome.failures:
+        report["coverage"]["failures"] = dict(sorted(outcome.failures.items()))
     if with_telemetry:
         report["telemetry"] = telemetry_of(outcome)
     return report
+
+
+def planner_of(log: PlannerLog) -> dict[str, Any]:
+    """What a planner saw and did."""
+    return {
+        "metadata": {"policy": log.policy},
+        "ticks": log.ticks,
+        "scaling_events": log.scaling_events,
+        "lifecycle_operations": log.lifecycle_operations,
+        "total_ticks": len(log.ticks),
+        "html_report_path": None,
+    }
 
 
 def as_json(report: object) -> bytes:
@@ -220,6 +241,11 @@ def table_of(summary: dict[str, Any], wall_ms: float | None = None) -> str:
     text.append(f"Prefix Cache Reused Ratio: {summary['prefix_cache_reused_ratio']:.4f}")
     first = summary["first_admission_prefix_cache_reused_ratio"]
     text.append(f"First Admission Prefix Cache Reused Ratio: {first:.4f}")
+    if "kv_transfers" in summary:
+        text.append(
+            f"Prompts Computed Elsewhere: {summary['kv_transfers']:,}, {summary['mean_kv_transfer_ms']:,.2f} ms on their way; "
+            f"{summary['prefill_bypassed']:,} were not"
+        )
     if "goodput_tok_s" in summary:
         text.append(
             f"Goodput: {summary['goodput_tok_s']:,.1f} tok/s, {100 * summary['sla_met_ratio']:.1f} % of the requests"

@@ -1,16 +1,18 @@
-"""Request trace: what a frontend wrote down (`DYN_REQUEST_TRACE`, docs/observability.md), to be asked again.
+"""Request trace: what a frontend wrote down (`DYN_REQUEST_TRACE`, docs/observability.md), to be asked again; and the same, written by a replay.
 
 Of its rows those of ended requests count, as far as they say what their prompts were made of. Rows of agents' sessions
 become the turns of sessions; such rows and others are not mixed, for one kind would be asked at times that the other made.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from dynamo.core.errors import ConfigError
-from dynamo.llm.request_trace import SCHEMA, Replay, RequestEnd, TraceRow
+from dynamo.llm.request_trace import SCHEMA, AgentContext, Replay, RequestEnd, TraceRow, Worker
 from dynamo.replay.load import Session, Turn
+from dynamo.replay.names import Namer
+from dynamo.replay.outcome import Outcome
 
 
 def sessions_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Session], int]:
@@ -66,3 +68,41 @@ def _from_start(turns: list[Turn], began: int) -> list[Turn]:
         Turn(turn.request_id, turn.input_tokens, turn.output_tokens, turn.hash_ids, (turn.at_ms or 0.0) - began)
         for turn in ordered
     ]
+
+
+def rows_of(outcome: Outcome, trace_block_tokens: int, block_tokens: int, began_ms: int = 0) -> Iterator[TraceRow]:
+    """The requests that were answered, as a frontend before workers with such blocks would have written them down.
+
+    Rows have agents' sessions where any session has several turns. `began_ms`: when the run began, since 1970.
+    """
+    namer = Namer(trace_block_tokens, block_tokens)
+    has_sessions = any(len(flight.session.turns) > 1 or flight.session.parent_id for flight in outcome.flights)
+    for flight in sorted(outcome.flights, key=lambda flight: flight.finished_ms):
+        if flight.finished_ms < 0:
+            continue
+        turn, session = flight.turn, flight.session
+        hashes = namer.names(turn.hash_ids, turn.input_tokens).sequence_hashes
+        prefill_worker = flight.prefill_slot if flight.has_travelled else flight.slot
+        end = RequestEnd(
+            request_id=turn.request_id,
+            input_tokens=turn.input_tokens,
+            output_tokens=turn.output_tokens,
+            cached_tokens=flight.cached_tokens,
+            request_received_ms=began_ms + round(flight.arrived_ms),
+            prefill_wait_time_ms=flight.placed_ms - flight.arrived_ms,
+            prefill_time_ms=flight.first_ms - flight.placed_ms,
+            ttft_ms=flight.first_ms - flight.arrived_ms,
+            total_time_ms=flight.finished_ms - flight.arrived_ms,
+            avg_itl_ms=(flight.finished_ms - flight.first_ms) / max(1, turn.output_tokens - 1),
+            worker=Worker(prefill_worker, flight.slot),
+            replay=Replay(block_tokens, turn.input_tokens, hashes),
+        )
+        context = AgentContext(session_id=session.session_id, parent_session_id=session.parent_id)
+        yield TraceRow(
+            schema=SCHEMA,
+            event_type="request_end",
+            event_time_unix_ms=began_ms + round(flight.finished_ms),
+            event_source="dynamo" if has_sessions else None,
+            agent_context=context if has_sessions else None,
+            request=end,
+        )

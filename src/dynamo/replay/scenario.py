@@ -1,14 +1,46 @@
-"""Scenario: one run, described: the load, the cluster, the router; and run."""
+"""Scenario: one run, described: the load, the cluster, the router, the planner; and run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynamo.replay.cluster import Cluster, Failure, Outcome, Plan
+from dynamo.core.errors import ConfigError
+from dynamo.protocols.planner import Planner
+from dynamo.replay.agentic import AgenticLoad, Play
+from dynamo.replay.cluster import Cluster
 from dynamo.replay.engine import EngineArgs
 from dynamo.replay.load import ClosedLoop, Load, OpenLoop, Session
-from dynamo.replay.modes import placement
+from dynamo.replay.modes import CACHE_AWARE, canonical, placement
 from dynamo.replay.names import Namer
+from dynamo.replay.outcome import Outcome
+from dynamo.replay.plan import Bypass, Failure, Plan, PoolPlan, Restart, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is asked, whoever answers."""
+
+    sessions: Sequence[Session]
+    block_tokens: int = 512
+    plays: Sequence[Play] = ()
+    """Where sessions wait for each other."""
+
+    @property
+    def requests(self) -> int:
+        """How many."""
+        return sum(len(session.turns) for session in self.sessions)
+
+    def load(self, concurrency: int | None, speedup: float, lanes: int | None) -> Load:
+        """When it is asked. Raises `ConfigError` for what does not fit it."""
+        if self.plays:
+            if concurrency is not None:
+                raise ConfigError("--replay-concurrency: plays take turns on --agentic-lanes")
+            return AgenticLoad(self.plays, lanes, speedup)
+        if lanes is not None:
+            raise ConfigError("--agentic-lanes: only for an agentic trace")
+        if concurrency is None:
+            return OpenLoop(self.sessions, speedup)
+        return ClosedLoop(self.sessions, concurrency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,15 +48,25 @@ class Scenario:
     """Everything that decides what a run is like."""
 
     sessions: Sequence[Session]
+    plays: Sequence[Play] = ()
     workers: int = 1
+    prefill_workers: int | None = None
+    """Then `workers` decode."""
+    prefill_engine: EngineArgs | None = None
+    """Of prefill workers; None: the same."""
+    bypass: Bypass | None = None
     router_mode: str = "round_robin"
     router_settings: dict[str, Any] = field(default_factory=dict)
     engine: EngineArgs = field(default_factory=EngineArgs)
     concurrency: int | None = None
     """None: sessions come at their times."""
+    lanes: int | None = None
     speedup: float = 1.0
     block_tokens: int = 512
     failures: tuple[Failure, ...] = ()
+    restarts: tuple[Restart, ...] = ()
+    planner: Callable[[], Planner | None] | None = None
+    """Makes a new one for each run, where there is one."""
     event_lag_ms: float = 0.0
     interval_ms: float = 1000.0
     max_sim_time_ms: float | None = None
@@ -32,22 +74,42 @@ class Scenario:
 
     def run(self, progress: Callable[[int, float], None] | None = None) -> Outcome:
         """Runs it; the same scenario has the same outcome."""
-        engine = self.engine
-        load: Load
-        if self.concurrency is None:
-            load = OpenLoop(self.sessions, self.speedup)
-        else:
-            load = ClosedLoop(self.sessions, self.concurrency)
+        if self.bypass is not None and canonical(self.router_mode) not in CACHE_AWARE:
+            raise ConfigError(
+                "conditional disaggregation: only a router mode that hears of caches knows what is in them"
+            )
+        load = Source(self.sessions, self.block_tokens, self.plays).load(self.concurrency, self.speedup, self.lanes)
         plan = Plan(
-            workers=self.workers,
-            limits=engine.limits(),
-            timing=engine.timing(),
-            startup_ms=(engine.startup_time or 0.0) * 1000,
+            pools=self._pools(),
+            bypass=self.bypass,
             failures=self.failures,
+            restarts=self.restarts,
             event_lag_ms=self.event_lag_ms,
             interval_ms=self.interval_ms,
             seed=self.seed,
             max_sim_time_ms=self.max_sim_time_ms,
         )
-        router = placement(self.router_mode, self.router_settings, engine.block_size, self.seed)
-        return Cluster(plan, load, Namer(self.block_tokens, engine.block_size), router).run(progress)
+        placements = {
+            pool.role: placement(self.router_mode, self.router_settings, self.engine.block_size, self.seed, pool.role)
+            for pool in plan.pools
+        }
+        planner = None if self.planner is None else self.planner()
+        namer = Namer(self.block_tokens, self.engine.block_size)
+        return Cluster(plan, load, namer, placements, planner).run(progress)
+
+    def _pools(self) -> tuple[PoolPlan, ...]:
+        if self.prefill_workers is None:
+            return (_pool(Role.AGGREGATED, self.workers, self.engine),)
+        prefill = self.prefill_engine or self.engine
+        return (_pool(Role.PREFILL, self.prefill_workers, prefill), _pool(Role.DECODE, self.workers, self.engine))
+
+
+def _pool(role: Role, workers: int, engine: EngineArgs) -> PoolPlan:
+    return PoolPlan(
+        workers=workers,
+        role=role,
+        limits=engine.limits(),
+        timing=engine.timing(),
+        startup_ms=(engine.startup_time or 0.0) * 1000,
+        ranks=engine.dp_size,
+    )

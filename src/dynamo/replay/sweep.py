@@ -2,7 +2,7 @@
 
     dynamo replay sweep TRACE --knob num_workers=4,8 --knob prefill_load_scale=1,32 --sla-ttft-ms 2000
 
-A knob is `num_workers`, `router_mode`, a field of the engine args or a setting of the router. What is in the results file
+A knob is the number of workers, the router mode, a field of the engine args or a setting of the router. What is in the results file
 already is not run again. Best is what needs the fewest workers of those that keep the objectives for enough requests;
 without objectives, what answers soonest. On the front is what no other beats in workers and latency both.
 """
@@ -26,6 +26,8 @@ from dynamo.replay.engine import EngineArgs, given
 from dynamo.replay.page import plot, small_page
 from dynamo.replay.report import rows_of, summary_of
 
+OWN = {"num_workers", "num_prefill_workers", "num_decode_workers", "router_mode"}
+"""Knobs that are flags of their own."""
 COMBINATIONS_MAX = 10_000  # More would take days, and are a slip of the fingers.
 
 
@@ -34,7 +36,11 @@ class SweepConfig:
     """Runs a load under every combination of some knobs."""
 
     knob: list[str] = option(
-        [], "--knob", None, "NAME=VALUE,VALUE: num_workers, router_mode, engine args, router settings", metavar="KNOB"
+        [],
+        "--knob",
+        None,
+        "NAME=VALUE,VALUE: num_workers (num_prefill_workers, num_decode_workers), router_mode, engine args, router settings",
+        metavar="KNOB",
     )
     jobs: int = option(1, "--jobs", None, "Processes")
     results: str | None = option(None, "--results", None, "Where finished runs are kept, one a line")
@@ -87,7 +93,7 @@ def tuned(config: ReplayConfig, knobs: Mapping[str, Any]) -> ReplayConfig:
     router = given(config.router_config, "--router-config")
     own: dict[str, Any] = {}
     for name, value in knobs.items():
-        if name in {"num_workers", "router_mode"}:
+        if name in OWN:
             own[name] = value
         elif name in EngineArgs.__struct_fields__:
             engine[name] = value
@@ -102,11 +108,10 @@ def run(task: tuple[ReplayConfig, dict[str, Any]]) -> dict[str, Any]:
     """One combination's summary."""
     config, knobs = task
     chosen = tuned(config, knobs)
-    sessions, block_tokens = chosen.load()
-    (scenario,) = chosen.scenarios(sessions, block_tokens).values()
+    (scenario,) = chosen.scenarios(chosen.source()).values()
     outcome = scenario.run()
     summary = summary_of(outcome, rows_of(outcome.flights), chosen.objectives())
-    return {"knobs": knobs, "workers": chosen.num_workers, "summary": summary}
+    return {"knobs": knobs, "workers": chosen.workers + (chosen.num_prefill_workers or 0), "summary": summary}
 
 
 def run_all(config: ReplayConfig, sweep: SweepConfig) -> list[dict[str, Any]]:

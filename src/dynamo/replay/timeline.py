@@ -21,15 +21,21 @@ class Timeline:
     """All places'."""
 
     interval_ms: float
-    places: int
-    tracks: list[Track] = field(init=False)
+    tracks: list[Track] = field(init=False, default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.tracks = [Track() for _ in range(self.places)]
+    @property
+    def places(self) -> int:
+        """How many anything is known of."""
+        return len(self.tracks)
+
+    def _track(self, place: int) -> Track:
+        while len(self.tracks) <= place:
+            self.tracks.append(Track())
+        return self.tracks[place]
 
     def hold(self, place: int, levels: tuple[float, ...], from_ms: float, to_ms: float) -> None:
         """These levels held from then to then."""
-        tracks, interval = self.tracks[place].levels, self.interval_ms
+        tracks, interval = self._track(place).levels, self.interval_ms
         first, last = int(from_ms // interval), int(to_ms // interval)
         if len(tracks[0]) <= last:
             for track in tracks:
@@ -46,7 +52,7 @@ class Timeline:
 
     def count(self, place: int, counts: tuple[int, ...], at_ms: float) -> None:
         """So many more, at that time."""
-        tracks = self.tracks[place].counts
+        tracks = self._track(place).counts
         at = int(at_ms // self.interval_ms)
         if len(tracks[0]) <= at:
             for track in tracks:
@@ -61,10 +67,10 @@ class Timeline:
 
     def level(self, name: str, place: int) -> list[float]:
         """One level of one place, by interval."""
-        found = self.tracks[place].levels[LEVELS.index(name)]
+        found = self._track(place).levels[LEVELS.index(name)]
         return found + [0.0] * (self.length - len(found))
 
     def counted(self, name: str, place: int) -> list[int]:
         """One count of one place, by interval."""
-        found = self.tracks[place].counts[COUNTS.index(name)]
+        found = self._track(place).counts[COUNTS.index(name)]
         return found + [0] * (self.length - len(found))

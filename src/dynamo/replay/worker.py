@@ -1,4 +1,4 @@
-"""SimulatedWorker: one engine of the mocker's, moved from step to step, and over many at once where they are alike.
+"""SimulatedWorker: one engine (a rank of a worker) of the mocker's, moved from step to step, and over many at once where they are alike.
 
 idle ── arrive ──▶ stepping ──▶ stepping ─ … ─▶ coasting ──▶ stepping ─ … ─▶ idle
                    one step, told at its end    steps that only bring everybody one more token, taken at once;
@@ -9,37 +9,15 @@ import enum
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from dynamo.mocker.simulation.scheduler import Limits, Simulation, StepResult
+from dynamo.mocker.simulation.batching import Batching
+from dynamo.mocker.simulation.engines import simulate
+from dynamo.mocker.simulation.rules import Limits
 from dynamo.mocker.simulation.sequence import Sequence, State
+from dynamo.mocker.simulation.step import StepResult
 from dynamo.mocker.simulation.timing import StepTimes
 from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.protocols.load import ForwardPass, ScheduledRequests
-from dynamo.replay.load import Session, Turn
-from dynamo.replay.names import PromptNames
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A request on its way. Times are the clock's, in milliseconds; negative: not yet."""
-
-    key: str
-    session: Session
-    place: int
-    """Which turn of the session it is."""
-    turn: Turn
-    arrived_ms: float
-    names: PromptNames | None = None
-    worker: int = -1
-    slot: int = -1
-    """Which of the cluster's places the worker has."""
-    placed_ms: float = -1.0
-    first_ms: float = -1.0
-    second_ms: float = -1.0
-    finished_ms: float = -1.0
-    cached_tokens: int = 0
-    said: int = 0
-    """Tokens of the answer that workers gave which then failed."""
-    migrations: int = 0
+from dynamo.replay.outcome import Flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +43,15 @@ class Doing(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class SimulatedWorker:
-    """One worker; `slot` is its place in the cluster, which its successor takes after a failure."""
+    """One rank of a worker; `slot` is the worker's place in the cluster, which its successor takes."""
 
     worker_id: int
+    rank: int
     slot: int
     limits: Limits
     timing: StepTimes
     seed: int
-    simulation: Simulation[Flight] = field(init=False)
+    simulation: Batching[Flight] = field(init=False)
     doing: Doing = field(init=False, default=Doing.IDLE)
     until_ms: float = field(init=False, default=0.0)
     """When what it does is over."""
@@ -80,11 +59,29 @@ class SimulatedWorker:
     """Counts what it began, so that a wake-up for what was interrupted is known."""
     result: StepResult[Flight] | None = field(init=False, default=None)
     real_steps: int = field(init=False, default=0)
+    begun: list[Sequence[Flight]] = field(init=False, default_factory=list)
+    """Who has the first token and not the second."""
+    noted_ms: float = field(init=False, default=0.0)
+    """Until when the timeline knows what it held."""
+    tallied: tuple[int, int] = field(init=False, default=(0, 0))
+    """Admitted and reused tokens that the timeline knows of."""
+    latest: ForwardPass | None = field(init=False, default=None)
+    passes: int = field(init=False, default=0)
     _ends: list[float] = field(init=False, default_factory=list)
     _since_ms: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        self.simulation = Simulation(self.limits, self.timing, TokenSource(1 << 16, seed=self.seed))
+        self.simulation = simulate(self.limits, self.timing, TokenSource(1 << 16, seed=self.seed), self.rank)
+
+    @property
+    def seat(self) -> tuple[int, int]:
+        """The worker and the rank."""
+        return self.worker_id, self.rank
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it has no request, and holds nothing for anybody."""
+        return self.doing is Doing.IDLE and self.simulation.is_idle and not self.simulation.kept
 
     def begin(self, now_ms: float) -> bool:
         """Begins what comes next; False when there is nothing to do."""
@@ -115,18 +112,25 @@ class SimulatedWorker:
             return None, self._skip(len(self._ends))
         return None, None
 
-    def submit(self, flight: Flight, now_ms: float) -> Passed | None:
-        """A request comes; what it interrupts is cut short (`turn` and `until_ms` change), and what that was is returned."""
-        passed = self._interrupt(now_ms)
+    def submit(self, flight: Flight, now_ms: float, ready_ms: float | None = None) -> Passed | None:
+        """A request comes; what it interrupts is cut short (`turn` and `until_ms` change), and what that was is returned.
+
+        `ready_ms`: when the blocks of its prompt are here, which another worker computed.
+        """
+        passed = self.interrupt(now_ms)
         names, turn = flight.names, flight.turn
         assert names is not None
-        self.simulation.submit(
+        sequence = self.simulation.submit(
             flight,
             range(turn.input_tokens + flight.said),
-            turn.output_tokens - flight.said,
+            1 if flight.is_prefilling else turn.output_tokens - flight.said,
             now_ms,
-            named=(names.tokens_hashes, names.sequence_hashes),
+            named=(list(names.tokens_hashes), list(names.sequence_hashes)),
+            is_remote=ready_ms is not None,
+            stays=flight.is_prefilling,
         )
+        if ready_ms is not None:
+            self.simulation.arrive(sequence, ready_ms)
         return passed
 
     def fail(self, now_ms: float) -> list[Flight]:
@@ -136,6 +140,7 @@ class SimulatedWorker:
         if self.doing is Doing.COASTING:
             sim.skip(bisect_left(self._ends, now_ms))  # Those that are over; the one under way brings nothing.
         gone: list[Sequence[Flight]] = [*sim.decoding, *([sim.partial] if sim.partial else []), *sim.waiting]
+        gone += [*sim.loading, *sim.loaded]
         begun = set()
         if result is not None:
             begun = {*result.prefilled, *result.sequences, *result.finished}
@@ -144,12 +149,18 @@ class SimulatedWorker:
             said = sim.said(sequence)
             if is_cut and (sequence in begun or (result is None and sequence.state is State.DECODING)):
                 said -= 1
-            sequence.owner.said += said
+            if not sequence.owner.is_prefilling:
+                sequence.owner.said += said
         self.doing, self.result = Doing.IDLE, None
         self.turn += 1
         return [sequence.owner for sequence in gone]
 
-    def _interrupt(self, now_ms: float) -> Passed | None:
+    def heard(self) -> ForwardPass:
+        """The latest step, or the heartbeat of one that rests."""
+        return ForwardPass() if self.latest is None or self.is_quiet else self.latest
+
+    def interrupt(self, now_ms: float) -> Passed | None:
+        """Steps that were taken at once end with the one that is under way."""
         if self.doing is not Doing.COASTING:
             return None
         steps = min(bisect_left(self._ends, now_ms) + 1, len(self._ends))

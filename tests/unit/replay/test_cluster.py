@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from dynamo.core.errors import ConfigError
 from dynamo.mocker.simulation.scheduler import Simulation
-from dynamo.replay.cluster import Failure, Outcome
 from dynamo.replay.engine import EngineArgs
 from dynamo.replay.load import Session, Turn
 from dynamo.replay.modes import MODES
+from dynamo.replay.outcome import Outcome
+from dynamo.replay.plan import Failure
 from dynamo.replay.report import as_json, report_of
 from dynamo.replay.scenario import Scenario
 from dynamo.replay.synthetic import Shape, sessions

@@ -1,47 +1,56 @@
-"""Placement: Preble's rule, and what all of them forget."""
+"""Placement: ranks, and what is forgotten of workers that leave."""
 
+import pytest
+
+from dynamo.core.errors import NotReady
+from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.kv_events import Stored, StoredBlock
-from dynamo.replay.placement import Asked, PreblePlacement
+from dynamo.replay.modes import MODES, placement
+from dynamo.replay.placement import Asked, KvPlacement
+from dynamo.replay.plan import Role
 
 
-def asked(name: str, *blocks: int) -> Asked:
-    return Asked(name, len(blocks) * 6400, pack(blocks))
+def asked(name: str, *blocks: int, is_remote: bool = False) -> Asked:
+    return Asked(name, len(blocks) * 64, pack(blocks), is_remote=is_remote)
 
 
 def stored(*blocks: int) -> Stored:
     return Stored(None, None, [StoredBlock(block, block) for block in blocks])
 
 
-def preble(workers: int = 2) -> PreblePlacement:
-    placement = PreblePlacement(1)
-    for worker in range(workers):
-        placement.join(worker, 1000, 8192)
-    return placement
+@pytest.mark.parametrize("mode", MODES)
+def test_ranks_of_a_worker_take_turns(mode: str) -> None:
+    router = placement(mode, {}, 64, 1)
+    router.join(7, 2, 1000, 8192)
+    seats = {router.place(asked(f"r{number}", number * 2 + 1, number * 2 + 2), 0.0) for number in range(6)}
+    assert seats == {(7, 0), (7, 1)}
 
 
-def test_preble_goes_where_most_of_the_prompt_is() -> None:
-    placement = preble()
-    placement.apply(1, stored(1, 2, 3))
-    assert [placement.place(asked(f"r{n}", 1, 2, 3, 4), 0.0) for n in range(3)] == [1, 1, 1]
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_worker_had_is_forgotten_when_it_leaves(mode: str) -> None:
+    router = placement(mode, {}, 64, 1)
+    router.join(7, 1, 1000, 8192)
+    assert router.place(asked("r", 1, 2), 0.0) == (7, 0)
+    router.leave(7)
+    router.validate({})
+    with pytest.raises(NotReady):
+        router.place(asked("r", 1, 2), 0.0)
 
 
-def test_preble_goes_to_the_least_loaded_where_less_than_half_is_held() -> None:
-    placement = preble()
-    placement.apply(1, stored(1))
-    chosen = {placement.place(asked(f"r{n}", 1, 10 * n + 2, 10 * n + 3, 10 * n + 4), 0.0) for n in range(2)}
-    assert chosen == {0, 1}
+def test_a_prompt_that_is_computed_goes_where_room_is_and_not_where_it_was_seen() -> None:
+    router = KvPlacement(RouterConfig(block_size=64), 1)
+    for worker in (1, 2):
+        router.join(worker, 1, 1000, 8192)
+    router.apply((1, 0), stored(1, 2, 3))
+    assert router.deepest(pack((1, 2, 9)), 0.0) == 2
+    assert router.place(asked("a", 1, 2, 3), 0.0) == (1, 0)
+    assert router.place(asked("b", 1, 2, 3, is_remote=True), 0.0) == (2, 0)
 
 
-def test_preble_relieves_a_worker_that_has_far_more_than_another() -> None:
-    placement = preble()
-    placement.apply(1, stored(1, 2, 3))
-    assert 0 in [placement.place(asked(f"r{n}", 1, 2, 3, 4), 0.0) for n in range(20)]
-
-
-def test_preble_forgets_loads_after_three_minutes() -> None:
-    placement = preble()
-    placement.apply(1, stored(1, 2, 3))
-    first = [placement.place(asked(f"a{n}", 1, 2, 3, 4), 0.0) for n in range(20)]
-    again = [placement.place(asked(f"b{n}", 1, 2, 3, 4), 181.0) for n in range(20)]
-    assert first == again
+def test_prompts_of_prefill_workers_occupy_nothing_in_the_routers_books() -> None:
+    router = placement("kv_router", {}, 64, 1, Role.PREFILL)
+    assert isinstance(router, KvPlacement)
+    router.join(1, 1, 1000, 8192)
+    router.place(asked("a", 1, 2, 3), 0.0)
+    assert router.router.loads()[1, 0][:2] == (192.0, 0.0)

@@ -33,7 +33,7 @@ def test_goodput_takes_all_objectives() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 9)), max_size=20))
 def test_a_timeline_loses_no_time(spans: list[tuple[float, float]]) -> None:
-    timeline = Timeline(100.0, 1)
+    timeline = Timeline(100.0)
     now, area = 0.0, 0.0
     for length, level in spans:
         timeline.hold(0, (level, 0.0, 0.0), now, now + length)

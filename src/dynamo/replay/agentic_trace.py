@@ -1,0 +1,170 @@
+"""Agentic traces: plays read from files (control-plane.md §6.1).
+
+agentic-mooncake          a header {schema: dynamo.agentic_mooncake, version: 2, block_size, hash_id_scope}, then requests:
+                          {request_id, play_id, session_id, input_length, output_length, hash_ids, not_before_ms,
+                          dependencies: [{request_id, trigger, delay_ms, relation}]}
+applied-compute-agentic   a trajectory on each line: {num_turns, input_prompt_length, assistant_response_length[],
+                          tool_call_output_length[], tool_call_latency[] in seconds, final_assistant_response_length}
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from dynamo.core.errors import ConfigError
+from dynamo.replay.agentic import Need, Play
+from dynamo.replay.load import Session, Turn
+
+SCHEMA = "dynamo.agentic_mooncake"
+VERSION = 2
+
+
+class Header(msgspec.Struct):
+    """The first line."""
+
+    schema: str
+    version: int
+    block_size: int
+    hash_id_scope: Literal["local", "global"] = "local"
+    """local: hash ids say what the requests of one play have in common, and nothing of others."""
+
+
+class Dependency(msgspec.Struct):
+    """What a request waits for."""
+
+    request_id: str
+    trigger: Literal["complete", "dispatch"] = "complete"
+    delay_ms: float = 0.0
+    relation: str | None = None
+
+
+class Request(msgspec.Struct):
+    """A line of a request."""
+
+    request_id: str
+    play_id: str
+    session_id: str
+    input_length: int
+    output_length: int
+    hash_ids: list[int] = []
+    not_before_ms: float | None = None
+    dependencies: list[Dependency] = []
+    model: str | None = None
+
+
+class Trajectory(msgspec.Struct):
+    """A line of a trajectory."""
+
+    num_turns: int
+    input_prompt_length: int
+    assistant_response_length: list[int]
+    tool_call_output_length: list[int]
+    tool_call_latency: list[float]
+    final_assistant_response_length: int
+
+
+def plays_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Play], int]:
+    """The plays, and how many tokens one of their block names stands for. Raises `ConfigError` that names the line."""
+    header: Header | None = None
+    decoder = msgspec.json.Decoder(Request)
+    requests: dict[str, list[Request]] = {}
+    for place, line in lines:
+        try:
+            if header is None:
+                header = msgspec.json.decode(line, type=Header)
+                if (header.schema, header.version) != (SCHEMA, VERSION):
+                    raise ConfigError(
+                        f"{place}: {header.schema} version {header.version}: expected {SCHEMA} version {VERSION}"
+                    )
+                continue
+            request = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{place}: {error}") from None
+        requests.setdefault(request.play_id, []).append(request)
+    if header is None:
+        raise ConfigError("the agentic trace is empty")
+    names = Renamed(header)
+    return [_play(play_id, of, names) for play_id, of in requests.items()], header.block_size
+
+
+class Renamed:
+    """Hash ids as the whole trace may use them: those of different plays are told apart where they are local."""
+
+    def __init__(self, header: Header) -> None:
+        self._is_local = header.hash_id_scope == "local"
+        self._block_tokens = header.block_size
+        self._known: dict[tuple[str, int], int] = {}
+        self._fresh = 0
+
+    def ids(self, request: Request) -> tuple[int, ...]:
+        """Of one prompt, with new ones for what has none."""
+        scope = request.play_id if self._is_local else ""
+        found = [self._name((scope, given)) for given in request.hash_ids]
+        while len(found) * self._block_tokens < request.input_length:
+            found.append(self._next())
+        return tuple(found)
+
+    def _name(self, key: tuple[str, int]) -> int:
+        if key not in self._known:
+            self._known[key] = self._next()
+        return self._known[key]
+
+    def _next(self) -> int:
+        self._fresh += 1
+        return self._fresh
+
+
+def _play(play_id: str, requests: list[Request], names: Renamed) -> Play:
+    turns: dict[str, list[Turn]] = {}
+    parents: dict[str, str] = {}
+    home = {request.request_id: request.session_id for request in requests}
+    for request in requests:
+        turn = Turn(
+            request.request_id,
+            max(1, request.input_length),
+            max(1, request.output_length),
+            names.ids(request),
+            request.not_before_ms,
+        )
+        turns.setdefault(request.session_id, []).append(turn)
+        for needed in request.dependencies:
+            if needed.relation == "spawn" and needed.request_id in home:
+                parents.setdefault(request.session_id, home[needed.request_id])
+    needs = {
+        request.request_id: [Need(one.request_id, one.trigger, one.delay_ms) for one in request.dependencies]
+        for request in requests
+    }
+    sessions = [
+        Session(f"{play_id}/{name}", of, f"{play_id}/{parents[name]}" if name in parents else None)
+        for name, of in turns.items()
+    ]
+    return Play(play_id, sessions, needs).check()
+
+
+def trajectories_of(lines: Iterable[tuple[str, bytes]], block_tokens: int) -> list[Play]:
+    """The plays of trajectories: each an agent alone, whose turns wait for its tools."""
+    decoder = msgspec.json.Decoder(Trajectory)
+    found: list[Play] = []
+    fresh = 0
+    for number, (place, line) in enumerate(lines):
+        try:
+            row = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{place}: {error}") from None
+        answers = [*row.assistant_response_length, row.final_assistant_response_length]
+        tools, waits = row.tool_call_output_length, row.tool_call_latency
+        if not len(answers) - 1 == len(tools) == len(waits) == row.num_turns:
+            raise ConfigError(f"{place}: expected {row.num_turns} answers, tool outputs and tool latencies")
+        turns, needs = list[Turn](), dict[str, list[Need]]()
+        tokens, ids = row.input_prompt_length, list[int]()
+        for at, answer in enumerate(answers):
+            if at:
+                tokens += answers[at - 1] + tools[at - 1]
+                needs[f"t{number}.{at}"] = [Need(f"t{number}.{at - 1}", "complete", waits[at - 1] * 1000)]
+            missing = max(0, -(-tokens // block_tokens) - len(ids))
+            ids += range(fresh, fresh + missing)
+            fresh += missing
+            turns.append(Turn(f"t{number}.{at}", max(1, tokens), max(1, answer), tuple(ids)))
+        found.append(Play(f"t{number}", [Session(f"t{number}", turns)], needs).check())
+    return found

@@ -1,0 +1,137 @@
+"""Planning: a planner's eyes on a simulated cluster: traffic, worker counts, the latest forward passes."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dynamo.mocker.simulation.scheduler import Limits
+from dynamo.protocols.load import FORWARD_PASS_VERSION, ForwardPassMetrics
+from dynamo.protocols.planner import (
+    EngineCapabilities,
+    FpmObservations,
+    Planner,
+    PlannerEffects,
+    RankKey,
+    ScheduledTick,
+    TickInput,
+    TrafficObservation,
+    WorkerCounts,
+)
+from dynamo.replay.fleet import Fleet
+from dynamo.replay.outcome import Flight, PlannerLog
+from dynamo.replay.plan import PoolPlan, Role
+
+TICKS_MAX = 100_000  # Of the report: a tick a second for a day.
+
+
+def capabilities(limits: Limits) -> EngineCapabilities:
+    """What a worker can do, as a planner is told."""
+    return EngineCapabilities(
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_kv_tokens=limits.num_blocks * limits.block_tokens,
+        kv_cache_block_size=limits.block_tokens,
+    )
+
+
+@dataclass(slots=True)
+class PlannerSeat:
+    """A planner, and what it is shown."""
+
+    planner: Planner
+    log: PlannerLog = field(init=False)
+    _ended_ms: list[float] = field(init=False, default_factory=list)
+    """When requests ended: it grows, and so is searched …"""
+    _ended: list[Flight] = field(init=False, default_factory=list)
+    """… for those of a time."""
+
+    def __post_init__(self) -> None:
+        self.log = PlannerLog(self.planner.name)
+
+    def begin(self, pools: Sequence[PoolPlan]) -> ScheduledTick | None:
+        """The first tick."""
+        known = {pool.role: capabilities(pool.limits) for pool in pools}
+        decode = known.get(Role.DECODE) or known[Role.AGGREGATED]
+        return self.planner.begin(known.get(Role.PREFILL), decode)
+
+    def ended(self, flight: Flight, now_ms: float) -> None:
+        """A request was answered."""
+        self._ended_ms.append(now_ms)
+        self._ended.append(flight)
+
+    def tick(
+        self, scheduled: ScheduledTick, fleets: dict[Role, Fleet], flights: Sequence[Flight], now_ms: float
+    ) -> PlannerEffects:
+        """Shows it what it asked for, and notes what it answers."""
+        seen = TickInput(
+            now_s=now_ms / 1000,
+            traffic=self._traffic(scheduled, flights, now_ms) if scheduled.need_traffic_metrics else None,
+            worker_counts=counts(fleets) if scheduled.need_worker_states else None,
+            fpm_observations=passes(fleets) if scheduled.need_worker_fpm else None,
+        )
+        effects = self.planner.tick(scheduled, seen)
+        if len(self.log.ticks) < TICKS_MAX:
+            self.log.ticks.append(_tick_row(seen, effects))
+        return effects
+
+    def _traffic(self, scheduled: ScheduledTick, flights: Sequence[Flight], now_ms: float) -> TrafficObservation:
+        """Requests that came in the last so many seconds, and the answers that ended in them."""
+        since_ms = now_ms - scheduled.traffic_metrics_duration_s * 1000
+        came = flights[bisect_right(flights, since_ms, key=lambda flight: flight.arrived_ms) :]
+        ended = self._ended[bisect_right(self._ended_ms, since_ms) :]
+        asked = sum(flight.turn.input_tokens for flight in came)
+        answered = sum(flight.turn.input_tokens for flight in ended)
+        return TrafficObservation(
+            duration_s=scheduled.traffic_metrics_duration_s,
+            num_req=len(came),
+            isl=asked / len(came) if came else 0.0,
+            osl=sum(flight.turn.output_tokens for flight in ended) / len(ended) if ended else 0.0,
+            kv_hit_rate=sum(flight.cached_tokens for flight in ended) / answered if answered else None,
+        )
+
+
+def _tick_row(seen: TickInput, effects: PlannerEffects) -> dict[str, Any]:
+    return {
+        "at_s": seen.now_s,
+        "traffic": None if seen.traffic is None else asdict(seen.traffic),
+        "worker_counts": None if seen.worker_counts is None else asdict(seen.worker_counts),
+        "scale_to": None if effects.scale_to is None else asdict(effects.scale_to),
+        "diagnostics": dict(effects.diagnostics),
+    }
+
+
+def counts(fleets: dict[Role, Fleet]) -> WorkerCounts:
+    """How many workers there are."""
+    prefill = fleets.get(Role.PREFILL)
+    decode = fleets.get(Role.DECODE) or fleets[Role.AGGREGATED]
+    return WorkerCounts(
+        ready_num_prefill=None if prefill is None else len(prefill.serving),
+        ready_num_decode=len(decode.serving),
+        expected_num_prefill=None if prefill is None else len(prefill.serving) + len(prefill.starting),
+        expected_num_decode=len(decode.serving) + len(decode.starting),
+        prefill_scaling_in_progress=prefill is not None and bool(prefill.starting or prefill.leaving),
+        decode_scaling_in_progress=bool(decode.starting or decode.leaving),
+        pending_num_prefill=0 if prefill is None else len(prefill.starting),
+        pending_num_decode=len(decode.starting),
+    )
+
+
+def passes(fleets: dict[Role, Fleet]) -> FpmObservations:
+    """The latest forward pass of each rank in service; one that rests says so, as heartbeats do."""
+    found: dict[Role, dict[RankKey, ForwardPassMetrics]] = {Role.PREFILL: {}, Role.DECODE: {}}
+    for role, fleet in fleets.items():
+        of_role = found[Role.PREFILL if role is Role.PREFILL else Role.DECODE]
+        for ranks in fleet.serving.values():
+            for rank in ranks:
+                passed = rank.heard()
+                of_role[rank.seat] = ForwardPassMetrics(
+                    FORWARD_PASS_VERSION,
+                    f"{rank.worker_id}",
+                    rank.rank,
+                    rank.passes,
+                    passed.wall_time,
+                    passed.scheduled_requests,
+                    passed.queued_requests,
+                )
+    return FpmObservations(found[Role.PREFILL], found[Role.DECODE])

@@ -1,0 +1,117 @@
+"""Preble: the rule of the Preble paper, to compare with."""
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dynamo.core.errors import NotReady
+from dynamo.kv_router import events as kv_events
+from dynamo.kv_router.index import KvIndex
+from dynamo.protocols.kv_events import KvEvent
+from dynamo.protocols.load import ForwardPass
+from dynamo.replay.placement import Asked, Caches, Seat, check_caches, told
+
+PREBLE_WINDOW_S = 180.0  # The paper's three minutes: the load of a worker is what it was given in them.
+PREBLE_IMBALANCE = 2.0  # Beyond this ratio of loads, what would go to the most loaded worker goes to the least.
+
+
+@dataclass(slots=True)
+class _Sent:
+    at_s: float
+    seconds: float
+
+
+class PreblePlacement:
+    """Preble's E2 rule: exploit a cache that has more than half of the prompt, else explore.
+
+    Exploiting goes to the worker with the longest prefix, the least loaded of several; exploring to the one with the least
+    load. A worker's load is the time its requests of the last three minutes take: prompts as far as they are not cached,
+    and answers of the average length. Its eviction cost, which needs the frequency of every evicted prefix, is left out.
+    """
+
+    def __init__(self, seed: int, prefill_token_s: float = 2e-5, output_token_s: float = 1e-4) -> None:
+        self._index = KvIndex()
+        self._chance = random.Random(seed)
+        self._prefill_token_s = prefill_token_s
+        self._output_token_s = output_token_s
+        self._output_tokens = 256.0
+        self._sent: dict[Seat, deque[_Sent]] = {}
+        self._load: dict[Seat, float] = {}
+        self._numbers = itertools.count(1)
+        self._running: dict[str, Seat] = {}
+
+    @property
+    def waiting(self) -> int:
+        return 0
+
+    def place(self, asked: Asked, now_s: float) -> Seat | None:
+        if not self._load:
+            raise NotReady("no worker is there")
+        self._expire(now_s)
+        blocks = len(asked.packed) // 8
+        depths = {
+            seat: depth
+            for seat, depth in self._index.depth_by_rank(self._index.find(asked.packed)).items()
+            if seat in self._load
+        }
+        longest = max(depths.values(), default=0)
+        if longest * 2 > blocks:
+            seat = self._least([seat for seat, depth in depths.items() if depth == longest])
+            least = min(self._load.values())
+            if self._load[seat] > PREBLE_IMBALANCE * least + self._prefill_token_s * asked.tokens:
+                seat = self._least(list(self._load))
+        else:
+            seat = self._least(list(self._load))
+        missed = asked.tokens * (1 - depths.get(seat, 0) / blocks) if blocks else asked.tokens
+        seconds = self._prefill_token_s * missed + self._output_token_s * self._output_tokens
+        self._sent[seat].append(_Sent(now_s, seconds))
+        self._load[seat] += seconds
+        self._running[asked.request_id] = seat
+        return seat
+
+    def admit(self, now_s: float) -> list[tuple[str, Seat | None]]:
+        return []
+
+    def prefilled(self, request_id: str) -> None:
+        pass
+
+    def finish(self, request_id: str, output_tokens: int, now_s: float) -> None:
+        del self._running[request_id]
+        self._output_tokens += 0.02 * (output_tokens - self._output_tokens)
+
+    def apply(self, seat: Seat, event: KvEvent) -> None:
+        kv_events.apply(self._index, told(seat, next(self._numbers), event))
+
+    def observe(self, seat: Seat, passed: ForwardPass) -> None:
+        pass
+
+    def join(self, worker: int, ranks: int, blocks: int, batch_tokens: int) -> None:
+        for rank in range(ranks):
+            self._load[worker, rank] = 0.0
+            self._sent[worker, rank] = deque()
+
+    def leave(self, worker: int) -> None:
+        for seat in [seat for seat in self._load if seat[0] == worker]:
+            del self._load[seat], self._sent[seat]
+        self._running = {name: seat for name, seat in self._running.items() if seat[0] != worker}
+        self._index.remove_worker(worker)
+
+    def deepest(self, packed: bytes, now_s: float) -> int:
+        return max(self._index.depth_by_rank(self._index.find(packed)).values(), default=0)
+
+    def validate(self, caches: Caches) -> None:
+        assert not self._running, "requests are counted that are over"
+        check_caches(self._index, caches)
+
+    def _least(self, seats: Sequence[Seat]) -> Seat:
+        best = min(self._load[seat] for seat in seats)
+        return self._chance.choice([seat for seat in seats if self._load[seat] == best])
+
+    def _expire(self, now_s: float) -> None:
+        for seat, sent in self._sent.items():
+            while sent and now_s - sent[0].at_s >= PREBLE_WINDOW_S:
+                self._load[seat] -= sent.popleft().seconds
+            if not sent:
+                self._load[seat] = 0.0

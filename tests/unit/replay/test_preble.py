@@ -1,0 +1,48 @@
+"""Preble: the rule, and what it forgets."""
+
+from dynamo.kv_router.runs import pack
+from dynamo.protocols.kv_events import Stored, StoredBlock
+from dynamo.replay.placement import Asked
+from dynamo.replay.preble import PreblePlacement
+
+
+def asked(name: str, *blocks: int) -> Asked:
+    return Asked(name, len(blocks) * 6400, pack(blocks))
+
+
+def stored(*blocks: int) -> Stored:
+    return Stored(None, None, [StoredBlock(block, block) for block in blocks])
+
+
+def preble(workers: int = 2) -> PreblePlacement:
+    placement = PreblePlacement(1)
+    for worker in range(workers):
+        placement.join(worker, 1, 1000, 8192)
+    return placement
+
+
+def test_preble_goes_where_most_of_the_prompt_is() -> None:
+    placement = preble()
+    placement.apply((1, 0), stored(1, 2, 3))
+    assert [placement.place(asked(f"r{n}", 1, 2, 3, 4), 0.0) for n in range(3)] == [(1, 0)] * 3
+
+
+def test_preble_goes_to_the_least_loaded_where_less_than_half_is_held() -> None:
+    placement = preble()
+    placement.apply((1, 0), stored(1))
+    chosen = {placement.place(asked(f"r{n}", 1, 10 * n + 2, 10 * n + 3, 10 * n + 4), 0.0) for n in range(2)}
+    assert chosen == {(0, 0), (1, 0)}
+
+
+def test_preble_relieves_a_worker_that_has_far_more_than_another() -> None:
+    placement = preble()
+    placement.apply((1, 0), stored(1, 2, 3))
+    assert (0, 0) in [placement.place(asked(f"r{n}", 1, 2, 3, 4), 0.0) for n in range(20)]
+
+
+def test_preble_forgets_loads_after_three_minutes() -> None:
+    placement = preble()
+    placement.apply((1, 0), stored(1, 2, 3))
+    first = [placement.place(asked(f"a{n}", 1, 2, 3, 4), 0.0) for n in range(20)]
+    again = [placement.place(asked(f"b{n}", 1, 2, 3, 4), 181.0) for n in range(20)]
+    assert first == again
