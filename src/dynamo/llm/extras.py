@@ -95,9 +95,10 @@ class Extras:
     def _timing(self, prefill: PrefillLeg | None) -> dict[str, float]:
         record, now_s = self._record, time.perf_counter()
         timing: dict[str, float] = {"request_received_ms": self._received_ms}
-        if prefill is not None and prefill.done_s and record.first_s:
+        done_s = record.first_s if prefill is None else prefill.done_s or record.first_s
+        if prefill is not None and record.first_s:
             timing["prefill_wait_time_ms"] = (prefill.sent_s - record.started_s) * 1e3
-            timing["prefill_time_ms"] = (prefill.done_s - prefill.sent_s) * 1e3
+            timing["prefill_time_ms"] = max(0.0, done_s - prefill.sent_s) * 1e3
             timing["ttft_ms"] = (record.first_s - record.started_s) * 1e3
         elif record.first_s:
             sent_s = record.sent_s or record.started_s
@@ -105,8 +106,8 @@ class Extras:
             timing["prefill_time_ms"] = max(0.0, record.first_s - sent_s) * 1e3
             timing["ttft_ms"] = (record.first_s - record.started_s) * 1e3
         timing["total_time_ms"] = (now_s - record.started_s) * 1e3
-        if prefill is not None and prefill.done_s and record.first_s and not prefill.is_whole:
-            timing["kv_transfer_estimated_latency_ms"] = max(0.0, record.first_s - prefill.done_s) * 1e3
+        if prefill is not None and record.first_s and not prefill.is_whole:
+            timing["kv_transfer_estimated_latency_ms"] = max(0.0, record.first_s - done_s) * 1e3
         return timing
 
 

@@ -68,6 +68,8 @@ class DisaggregatedDispatch(Dispatch):
     async def send(self) -> None:
         """Sends its legs. Raises what the last worker tried answered."""
         self._forget()
+        if set(self._model.current.worker_ids()) <= self._unwanted():
+            raise WorkerUnavailable("no decode worker is left to take the request")  # A prefill would be for nothing.
         if self._stays_whole():
             self._outgoing = whole(self._request)
         elif not await self._prefill():
