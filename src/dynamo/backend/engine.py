@@ -70,8 +70,12 @@ class EngineHost(Protocol):
     def metrics(self) -> MetricsRegistry:
         """Families made here are shown at `/metrics` of the worker's system port."""
 
-    def publish_kv_event(self, event: KvEvent, dp_rank: int = 0) -> None:
-        """Tells the routers what the cache now holds. Order is kept."""
+    @property
+    def worker_id(self) -> int:
+        """By which routers know this worker."""
+
+    def publish_kv_event(self, event: KvEvent, dp_rank: int = 0, tier: str = "device") -> None:
+        """Tells the routers what the cache now holds, or a tier below it. Order is kept."""
 
     def publish_load(self, load: WorkerLoad) -> None:
         """Tells the routers how busy this rank is; only the newest counts."""

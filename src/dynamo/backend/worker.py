@@ -202,8 +202,12 @@ class Worker:
     def metrics(self) -> MetricsRegistry:
         return self.runtime.metrics
 
-    def publish_kv_event(self, event: KvEvent, dp_rank: int = 0) -> None:
-        self._kv_source(dp_rank).put(event)
+    @property
+    def worker_id(self) -> int:
+        return self.runtime.instance_id
+
+    def publish_kv_event(self, event: KvEvent, dp_rank: int = 0, tier: str = "device") -> None:
+        self._kv_source(dp_rank).put(event, tier)
 
     def publish_load(self, load: WorkerLoad) -> None:
         self._metrics.observe_load(load)

@@ -49,6 +49,10 @@ class KvCache:
     def values(self, layer: int) -> F32:
         return self._pages[layer, self.kv_heads :]
 
+    def between(self, start: int, stop: int) -> F32:
+        """Everything in these slots: (layers, 2 * kv_heads, slots, head_dim), in place."""
+        return self._pages[:, :, start:stop]
+
     def rows_of(self, slots: Ids) -> Ids:
         """Where each slot's keys and values are written; the same in every layer."""
         return slots[:, None] + self._heads

@@ -28,12 +28,27 @@ class Content:
     tokens_hash: int
 
 
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A block that was given up. Its bytes stay until the next step writes into it."""
+
+    block: int
+    sequence_hash: int
+    tokens_hash: int
+    parent_hash: int | None
+
+
 class BlockPool:
     """All blocks of one cache, and the story of their content as events."""
 
-    def __init__(self, blocks: int, *, is_caching: bool = True) -> None:
+    def __init__(self, blocks: int, *, is_caching: bool = True, notes_evicted: bool = False) -> None:
+        """With `notes_evicted`, `take_evicted` tells what was given up: somebody keeps it elsewhere."""
         self.total = blocks
         self.is_caching = is_caching
+        self._notes_evicted = notes_evicted
+        self._origins: dict[int, tuple[int, int | None]] = {}
+        """With that, the tokens hash and the parent of each sequence hash."""
+        self._evicted: list[Evicted] = []
         self._evicted_together = max(1, min(EVICTED_TOGETHER, blocks // EVICTED_SHARE))
         self._holders = [0] * blocks
         self._empty = bytearray(b"\x01" * blocks)
@@ -117,6 +132,8 @@ class BlockPool:
                 self._block_of[content.sequence_hash] = content.block
                 self._hash_of[content.block] = content.sequence_hash
                 fresh.append(StoredBlock(content.sequence_hash, content.tokens_hash))
+                if self._notes_evicted:
+                    self._origins[content.sequence_hash] = (content.tokens_hash, parent_hash)
             parent_hash = content.sequence_hash
         self._tell_stored(first_parent, fresh)
 
@@ -128,12 +145,25 @@ class BlockPool:
         self._cached.clear()
         self._block_of.clear()
         self._hash_of.clear()
+        self._origins.clear()
         self._events.append(Cleared())
 
     def take_events(self) -> list[KvEvent]:
         """What happened since the last call, in order."""
         events, self._events = self._events, []
         return events
+
+    def take_evicted(self) -> list[Evicted]:
+        """What was given up since the last call; to be read before anything is written."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def depth(self, hashes: Sequence[int]) -> int:
+        """How many blocks of a prefix are known."""
+        for depth, sequence_hash in enumerate(hashes):
+            if sequence_hash not in self._block_of:
+                return depth
+        return len(hashes)
 
     def validate(self) -> None:
         """Asserts what must hold between any two calls."""
@@ -160,6 +190,8 @@ class BlockPool:
             removed.append(self._hash_of.pop(block))
             del self._block_of[removed[-1]]
             self._empty[block] = 1
+            if self._notes_evicted:
+                self._evicted.append(Evicted(block, removed[-1], *self._origins.pop(removed[-1])))
         self._empty_count += len(oldest)
         self._events.append(Removed(removed))
 

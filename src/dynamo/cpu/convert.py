@@ -73,6 +73,7 @@ def to_generation(request: PreprocessedRequest, reply: Reply, limits: Limits, de
     leader: Sequence | None = None
     for index in range(choices):
         sequence = Sequence(request.token_ids, limits.block_tokens, hash_seed=hash_seed, leader=leader)
+        sequence.priority = min(100, max(0, (routing.priority or 0) if routing else 0))
         sampling = _sampling(request, limits, defaults, seed, index)
         history = History.of(request.token_ids, limits.vocab_size) if sampling.has_penalties else None
         generation.choices.append(Choice(index, sequence, sampling, rules, history))

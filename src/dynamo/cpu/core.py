@@ -13,6 +13,8 @@ from dynamo.cpu.model import Batch, Model
 from dynamo.cpu.sampler import Sampled, greedy, sample
 from dynamo.cpu.scheduler import Chunk, Scheduler
 from dynamo.cpu.sequence import Sequence
+from dynamo.cpu.tiers import CacheTiers
+from dynamo.kvbm.logical.consolidator import Told
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, QueuedRequests, ScheduledRequests, WorkerLoad
@@ -33,6 +35,9 @@ class Outcome:
 
     said: list[Said] = field(default_factory=list)
     events: list[KvEvent] = field(default_factory=list)
+    """Of the cache alone, where there are no tiers below it."""
+    told: list[Told] = field(default_factory=list)
+    """Of the cache and the tiers below it."""
     load: WorkerLoad = field(default_factory=WorkerLoad)
     passed: ForwardPass | None = None
     """What was computed, if anything was; the time it took is for who has a clock."""
@@ -41,8 +46,9 @@ class Outcome:
 class Core:
     """The scheduler, the model and the requests that are between them."""
 
-    def __init__(self, model: Model, scheduler: Scheduler, block_tokens: int) -> None:
+    def __init__(self, model: Model, scheduler: Scheduler, block_tokens: int, tiers: CacheTiers | None = None) -> None:
         self.scheduler = scheduler
+        self._tiers = tiers
         self._model = model
         self._block_tokens = block_tokens
         self._choices: dict[Sequence, tuple[Generation, Choice]] = {}
@@ -65,7 +71,12 @@ class Core:
     def step(self) -> Outcome:
         """Computes what the scheduler planned and samples wherever all known tokens are computed."""
         outcome = Outcome()
+        tiers = self._tiers
         chunks = _in_rows(self.scheduler.plan())
+        if tiers is not None:
+            tiers.carry_out(self.scheduler.pool.take_evicted())
+            if not chunks and self.has_work:
+                tiers.wait()
         if chunks:
             outcome.passed = _passed(chunks, self.scheduler.waiting)
             ending = [chunk.is_last for chunk in chunks]
@@ -73,9 +84,19 @@ class Core:
             self.scheduler.advance(chunks)
             sequences = [chunk.sequence for chunk, is_last in zip(chunks, ending, strict=True) if is_last]
             self._sample(sequences, logits, outcome)
-        outcome.events = self.scheduler.pool.take_events()
+        events = self.scheduler.pool.take_events()
+        if tiers is None:
+            outcome.events = events
+        else:
+            outcome.told = tiers.tell(events)
         outcome.load = self.load()
         return outcome
+
+    def clear(self) -> None:
+        """Forgets all prefixes, wherever they are."""
+        self.scheduler.pool.clear()
+        if self._tiers is not None:
+            self._tiers.clear()
 
     def load(self) -> WorkerLoad:
         """How busy this engine is."""

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -27,6 +27,8 @@ from dynamo.cpu.generation import Generation
 from dynamo.cpu.guided import Grammars, Guide
 from dynamo.cpu.model import Model, load_weights
 from dynamo.cpu.scheduler import Scheduler
+from dynamo.cpu.tiers import CacheTiers, open_tiers
+from dynamo.kvbm.config import KvbmConfig
 from dynamo.parsers.registry import reasoning_family
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.native import VLLM_CAPABILITY
@@ -52,6 +54,10 @@ class _Clear:
     """Forget the cache."""
 
 
+class _Look:
+    """Something changed in the tiers below the cache: it is to be told."""
+
+
 class _Stop:
     """Compute no more."""
 
@@ -61,7 +67,7 @@ class CpuEngine:
 
     def __init__(self, config: CpuConfig) -> None:
         self._config = config
-        self._orders: SimpleQueue[_Add | _Drop | _Clear | _Stop] = SimpleQueue()
+        self._orders: SimpleQueue[_Add | _Drop | _Clear | _Look | _Stop] = SimpleQueue()
         self._steps_ahead = threading.BoundedSemaphore(STEPS_AHEAD_MAX)
         self._thread: threading.Thread | None = None
         self._live: dict[int, Generation] = {}
@@ -73,6 +79,7 @@ class CpuEngine:
         self._host: EngineHost
         self._reporter: Reporter
         self._core: Core
+        self._tiers: CacheTiers | None = None
         self._limits: Limits
         self._defaults: Defaults
         self._compiler: Compiler
@@ -83,6 +90,9 @@ class CpuEngine:
         self._host = host
         self._reporter = Reporter(host)
         config = await asyncio.to_thread(self._load)
+        if self._tiers is not None:
+            config = replace(config, routes={**config.routes, "kvbm": self._tiers.route})
+            self._tiers.start(host.metrics)
         grammars = Grammars(config.model_path, self._limits.vocab_size)
         self._compiler = Compiler(grammars, CompilerMetrics(host.metrics, config.served_model_name))
         self._reporter.report([], self._core.load(), self._loop.time(), is_idle=True)
@@ -128,6 +138,8 @@ class CpuEngine:
             if self._thread.is_alive():
                 logger.error("the engine's thread did not end within %.0f s", STOP_TIMEOUT_S)
             self._thread = None
+        if self._tiers is not None:
+            await asyncio.to_thread(self._tiers.close)
         self._fail_all(EngineShutdown("the engine was stopped"))
 
     def _load(self) -> EngineConfig:
@@ -146,12 +158,17 @@ class CpuEngine:
             rows_max=config.max_num_batched_tokens,
             longest=context_length,
         )
+        kvbm = KvbmConfig.read()
+        if kvbm.is_enabled and config.enable_prefix_caching:
+            worker_id, wake = f"{self._host.worker_id:x}", lambda: self._orders.put(_Look())
+            self._tiers = open_tiers(kvbm, path, model.cache, config.block_size, worker_id, wake)
         scheduler = Scheduler(
-            BlockPool(blocks, is_caching=config.enable_prefix_caching),
+            BlockPool(blocks, is_caching=config.enable_prefix_caching, notes_evicted=self._tiers is not None),
             sequences_max=config.max_num_seqs,
             batched_tokens_max=config.max_num_batched_tokens,
+            tiers=self._tiers,
         )
-        self._core = Core(model, scheduler, config.block_size)
+        self._core = Core(model, scheduler, config.block_size, self._tiers)
         self._defaults = Defaults.read(path)
         self._limits = Limits(
             vocab_size=shape.vocab_size,
@@ -203,10 +220,10 @@ class CpuEngine:
                 if not self._core.has_work:
                     return True  # Nothing is left to compute, but what was freed is to be told.
             elif isinstance(order, _Clear):
-                self._core.scheduler.pool.clear()
+                self._core.clear()
                 return True
             else:
-                return False
+                return isinstance(order, _Look)
 
     # The loop's thread.
 
@@ -220,7 +237,9 @@ class CpuEngine:
                     logger.exception("request %s: its reply could not be written", said.generation.reply.request_id)
                     self.cancel(said.generation.reply)
         now = self._loop.time()
-        self._reporter.report(outcome.events, outcome.load, now, is_idle=is_idle, passed=outcome.passed)
+        self._reporter.report(
+            outcome.events, outcome.load, now, is_idle=is_idle, passed=outcome.passed, told=outcome.told
+        )
 
     def _say(self, said: Said) -> None:
         reply, word = said.generation.reply, said.word

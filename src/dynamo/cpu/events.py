@@ -1,6 +1,9 @@
 """Events: what the engine tells the routers: every block in order, and its load, but not after every step."""
 
+from collections.abc import Iterable
+
 from dynamo.backend.engine import EngineHost
+from dynamo.kvbm.logical.consolidator import Told
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
 
@@ -23,10 +26,13 @@ class Reporter:
         *,
         is_idle: bool,
         passed: ForwardPass | None = None,
+        told: Iterable[Told] = (),
     ) -> None:
         """After a step. The load is told when it changed and some time has passed, or when nothing will follow."""
         for event in events:
             self._host.publish_kv_event(event)
+        for event, tier in told:
+            self._host.publish_kv_event(event, tier=tier)
         if passed is not None:
             self._host.publish_forward_pass(passed)
         is_due = self._told is None or is_idle or now - self._told_at >= LOAD_INTERVAL_S

@@ -7,8 +7,9 @@ and is computed again later: nothing it said is lost, and much of it may still b
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
-from dynamo.cpu.blocks import BlockPool
+from dynamo.cpu.blocks import BlockPool, Content
 from dynamo.cpu.sequence import Sequence
 
 
@@ -25,15 +26,37 @@ class Chunk:
         return self.count == self.sequence.pending
 
 
+class Tiers(Protocol):
+    """Where blocks are kept beside the cache."""
+
+    def is_ready(self, sequence: Sequence, pool: BlockPool) -> bool:
+        """False while more of its prefix than the pool's part is on its way to where `take` finds it."""
+
+    def take(self, sequence: Sequence, cached: int) -> list[int]:
+        """Holds what can be copied into the cache at once, behind the cache's part of a prefix."""
+
+    def load(self, slots: list[int], blocks: list[int]) -> None:
+        """To be copied before the next step is computed."""
+
+    def save(self, sequence: Sequence, parent_hash: int | None, contents: list[Content]) -> None:
+        """These blocks were computed."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """It waits for nothing any more."""
+
+
 class Scheduler:
     """Waiting and running sequences, in the order in which they came."""
 
-    def __init__(self, pool: BlockPool, *, sequences_max: int, batched_tokens_max: int) -> None:
+    def __init__(
+        self, pool: BlockPool, *, sequences_max: int, batched_tokens_max: int, tiers: Tiers | None = None
+    ) -> None:
         assert batched_tokens_max >= sequences_max, "every running sequence needs a token of the budget"
         self.pool = pool
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._tiers = tiers
         self._sequences_max = sequences_max
         self._batched_tokens_max = batched_tokens_max
 
@@ -49,6 +72,8 @@ class Scheduler:
         if sequence.is_finished:
             return
         sequence.is_finished = True
+        if self._tiers is not None:
+            self._tiers.forget(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
             self.pool.release(sequence.drop())
@@ -76,6 +101,8 @@ class Scheduler:
             if self.pool.is_caching:
                 parent_hash, contents = chunk.sequence.newly_complete()
                 self.pool.store(parent_hash, contents)
+                if self._tiers is not None and contents:
+                    self._tiers.save(chunk.sequence, parent_hash, contents)
 
     def validate(self) -> None:
         """Asserts what must hold between any two calls."""
@@ -119,6 +146,8 @@ class Scheduler:
         for sequence in [sequence for sequence in self.waiting if sequence.is_ready]:
             if budget <= 0 or len(self.running) >= self._sequences_max:
                 return
+            if self._tiers is not None and self.pool.is_caching and not self._tiers.is_ready(sequence, self.pool):
+                continue
             count = self._start(sequence, budget)
             if count == 0:
                 return
@@ -136,6 +165,8 @@ class Scheduler:
         if sequence.blocks_missing(len(sequence.tokens)) + len(self.running) > self.pool.free:
             self.pool.release(sequence.drop())
             return 0
+        if self._tiers is not None:
+            cached = self._load(sequence, cached, self._tiers)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
         count = min(sequence.pending, budget)
@@ -147,6 +178,19 @@ class Scheduler:
         self.waiting.remove(sequence)
         self.running.append(sequence)
         return count
+
+    def _load(self, sequence: Sequence, cached: list[int], tiers: Tiers) -> list[int]:
+        """Adds to the cache's part of a prefix what the tiers have of it. There is room for all of the sequence."""
+        slots = tiers.take(sequence, len(cached)) if self.pool.is_caching else []
+        tiers.forget(sequence)
+        if not slots:
+            return cached
+        blocks = self.pool.allocate(len(slots), after=cached[-1] if cached else None)
+        assert blocks is not None, "blocks were free a moment ago"
+        self.pool.store(*sequence.contents(blocks, len(cached)))
+        sequence.hold(blocks, is_cached=True)
+        tiers.load(slots, blocks)
+        return [*cached, *blocks]
 
 
 def _is_prefilling(sequence: Sequence) -> bool:

@@ -20,6 +20,8 @@ class Sequence:
         self.cached_tokens: int | None = None
         """How much of the prompt was found in the cache; None until the sequence first runs."""
         self.is_finished = False
+        self.priority = 0
+        """What its blocks are worth where they are kept, from 0 to 100."""
         self.blocks: list[int] = []
         self.runs: list[tuple[int, int]] = []
         """The blocks as runs of slots."""
@@ -76,6 +78,14 @@ class Sequence:
         self._hash_complete_blocks()
         contents = [Content(self.blocks[at], self._hashes[at], self._tokens_hashes[at]) for at in range(first, end)]
         self._stored = end
+        return (self._hashes[first - 1] if first else None), contents
+
+    def contents(self, blocks: Items[int], first: int) -> tuple[int | None, list[Content]]:
+        """What these blocks hold if they are the sequence's from `first` on, and the hash of the block before."""
+        self._hash_complete_blocks()
+        contents = [
+            Content(block, self._hashes[at], self._tokens_hashes[at]) for at, block in enumerate(blocks, start=first)
+        ]
         return (self._hashes[first - 1] if first else None), contents
 
     def visible_runs(self, tokens: int) -> list[tuple[int, int]]:

@@ -161,6 +161,13 @@ class BlockManager:
             self._has_work.notify_all()
         return slots
 
+    def touch(self, hashes: Sequence[int]) -> None:
+        """The device has these and uses them again: they stay longer here, and may be worth a place further down."""
+        now = self._clock()
+        with self._lock:
+            self.book.touch(hashes, now)
+            self._has_work.notify_all()
+
     def array(self, slot: int) -> Array:
         """A held block, as it lay on the device."""
         return self.host.array(slot)
@@ -188,6 +195,11 @@ class BlockManager:
             self.traffic.tickets += 1
             self._has_work.notify_all()
         return ticket
+
+    def reaches(self, hashes: Sequence[int]) -> bool:
+        """Whether `begin` would find something to wait for."""
+        with self._lock:
+            return self.book.reach(hashes)
 
     def is_over(self, ticket: Ticket) -> bool:
         """Whether all came that will, or the time is over."""

@@ -120,6 +120,15 @@ class Book:
             self.offer(slot, now)
         return slots
 
+    def touch(self, hashes: Sequence[int], now: float) -> None:
+        """The device has these and uses them again."""
+        for sequence_hash in hashes:
+            self._sketch.observe(sequence_hash)
+        slots = list(self.host.scan(hashes).values())
+        for slot in slots:
+            self.offer(slot, now)
+        self.host.release(slots)
+
     def reach(self, hashes: Sequence[int], *, is_probing: bool = True) -> bool:
         """Whether slower tiers hold what comes behind the host's part of a prefix, or may hold it."""
         for sequence_hash in hashes:
@@ -178,7 +187,8 @@ class Book:
         elif not is_whole:
             self.counts.failed[copy.tier] += 1
         pool.release([slot])
-        self._queued[copy.tier].discard(copy.identity.sequence_hash)
+        if copy.age == self._age:
+            self._queued[copy.tier].discard(copy.identity.sequence_hash)
         self.host.release([copy.host])
 
     # From slower tiers.
@@ -221,7 +231,8 @@ class Book:
             self.counts.corrupt += 1
         if copy.lower is not None and not is_whole:
             self.counts.failed[copy.tier] += 1
-            pool.forget(copy.identity.sequence_hash)
+            if copy.age == self._age:
+                pool.forget(copy.identity.sequence_hash)
         self.host.release([copy.host])
         return None
 

@@ -1,0 +1,135 @@
+"""KvbmMetrics: what the tiers hold and what moved between them, under upstream's names (control-plane.md §4.4, §4.6)."""
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeVar
+
+from dynamo.core.errors import ConfigError
+from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
+from dynamo.kvbm.logical.blocks import Tier
+from dynamo.kvbm.logical.pool import Pool, PoolCounts
+from dynamo.kvbm.manager import BlockManager
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CLOSE_S = 2.0
+
+
+def show(registry: MetricsRegistry, manager: BlockManager, block_tokens: int) -> None:
+    """Adds the manager's families to a registry. They are read when somebody asks."""
+
+    def counter(name: str, what: str, value: Callable[[], float]) -> None:
+        registry.counter(f"kvbm_{name}", what).labels().follow(value)
+
+    def gauge(name: str, what: str, value: Callable[[], float]) -> None:
+        registry.gauge(f"kvbm_{name}", what).labels().follow(value)
+
+    counts, traffic, book = manager.book.counts, manager.traffic, manager.book
+    has_host = book.host.is_keeping
+
+    def on_host_way(is_wanted: bool) -> Callable[[], float]:
+        """What went to disk: from the host where there is one, else from the device, with the host as a station."""
+        return (lambda: counts.offloaded[Tier.DISK]) if has_host == is_wanted else (lambda: 0)
+
+    def rate(tier: Tier) -> Callable[[], float]:
+        return lambda: counts.found[tier] / counts.asked[tier] if counts.asked[tier] else 0.0
+
+    counter("matched_tokens", "Prompt tokens found below the device", lambda: counts.found[Tier.HOST] * block_tokens)
+    counter(
+        "offload_blocks_d2h",
+        "Blocks copied from device to host",
+        lambda: counts.offloaded[Tier.HOST] if has_host else 0,
+    )
+    counter("offload_blocks_h2d", "Blocks copied from host to disk", on_host_way(is_wanted=True))
+    counter("offload_blocks_d2d", "Blocks copied from device to disk, past the host", on_host_way(is_wanted=False))
+    counter("offload_blocks_d2o", "Blocks copied to the object store", lambda: counts.offloaded[Tier.OBJECT])
+    counter("onboard_blocks_h2d", "Blocks copied from host to device", lambda: counts.onboarded[Tier.HOST])
+    counter("onboard_blocks_d2d", "Blocks copied from disk towards the device", lambda: counts.onboarded[Tier.DISK])
+    counter("onboard_blocks_o2d", "Blocks copied from the object store", lambda: counts.onboarded[Tier.OBJECT])
+    counter("offload_bytes_object", "Bytes written to the object store", lambda: traffic.object_bytes_out)
+    counter("onboard_bytes_object", "Bytes read from the object store", lambda: traffic.object_bytes_in)
+    counter("object_read_failures", "Objects that could not be read", lambda: traffic.object_read_failures)
+    counter("object_write_failures", "Objects that could not be written", lambda: traffic.object_write_failures)
+    for name, tier in (("host", Tier.HOST), ("disk", Tier.DISK), ("object", Tier.OBJECT)):
+        gauge(f"{name}_cache_hit_rate", f"Part of the blocks asked of the {name} tier that it had", rate(tier))
+    # Ours: what an operator must see to know that a tier stands still.
+    counter(
+        "disk_read_failures",
+        "Blocks on disk that were torn, corrupt or not readable",
+        lambda: traffic.disk_read_failures,
+    )
+    counter("disk_write_failures", "Writes that the disk refused", lambda: traffic.disk_write_failures)
+    counter("offload_blocks_dropped", "Blocks for whose copy there was no room", lambda: counts.dropped)
+    counter("onboard_timeouts", "Prompts computed because their blocks came too late", lambda: traffic.tickets_late)
+    gauge("tiers_paused", "Tiers that nothing is written to at the moment", lambda: len(book.paused))
+    _show_pools(registry, manager)
+
+
+def _show_pools(registry: MetricsRegistry, manager: BlockManager) -> None:
+    pools = {"host": manager.book.host}
+    pools |= {tier.name.lower(): pool for tier, pool in manager.book.lower.items()}
+    counters: dict[str, tuple[str, Callable[[PoolCounts], int]]] = {
+        "allocations": ("Places given to be filled", lambda counts: counts.allocations),
+        "allocations_from_reset": ("Of these, empty ones", lambda counts: counts.allocations_from_reset),
+        "evictions": ("Blocks that gave their place to others", lambda counts: counts.evictions),
+        "registrations": ("Blocks that became findable", lambda counts: counts.registrations),
+        "duplicate_blocks": ("Blocks that were there already", lambda counts: counts.duplicate_blocks),
+        "stagings": ("Blocks that were completed", lambda counts: counts.stagings),
+        "match_requests": ("Prefixes that were looked for", lambda counts: counts.match_requests),
+        "match_blocks": ("Blocks that were looked for", lambda counts: counts.match_blocks),
+        "match_hits": ("Blocks that were found", lambda counts: counts.match_hits),
+    }
+    for name, (what, of_counts) in counters.items():
+        family = registry.counter(f"kvbm_{name}_total", what, ("pool",))
+        for label, pool in pools.items():
+            family.labels(pool=label).follow(partial(_read, of_counts, pool.counts))
+    gauges: dict[str, tuple[str, Callable[[Pool], int]]] = {
+        "inflight": ("Places that somebody holds", Pool.held),
+        "reset_pool_size": ("Empty places", lambda pool: pool.reset),
+        "inactive_pool_size": ("Blocks that nobody uses and that may serve again", lambda pool: pool.inactive),
+    }
+    for name, (what, of_pool) in gauges.items():
+        sizes = registry.gauge(f"kvbm_{name}", what, ("pool",))
+        for label, pool in pools.items():
+            sizes.labels(pool=label).follow(partial(_read, of_pool, pool))
+
+
+def _read(read: Callable[[T], int], source: T) -> float:
+    return read(source)
+
+
+class MetricsServer:
+    """A port of its own for these metrics, where a scraper of upstream's looks for them (`DYN_KVBM_METRICS_PORT`)."""
+
+    def __init__(self, registry: MetricsRegistry, port: int) -> None:
+        """Raises `ConfigError` for a port that is taken."""
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = registry.render().encode()
+                self.send_response(200 if self.path == "/metrics" else 404)
+                self.send_header("content-type", CONTENT_TYPE)
+                self.end_headers()
+                if self.path == "/metrics":
+                    self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                logger.debug(format, *args)
+
+        try:
+            self._server = ThreadingHTTPServer(("", port), Handler)
+        except OSError as error:
+            raise ConfigError(f"DYN_KVBM_METRICS_PORT={port}: {error.strerror}") from None
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="kvbm-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(CLOSE_S)

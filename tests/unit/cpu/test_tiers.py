@@ -1,0 +1,221 @@
+"""With a cache that is far too small and tiers below it, every token is the same, and less is computed."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.cpu.blocks import BlockPool
+from dynamo.cpu.core import Core
+from dynamo.cpu.model import Model
+from dynamo.cpu.scheduler import Scheduler
+from dynamo.cpu.tiers import CacheTiers, fingerprint, open_tiers
+from dynamo.kv_router.events import apply
+from dynamo.kv_router.index import KvIndex
+from dynamo.kv_router.runs import pack
+from dynamo.kvbm.config import KvbmConfig
+from dynamo.kvbm.logical.policies import Rule
+from dynamo.protocols.kv_events import Cleared, KvEventData, NumberedKvEvent, Removed, Stored, WorkerKvEvent
+from dynamo.tokens.hashing import block_hashes
+
+Make = Callable[..., Any]
+BLOCK_TOKENS = 4
+PROMPTS = [[int(token) for token in np.random.default_rng(at).integers(0, 96, 40)] for at in range(8)]
+BLOCKS = 8 * 13
+"""What all of these need, with twelve tokens of answer each."""
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def tiered(tiny_model: Model, tmp_path: Path) -> Any:
+    """A core whose cache is a quarter of what is worked with."""
+    opened: list[CacheTiers] = []
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+
+    def make(*, blocks: int = BLOCKS // 4, **options: Any) -> tuple[Core, CacheTiers]:
+        given: dict[str, Any] = {"disk_dir": str(tmp_path), "disk_filter": False, "onboard_timeout_s": PATIENCE_S}
+        config = KvbmConfig(**(given | options))
+        tiers = open_tiers(config, str(tmp_path / "model"), tiny_model.cache, BLOCK_TOKENS, "1", lambda: None)
+        opened.append(tiers)
+        tiers.start(MetricsRegistry())
+        pool = BlockPool(blocks, notes_evicted=True)
+        scheduler = Scheduler(pool, sequences_max=8, batched_tokens_max=64, tiers=tiers)
+        return Core(tiny_model, scheduler, BLOCK_TOKENS, tiers), tiers
+
+    yield make
+    for tiers in opened:
+        tiers.close()
+
+
+def settle(tiers: CacheTiers) -> None:
+    """Returns when nothing is on its way to a slower tier."""
+    deadline = time.monotonic() + PATIENCE_S
+    book = tiers.manager.book
+    while any(book.waiting(tier) for tier in book.lower) or any(pool.held() for pool in book.lower.values()):
+        assert time.monotonic() < deadline, "the blocks never arrived"
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def answers(make_generation: Make, run: Make) -> Make:
+    """Tokens and how much of the prompt was not computed, one prompt after the other."""
+
+    def ask(core: Core, prompts: list[list[int]], tiers: CacheTiers | None = None) -> list[tuple[list[int], int]]:
+        found = []
+        for prompt in prompts:
+            generation = make_generation(prompt)
+            core.add(generation)
+            run(core)
+            if tiers is not None:
+                settle(tiers)
+                tiers.manager.validate()
+            usage = generation.reply.said[-1].completion_usage
+            found.append((generation.reply.tokens, usage.prompt_tokens_details.cached_tokens))
+        return found
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cpu_blocks": 2 * BLOCKS},
+        {"cpu_blocks": 24, "disk_blocks": 2 * BLOCKS},
+        {"disk_blocks": 2 * BLOCKS},
+        {"cpu_blocks": 24, "object_enabled": True},
+        {"cpu_blocks": 24, "disk_blocks": 16, "object_enabled": True, "eviction": "lfu", "disk_direct": False},
+    ],
+    ids=["host", "host and disk", "disk alone", "host and objects", "all, too small"],
+)
+def test_answers_are_the_same_and_nothing_is_computed_twice(
+    tiered: Make, make_core: Make, answers: Make, options: dict[str, Any], tmp_path: Path
+) -> None:
+    want = [tokens for tokens, _ in answers(make_core(is_caching=False), PROMPTS)]
+    core, tiers = tiered(object_endpoint=f"file://{tmp_path}/objects", **options)
+    first = answers(core, PROMPTS, tiers)
+    again = answers(core, PROMPTS, tiers)
+    assert [tokens for tokens, _ in (*first, *again)] == want * 2
+    assert [cached for _, cached in first] == [0] * 8
+    assert [cached for _, cached in again] == [36] * 8
+
+
+def test_many_at_once_are_answered_the_same(
+    tiered: Make, make_core: Make, make_generation: Make, run: Make, answers: Make
+) -> None:
+    want = [tokens for tokens, _ in answers(make_core(is_caching=False), PROMPTS)]
+    core, tiers = tiered(cpu_blocks=30, disk_blocks=BLOCKS)
+    for _ in range(3):
+        generations = [make_generation(prompt) for prompt in PROMPTS]
+        for generation in generations:
+            core.add(generation)
+        run(core)
+        assert [generation.reply.tokens for generation in generations] == want
+        tiers.manager.validate()
+    assert tiers.manager.book.host.held() == sum(tiers.manager.book.waiting(tier) for tier in tiers.manager.book.lower)
+
+
+def test_a_request_that_leaves_while_it_waits_holds_nothing(tiered: Make, make_generation: Make, answers: Make) -> None:
+    core, tiers = tiered(cpu_blocks=12, disk_blocks=BLOCKS)
+    answers(core, PROMPTS[:3], tiers)
+    generation = make_generation(PROMPTS[0])
+    core.add(generation)
+    core.scheduler.plan()
+    core.drop(generation)
+    tiers.close()
+    assert tiers.manager.book.host.held() == 0
+
+
+def test_blocks_that_come_too_late_are_computed(tiered: Make, answers: Make, make_core: Make) -> None:
+    want = [tokens for tokens, _ in answers(make_core(is_caching=False), PROMPTS[:3])]
+    core, tiers = tiered(cpu_blocks=12, disk_blocks=BLOCKS, onboard_timeout_s=1e-9)
+    answers(core, PROMPTS[:3], tiers)
+    assert [tokens for tokens, _ in answers(core, PROMPTS[:3], tiers)] == want
+    assert tiers.manager.traffic.tickets_late > 0
+
+
+def test_a_corrupt_block_on_disk_is_computed_again(tiered: Make, answers: Make, make_core: Make) -> None:
+    want = [tokens for tokens, _ in answers(make_core(is_caching=False), PROMPTS[:3])]
+    core, tiers = tiered(cpu_blocks=12, disk_blocks=BLOCKS)
+    answers(core, PROMPTS[:3], tiers)
+    with open(tiers.manager._disk.path, "r+b") as file:
+        for slot in range(BLOCKS):
+            file.seek(4096 + slot * 8192 + 4096 + 100)
+            file.write(b"\xff")
+    again = answers(core, PROMPTS[:3], tiers)
+    assert [tokens for tokens, _ in again] == want
+    assert tiers.manager.book.counts.corrupt > 0
+
+
+def test_a_restart_keeps_what_is_on_disk(tiered: Make, answers: Make) -> None:
+    core, tiers = tiered(cpu_blocks=24, disk_blocks=BLOCKS)
+    first = answers(core, PROMPTS[:3], tiers)
+    tiers.close()
+    core, tiers = tiered(cpu_blocks=24, disk_blocks=BLOCKS)
+    again = answers(core, PROMPTS[:3], tiers)
+    assert [tokens for tokens, _ in again] == [tokens for tokens, _ in first]
+    assert [cached for _, cached in again] == [36] * 3
+
+
+def test_what_is_cleared_is_computed_again(tiered: Make, answers: Make) -> None:
+    core, tiers = tiered(cpu_blocks=BLOCKS, disk_blocks=BLOCKS)
+    first = answers(core, PROMPTS[:2], tiers)
+    core.clear()
+    assert answers(core, PROMPTS[:2], tiers) == first
+
+
+def test_blocks_of_little_worth_stay_on_the_device(tiered: Make, answers: Make) -> None:
+    core, tiers = tiered(cpu_blocks=BLOCKS, host_priority_min=1)
+    answers(core, PROMPTS[:1], tiers)
+    assert len(tiers.manager.book.host) == 0
+
+
+def test_seldom_blocks_can_be_left_out(tiered: Make, answers: Make) -> None:
+    core, tiers = tiered(cpu_blocks=BLOCKS, to_host=(Rule.PRESENCE_LFU,), to_host_lfu_min=2, blocks=BLOCKS)
+    answers(core, PROMPTS[:1], tiers)
+    assert len(tiers.manager.book.host) == 0
+
+
+def test_routers_hear_where_every_block_is(tiered: Make, make_generation: Make, deliver: Make) -> None:
+    core, tiers = tiered(cpu_blocks=40, disk_blocks=BLOCKS)
+    index, numbers = KvIndex(), iter(range(1, 10_000))
+
+    def hear() -> None:
+        for event, tier in core_told:
+            data: Any = "cleared"
+            if isinstance(event, Stored):
+                data = KvEventData(stored=event)
+            elif isinstance(event, Removed):
+                data = KvEventData(removed=event)
+            else:
+                assert isinstance(event, Cleared)
+            assert apply(index, WorkerKvEvent(1, tier, "worker", NumberedKvEvent(next(numbers), data, 0)))
+
+    for prompt in PROMPTS:
+        core.add(make_generation(prompt))
+        while core.has_work:
+            outcome = core.step()
+            deliver(outcome)
+            core_told = outcome.told
+            hear()
+        settle(tiers)
+        core_told = core.step().told
+        hear()
+    overlap = index.find(pack(block_hashes(PROMPTS[0], BLOCK_TOKENS)))
+    assert index.depth_by_rank(overlap) == {}
+    assert index.beyond(overlap, index.slot_of(1), 0, 1) == 0
+    assert index.beyond(overlap, index.slot_of(1), 0, 2) == 10
+    recent = index.find(pack(block_hashes(PROMPTS[-1], BLOCK_TOKENS)))
+    assert index.depth_by_rank(recent) == {(1, 0): 10}
+    assert index.beyond(recent, index.slot_of(1), 0, 1) == 10
+    index.validate()
+
+
+def test_models_are_told_apart(write_model: Make) -> None:
+    one, other = write_model(), write_model(vocab_size=64)
+    assert fingerprint(one) == fingerprint(one)
+    assert fingerprint(one) != fingerprint(other)
