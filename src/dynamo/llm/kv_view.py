@@ -22,13 +22,14 @@ from dynamo.core.codec import UNREADABLE, decode, encode, json_decoder, msgpack_
 from dynamo.core.errors import DynamoException, StreamIncomplete
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
+from dynamo.llm.one_answer import OneAnswer
 from dynamo.llm.publishers import KV_EVENTS_TOPIC
 from dynamo.protocols.discovery import EVENT_SOURCES, Callee, EndpointId, EventSource, topic_prefix
 from dynamo.protocols.kv_events import KvSourceAnswer, WorkerKvEvent
 from dynamo.runtime.discovery.base import Put, Synced
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.base import Event, PublisherGone, Subscriber
-from dynamo.runtime.request_plane.base import Item, Request, Target
+from dynamo.runtime.request_plane.base import Request, Target
 
 logger = logging.getLogger(__name__)
 
@@ -373,32 +374,10 @@ class ViewMetrics:
         ).labels()
 
 
-class _OneAnswer:
-    """Receives a single element."""
-
-    def __init__(self) -> None:
-        self.first: asyncio.Future[Item] = asyncio.get_running_loop().create_future()
-
-    def on_token(self, token_id: int) -> None:
-        """No answer to this question is a token."""
-
-    def on_item(self, item: Item) -> None:
-        if not self.first.done():
-            self.first.set_result(item)
-
-    def on_end(self) -> None:
-        if not self.first.done():
-            self.first.set_exception(StreamIncomplete("the source ended without an answer"))
-
-    def on_error(self, error: Exception) -> None:
-        if not self.first.done():
-            self.first.set_exception(error)
-
-
 async def ask(runtime: DistributedRuntime, callee: Callee, question: dict[str, object]) -> KvSourceAnswer:
     """Asks a source what it holds. Raises a `DynamoException`, or what decoding raises."""
     target = Target.of(callee)
-    receiver = _OneAnswer()
+    receiver = OneAnswer("the source")
     request = Request(f"kv-recovery-{random.getrandbits(64):x}", encode(question, target.codec), target.codec, {}, {})
     plane = runtime.request_plane
     call = plane.send(target, request, receiver, _nobody)

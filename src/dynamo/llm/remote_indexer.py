@@ -22,11 +22,12 @@ from dynamo.core.errors import DynamoException, InvalidArgument, StreamIncomplet
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.kv_router.router import Rank, Router
 from dynamo.kv_router.runs import TIERS, pack, unpack
+from dynamo.llm.one_answer import OneAnswer
 from dynamo.protocols.discovery import EndpointId
 from dynamo.runtime.client import Client
 from dynamo.runtime.component import Endpoint, Serving
 from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.request_plane.base import Bare, Item, Reply, Request
+from dynamo.runtime.request_plane.base import Bare, Reply, Request
 
 logger = logging.getLogger(__name__)
 
@@ -140,27 +141,6 @@ class IndexerServer:
         return answer_of(self._machine.overlaps(blocks, self._clock.now()), device_only=query.device_only)
 
 
-class _OneAnswer:
-    """Receives a single element."""
-
-    def __init__(self) -> None:
-        self.first: asyncio.Future[Item] = asyncio.get_running_loop().create_future()
-
-    def on_token(self, token_id: int) -> None:
-        """No answer to this question is a token."""
-
-    def on_item(self, item: Item) -> None:
-        if not self.first.done():
-            self.first.set_result(item)
-
-    def on_end(self) -> None:
-        self.on_error(StreamIncomplete("the indexer ended without an answer"))
-
-    def on_error(self, error: Exception) -> None:
-        if not self.first.done():
-            self.first.set_exception(error)
-
-
 class RemoteIndexer:
     """Asks another process who holds what."""
 
@@ -184,7 +164,7 @@ class RemoteIndexer:
         if not blocks or self._client is None:
             return {}
         query = encode(IndexerQuery(model_name, list(unpack(blocks))), MSGPACK)
-        receiver = _OneAnswer()
+        receiver = OneAnswer("the indexer")
         try:
             async with asyncio.timeout(ASK_S):
                 await self._client.send(

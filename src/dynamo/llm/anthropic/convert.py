@@ -10,10 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import InvalidArgument
+from dynamo.llm.chat_parts import chosen_function, function_tool, image_part, refuse_callers
 from dynamo.protocols.anthropic import (
     AnyChoice,
     Base64Source,
@@ -183,7 +182,7 @@ def _part(block: InputBlock | ResultPart) -> ContentPart:
         case ImageBlock():
             source = block.source
             url = f"data:{source.media_type};base64,{source.data}" if isinstance(source, Base64Source) else source.url
-            return msgspec.convert({"type": "image_url", "image_url": {"url": url}}, ContentPart)
+            return image_part(url)
         case DocumentBlock():
             if isinstance(block.citations, dict) and block.citations.get("enabled"):
                 refuse("document.citations")
@@ -242,7 +241,7 @@ def choose_tools(request: PromptFields, chat: ChatCompletionRequest) -> None:
         case NamedChoice():
             if all(tool.name != choice.name for tool in tools):
                 refuse("tool_choice", f"names `{choice.name[:80]}`, which is none of the tools")
-            chat.tool_choice = {"type": "function", "function": {"name": choice.name}}
+            chat.tool_choice = chosen_function(choice.name)
         case _:
             chat.tool_choice = "auto" if tools else None
     if not isinstance(choice, NoChoice) and choice.disable_parallel_tool_use:
@@ -250,16 +249,10 @@ def choose_tools(request: PromptFields, chat: ChatCompletionRequest) -> None:
 
 
 def chat_tool(tool: CustomTool) -> dict[str, Any]:
-    """The tool as a chat offers it, and as its template shows it."""
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.input_schema or {}
-    if tool.input_examples:
-        function["input_examples"] = tool.input_examples
-    if tool.strict:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+    """The tool as a chat offers it."""
+    return function_tool(
+        tool.name, tool.description, tool.input_schema or {}, strict=tool.strict, input_examples=tool.input_examples
+    )
 
 
 def think(request: PromptFields, chat: ChatCompletionRequest) -> None:
@@ -338,5 +331,4 @@ def refuse_tool(tool: CustomTool, where: str) -> None:
         refuse(f"{where}.input_schema", "is missing")
     if tool.defer_loading:
         refuse(f"{where}.defer_loading")
-    if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
-        refuse(f"{where}.allowed_callers", "without `direct` is not supported by this release")
+    refuse_callers(tool.allowed_callers, where)

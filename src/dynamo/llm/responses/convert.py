@@ -6,9 +6,8 @@ What has a place in a chat is put there; what would change the answer and has no
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from dynamo.core.errors import InvalidArgument
+from dynamo.llm.chat_parts import chosen_function, function_tool, image_part, refuse_callers
 from dynamo.protocols.openai import (
     ChatCompletionRequest,
     ContentPart,
@@ -195,8 +194,7 @@ def _part(part: InputText | InputImage | OutputText | Refusal) -> ContentPart:
         case InputImage():
             if part.image_url is None:
                 refuse("input_image.file_id", "is not supported by this release: send `image_url`")
-            image = {"url": part.image_url, **({} if part.detail is None else {"detail": part.detail})}
-            return msgspec.convert({"type": "image_url", "image_url": image}, ContentPart)
+            return image_part(part.image_url, part.detail)
 
 
 # ---- tools and formats ----------------------------------------------------------------------------------------------
@@ -215,23 +213,11 @@ def choose_tools(request: PromptFields, chat: ChatCompletionRequest) -> None:
         chat.tool_choice = choice.mode
     elif isinstance(choice, ChosenFunction):
         known_tools([choice.name], tools)
-        chat.tool_choice = {"type": "function", "function": {"name": choice.name}}
+        chat.tool_choice = chosen_function(choice.name)
     else:
         chat.tool_choice = choice
     if tools:
-        chat.tools = [chat_tool(tool) for tool in tools]
-
-
-def chat_tool(tool: FunctionTool) -> dict[str, Any]:
-    """The tool as a chat offers it, and as its template shows it."""
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.parameters is not None:
-        function["parameters"] = tool.parameters
-    if tool.strict:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+        chat.tools = [function_tool(tool.name, tool.description, tool.parameters, strict=tool.strict) for tool in tools]
 
 
 def name_of(tool: Mapping[str, Any], where: str) -> str:
@@ -320,5 +306,4 @@ def refuse_tool(tool: FunctionTool, where: str) -> None:
         refuse(f"{where}.async")
     if tool.output_schema is not None:
         refuse(f"{where}.output_schema")
-    if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
-        refuse(f"{where}.allowed_callers", "without `direct` is not supported by this release")
+    refuse_callers(tool.allowed_callers, where)

@@ -1,0 +1,47 @@
+"""ChatParts: pieces of a chat as the converters of other APIs write them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from dynamo.protocols.openai import ContentPart
+from dynamo.protocols.strict import refuse
+
+
+def function_tool(
+    name: str,
+    description: str | None,
+    parameters: dict[str, Any] | None,
+    *,
+    strict: bool | None = None,
+    input_examples: Sequence[Any] | None = None,
+) -> dict[str, Any]:
+    """A tool as a chat offers it, and as its template shows it; what is not said is left out."""
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    if parameters is not None:
+        function["parameters"] = parameters
+    if input_examples:
+        function["input_examples"] = input_examples
+    if strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def chosen_function(name: str) -> dict[str, Any]:
+    """The choice of one tool."""
+    return {"type": "function", "function": {"name": name}}
+
+
+def image_part(url: str, detail: str | None = None) -> ContentPart:
+    """An image of a message."""
+    image = {"url": url} if detail is None else {"url": url, "detail": detail}
+    return msgspec.convert({"type": "image_url", "image_url": image}, ContentPart)
+
+
+def refuse_callers(allowed_callers: Sequence[str] | None, where: str) -> None:
+    """Raises `InvalidArgument` for a tool that only other tools may call."""
+    if allowed_callers is not None and "direct" not in allowed_callers:
+        refuse(f"{where}.allowed_callers", "without `direct` is not supported by this release")
