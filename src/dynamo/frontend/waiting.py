@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from dynamo.core import waiting
 from dynamo.core.waiting import Waiting
-from dynamo.llm.router_waiting import AIS, ROUTER
+from dynamo.llm.router_waiting import ROUTER
 
 WAITING: tuple[Waiting, ...] = (
     Waiting("--kv-cache-block-size", "DYN_KV_CACHE_BLOCK_SIZE", "", hint="the workers say it"),
@@ -17,7 +17,6 @@ WAITING: tuple[Waiting, ...] = (
     Waiting("--serve-indexer", "DYN_SERVE_INDEXER", False),
     Waiting("--router-min-initial-workers", "DYN_ROUTER_MIN_INITIAL_WORKERS", "0"),
     *ROUTER,
-    *AIS,
 )
 
 

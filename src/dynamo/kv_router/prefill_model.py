@@ -8,6 +8,8 @@ fitted to the steps that workers report, least squares with a slow forgetting; n
 
 from dataclasses import dataclass, field
 
+from dynamo.kv_router.config import ESTIMATE
+
 MEMORY = 0.998
 """What a step counts for after another one: some five hundred are remembered."""
 HOLD = 1e-3
@@ -22,10 +24,9 @@ TOKENS, PAIRS = 1e3, 1e6
 class PrefillModel:
     """How fast prompts are computed. Seconds."""
 
-    base_s: float = 5e-3
-    token_s: float = 2e-5
-    """50,000 tokens a second: a mid-sized model on one accelerator."""
-    pair_s: float = 0.0
+    base_s: float = ESTIMATE[0]
+    token_s: float = ESTIMATE[1]
+    pair_s: float = ESTIMATE[2]
     steps: int = 0
     """How many were heard."""
     _normal: list[float] = field(default_factory=lambda: [0.0] * 9)

@@ -63,7 +63,7 @@ class Router:
         """How fast workers are, as far as it was seen (policy `balanced`)."""
         self.prefill_model: PrefillModel | None = None
         """How long prompts take, where those under way are to shrink."""
-        if config.prefill_estimate is not None:
+        if config.prefill_load_model == "ais":
             self.prefill_model = PrefillModel(*config.prefill_estimate)
             self.active.decay = PrefillDecay()
         self.sessions = SessionPrefixes() if config.session_prefixes else None

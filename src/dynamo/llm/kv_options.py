@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from dynamo.core.config import option, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.active import EXPIRY_S
-from dynamo.kv_router.config import RouterConfig, Weights
+from dynamo.kv_router.config import ESTIMATE, RouterConfig, Weights
 from dynamo.kv_router.index import BLOCKS_MAX
+from dynamo.kv_router.tracking import KEYED, PUBLIC, check_tracking
+from dynamo.llm.ais_options import AisOptions
 
 AFFINITY_TTL_MAX_S = 31_536_000  # A year, as upstream.
 
@@ -23,7 +25,7 @@ FLAGS = {
 
 
 @dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of those who route.
-class KvRouterOptions:
+class KvRouterOptions(AisOptions):
     """How `--router-mode kv` decides."""
 
     router_policy: str = option(
@@ -161,6 +163,48 @@ class KvRouterOptions:
         "hard: to that worker even when it is over a busy threshold; soft: while it may be chosen as others may",
         choices=["hard", "soft"],
     )
+    tracking_hash: str = option(
+        PUBLIC,
+        "--router-tracking-hash",
+        "DYN_ROUTER_TRACKING_HASH",
+        "By which hashes routers know requests under way: those that anybody can compute, or those of who has the key",
+        choices=[PUBLIC, KEYED],
+    )
+    tracking_key_file: str | None = option(
+        None,
+        "--router-tracking-key-file",
+        "DYN_ROUTER_TRACKING_KEY_FILE",
+        "With keyed-xxh3-v1: file with the key, 32 bytes as they are",
+    )
+    tracking_key_id: str | None = option(
+        None, "--router-tracking-key-id", "DYN_ROUTER_TRACKING_KEY_ID", "With keyed-xxh3-v1: the name of the key"
+    )
+    prefill_load_model: str = option(
+        "none",
+        "--router-prefill-load-model",
+        "DYN_ROUTER_PREFILL_LOAD_MODEL",
+        "ais: the oldest prompt of each worker counts less the longer it is computed; see the --ais- flags",
+        choices=["none", "ais", "aic"],
+    )
+    shared_cache_type: str = option(
+        "none",
+        "--shared-cache-type",
+        "DYN_SHARED_CACHE_TYPE",
+        "Count what a cache has that every worker reads: hicache follows the Mooncake store of SGLang's HiCache",
+        choices=["none", "hicache"],
+    )
+    enable_session_prefix_index: bool = option(
+        False,
+        "--enable-session-prefix-index",
+        "DYN_ENABLE_SESSION_PREFIX_INDEX",
+        "Keep what each session was told, whoever still holds it; shown by GET /routing/sessions",
+    )
+    event_threads: int = option(
+        4,
+        "--router-event-threads",
+        "DYN_ROUTER_EVENT_THREADS",
+        "Taken for upstream's command lines: one loop applies events faster than several threads did",
+    )
     use_remote_indexer: bool = option(
         False,
         "--use-remote-indexer",
@@ -230,6 +274,8 @@ def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
     except InvalidArgument as error:
         name = error.param or ""
         raise ConfigError(str(error).replace(name, FLAGS.get(name, f"--router-{name.replace('_', '-')}"), 1)) from None
+    if weights.shared_cache_multiplier > 1:
+        raise ConfigError(f"--shared-cache-multiplier {weights.shared_cache_multiplier:g}: expected 0 to 1")
     ttl_s = options.session_affinity_ttl_secs
     if ttl_s is not None and not 1 <= ttl_s <= AFFINITY_TTL_MAX_S:
         raise ConfigError(f"--router-session-affinity-ttl-secs {ttl_s}: expected 1 to {AFFINITY_TTL_MAX_S}")
@@ -237,6 +283,12 @@ def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
         raise ConfigError(f"--router-index-max-blocks {options.index_blocks_max}: expected at least 1")
     if options.router_snapshot_threshold < 1:
         raise ConfigError(f"--router-snapshot-threshold {options.router_snapshot_threshold}: expected at least 1")
+    if options.event_threads < 1:
+        raise ConfigError(f"--router-event-threads {options.event_threads}: expected at least 1")
+    check_tracking(options.tracking_hash, options.tracking_key_file, options.tracking_key_id)
+    is_estimated = options.prefill_load_model != "none"
+    if is_estimated:
+        options.check_ais()
     return RouterConfig(
         weights=weights,
         policy="balanced" if options.router_policy == "balanced" else "dynamo",
@@ -246,7 +298,14 @@ def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
         track_output_blocks=options.track_output_blocks,
         approximate_ttl_s=options.router_ttl_secs,
         approximate_policy="lru" if options.approximate_cache_policy == "lru" else "ttl",
-        predicted_ttl_s=options.predicted_ttl_secs,
+        predicted_ttl_s=None if is_load_only else options.predicted_ttl_secs,
+        shared_cache="hicache" if options.shared_cache_type == "hicache" and not is_load_only else "none",
+        tracking_hash=KEYED if options.tracking_hash == KEYED else PUBLIC,
+        tracking_key_file=options.tracking_key_file,
+        tracking_key_id=options.tracking_key_id,
+        session_prefixes=options.enable_session_prefix_index,
+        prefill_load_model="ais" if is_estimated else "none",
+        prefill_estimate=options.prefill_estimate() if is_estimated else ESTIMATE,
         queue_threshold=options.queue_threshold,
         queue_policy="wspt" if options.queue_policy == "wspt" else "fcfs",
         affinity_ttl_s=ttl_s,

@@ -24,6 +24,7 @@ import msgspec
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.policy import PolicyProfile
+from dynamo.kv_router.tracking import check_tracking
 
 FLAG = "--router-policy-config"
 
@@ -50,19 +51,17 @@ SETTINGS: Mapping[str, str] = {
     "router_approximate_cache_policy": "approximate_policy",
     "router_predicted_ttl_secs": "predicted_ttl_s",
     "router_replica_sync": "replica_sync",
+    "router_tracking_hash": "tracking_hash",
+    "router_tracking_key_file": "tracking_key_file",
+    "router_tracking_key_id": "tracking_key_id",
+    "router_prefill_load_model": "prefill_load_model",
+    "enable_session_prefix_index": "session_prefixes",
+    "shared_cache_type": "shared_cache",
+    "use_remote_indexer": "use_remote_indexer",
 }
 """What `router:` may say, and where it goes."""
 
-WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
-    "router_tracking_hash": ("public-xxh3-v1",),
-    "router_tracking_key_file": (None,),
-    "router_tracking_key_id": (None,),
-    "router_prefill_load_model": ("none",),
-    "use_remote_indexer": (False,),
-    "serve_indexer": (False,),
-    "enable_session_prefix_index": (False,),
-    "shared_cache_type": ("none",),
-}
+WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {"serve_indexer": (False,)}
 """What it may say only with these values: others ask for what this file cannot switch on."""
 
 
@@ -130,6 +129,7 @@ class RouterPolicy:
         try:
             made = msgspec.convert({**msgspec.to_builtins(config), **changes, "weights": weights}, RouterConfig)
             made.weights.check()
+            check_tracking(made.tracking_hash, made.tracking_key_file, made.tracking_key_id)
         except (msgspec.ValidationError, InvalidArgument) as error:
             raise ConfigError(f"{FLAG} {self._path}: {error}") from None
         return made

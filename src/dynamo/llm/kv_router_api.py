@@ -92,11 +92,9 @@ class KvRouter:
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size {block_size}: expected 1 or more")
-        if ais_perf_config is not None:
-            raise ValueError("ais_perf_config: this release has no AISimulate model")
         if session_affinity_mode not in ("hard", "soft"):
             raise ValueError(f"session_affinity_mode {session_affinity_mode!r}: expected hard or soft")
-        config = kv_router_config.meaning(block_size, session_affinity_ttl_secs, session_affinity_mode)
+        config = kv_router_config.meaning(block_size, session_affinity_ttl_secs, session_affinity_mode, ais_perf_config)
         self._router = EndpointRouter(
             endpoint,
             config,

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,16 +11,15 @@ from dynamo.core.codec import json_decode
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.policy import PolicyProfile
+from dynamo.kv_router.tracking import KEYED, PUBLIC, check_tracking
+from dynamo.llm.ais_options import perf_config_text
 from dynamo.llm.kv_options import KvRouterOptions, router_config
 from dynamo.llm.kv_policy import RouterPolicy
 
 ONLY: Mapping[str, tuple[Any, ...]] = {
-    "router_tracking_hash": ("public-xxh3-v1",),
-    "router_tracking_key_file": (None,),
-    "router_tracking_key_id": (None,),
-    "router_prefill_load_model": ("none",),
-    "enable_session_prefix_index": (False,),
-    "shared_cache_type": ("none",),
+    "router_tracking_hash": (PUBLIC, KEYED),
+    "router_prefill_load_model": ("none", "ais", "aic"),
+    "shared_cache_type": ("none", "hicache"),
     "conditional_disagg_enabled": (False,),
     "router_queue_policy": ("fcfs", "wspt"),
     "router_approximate_cache_policy": ("ttl", "lru"),
@@ -88,8 +88,8 @@ class KvRouterConfig:
             allowed = ONLY.get(name)
             if allowed is not None and value not in allowed:
                 raise ValueError(f"{name}={value!r}: expected {' or '.join(map(repr, allowed))}")
-        for name in ("host_cache_hit_weight", "disk_cache_hit_weight"):
-            if getattr(self, name) > 1:
+        for name in ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier"):
+            if (getattr(self, name) or 0) > 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
         if self.router_approximate_cache_policy == "lru" and self.use_kv_events:
             raise ValueError("router_approximate_cache_policy='lru' requires use_kv_events=False")
@@ -97,6 +97,11 @@ class KvRouterConfig:
             raise ValueError("router_predicted_ttl_secs requires use_kv_events=True")
         if self.router_event_threads < 1:
             raise ValueError("router_event_threads must be at least 1")
+        path, key_id = self.router_tracking_key_file, self.router_tracking_key_id
+        try:
+            check_tracking(self.router_tracking_hash, None if path is None else os.fspath(path), key_id)
+        except ConfigError as error:
+            raise ValueError(re.sub(r"--router-tracking-[a-z-]+", _as_name, str(error))) from None
 
     @staticmethod
     def from_json(config_json: str) -> "KvRouterConfig":
@@ -132,8 +137,15 @@ class KvRouterConfig:
         given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
         return replace(self, overlap_score_weight=overlap_score_weight, **given)
 
-    def meaning(self, block_size: int, affinity_ttl_s: int | None = None, affinity_mode: str = "hard") -> RouterConfig:
+    def meaning(
+        self,
+        block_size: int,
+        affinity_ttl_s: int | None = None,
+        affinity_mode: str = "hard",
+        ais_perf_config: Any = None,
+    ) -> RouterConfig:
         """What it means to the router. Raises `ValueError`."""
+        path = self.router_tracking_key_file
         options = KvRouterOptions(
             overlap_score_credit=self.overlap_score_credit,
             overlap_score_credit_decay=self.overlap_score_credit_decay,
@@ -157,6 +169,14 @@ class KvRouterConfig:
             use_remote_indexer=self.use_remote_indexer,
             session_affinity_ttl_secs=affinity_ttl_s,
             session_affinity_mode=affinity_mode,
+            tracking_hash=self.router_tracking_hash,
+            tracking_key_file=None if path is None else os.fspath(path),
+            tracking_key_id=self.router_tracking_key_id,
+            prefill_load_model=self.router_prefill_load_model,
+            shared_cache_type=self.shared_cache_type,
+            enable_session_prefix_index=self.enable_session_prefix_index,
+            event_threads=self.router_event_threads,
+            ais_perf_config=perf_config_text(ais_perf_config),
         )
         try:
             config = router_config(options, block_size)
@@ -176,3 +196,8 @@ class KvRouterConfig:
     def _policy(self) -> RouterPolicy | None:
         path = self.router_policy_config
         return None if path is None else RouterPolicy.read(os.fspath(path))
+
+
+def _as_name(flag: re.Match[str]) -> str:
+    """A flag, as it is called in Python."""
+    return flag.group().removeprefix("--").replace("-", "_")

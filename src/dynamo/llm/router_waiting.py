@@ -1,6 +1,6 @@
-"""Waiting flags of routing: upstream's, of frontends and of workers that say how to be routed to (serving-plane.md §4.2).
+"""Waiting flags of routing: upstream's, of routers, and of workers that say how to be routed to (serving-plane.md §4.2).
 
-Pure: a table.
+Pure: tables.
 """
 
 from dynamo.core.waiting import Waiting
@@ -15,6 +15,15 @@ def _ais(word: str, default: str = "") -> Waiting:
 
 
 ROUTER: tuple[Waiting, ...] = (
+    _router("conditional-disagg", False),
+    _router("conditional-disagg-config"),
+    _router("prefill-policy"),
+    _router("decode-policy"),
+)
+"""Of routers that know one kind of worker only."""
+
+ADVERTISED: tuple[Waiting, ...] = (
+    *ROUTER,
     _router("session-affinity-ttl-secs"),
     _router("session-affinity-mode", "hard"),
     Waiting("--load-aware", "DYN_ROUTER_LOAD_AWARE", False),
@@ -40,10 +49,6 @@ ROUTER: tuple[Waiting, ...] = (
     _router("approximate-cache-policy", "ttl"),
     _router("queue-threshold"),
     _router("policy-config"),
-    _router("conditional-disagg", False),
-    _router("conditional-disagg-config"),
-    _router("prefill-policy"),
-    _router("decode-policy"),
     _router("event-threads", "4"),
     _router("queue-policy", "fcfs"),
     Waiting("--use-remote-indexer", "DYN_USE_REMOTE_INDEXER", False),
@@ -52,6 +57,7 @@ ROUTER: tuple[Waiting, ...] = (
     Waiting("--shared-cache-type", "DYN_SHARED_CACHE_TYPE", "none"),
     _router("predicted-ttl-secs"),
 )
+"""Of workers, for those who route to them: routers have these flags."""
 
 AIS: tuple[Waiting, ...] = (
     _ais("perf-config"),
@@ -67,4 +73,4 @@ AIS: tuple[Waiting, ...] = (
     _ais("nextn-accept-rates"),
     _ais("mtp-seed", "42"),
 )
-"""The flags of AISimulate, a model of how long an engine takes."""
+"""The flags of AISimulate, a model of how long an engine takes, of workers."""

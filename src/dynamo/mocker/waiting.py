@@ -2,7 +2,7 @@
 
 from dynamo.backend import waiting
 from dynamo.core.waiting import Waiting
-from dynamo.llm.router_waiting import AIS, ROUTER
+from dynamo.llm.router_waiting import ADVERTISED, AIS
 
 
 def _given(flag: str, default: str | bool = "") -> Waiting:
@@ -44,6 +44,6 @@ WAITING: tuple[Waiting, ...] = (
     _given("--active-decode-blocks-threshold"),
     _given("--active-prefill-tokens-threshold"),
     _given("--active-prefill-tokens-threshold-frac"),
-    *(Waiting(one.flag, None, one.default, one.aliases) for one in (*ROUTER, *AIS)),
+    *(Waiting(one.flag, None, one.default, one.aliases) for one in (*ADVERTISED, *AIS)),
 )
 """Its variables of routing are the frontend's too, which may run beside it: they are not refused here."""

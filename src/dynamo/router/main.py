@@ -8,7 +8,7 @@ from dynamo.core.parent import die_with_parent
 from dynamo.core.signals import stop_event
 from dynamo.core.waiting import Waiting, load
 from dynamo.llm.endpoint_router import EndpointRouter
-from dynamo.llm.router_waiting import AIS, ROUTER
+from dynamo.llm.router_waiting import ROUTER
 from dynamo.router.config import RouterOptions
 from dynamo.router.service import RouterService
 from dynamo.runtime.distributed import DistributedRuntime
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 30.0  # As workers: a long answer may be on its way.
 
-WAITING = (*ROUTER, *AIS, Waiting("--response-plane", "DYN_RESPONSE_PLANE", "tcp"))
+WAITING = (*ROUTER, Waiting("--response-plane", "DYN_RESPONSE_PLANE", "tcp"))
 """Upstream's flags that this command does not honour."""
 
 

@@ -15,29 +15,31 @@ def kept(*argv: str, **variables: str) -> list[str]:
     return without_waiting(argv, variables, {"--http-port"})
 
 
-@pytest.mark.parametrize("argv", [["--serve-indexer"], ["--router-ttl-secs", "5"], ["--kv-events=false"]])
+@pytest.mark.parametrize(
+    "argv", [["--dyn-debug-perf"], ["--dyn-preprocess-workers", "5"], ["--exclude-tools-when-tool-choice-none=false"]]
+)
 def test_what_is_not_honoured_is_refused_by_name(argv: list[str]) -> None:
     with pytest.raises(ConfigError, match=argv[0].partition("=")[0]):
         kept(*argv)
 
 
 def test_a_variable_is_refused_by_name_too() -> None:
-    with pytest.raises(ConfigError, match="DYN_SERVE_INDEXER=1: --serve-indexer"):
-        kept(DYN_SERVE_INDEXER="1")
+    with pytest.raises(ConfigError, match="DYN_DEBUG_PERF=1: --dyn-debug-perf"):
+        kept(DYN_DEBUG_PERF="1")
 
 
 def test_what_asks_for_nothing_is_taken() -> None:
-    argv = ["--http-port", "1", "--no-serve-indexer", "--router-ttl-secs", "120", "--response-plane=tcp", "--x"]
-    assert kept(*argv, DYN_SERVE_INDEXER="false", DYN_ROUTER_TTL_SECS="120.0") == ["--http-port", "1", "--x"]
+    argv = ["--http-port", "1", "--no-dyn-debug-perf", "--dyn-preprocess-workers", "0", "--response-plane=tcp", "--x"]
+    assert kept(*argv, DYN_DEBUG_PERF="false", DYN_PREPROCESS_WORKERS="0.0") == ["--http-port", "1", "--x"]
 
 
 def test_a_flag_that_is_declared_waits_no_longer() -> None:
-    assert without_waiting(["--serve-indexer"], {}, {"--serve-indexer"}) == ["--serve-indexer"]
+    assert without_waiting(["--dyn-debug-perf"], {}, {"--dyn-debug-perf"}) == ["--dyn-debug-perf"]
 
 
 def test_a_flag_without_its_value_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--router-policy-config"):
-        kept("--router-ttl-secs", "120", "--router-policy-config", "file.yaml")
+    with pytest.raises(ConfigError, match="--dyn-chat-processor"):
+        kept("--dyn-preprocess-workers", "0", "--dyn-chat-processor", "other")
 
 
 @pytest.mark.parametrize("one", [one for one in WAITING if one.flag not in DECLARED], ids=lambda one: one.flag)

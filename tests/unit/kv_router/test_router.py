@@ -420,7 +420,7 @@ def test_blocks_of_a_shared_cache_behind_a_hole_are_of_no_use() -> None:
 
 
 def test_a_prompt_under_way_shrinks_over_the_time_that_it_takes() -> None:
-    router = make(2, prefill_estimate=(10.0, 0.0, 0.0))
+    router = make(2, prefill_load_model="ais", prefill_estimate=(10.0, 0.0, 0.0))
     first = placed(router, ask("a", PROMPT))
 
     later = router.place(ask("b", PROMPT[20:]), 5.0, book=False)
@@ -435,7 +435,7 @@ def test_a_prompt_under_way_shrinks_over_the_time_that_it_takes() -> None:
 
 
 def test_who_waits_goes_when_the_prompt_before_it_must_be_nearly_done() -> None:
-    router = make(1, prefill_estimate=(10.0, 0.0, 0.0), queue_threshold=0.2)
+    router = make(1, prefill_load_model="ais", prefill_estimate=(10.0, 0.0, 0.0), queue_threshold=0.2)
     placed(router, ask("a", PROMPT))
     assert router.place(ask("b", PROMPT[20:]), 1.0) is None
 

@@ -62,7 +62,9 @@ def test_a_file_may_say_little(tmp_path: Path) -> None:
         ("nonsense: 1", "nonsense: expected one of"),
         ("router: {teleport: 1}", "router.teleport"),
         ("router: {router_ttl_secs: soon}", "Expected `float`"),
-        ("router: {use_remote_indexer: true}", "router.use_remote_indexer True: expected False"),
+        ("router: {serve_indexer: true}", "router.serve_indexer True: expected False"),
+        ("router: {router_tracking_hash: keyed-xxh3-v1}", "--router-tracking-key-file"),
+        ("router: {shared_cache_type: redis}", "redis"),
         ("policy_classes: [{name: a}]", "default_policy_family, uncached_isl_buckets is missing"),
         ("worker_selection: {aggregated: x}", "no instance has this name"),
         ("worker_selection: {aggregated: x, instances: [{name: x, type: magic}]}", "type 'magic'"),
@@ -83,3 +85,22 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         RouterPolicy.read(str(tmp_path / "none.yaml"))
+
+
+def test_shared_caches_keys_sessions_and_indexers_may_be_chosen_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        "router: {shared_cache_type: hicache, router_tracking_hash: keyed-xxh3-v1, router_tracking_key_file: key, "
+        "router_tracking_key_id: a, router_prefill_load_model: ais, enable_session_prefix_index: true, "
+        "use_remote_indexer: true}"
+    )
+
+    found = RouterPolicy.read(str(path)).applied(RouterConfig())
+
+    assert (found.shared_cache, found.tracking_hash, found.tracking_key_file, found.tracking_key_id) == (
+        "hicache",
+        "keyed-xxh3-v1",
+        "key",
+        "a",
+    )
+    assert found.prefill_load_model == "ais" and found.session_prefixes and found.use_remote_indexer

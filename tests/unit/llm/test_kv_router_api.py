@@ -199,8 +199,8 @@ async def test_settings_that_cannot_be_meant_are_named(house: House) -> None:
     endpoint = house.runtime().endpoint(PATH)
     with pytest.raises(ValueError, match="block_size"):
         KvRouter(endpoint, 0, KvRouterConfig())
-    with pytest.raises(ValueError, match="ais_perf_config"):
-        KvRouter(endpoint, 16, KvRouterConfig(), {"x": 1})
+    with pytest.raises(ValueError, match="backend, system, model"):
+        KvRouter(endpoint, 16, KvRouterConfig(router_prefill_load_model="ais"), {"x": 1})
     with pytest.raises(ValueError, match="session_affinity_mode"):
         KvRouter(endpoint, 16, KvRouterConfig(), session_affinity_mode="warm")
     with pytest.raises(ValueError, match="session-affinity-ttl"):

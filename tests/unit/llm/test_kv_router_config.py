@@ -51,8 +51,12 @@ def test_json_says_the_same() -> None:
         ({"router_approximate_cache_policy": "lru"}, "use_kv_events=False"),
         ({"use_kv_events": False, "router_predicted_ttl_secs": 2.0}, "router_predicted_ttl_secs"),
         ({"router_event_threads": 0}, "router_event_threads"),
-        ({"shared_cache_type": "hicache"}, "shared_cache_type"),
-        ({"router_prefill_load_model": "ais"}, "router_prefill_load_model"),
+        ({"shared_cache_type": "redis"}, "shared_cache_type"),
+        ({"shared_cache_multiplier": 2.0}, "shared_cache_multiplier"),
+        ({"router_prefill_load_model": "guess"}, "router_prefill_load_model"),
+        ({"router_tracking_hash": "md5"}, "router_tracking_hash"),
+        ({"router_tracking_hash": "keyed-xxh3-v1"}, "router_tracking_key_file"),
+        ({"router_tracking_key_id": "2026"}, "keyed-xxh3-v1"),
     ],
 )
 def test_a_value_that_is_out_of_range_or_not_known_is_named(given: dict[str, Any], named: str) -> None:
@@ -68,3 +72,37 @@ def test_a_policy_file_beats_what_is_said_here(tmp_path: Path) -> None:
         KvRouterConfig(router_policy_config=str(tmp_path / "missing.yaml")).meaning(16)
     with pytest.raises(ValueError, match=r"missing\.yaml"):
         KvRouterConfig(router_policy_config=str(tmp_path / "missing.yaml")).profile()
+
+
+def test_shared_caches_sessions_and_keys_mean_what_the_flags_mean() -> None:
+    config = KvRouterConfig(
+        shared_cache_type="hicache",
+        shared_cache_multiplier=0.25,
+        enable_session_prefix_index=True,
+        router_tracking_hash="keyed-xxh3-v1",
+        router_tracking_key_file=Path("key"),
+        router_tracking_key_id="2026",
+    ).meaning(16)
+
+    assert (config.shared_cache, config.weights.shared_cache_multiplier, config.session_prefixes) == (
+        "hicache",
+        0.25,
+        True,
+    )
+    assert (config.tracking_hash, config.tracking_key_file, config.tracking_key_id) == (
+        "keyed-xxh3-v1",
+        "key",
+        "2026",
+    )
+
+
+def test_the_prefill_model_wants_to_know_the_engine() -> None:
+    wanted = KvRouterConfig(router_prefill_load_model="ais")
+    with pytest.raises(ValueError, match="backend, system, model"):
+        wanted.meaning(16)
+
+    engine = {"backend": "vllm", "system": "unknown", "model": "m", "worker_type": "aggregated"}
+    assert wanted.meaning(16, ais_perf_config=engine).prefill_load_model == "ais"
+    with pytest.raises(ValueError, match="ais_perf_config"):
+        wanted.meaning(16, ais_perf_config=3)
+    assert KvRouterConfig().meaning(16).prefill_load_model == "none"

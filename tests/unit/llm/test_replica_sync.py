@@ -272,7 +272,7 @@ async def test_a_batch_is_never_larger_than_its_bound_and_what_cannot_be_read_is
 
 
 async def test_how_long_a_prompt_takes_is_told_and_shrinks_it_for_the_other() -> None:
-    house = await House(prefill_estimate=(1.0, 0.0, 0.0)).start()
+    house = await House(prefill_load_model="ais", prefill_estimate=(1.0, 0.0, 0.0)).start()
     decision = await house.routers[0].choose(request(), "a", Progress())
     await house.settle()
     machine = house.routers[1].machine

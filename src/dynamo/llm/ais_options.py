@@ -1,0 +1,222 @@
+"""AisOptions: what is known of the engine and its machine, to say how long a prompt takes (`--router-prefill-load-model ais`).
+
+The flags and keys are those of AISimulate, NVIDIA's simulator of inference engines. Its measured tables are not part of this
+package. What is used here: the model's config.json where it is a directory on this machine, the system's published
+arithmetic, and the tensor-parallel size make a first estimate; the steps that workers report then correct it
+(`kv_router.prefill_model`). The other keys are taken and change nothing: a prompt's time is learned, not looked up.
+
+    seconds = base + 2 x parameters / rate x tokens + 4 x layers x attention width / rate x pairs of tokens
+    rate    = half of the system's dense BF16 peak x tensor-parallel size
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynamo.core.codec import UNREADABLE, json_decode, json_encode
+from dynamo.core.config import option
+from dynamo.core.errors import ConfigError
+from dynamo.kv_router.config import ESTIMATE
+
+logger = logging.getLogger(__name__)
+
+PEAKS = {
+    "a100": 312e12,
+    "h20": 148e12,
+    "h100": 989e12,
+    "h200": 989e12,
+    "gh200": 989e12,
+    "l40s": 362e12,
+    "b200": 2250e12,
+    "b300": 2250e12,
+    "gb200": 2500e12,
+    "gb300": 2500e12,
+}
+"""Dense BF16 operations a second, from data sheets, by the first word of a system's name (`h200_sxm`)."""
+EFFICIENCY = 0.5
+REQUIRED = ("backend", "system", "model", "worker_type")
+USED = ("system", "model", "tp")
+
+Estimate = tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of those who route.
+class AisOptions:
+    """What the engine is."""
+
+    ais_perf_config: str | None = option(
+        None,
+        "--ais-perf-config",
+        "DYN_AIS_PERF_CONFIG",
+        "The engine as AISimulate describes it: JSON, or a JSON or YAML file; in place of the flags below",
+    )
+    ais_backend: str | None = option(
+        None, "--ais-backend", "DYN_AIS_BACKEND", "The engine's kind: vllm, sglang, trtllm", aliases=["--aic-backend"]
+    )
+    ais_system: str | None = option(
+        None, "--ais-system", "DYN_AIS_SYSTEM", "Its machine, such as h200_sxm", aliases=["--aic-system"]
+    )
+    ais_backend_version: str | None = option(
+        None,
+        "--ais-backend-version",
+        "DYN_AIS_BACKEND_VERSION",
+        "Its version; changes nothing here",
+        aliases=["--aic-backend-version"],
+    )
+    ais_tp_size: int | None = option(
+        None, "--ais-tp-size", "DYN_AIS_TP_SIZE", "Its tensor-parallel size", aliases=["--aic-tp-size"]
+    )
+    ais_model_path: str | None = option(
+        None,
+        "--ais-model-path",
+        "DYN_AIS_MODEL_PATH",
+        "Its model; a directory with a config.json makes a first estimate",
+        aliases=["--aic-model-path"],
+    )
+    ais_moe_tp_size: int | None = option(
+        None,
+        "--ais-moe-tp-size",
+        "DYN_AIS_MOE_TP_SIZE",
+        "That of its experts; changes nothing here",
+        aliases=["--aic-moe-tp-size"],
+    )
+    ais_moe_ep_size: int | None = option(
+        None,
+        "--ais-moe-ep-size",
+        "DYN_AIS_MOE_EP_SIZE",
+        "Its expert-parallel size; changes nothing here",
+        aliases=["--aic-moe-ep-size"],
+    )
+    ais_attention_dp_size: int | None = option(
+        None,
+        "--ais-attention-dp-size",
+        "DYN_AIS_ATTENTION_DP_SIZE",
+        "Its data-parallel size; changes nothing here, as every rank counts for itself",
+        aliases=["--aic-attention-dp-size"],
+    )
+    ais_nextn: int | None = option(
+        None, "--ais-nextn", "DYN_AIS_NEXTN", "Tokens that it drafts; prompts take as long", aliases=["--aic-nextn"]
+    )
+    ais_nextn_accept_rates: str | None = option(
+        None,
+        "--ais-nextn-accept-rates",
+        "DYN_AIS_NEXTN_ACCEPT_RATES",
+        "How many of them are kept; prompts take as long",
+        aliases=["--aic-nextn-accept-rates"],
+    )
+    ais_mtp_seed: int = option(
+        42,
+        "--ais-mtp-seed",
+        "DYN_AIS_MTP_SEED",
+        "Seed of a simulation of them; prompts take as long",
+        aliases=["--aic-mtp-seed"],
+    )
+
+    def ais_config(self) -> dict[str, Any]:
+        """What is said of the engine. Raises `ConfigError` where too little is, or it is said twice."""
+        flat = {
+            "backend": self.ais_backend,
+            "system": self.ais_system,
+            "backend_version": self.ais_backend_version,
+            "tp": self.ais_tp_size,
+            "model": self.ais_model_path,
+            "moe_tp_size": self.ais_moe_tp_size,
+            "moe_ep_size": self.ais_moe_ep_size,
+            "attention_dp": self.ais_attention_dp_size,
+            "nextn": self.ais_nextn,
+        }
+        given = {name: value for name, value in flat.items() if value is not None}
+        if self.ais_perf_config is not None:
+            if given:
+                raise ConfigError("--ais-perf-config and the other --ais- flags exclude each other")
+            return checked(read_perf_config(self.ais_perf_config))
+        return checked({"worker_type": "aggregated", **given})
+
+    def check_ais(self) -> None:
+        """Raises `ConfigError` where too little is said of the engine."""
+        self.ais_config()
+
+    def prefill_estimate(self) -> Estimate:
+        """How long prompts take before any was seen."""
+        return estimate_of(self.ais_config())
+
+
+def read_perf_config(text: str) -> dict[str, Any]:
+    """JSON, or what is in a JSON or YAML file. Raises `ConfigError`."""
+    import yaml
+
+    if text.lstrip().startswith("{"):
+        try:
+            found = json_decode(text)
+        except UNREADABLE as error:
+            raise ConfigError(f"--ais-perf-config: no JSON: {error}") from None
+    else:
+        try:
+            found = yaml.safe_load(Path(text).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"--ais-perf-config {text}: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise ConfigError("--ais-perf-config: expected an object")
+    return found
+
+
+def perf_config_text(given: Any) -> str | None:
+    """As the flag takes what Python gives: an object with `to_dict`, a mapping, JSON or a path. Raises `ValueError`."""
+    if given is None or isinstance(given, str):
+        return given
+    shown = given.to_dict() if hasattr(given, "to_dict") else given
+    if not isinstance(shown, Mapping):
+        raise ValueError(f"ais_perf_config {given!r}: expected a mapping, JSON or a path")  # noqa: TRY004 — upstream's.
+    return json_encode(dict(shown)).decode()
+
+
+def checked(config: dict[str, Any]) -> dict[str, Any]:
+    """The same. Raises `ConfigError` where it does not say what it must."""
+    missing = [name for name in REQUIRED if not config.get(name)]
+    if missing:
+        raise ConfigError(
+            f"--router-prefill-load-model ais needs {', '.join(missing)} (--ais-perf-config, or --ais-backend, "
+            "--ais-system and --ais-model-path)"
+        )
+    ranks = config.get("tp", 1)
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ConfigError(f"--ais-tp-size {ranks!r}: expected a number from 1 on")
+    return config
+
+
+def estimate_of(config: Mapping[str, Any]) -> Estimate:
+    """How long prompts take on such an engine; the default where its model or machine is not known here."""
+    system, model = str(config["system"]), str(config["model"])
+    peak = PEAKS.get(system.lower().replace("-", "_").partition("_")[0])
+    shape = _shape(Path(model))
+    if peak is None or shape is None:
+        unknown = f"system {system}" if peak is None else f"model {model}, which has no config.json here,"
+        logger.warning("%s is not known: prompts take what a mid-sized model takes, until steps are heard", unknown)
+        return ESTIMATE
+    parameters, width = shape
+    rate = peak * EFFICIENCY * config.get("tp", 1)
+    return ESTIMATE[0], 2 * parameters / rate, 4 * width / rate
+
+
+def _shape(model: Path) -> tuple[float, float] | None:
+    """Parameters that a token meets, and the width of all layers' attention; None for a model that is not here."""
+    try:
+        config = json_decode((model / "config.json").read_bytes())
+    except (OSError, *UNREADABLE):
+        return None
+    config = config.get("text_config", config) if isinstance(config, dict) else {}
+    try:
+        layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
+        heads = int(config["num_attention_heads"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        head = int(config.get("head_dim") or hidden // heads)
+        experts = int(config.get("num_experts_per_tok") or 0)
+        inner = int(config.get("moe_intermediate_size") or 0) * experts or int(config["intermediate_size"]) * max(
+            1, experts
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    attention = hidden * head * (2 * heads + 2 * kv_heads)
+    return float(layers * (attention + 3 * hidden * inner)), float(layers * heads * head)
