@@ -9,39 +9,40 @@ Blocks are known by their tokens hashes alone, packed eight bytes each, so that 
 memory comparison, and a look-up costs a few steps for each run on its way, whatever its length. No sequence hash is
 computed. Sets of workers are integers with a bit for each rank's slot.
 
-An engine names its blocks by keys of its own (`block_hash`), which mean nothing to anybody else: each rank keeps a table
-from its keys to runs. What a worker holds behind a block that it has evicted ("stray") does not count as prefix, and
+An engine names its blocks by keys (`block_hash`). Where engines derive them alike, one table from keys to runs serves for
+all (`CommonNames`), and what a rank holds is told by the runs alone; a rank whose keys mean something else has a table of
+its own (`Rank`). What a worker holds behind a block that it has evicted ("stray") does not count as prefix, and
 counts again when the block returns. Blocks that nobody holds stay only as long as somebody holds what follows them, so
 the size of the index follows from what is held (`validate`).
 
 Pure: no clock, no task. A rank that leaves is gone from all answers at once; its entries are swept a slice at a time.
 """
 
-import itertools
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import repeat
 
+from dynamo.kv_router.index_dump import dump_rank
+from dynamo.kv_router.names import CommonNames, Names
+from dynamo.kv_router.ranks import Rank
 from dynamo.kv_router.runs import (
     DEVICE,
     TIERS,
     WIDTH,
     Key,
-    Rank,
     Run,
     common,
+    held_anywhere,
     held_bits,
     hold_on_device,
     keep,
     release_on_device,
     slots_of,
     trailing_ones,
-    unpack,
 )
-from dynamo.protocols.kv_events import Removed, Stored, StoredBlock
+from dynamo.protocols.kv_events import Removed, Stored
 
-SWEEP_SLICE = 512  # Keys of ranks that left which are swept with each event.
+SWEEP_SLICE = 512  # Blocks and keys of ranks that left which are swept with each event.
 BLOCKS_MAX = 1 << 24  # 16 M blocks, some 2 GB: far above what a fleet's devices hold together.
 
 
@@ -73,12 +74,13 @@ class Counts:
 class KvIndex:
     """Which ranks hold which prefixes, in three tiers."""
 
-    def __init__(self, blocks_max: int = BLOCKS_MAX) -> None:
-        """`blocks_max` is a hard bound; the runs that were used longest ago go first."""
+    def __init__(self, blocks_max: int = BLOCKS_MAX, names: Names | None = None) -> None:
+        """`blocks_max` is a hard bound; the runs that were used longest ago go first. `names`: an empty table."""
         self.blocks_max = blocks_max
         self.size = 0
         """Blocks in the index, each counted once however many hold it."""
         self.counts = Counts()
+        self._names = CommonNames() if names is None else names
         self._roots: dict[bytes, Run] = {}
         self._ranks: dict[tuple[int, int], Rank] = {}
         self._slots: list[Rank | None] = []
@@ -110,7 +112,7 @@ class KvIndex:
     def held(self, worker_id: int, dp_rank: int = 0) -> int:
         """How many blocks a rank holds, in all tiers."""
         rank = self._ranks.get((worker_id, dp_rank))
-        return 0 if rank is None else len(rank)
+        return 0 if rank is None else rank.count
 
     def remove_worker(self, worker_id: int) -> None:
         """The worker left: none of its ranks is in any answer from now on. Costs the same whatever it held."""
@@ -130,18 +132,24 @@ class KvIndex:
         """Drops up to so many entries of ranks that left; True while there are more."""
         while self._gone:
             rank = self._gone[-1]
-            segment = rank.segments[-1]
-            while segment and limit > 0:
-                _, run = segment.popitem()
-                limit -= 1
+            while rank.runs and limit > 0:
+                run, _ = rank.runs.popitem()
+                before = self.size
                 self._drop_rank(run, rank)
-            if segment:
+                limit -= 1 + before - self.size
+            while rank.segments and limit > 0:
+                if rank.segments[-1]:
+                    key, run = rank.segments[-1].popitem()
+                    rank.odd.pop(key, None)
+                    rank.named.pop(run, None)
+                    limit -= 1
+                else:
+                    rank.segments.pop()
+            if rank.runs or rank.segments:
                 return True
-            rank.segments.pop()
-            if not rank.segments:
-                self._gone.pop()
-                self._slots[rank.slot] = None
-                self._free.append(rank.slot)
+            self._gone.pop()
+            self._slots[rank.slot] = None
+            self._free.append(rank.slot)
         return False
 
     # Events.
@@ -164,32 +172,23 @@ class KvIndex:
         run: Run | None = None
         at = -1
         if parent is not None:
-            run = rank.find(parent)
+            run, at = self._find(rank, parent)
             if run is None:
                 self.counts.parent_block_not_found += 1
                 return False
-            at = rank.place(run, parent)
         self.counts.stored += 1
         if not keys:
             return True
-        if run is None and tier == DEVICE and blocks[:WIDTH] not in self._roots and rank.takes(keys):
-            self._begin(rank, keys, blocks)
-        elif rank.knows_any(keys):
-            if not self._store_again(rank, parent, keys, blocks, tier):
-                return False
-        elif (
-            run is not None
-            and tier == DEVICE
-            and run.full == rank.bit
-            and at == len(run.keys) - 1
-            and not (run.shorter or run.children or run.stray or run.lower)
-        ):
-            self._extend(rank, run, keys, blocks)
+        is_own = bool(rank.segments) and rank.knows_any(keys)
+        if parent is None and tier == DEVICE and not is_own and self._begin(rank, keys, blocks):
+            is_stored = True
+        elif is_own or (len(keys) > 1 and len(set(keys)) < len(keys)):
+            is_stored = self._store_again(rank, parent, keys, blocks, tier)
         else:
-            self._store(rank, run, at, keys, blocks, tier)
+            is_stored = self._store(rank, parent, run, at, keys, blocks, tier)
         if self.size > self.blocks_max:
             self._shrink()
-        return True
+        return is_stored
 
     def remove(self, worker_id: int, dp_rank: int, keys: list[Key], tier: int = DEVICE) -> bool:
         """Blocks were evicted. False where one of them is unknown; the others are removed nevertheless."""
@@ -200,24 +199,23 @@ class KvIndex:
             self.counts.block_not_found += 1
             return False
         self.counts.removed += 1
-        run = rank.find(keys[0]) if keys else None
-        if run is not None and tier == DEVICE and not (rank.has_lower or rank.odd):
-            count = len(keys)
-            at = rank.place(run, keys[0])
-            if run.keys[at : at + count] == keys:
-                return self._release(rank, run, at, count, keys)
-            if at + 1 >= count and run.keys[at + 1 - count : at + 1] == keys[::-1]:
-                return self._release(rank, run, at + 1 - count, count, keys)
-        is_known = True
-        for key in keys:
-            run = rank.find(key)
+        is_known, done, total = True, 0, len(keys)
+        while done < total:
+            run, at = self._find(rank, keys[done])
             if run is None:
                 self.counts.block_not_found += 1
                 is_known = False
-            elif tier == DEVICE and not rank.has_lower:
-                self._release(rank, run, rank.place(run, key), 1, (key,))
+                done += 1
+            elif tier != DEVICE or rank.has_lower:
+                self._release_tier(rank, run, at, tier)
+                done += 1
+            elif done + 1 == total:
+                self._release(rank, run, at, 1)
+                done += 1
             else:
-                self._release_tier(rank, run, rank.place(run, key), key, tier)
+                first, count = self._stretch(rank, run, at, keys, done)
+                self._release(rank, run, first, count)
+                done += count
         return is_known
 
     # Questions.
@@ -296,53 +294,7 @@ class KvIndex:
     def dump_rank(self, worker_id: int, dp_rank: int) -> Iterator[tuple[int, Stored | Removed]]:
         """The same of one rank, which may be unknown: tier and event."""
         rank = self._ranks.get((worker_id, dp_rank))
-        if rank is None:
-            return
-        runs: dict[Run, None] = {}
-        for segment in rank.segments:
-            runs.update(dict.fromkeys(segment.values()))
-        odd = {(run, at): key for key, at in rank.odd.items() if (run := rank.find(key)) is not None}
-        for tier in range(len(TIERS)):
-            for event in self._dump_tier(rank, tier, runs, odd):
-                yield tier, event
-
-    def _dump_tier(
-        self, rank: Rank, tier: int, runs: dict[Run, None], odd: dict[tuple[Run, int], Key]
-    ) -> Iterator[Stored | Removed]:
-        def name_of(run: Run, at: int) -> Key:
-            """The rank's key of a block; one that it knows for nothing else where it has none."""
-            key = odd.get((run, at)) if odd else None
-            if key is not None:
-                return key
-            key = run.keys[at]
-            return key if rank.find(key) is run and key not in rank.odd else next(spare)
-
-        needed: dict[Run, int] = {}
-        for run in runs:
-            until = held_bits(run, rank, tier).bit_length()
-            above: Run | None = run
-            while above is not None and needed.get(above, 0) < until:
-                needed[above] = until
-                until, above = above.anchor + 1, above.parent
-        spare = (key for key in itertools.count(1) if rank.find(key) is None)
-        missing: list[Key] = []
-        told: dict[Run, list[Key]] = {}
-        for run in needed:
-            chain: list[Run] = []
-            above = run
-            while above is not None and above not in told:
-                chain.append(above)
-                above = above.parent
-            for one in reversed(chain):
-                held = held_bits(one, rank, tier)
-                keys = told[one] = [name_of(one, at) for at in range(needed[one])]
-                if held != (1 << len(keys)) - 1:
-                    missing += [key for at, key in enumerate(keys) if not held >> at & 1]
-                parent = None if one.parent is None else told[one.parent][one.anchor]
-                hashes = unpack(one.blocks[: len(keys) * WIDTH])
-                yield Stored(parent, None, [StoredBlock(*pair) for pair in zip(keys, hashes, strict=True)])
-        if missing:
-            yield Removed(missing)
+        return iter(()) if rank is None else dump_rank(rank, lambda key: self._find(rank, key))
 
     def validate(self) -> None:
         """Raises `AssertionError` where the parts disagree."""
@@ -364,11 +316,24 @@ class KvIndex:
                 assert run.parent.children[(run.anchor, run.blocks[:WIDTH])] is run, "a run cannot be found"
                 assert run.anchor < len(run.parent), "a run hangs behind its parent's end"
         assert size == self.size, "the blocks are miscounted"
+        common_runs = [run for run in self._used if run.is_common]
+        assert len(self._names) == sum(map(len, common_runs)), "a common name is of no run"
+        for run in common_runs:
+            assert all(self._names.get(key) is run for key in run.keys), "a block has no common name"
         for rank in self._ranks.values():
+            assert list(rank.runs) == [run for run in rank.runs if held_anywhere(run, rank.slot)], (
+                "holds nothing of a run"
+            )
+            held = {run: bits for run in self._used if (bits := held_anywhere(run, rank.slot))}
+            assert held.keys() == rank.runs.keys(), "a rank holds of other runs than it knows"
+            assert rank.count == sum(bits.bit_count() for bits in held.values()), "a rank's blocks are miscounted"
+            assert not any(bits & ~held.get(run, 0) for run, bits in rank.named.items()), "a name of a block not held"
+            assert sum(bits.bit_count() for bits in rank.named.values()) == sum(map(len, rank.segments))
+            for run, bits in held.items():
+                assert run.is_common or bits == rank.named.get(run), "a block without a name"
             for segment in rank.segments:
                 for key, run in segment.items():
-                    place = rank.place(run, key)
-                    assert self._held_anywhere(run, rank) >> place & 1, "a key is kept of a block that is not held"
+                    assert rank.named[run] >> rank.place(run, key) & 1, "a name of its own that is not noted"
 
     # How it is done.
 
@@ -383,44 +348,132 @@ class KvIndex:
         self._live |= rank.bit
         return rank
 
-    def _begin(self, rank: Rank, keys: list[Key], blocks: bytes) -> None:
-        """The beginning of a prompt that nobody told of: the most frequent event, and the shortest way."""
+    def _find(self, rank: Rank, key: Key) -> tuple[Run | None, int]:
+        """The block that a rank calls so and holds: its run and place; no run where there is none."""
+        if rank.segments:
+            run = rank.find(key)
+            if run is not None:
+                return run, rank.place(run, key)
+        run = self._names.get(key)
+        if run is None:
+            return None, -1
+        at = run.place(key)
+        if not run.full & rank.bit and not held_anywhere(run, rank.slot) >> at & 1:
+            return None, -1
+        if rank.named and rank.named.get(run, 0) >> at & 1:
+            return None, -1
+        return run, at
+
+    def _knows(self, rank: Rank, keys: list[Key]) -> bool:
+        return any(self._find(rank, key)[0] is not None for key in keys)
+
+    def _store(
+        self,
+        rank: Rank,
+        parent: Key | None,
+        run: Run | None,
+        at: int,
+        keys: list[Key],
+        blocks: bytes,
+        tier: int,
+        *,
+        is_fresh: bool = False,
+    ) -> bool:
+        """Goes along the runs that know these blocks, then makes a new one for the rest.
+
+        `parent` names the block at place `at` of `run`. `is_fresh`: the rank calls no other block by one of the keys.
+        """
+        done, total = 0, len(keys)
+        while done < total:
+            into, first, count = self._known(run, at, blocks, done)
+            if into is None or not count:
+                rest, new = (keys[done:], blocks[done * WIDTH :]) if done else (keys, blocks)
+                if run is not None and tier == DEVICE and self._is_last(rank, run, at):
+                    is_stored = self._extend(rank, run, rest, new)
+                else:
+                    is_stored = self._grow(rank, run, at, rest, new, tier)
+                if is_stored:
+                    return True
+                if not is_fresh and self._knows(rank, rest):
+                    return self._store_again(rank, keys[done - 1] if done else parent, rest, new, tier)
+                self._grow(rank, run, at, rest, new, tier, is_common=False)
+                return True
+            here = keys if count == total else keys[done : done + count]
+            if not (into.is_common and into.keys[first : first + count] == here) and not is_fresh:
+                rest = keys[done:]
+                if self._knows(rank, rest):
+                    before = keys[done - 1] if done else parent
+                    return self._store_again(rank, before, rest, blocks[done * WIDTH :], tier)
+                is_fresh = True
+            self._hold(rank, into, first, here, tier)
+            run, at = into, first + count - 1
+            done += count
+        return True
+
+    def _known(self, run: Run | None, at: int, blocks: bytes, done: int) -> tuple[Run | None, int, int]:
+        """Where the blocks from number `done` on follow place `at` of a run: a run, its place, how many in a row."""
+        if run is not None and at + 1 < len(run.keys):
+            count = common(run.blocks[(at + 1) * WIDTH :], blocks, done * WIDTH)
+            if count:
+                return run, at + 1, count
+        first = blocks[done * WIDTH : (done + 1) * WIDTH]
+        follower = self._roots.get(first) if run is None else run.children.get((at, first)) if run.children else None
+        return (None, 0, 0) if follower is None else (follower, 0, common(follower.blocks, blocks, done * WIDTH))
+
+    def _is_last(self, rank: Rank, run: Run, at: int) -> bool:
+        """Whether a rank alone holds a run, all of it, and nothing follows its place `at`."""
+        return (
+            run.full == rank.bit
+            and run.is_common
+            and at == len(run.keys) - 1
+            and not (run.shorter or run.children or run.stray or run.lower)
+        )
+
+    def _begin(self, rank: Rank, keys: list[Key], blocks: bytes) -> bool:
+        """The beginning of a prompt that nobody told of: the most frequent event, and the shortest way.
+
+        False where somebody told of it, or a key is taken.
+        """
+        if blocks[:WIDTH] in self._roots:
+            return False
         run = Run(None, -1, blocks, keys, rank.bit)
+        if not self._names.claim(keys, run):
+            return False
         self._roots[blocks[:WIDTH]] = run
         self._used[run] = None
+        rank.runs[run] = None
+        rank.count += len(keys)
         self.size += len(keys)
-        rank.segments[-1].update(zip(keys, repeat(run)))
+        return True
 
-    def _extend(self, rank: Rank, run: Run, keys: list[Key], blocks: bytes) -> None:
-        """More blocks at the end of a run that only this rank holds."""
+    def _extend(self, rank: Rank, run: Run, keys: list[Key], blocks: bytes) -> bool:
+        """More blocks at the end of a run that only this rank holds; False where their keys are taken."""
+        if not self._names.claim(keys, run):
+            return False
         run.keys += keys
         run.blocks += blocks
-        rank.learn(keys, run)
         self.size += len(keys)
+        rank.count += len(keys)
+        return True
 
-    def _store(self, rank: Rank, run: Run | None, at: int, keys: list[Key], blocks: bytes, tier: int) -> None:
-        """Goes along the runs that know these blocks, then makes a new one for the rest."""
-        done = 0
-        while done < len(keys):
-            if run is not None and at + 1 < len(run):
-                count = common(run.blocks[(at + 1) * WIDTH :], blocks, done * WIDTH)
-                if count:
-                    self._hold(rank, run, at + 1, keys[done : done + count], tier)
-                    at += count
-                    done += count
-                    continue
-            first = blocks[done * WIDTH : (done + 1) * WIDTH]
-            follower = (
-                self._roots.get(first) if run is None else run.children.get((at, first)) if run.children else None
-            )
-            if follower is None:
-                self._grow(rank, run, at, keys[done:], blocks[done * WIDTH :], tier)
-                return
-            run, at = follower, -1
-
-    def _grow(self, rank: Rank, parent: Run | None, anchor: int, keys: list[Key], blocks: bytes, tier: int) -> None:
-        """A run that nobody had."""
+    def _grow(
+        self,
+        rank: Rank,
+        parent: Run | None,
+        anchor: int,
+        keys: list[Key],
+        blocks: bytes,
+        tier: int,
+        *,
+        is_common: bool = True,
+    ) -> bool:
+        """A run that nobody had. False where it should have its keys in common, and one is taken."""
         run = Run(parent, anchor, blocks, keys, rank.bit if tier == DEVICE else 0)
+        if not is_common:
+            run.is_common = False
+            rank.learn(keys, run, 0)
+        elif not self._names.claim(keys, run):
+            return False
         if parent is None:
             self._roots[blocks[:WIDTH]] = run
         else:
@@ -429,42 +482,65 @@ class KvIndex:
             parent.children[(anchor, blocks[:WIDTH])] = run
         self._used[run] = None
         self.size += len(keys)
-        rank.learn(keys, run)
+        rank.runs[run] = None
+        rank.count += len(keys)
         if tier != DEVICE:
             self._note_lower(rank)
             run.lower = {(tier, rank.slot): (1 << len(keys)) - 1}
+        return True
 
     def _note_lower(self, rank: Rank) -> None:
         rank.has_lower = True
         self.lower |= rank.bit
 
     def _hold(self, rank: Rank, run: Run, at: int, keys: list[Key], tier: int) -> None:
-        """A rank holds blocks of a known run."""
+        """A rank holds blocks of a known run, and calls no other blocks by these keys."""
         count = len(keys)
-        held = self._held_anywhere(run, rank)
-        again = held >> at & ((1 << count) - 1)
-        if again:  # Under keys of their own: a block has one, the newest.
-            renamed = 0
-            for number, key in enumerate(keys):
-                if again >> number & 1 and not (rank.find(key) is run and rank.is_at(run, key, at + number)):
-                    renamed |= 1 << number
-            if renamed:  # Seldom, and not cheap.
-                fresh = set(keys)
-                rank.forget([key for key in self._keys_of(rank, run, renamed << at) if key not in fresh])
-        known = run.keys[at : at + count]
-        rank.learn(known if known == keys else keys, run)
-        if known != keys:
-            rank.odd.update(
-                (key, at + number) for number, (key, own) in enumerate(zip(keys, known, strict=True)) if key != own
-            )
+        is_common = run.is_common and run.keys[at : at + count] == keys
+        if is_common and tier == DEVICE and not (rank.named or rank.has_lower or run.stray):
+            lead = run.lead(rank.bit)
+            if at <= lead:
+                if at + count > lead:
+                    run.set_lead(rank.bit, lead, at + count)
+                    rank.runs[run] = None
+                    rank.count += at + count - lead
+                return
+        span = ((1 << count) - 1) << at
+        again = held_anywhere(run, rank.slot) & span
+        if again:  # Perhaps under other keys: a block has one, the newest.
+            self._rename(rank, run, at, keys, again)
+        if not is_common:
+            if again:
+                for number, key in enumerate(keys):
+                    if not again >> at + number & 1:
+                        rank.learn([key], run, at + number)
+            else:
+                rank.learn(keys, run, at)
+        rank.runs[run] = None
+        rank.count += (span & ~again).bit_count()
         if tier == DEVICE:
-            hold_on_device(run, rank, at, count)
+            hold_on_device(run, rank.slot, at, count)
         else:
             self._note_lower(rank)
             if run.lower is None:
                 run.lower = {}
             name = (tier, rank.slot)
-            run.lower[name] = run.lower.get(name, 0) | ((1 << count) - 1) << at
+            run.lower[name] = run.lower.get(name, 0) | span
+
+    def _rename(self, rank: Rank, run: Run, at: int, keys: list[Key], again: int) -> None:
+        """Blocks that a rank holds, those in `again`, have these keys from now on."""
+        named = rank.named.get(run, 0)
+        own = rank.own_keys(run) if named & again else {}
+        for place, key in enumerate(keys, at):
+            if not again >> place & 1:
+                continue
+            is_common = run.is_common and run.keys[place] == key
+            if named >> place & 1:
+                if own[place] == key and not is_common:
+                    continue
+                rank.forget(run, place, [own[place]])
+            if not is_common:
+                rank.learn([key], run, place)
 
     def _store_again(self, rank: Rank, parent: Key | None, keys: list[Key], blocks: bytes, tier: int) -> bool:
         """Some keys are known: the same blocks told again or in another tier, or keys that now name other blocks."""
@@ -472,61 +548,118 @@ class KvIndex:
         for number, key in enumerate(keys):
             block = blocks[number * WIDTH : (number + 1) * WIDTH]
             run, at = self._place(rank, before)
-            known = rank.find(key)
-            if known is not None and not self._is_at(rank, known, key, run, at, block):
-                self._give_up(rank, known, key)
+            known, place = self._find(rank, key)
+            if known is not None and not self._is_at(known, place, run, at, block):
+                self._give_up(rank, known, place)
                 run, at = self._place(rank, before)
                 if before is not None and run is None:
                     self.counts.parent_block_not_found += 1
                     return False
-            self._store(rank, run, at, [key], block, tier)
+            self._store(rank, before, run, at, [key], block, tier, is_fresh=True)
             before = key
         return True
 
     def _place(self, rank: Rank, key: Key | None) -> tuple[Run | None, int]:
-        run = None if key is None else rank.find(key)
-        return (None, -1) if run is None or key is None else (run, rank.place(run, key))
+        return (None, -1) if key is None else self._find(rank, key)
 
-    def _give_up(self, rank: Rank, run: Run, key: Key) -> None:
+    def _give_up(self, rank: Rank, run: Run, at: int) -> None:
         """A rank's key names another block now: the one that it named is held in no tier."""
-        at = rank.place(run, key)
         for tier in range(len(TIERS)):
-            if held_bits(run, rank, tier) >> at & 1:
-                self._release_tier(rank, run, at, key, tier)
+            if held_bits(run, rank.slot, tier) >> at & 1:
+                self._release_tier(rank, run, at, tier)
 
-    def _is_at(self, rank: Rank, known: Run, key: Key, run: Run | None, at: int, block: bytes) -> bool:
-        """Whether the key's block is already the one behind place `at` of `run`."""
-        place = rank.place(known, key)
+    def _is_at(self, known: Run, place: int, run: Run | None, at: int, block: bytes) -> bool:
+        """Whether a known block is already the one behind place `at` of `run`."""
         if known.blocks[place * WIDTH : (place + 1) * WIDTH] != block:
             return False
         if known is run:
             return place == at + 1
         return place == 0 and known.parent is run and known.anchor == at
 
-    def _release(self, rank: Rank, run: Run, at: int, count: int, keys: Sequence[Key]) -> bool:
-        """A rank without slower tiers gives up blocks in a row of one run."""
-        unknown = len(keys) - rank.forget(keys)
-        self.counts.block_not_found += unknown
-        release_on_device(run, rank, at, count)
+    def _stretch(self, rank: Rank, run: Run, at: int, keys: list[Key], done: int) -> tuple[int, int]:
+        """From the block on that key number `done` names: how many the next keys name in a row, either way along the run.
+
+        The first place and their number. Evicted blocks are told of in either order.
+        """
+        lead = run.lead(rank.bit)
+        if rank.named or at >= lead or len(keys) == done + 1:
+            return at, 1
+        own, following = run.keys, keys[done + 1]
+        if at and own[at - 1] == following:
+            count = min(len(keys) - done, at + 1)
+            some = own[at + 1 - count : at + 1][::-1]
+        elif at + 1 < lead and own[at + 1] == following:
+            count = min(len(keys) - done, lead - at)
+            some = own[at : at + count]
+        else:
+            return at, 1
+        asked = keys[done : done + count] if count < len(keys) else keys
+        if some != asked:
+            count = next(number for number, pair in enumerate(zip(some, asked, strict=True)) if pair[0] != pair[1])
+        return (at + 1 - count if at and own[at - 1] == following else at), count
+
+    def _release(self, rank: Rank, run: Run, at: int, count: int) -> None:
+        """A rank without slower tiers gives up blocks in a row of one run, which it holds."""
+        if (
+            run.full == rank.bit
+            and at + count == len(run.keys)
+            and not (run.children or run.shorter or run.stray or run.lower or rank.named)
+        ):
+            self._cut(rank, run, at)
+            return
+        if rank.named:
+            self._unname(rank, run, ((1 << count) - 1) << at)
+        release_on_device(run, rank.slot, at, count)
+        rank.count -= count
+        if not run.full & rank.bit and not held_anywhere(run, rank.slot):
+            rank.runs.pop(run, None)
         if not run.full:
             self._reclaim(run)
-        return not unknown
 
-    def _release_tier(self, rank: Rank, run: Run, at: int, key: Key, tier: int) -> None:
+    def _cut(self, rank: Rank, run: Run, at: int) -> None:
+        """The end of a run, from place `at` on, goes; only this rank held it. The most frequent way for blocks to go."""
+        if at:
+            gone = run.keys[at:]
+            self.size -= len(gone)
+            rank.count -= len(gone)
+            if run.is_common:
+                self._names.release(gone)
+            run.blocks = run.blocks[: at * WIDTH]
+            del run.keys[at:]
+            return
+        rank.count -= len(run.keys)
+        del rank.runs[run]
+        self.size -= len(run.keys)
+        if run.is_common:
+            self._names.release(run.keys)
+        self._unhook(run)
+        if run.parent is not None and not run.parent.full:
+            self._reclaim(run.parent)
+
+    def _release_tier(self, rank: Rank, run: Run, at: int, tier: int) -> None:
         """A rank gives up a block in one tier; its key goes with the last tier."""
-        if not held_bits(run, rank, tier) >> at & 1:
+        if not held_bits(run, rank.slot, tier) >> at & 1:
             self.counts.block_not_found += 1
             return
         if tier == DEVICE:
-            release_on_device(run, rank, at, 1)
+            release_on_device(run, rank.slot, at, 1)
         else:
             assert run.lower is not None
-            left = run.lower.pop((tier, rank.slot)) & ~(1 << at)
-            if left:
-                run.lower[(tier, rank.slot)] = left
-        if not self._held_anywhere(run, rank) >> at & 1:
-            rank.forget((key,))
+            keep(run.lower, (tier, rank.slot), run.lower[(tier, rank.slot)] & ~(1 << at))
+        held = held_anywhere(run, rank.slot)
+        if not held >> at & 1:
+            self._unname(rank, run, 1 << at)
+            rank.count -= 1
+            if not held:
+                rank.runs.pop(run, None)
         self._reclaim(run)
+
+    def _unname(self, rank: Rank, run: Run, places: int) -> None:
+        """Forgets a rank's own keys of these places, where it has any."""
+        if rank.named.get(run, 0) & places:
+            for at, key in rank.own_keys(run).items():
+                if places >> at & 1:
+                    rank.forget(run, at, [key])
 
     def _drop_rank(self, run: Run, rank: Rank) -> None:
         """A rank that left gives up all that it held of a run."""
@@ -551,22 +684,29 @@ class KvIndex:
             if not gone:
                 return
             self.size -= gone
+            if above.is_common:
+                self._names.release(above.keys[length:])
             if length:
                 above.blocks = above.blocks[: length * WIDTH]
                 del above.keys[length:]
                 if above.shorter and length in above.shorter:
                     above.full |= above.shorter.pop(length)
                 return
-            del self._used[above]
-            first = above.blocks[:WIDTH]
-            if above.parent is None:
-                del self._roots[first]
-            else:
-                assert above.parent.children is not None
-                del above.parent.children[(above.anchor, first)]
-                if not above.parent.children:
-                    above.parent.children = None
+            self._unhook(above)
             above = above.parent
+
+    def _unhook(self, run: Run) -> None:
+        """A run goes, with nothing behind it."""
+        del self._used[run]
+        first = run.blocks[:WIDTH]
+        if run.parent is None:
+            del self._roots[first]
+            return
+        children = run.parent.children
+        assert children is not None, "a parent does not know its child"
+        del children[(run.anchor, first)]
+        if not children:
+            run.parent.children = None
 
     def _shrink(self) -> None:
         """Evicts the runs that were used longest ago until the index is within its bound."""
@@ -590,9 +730,9 @@ class KvIndex:
         for slot in list(slots_of(holders)):
             rank = self._slots[slot]
             assert rank is not None, "a run is held by nobody's slot"
-            held = self._held_anywhere(run, rank)
-            keys = self._keys_of(rank, run, held >> until << until)
-            rank.forget(keys)
+            gone = held_anywhere(run, slot) >> until << until
+            self._unname(rank, run, gone)
+            rank.count -= gone.bit_count()
             lead = run.lead(rank.bit)
             if lead > until:
                 run.set_lead(rank.bit, lead, until)
@@ -603,20 +743,7 @@ class KvIndex:
                 for tier in range(1, len(TIERS)):
                     if (tier, slot) in run.lower:
                         keep(run.lower, (tier, slot), run.lower[(tier, slot)] & mask)
+            if not held_anywhere(run, slot):
+                rank.runs.pop(run, None)
         self._reclaim(run)
         self.counts.evicted += before - self.size
-
-    def _held_anywhere(self, run: Run, rank: Rank) -> int:
-        """A bit for each place of a run that a rank holds in any tier."""
-        held = held_bits(run, rank, DEVICE)
-        if rank.has_lower:
-            for tier in range(1, len(TIERS)):
-                held |= held_bits(run, rank, tier)
-        return held
-
-    def _keys_of(self, rank: Rank, run: Run, held: int) -> list[Key]:
-        """A rank's keys of the places that are set."""
-        if not rank.odd:
-            return [key for at, key in enumerate(run.keys) if held >> at & 1]
-        odd = {at: key for key, at in rank.odd.items() if rank.find(key) is run}
-        return [odd.get(at, key) for at, key in enumerate(run.keys) if held >> at & 1]

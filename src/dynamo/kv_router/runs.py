@@ -1,15 +1,10 @@
-"""Runs: stretches of consecutive blocks and who holds them, and the table from a rank's keys to runs. Pure.
-
-The parts of `index`, which says what they are for.
-"""
+"""Runs: stretches of consecutive blocks and who holds them. Pure; parts of `index`, which says what they are for."""
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 WIDTH = 8  # Bytes of a tokens hash.
-SEGMENT_MAX = 1 << 17  # Keys in one dictionary: one that grows past it would stand still for more than 5 ms.
 
 DEVICE = 0
 TIERS = ("device", "host_pinned", "disk")
@@ -22,7 +17,7 @@ Key = int
 class Run:
     """Consecutive blocks, and who holds them."""
 
-    __slots__ = ("anchor", "blocks", "children", "full", "keys", "lower", "parent", "shorter", "stray")
+    __slots__ = ("anchor", "blocks", "children", "full", "is_common", "keys", "lower", "parent", "shorter", "stray")
 
     def __init__(self, parent: "Run | None", anchor: int, blocks: bytes, keys: list[Key], full: int) -> None:
         self.parent = parent
@@ -31,6 +26,8 @@ class Run:
         self.blocks = blocks
         self.keys = keys
         """The first teller's keys."""
+        self.is_common = True
+        """Whether these keys are everybody's for these blocks, unless they say others (`CommonNames`)."""
         self.full = full
         self.shorter: dict[int, int] | None = None
         self.stray: dict[int, int] | None = None
@@ -41,6 +38,11 @@ class Run:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def place(self, key: Key) -> int:
+        """Where the block is that the run's keys call so; raises `ValueError` for another key."""
+        own = self.keys
+        return len(own) - 1 if own[-1] == key else own.index(key)
 
     def lead(self, bit: int) -> int:
         """How many blocks from the start a rank holds."""
@@ -84,106 +86,30 @@ class Run:
         return held
 
 
-class Rank:
-    """One rank's part of the index; a worker without data parallelism has one, of rank 0."""
-
-    __slots__ = ("bit", "dp_rank", "has_lower", "odd", "segments", "slot", "worker_id")
-
-    def __init__(self, worker_id: int, dp_rank: int, slot: int) -> None:
-        self.worker_id = worker_id
-        self.dp_rank = dp_rank
-        self.slot = slot
-        self.bit = 1 << slot
-        self.segments: list[dict[Key, Run]] = [{}]
-        """From keys to runs; the last takes what is new."""
-        self.odd: dict[Key, int] = {}
-        """The places of blocks for which this rank has other keys than the first teller."""
-        self.has_lower = False
-
-    def find(self, key: Key) -> "Run | None":
-        """The run of a block; None for an unknown key."""
-        for segment in reversed(self.segments):
-            run = segment.get(key)
-            if run is not None:
-                return run
-        return None
-
-    def knows_any(self, keys: Sequence[Key]) -> bool:
-        """Whether a key is known, or there twice."""
-        if len(keys) > 1 and len(set(keys)) < len(keys):
-            return True
-        return not all(segment.keys().isdisjoint(keys) for segment in self.segments)
-
-    def takes(self, keys: Sequence[Key]) -> bool:
-        """Whether none of them is known, and the last table has room."""
-        newest = self.segments[-1]
-        return (
-            len(self.segments) == 1
-            and len(newest) + len(keys) <= SEGMENT_MAX
-            and newest.keys().isdisjoint(keys)
-            and (len(keys) == 1 or len(set(keys)) == len(keys))
-        )
-
-    def learn(self, keys: Sequence[Key], run: Run) -> None:
-        """Notes the run of new keys."""
-        newest = self.segments[-1]
-        if len(newest) + len(keys) > SEGMENT_MAX and newest:
-            newest = {}
-            self.segments = [segment for segment in self.segments if segment] + [newest]
-        newest.update(zip(keys, repeat(run)))
-
-    def forget(self, keys: Iterable[Key]) -> int:
-        """Drops keys; returns how many were known."""
-        before = len(self)
-        for segment in self.segments:
-            drop = segment.pop
-            for key in keys:
-                drop(key, None)
-        if self.odd:
-            for key in keys:
-                self.odd.pop(key, None)
-        return before - len(self)
-
-    def place(self, run: Run, key: Key) -> int:
-        """Where in its run a known key's block is."""
-        own = run.keys
-        if self.odd and key in self.odd:
-            return self.odd[key]
-        return len(own) - 1 if own[-1] == key else own.index(key)
-
-    def is_at(self, run: Run, key: Key, at: int) -> bool:
-        """Whether a key of a run names the block at this place."""
-        place = self.odd.get(key) if self.odd else None
-        return run.keys[at] == key if place is None else place == at
-
-    def __len__(self) -> int:
-        return sum(map(len, self.segments))
-
-
-def hold_on_device(run: Run, rank: Rank, at: int, count: int) -> None:
+def hold_on_device(run: Run, slot: int, at: int, count: int) -> None:
     """Blocks in a row of a run are held now."""
-    bit = rank.bit
+    bit = 1 << slot
     lead = run.lead(bit)
     if at > lead:
         if run.stray is None:
             run.stray = {}
-        run.stray[rank.slot] = run.stray.get(rank.slot, 0) | ((1 << count) - 1) << at
+        run.stray[slot] = run.stray.get(slot, 0) | ((1 << count) - 1) << at
         return
     new = max(lead, at + count)
-    if run.stray and rank.slot in run.stray:
-        bits = run.stray.pop(rank.slot) >> new
+    if run.stray and slot in run.stray:
+        bits = run.stray.pop(slot) >> new
         more = trailing_ones(bits)
         if bits >> more:
-            run.stray[rank.slot] = bits >> more << new + more
+            run.stray[slot] = bits >> more << new + more
         new += more
     run.set_lead(bit, lead, new)
 
 
-def release_on_device(run: Run, rank: Rank, at: int, count: int) -> None:
+def release_on_device(run: Run, slot: int, at: int, count: int) -> None:
     """Blocks in a row of a run are held no longer."""
-    bit = rank.bit
+    bit = 1 << slot
     lead = run.lead(bit)
-    bits = run.stray.pop(rank.slot, 0) if run.stray else 0
+    bits = run.stray.pop(slot, 0) if run.stray else 0
     bits &= ~(((1 << count) - 1) << at)
     if at < lead:
         run.set_lead(bit, lead, at)
@@ -192,17 +118,26 @@ def release_on_device(run: Run, rank: Rank, at: int, count: int) -> None:
     if bits:
         if run.stray is None:
             run.stray = {}
-        run.stray[rank.slot] = bits
+        run.stray[slot] = bits
     elif run.stray is not None and not run.stray:
         run.stray = None
 
 
-def held_bits(run: Run, rank: Rank, tier: int) -> int:
-    """A bit for each place of a run that a rank holds in a tier."""
+def held_bits(run: Run, slot: int, tier: int) -> int:
+    """A bit for each place of a run that a slot holds in a tier."""
     if tier != DEVICE:
-        return run.lower.get((tier, rank.slot), 0) if run.lower else 0
-    bits = (1 << run.lead(rank.bit)) - 1
-    return bits | run.stray.get(rank.slot, 0) if run.stray else bits
+        return run.lower.get((tier, slot), 0) if run.lower else 0
+    bits = (1 << run.lead(1 << slot)) - 1
+    return bits | run.stray.get(slot, 0) if run.stray else bits
+
+
+def held_anywhere(run: Run, slot: int) -> int:
+    """A bit for each place of a run that a slot holds in any tier."""
+    held = held_bits(run, slot, DEVICE)
+    if run.lower:
+        for tier in range(1, len(TIERS)):
+            held |= run.lower.get((tier, slot), 0)
+    return held
 
 
 def keep(table: dict[Any, int], name: Any, bits: int) -> None:

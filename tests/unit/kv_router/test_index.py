@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dynamo.kv_router.index import KvIndex
+from dynamo.kv_router.names import CommonNames, Names, PythonNames
 from dynamo.kv_router.runs import DEVICE, TIERS, common, pack, slots_of, trailing_ones, unpack
 from dynamo.protocols.kv_events import Stored
 
@@ -70,9 +71,11 @@ words = st.lists(st.integers(0, 2), min_size=1, max_size=5)
 class AgainstTable(RuleBasedStateMachine):
     """Every event in any order, with keys that mean the same to all ranks, or something else to some."""
 
+    names: type[Names] = CommonNames
+
     @initialize(only_device=st.booleans(), own_keys=st.booleans())
     def begin(self, only_device: bool, own_keys: bool) -> None:
-        self.index, self.table = KvIndex(), Table()
+        self.index, self.table = KvIndex(names=self.names()), Table()
         self.only_device, self.own_keys = only_device, own_keys
 
     def key(self, rank: tuple[int, int], path: Path) -> int:
@@ -129,7 +132,7 @@ class AgainstTable(RuleBasedStateMachine):
 
     @rule()
     def reload(self) -> None:
-        fresh = KvIndex()
+        fresh = KvIndex(names=self.names())
         for worker, dp_rank, tier, event in self.index.dump():
             if isinstance(event, Stored):
                 keys = [block.block_hash for block in event.blocks]
@@ -183,6 +186,16 @@ class AgainstTable(RuleBasedStateMachine):
 
 AgainstTable.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 TestAgainstTable = AgainstTable.TestCase
+
+
+class WithoutCompiler(AgainstTable):
+    """The same, where nothing could be compiled."""
+
+    names = PythonNames
+
+
+WithoutCompiler.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestWithoutCompiler = WithoutCompiler.TestCase
 
 
 def test_an_index_that_is_full_forgets_what_was_used_longest_ago() -> None:

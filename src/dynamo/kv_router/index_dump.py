@@ -1,0 +1,70 @@
+"""IndexDump: the events that lead from nothing to what a rank holds. Pure; a part of `index`."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from dynamo.kv_router.ranks import Rank
+from dynamo.kv_router.runs import TIERS, WIDTH, Key, Run, held_bits, unpack
+from dynamo.protocols.kv_events import Removed, Stored, StoredBlock
+
+Find = Callable[[Key], tuple[Run | None, int]]
+"""From a rank's key to the run and place of the block that it holds under it; no run where there is none."""
+
+
+def dump_rank(rank: Rank, find: Find) -> Iterator[tuple[int, Stored | Removed]]:
+    """Tier and event, of all tiers."""
+    names = _Names(rank, find)
+    for tier in range(len(TIERS)):
+        for event in _dump_tier(rank, tier, names):
+            yield tier, event
+
+
+class _Names:
+    """A rank's keys of blocks; of those that it does not hold, one that it knows for nothing else."""
+
+    def __init__(self, rank: Rank, find: Find) -> None:
+        self._rank = rank
+        self._find = find
+        self._odd = {(run, at): key for key, at in rank.odd.items() if (run := rank.find(key)) is not None}
+        self._spare = (key for key in itertools.count(1) if find(key)[0] is None)
+
+    def of(self, run: Run, count: int, held: int) -> list[Key]:
+        """The first keys of a run, of which the places `held` are held."""
+        if run.is_common and held == (1 << count) - 1 and run not in self._rank.named:
+            return run.keys[:count]
+        return [self._one(run, at) for at in range(count)]
+
+    def _one(self, run: Run, at: int) -> Key:
+        key = self._odd.get((run, at))
+        if key is not None:
+            return key
+        key = run.keys[at]
+        return key if self._find(key) == (run, at) else next(self._spare)
+
+
+def _dump_tier(rank: Rank, tier: int, names: _Names) -> Iterator[Stored | Removed]:
+    needed: dict[Run, int] = {}
+    for run in rank.runs:
+        until = held_bits(run, rank.slot, tier).bit_length()
+        above: Run | None = run
+        while above is not None and needed.get(above, 0) < until:
+            needed[above] = until
+            until, above = above.anchor + 1, above.parent
+    missing: list[Key] = []
+    told: dict[Run, list[Key]] = {}
+    for run in needed:
+        chain: list[Run] = []
+        above = run
+        while above is not None and above not in told:
+            chain.append(above)
+            above = above.parent
+        for one in reversed(chain):
+            held = held_bits(one, rank.slot, tier)
+            keys = told[one] = names.of(one, needed[one], held)
+            if held != (1 << len(keys)) - 1:
+                missing += [key for at, key in enumerate(keys) if not held >> at & 1]
+            parent = None if one.parent is None else told[one.parent][one.anchor]
+            hashes = unpack(one.blocks[: len(keys) * WIDTH])
+            yield Stored(parent, None, [StoredBlock(*pair) for pair in zip(keys, hashes, strict=True)])
+    if missing:
+        yield Removed(missing)

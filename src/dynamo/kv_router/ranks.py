@@ -1,0 +1,82 @@
+"""Rank: one rank's part of the index; a worker without data parallelism has one, of rank 0. Pure; a part of `index`."""
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+
+from dynamo.kv_router.runs import Key, Run
+
+SEGMENT_MAX = 1 << 17  # Keys in one dictionary: one that grows past it would stand still for more than 5 ms.
+
+
+class Rank:
+    """What a rank holds, and the keys by which it alone knows some of it."""
+
+    __slots__ = ("bit", "count", "dp_rank", "has_lower", "named", "odd", "runs", "segments", "slot", "worker_id")
+
+    def __init__(self, worker_id: int, dp_rank: int, slot: int) -> None:
+        self.worker_id = worker_id
+        self.dp_rank = dp_rank
+        self.slot = slot
+        self.bit = 1 << slot
+        self.count = 0
+        """How many blocks it holds, in all tiers."""
+        self.runs: dict[Run, None] = {}
+        """Those of which it holds something."""
+        self.named: dict[Run, int] = {}
+        """A bit for each place of a run for which it has a key of its own; the others it knows by the common one."""
+        self.segments: list[dict[Key, Run]] = []
+        """From its own keys to runs; the last takes what is new."""
+        self.odd: dict[Key, int] = {}
+        """The places of own keys that differ from the run's."""
+        self.has_lower = False
+
+    def find(self, key: Key) -> Run | None:
+        """The run of a block that it has a key of its own for; None for any other."""
+        for segment in reversed(self.segments):
+            run = segment.get(key)
+            if run is not None:
+                return run
+        return None
+
+    def knows_any(self, keys: Sequence[Key]) -> bool:
+        """Whether it has one of these as a key of its own."""
+        return not all(segment.keys().isdisjoint(keys) for segment in self.segments)
+
+    def learn(self, keys: Sequence[Key], run: Run, at: int) -> None:
+        """Notes new keys of its own, of blocks in a row from place `at` of a run."""
+        if not self.segments or len(self.segments[-1]) + len(keys) > SEGMENT_MAX:
+            self.segments = [segment for segment in self.segments if segment] + [{}]
+        self.segments[-1].update(zip(keys, repeat(run)))
+        known = run.keys[at : at + len(keys)]
+        if known != keys:
+            pairs = enumerate(zip(keys, known, strict=True), at)
+            self.odd.update((key, place) for place, (key, own) in pairs if key != own)
+        self.named[run] = self.named.get(run, 0) | ((1 << len(keys)) - 1) << at
+
+    def forget(self, run: Run, at: int, keys: Iterable[Key]) -> None:
+        """Drops keys of its own, which named blocks in a row from place `at` of a run."""
+        gone = 0
+        for key in keys:
+            for segment in self.segments:
+                if segment.pop(key, None) is not None:
+                    break
+            self.odd.pop(key, None)
+            gone += 1
+        left = self.named[run] & ~(((1 << gone) - 1) << at)
+        if left:
+            self.named[run] = left
+        else:
+            del self.named[run]
+        if not self.named:
+            self.segments = []
+
+    def place(self, run: Run, key: Key) -> int:
+        """Where in its run the block of one of its own keys is."""
+        at = self.odd.get(key) if self.odd else None
+        return run.place(key) if at is None else at
+
+    def own_keys(self, run: Run) -> dict[int, Key]:
+        """By place, its own keys of a run. Looks at all its odd keys."""
+        odd = {at: key for key, at in self.odd.items() if self.find(key) is run}
+        named = self.named.get(run, 0)
+        return {at: odd.get(at, key) for at, key in enumerate(run.keys) if named >> at & 1}
