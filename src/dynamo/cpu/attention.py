@@ -33,15 +33,29 @@ class Span:
     runs: Sequence[Run]
 
 
+def cache_bytes(layers: int, kv_heads: int, slots: int, head_dim: int) -> int:
+    """What a cache takes."""
+    return layers * 2 * kv_heads * slots * head_dim * 4
+
+
 class KvCache:
     """The keys and values of every layer, by slot. Keys of all heads come first, then values."""
 
-    def __init__(self, layers: int, kv_heads: int, slots: int, head_dim: int) -> None:
+    def __init__(
+        self, layers: int, kv_heads: int, slots: int, head_dim: int, memory: npt.NDArray[np.uint8] | None = None
+    ) -> None:
+        """`memory`, where it is to lie in some that is there already, is zero and as large as `cache_bytes` says."""
         self.kv_heads = kv_heads
+        shape = (layers, 2 * kv_heads, slots, head_dim)
         # The memory of slots that were never used is never touched, so that a generous cache costs nothing.
-        self._pages = np.zeros((layers, 2 * kv_heads, slots, head_dim), np.float32)
+        self._pages = np.zeros(shape, np.float32) if memory is None else memory.view(np.float32).reshape(shape)
         self._rows = self._pages.reshape(layers, 2 * kv_heads * slots, head_dim)
         self._heads = np.arange(2 * kv_heads, dtype=np.intp) * slots
+
+    @property
+    def pages(self) -> F32:
+        """All of it: (layers, 2 * kv_heads, slots, head_dim), in place."""
+        return self._pages
 
     def keys(self, layer: int) -> F32:
         return self._pages[layer, : self.kv_heads]

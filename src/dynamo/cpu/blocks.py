@@ -96,6 +96,12 @@ class BlockPool:
             after = block
         return blocks
 
+    def share(self, blocks: Sequence[int]) -> None:
+        """Holds blocks that are held already once more."""
+        for block in blocks:
+            assert self._holders[block] > 0, "a block that nobody holds was shared"
+            self._holders[block] += 1
+
     def release(self, blocks: Sequence[int]) -> None:
         """Lets go of a sequence's blocks. Its end is forgotten before its beginning, which more others may share."""
         for block in reversed(blocks):

@@ -3,7 +3,8 @@
 import os
 from dataclasses import dataclass
 
-from dynamo.backend.config import WorkerOptions
+from dynamo.backend.config import DisaggregatedOptions
+from dynamo.backend.disagg import DisaggregationMode
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError
 
@@ -11,10 +12,11 @@ DEMO_MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo_mode
 DEMO_MODEL_NAME = "dynamo-demo"
 DEMO_MODEL_CALLS = "hermes"
 """The format of tool calls that it was trained to write."""
+TRANSPORTS = ("nixl", "shm", "tcp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CpuConfig(WorkerOptions):
+class CpuConfig(DisaggregatedOptions):
     """Embedded engine: computes a model on this machine's processor."""
 
     model_path: str | None = option(
@@ -62,6 +64,32 @@ class CpuConfig(WorkerOptions):
         "Which states of a text make its embedding; auto: what the model says, or its last token",
         choices=("auto", "mean", "last", "cls"),
     )
+    kv_transfer: list[str] = option(
+        ["nixl", "shm", "tcp"],
+        "--kv-transfer",
+        None,
+        "Ways in which KV blocks may travel between prefill and decode workers, the best first: nixl (where it is "
+        "installed), shm (on one machine), tcp",
+    )
+    kv_transfer_host: str = option(
+        "",
+        "--kv-transfer-host",
+        None,
+        "Address at which a prefill worker offers its KV blocks; without it that of DYN_TCP_RPC_HOST, or this machine's",
+    )
+    kv_transfer_port: int = option(0, "--kv-transfer-port", None, "Port of that address; 0: any")
+    kv_transfer_timeout: float = option(
+        10.0,
+        "--kv-transfer-timeout",
+        None,
+        "Seconds that fetching a prompt's KV blocks may take, after which the decode worker computes them itself",
+    )
+    kv_hold_timeout: float = option(
+        30.0, "--kv-hold-timeout", None, "Seconds for which a prefill worker keeps KV blocks for who is to fetch them"
+    )
+    kv_hold_share: float = option(
+        0.5, "--kv-hold-share", None, "Part of a prefill worker's KV cache that may be kept so at most, 0-1"
+    )
     threads: int | None = option(
         None,
         "--threads",
@@ -70,7 +98,8 @@ class CpuConfig(WorkerOptions):
     )
 
     def __post_init__(self) -> None:
-        WorkerOptions.__post_init__(self)
+        DisaggregatedOptions.__post_init__(self)
+        self._check_disaggregation()
         if self.model_path is None and self.tool_call_parser is None:
             object.__setattr__(self, "tool_call_parser", DEMO_MODEL_CALLS)
         for flag, value in {
@@ -93,6 +122,25 @@ class CpuConfig(WorkerOptions):
                 f"--max-num-batched-tokens {self.max_num_batched_tokens}: expected at least --max-num-seqs "
                 f"({self.max_num_seqs}), a token for each sequence"
             )
+
+    def _check_disaggregation(self) -> None:
+        if self.role is DisaggregationMode.ENCODE:
+            raise ConfigError("--disaggregation-mode encode: the embedded engine reads text and has nothing to encode")
+        if self.role is not DisaggregationMode.AGGREGATED and (self.embedding_worker or self.classify_worker):
+            raise ConfigError(f"--disaggregation-mode {self.role.value}: only text is generated in two parts")
+        unknown = [name for name in self.kv_transfer if name not in TRANSPORTS]
+        if unknown or not self.kv_transfer:
+            raise ConfigError(f"--kv-transfer {','.join(self.kv_transfer)}: expected some of {', '.join(TRANSPORTS)}")
+        for flag, value in {
+            "--kv-transfer-timeout": self.kv_transfer_timeout,
+            "--kv-hold-timeout": self.kv_hold_timeout,
+        }.items():
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"{flag} {value:g}: expected a number of seconds")
+        if not 0 < self.kv_hold_share <= 1:
+            raise ConfigError(f"--kv-hold-share {self.kv_hold_share:g}: expected more than 0 and at most 1")
+        if not 0 <= self.kv_transfer_port <= 65535:
+            raise ConfigError(f"--kv-transfer-port {self.kv_transfer_port}: expected a port, 0 to 65535")
 
     @property
     def directory(self) -> str:

@@ -8,7 +8,8 @@ import numpy as np
 
 from dynamo.core.tally import Tally
 from dynamo.cpu.attention import F32, Span
-from dynamo.cpu.generation import Choice, Generation
+from dynamo.cpu.disagg import Borrower, Lender, params_of
+from dynamo.cpu.generation import Choice, Fetch, Generation
 from dynamo.cpu.model import Batch, Model
 from dynamo.cpu.sampler import Sampled, greedy, sample
 from dynamo.cpu.scheduler import Chunk, Scheduler
@@ -46,33 +47,57 @@ class Outcome:
 class Core:
     """The scheduler, the model and the requests that are between them."""
 
-    def __init__(self, model: Model, scheduler: Scheduler, block_tokens: int, tiers: CacheTiers | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        scheduler: Scheduler,
+        block_tokens: int,
+        tiers: CacheTiers | None = None,
+        *,
+        lender: Lender | None = None,
+        borrower: Borrower | None = None,
+    ) -> None:
+        """`lender` keeps blocks for decode workers, `borrower` fetches them from prefill workers."""
         self.scheduler = scheduler
         self._tiers = tiers
+        self._lender = lender
+        self._borrower = borrower
+        self._early: list[Said] = []
+        """What is said of requests whose first token came with them."""
         self._model = model
         self._block_tokens = block_tokens
         self._choices: dict[Sequence, tuple[Generation, Choice]] = {}
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._early)
 
     def add(self, generation: Generation) -> None:
         for choice in generation.choices:
             self._choices[choice.sequence] = (generation, choice)
             self.scheduler.add(choice.sequence)
+        if generation.fetch is not None:
+            self._borrow(generation, generation.fetch)
 
     def drop(self, generation: Generation) -> None:
         """Forgets a request; harmless for one that is gone already."""
         for choice in generation.choices:
             if self._choices.pop(choice.sequence, None) is not None:
                 self.scheduler.finish(choice.sequence)
+        self._abandon(generation)
+
+    def end_fetch(self, fetch: Fetch, *, is_whole: bool) -> None:
+        """A request's blocks are there, or cannot be had."""
+        assert fetch.sequence is not None, "a fetch ended that never began"
+        self.scheduler.end_fetch(fetch.sequence, is_whole=is_whole)
 
     def step(self) -> Outcome:
         """Computes what the scheduler planned and samples wherever all known tokens are computed."""
         outcome = Outcome()
+        outcome.said, self._early = self._early, []
         tiers = self._tiers
         chunks = _in_rows(self.scheduler.plan())
+        self._trade()
         if tiers is not None:
             tiers.carry_out(self.scheduler.pool.take_evicted())
             if not chunks and self.has_work:
@@ -101,13 +126,17 @@ class Core:
     def load(self) -> WorkerLoad:
         """How busy this engine is."""
         scheduler = self.scheduler
-        prefilling = [sequence.pending for sequence in (*scheduler.running, *scheduler.waiting) if sequence.pending > 1]
+        prefilling = [
+            sequence.pending
+            for sequence in (*scheduler.running, *scheduler.waiting)
+            if sequence.pending > 1 and not sequence.is_remote
+        ]
         return WorkerLoad(
             active_decode_blocks=scheduler.pool.used,
             active_prefill_tokens=sum(prefilling),
             kv_used_blocks=scheduler.pool.used,
             kv_total_blocks=scheduler.pool.total,
-            running_requests=len(scheduler.running),
+            running_requests=len(scheduler.running) + len(scheduler.fetching),
             waiting_requests=len(scheduler.waiting),
         )
 
@@ -140,8 +169,57 @@ class Core:
         if generation.unfinished == 0:
             output.completion_usage = generation.usage()
         del self._choices[choice.sequence]
-        self.scheduler.finish(choice.sequence)
+        if generation.is_prefill and self._lender is not None:
+            self._lend(self._lender, choice, output)
+        else:
+            self.scheduler.finish(choice.sequence)
+        if generation.unfinished == 0:
+            self._abandon(generation)
         return Said(generation, output, is_last=generation.unfinished == 0)
+
+    # Blocks that change hands between prefill and decode workers.
+
+    def _trade(self) -> None:
+        """What the plan asks of other workers."""
+        if self._borrower is not None:
+            for sequence in self.scheduler.take_begun():
+                fetch = self._choices[sequence][0].fetch
+                assert fetch is not None, "a sequence fetches from nowhere"
+                fetch.sequence = sequence
+                self._borrower.begin(fetch)
+        if self._lender is not None and self.scheduler.is_starved:
+            self._lender.relieve()
+
+    def _lend(self, lender: Lender, choice: Choice, output: EngineOutput) -> None:
+        """Keeps the blocks of a prompt for the decode worker, and says where they are."""
+        blocks = self.scheduler.lend(choice.sequence)
+        descriptor = lender.lend(blocks)
+        if descriptor is None:
+            self.scheduler.take_back(blocks)
+        sequence = choice.sequence
+        output.disaggregated_params = params_of(descriptor, output, sequence.prompt_tokens, sequence.cached_tokens)
+        output.finish_reason, output.stop_reason = "length", None  # Why an answer ends is for decode to say.
+
+    def _borrow(self, generation: Generation, fetch: Fetch) -> None:
+        """The first choice goes on from the token that was computed with the prompt; its blocks are fetched."""
+        choice = generation.choices[0]
+        choice.sequence.is_remote = True
+        choice.sequence.cached_tokens = fetch.cached_tokens
+        first = fetch.first
+        if first is None or first.token in choice.rules.forbidden(0):
+            return
+        try:
+            self._early.append(self._judged(generation, choice, first.token, choice.say(first)))
+        except Exception as error:  # The request's boundary.
+            self.drop(generation)
+            self._early.append(Said(generation, error, is_last=True))
+
+    def _abandon(self, generation: Generation) -> None:
+        """Nobody needs what is not fetched yet, and who keeps it is to know."""
+        fetch = generation.fetch
+        if fetch is not None and self._borrower is not None and not fetch.is_abandoned:
+            fetch.is_abandoned = True
+            self._borrower.abandon(fetch)
 
 
 def _in_rows(chunks: list[Chunk]) -> list[Chunk]:

@@ -10,28 +10,43 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dynamo.backend.disagg import DisaggregationMode, prefill_result_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerOverloaded
 from dynamo.cpu.architecture import Architecture
+from dynamo.cpu.attention import cache_bytes
 from dynamo.cpu.blocks import BlockPool
 from dynamo.cpu.compiler import Compiler, CompilerMetrics
 from dynamo.cpu.config import DEMO_MODEL, CpuConfig
 from dynamo.cpu.convert import Defaults, Limits, to_generation
 from dynamo.cpu.core import Core, Outcome, Said
+from dynamo.cpu.disagg import fetch_of
 from dynamo.cpu.events import Reporter
-from dynamo.cpu.generation import Generation
+from dynamo.cpu.fetching import Fetching, FetchMetrics, open_puller
+from dynamo.cpu.generation import Fetch, Generation
 from dynamo.cpu.guided import Grammars, Guide
+from dynamo.cpu.layout import layout_of
+from dynamo.cpu.lending import Lending
 from dynamo.cpu.model import Model, load_weights
 from dynamo.cpu.scheduler import Scheduler
 from dynamo.cpu.tiers import CacheTiers, open_tiers
 from dynamo.kvbm.config import KvbmConfig
+from dynamo.kvbm.transfer.base import Deadline, Layout, Region, TransferError, Transport
+from dynamo.kvbm.transfer.puller import Pulled
+from dynamo.kvbm.transfer.source import SourceOptions
 from dynamo.parsers.registry import reasoning_family
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.native import VLLM_CAPABILITY
+from dynamo.runtime.config import tcp_options
 from dynamo.runtime.request_plane.base import Reply
 
 logger = logging.getLogger(__name__)
@@ -48,6 +63,17 @@ class _Add:
 @dataclass(frozen=True, slots=True)
 class _Drop:
     generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    fetch: Fetch
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _TakeBack:
+    blocks: Sequence[int]
 
 
 class _Clear:
@@ -67,7 +93,7 @@ class CpuEngine:
 
     def __init__(self, config: CpuConfig) -> None:
         self._config = config
-        self._orders: SimpleQueue[_Add | _Drop | _Clear | _Look | _Stop] = SimpleQueue()
+        self._orders: SimpleQueue[_Add | _Drop | _Fetched | _TakeBack | _Clear | _Look | _Stop] = SimpleQueue()
         self._steps_ahead = threading.BoundedSemaphore(STEPS_AHEAD_MAX)
         self._thread: threading.Thread | None = None
         self._live: dict[int, Generation] = {}
@@ -83,6 +109,12 @@ class CpuEngine:
         self._limits: Limits
         self._defaults: Defaults
         self._compiler: Compiler
+        self._lending: Lending | None = None
+        """A prefill worker's."""
+        self._fetching: Fetching | None = None
+        """A decode worker's."""
+        self._fetch_metrics: FetchMetrics | None = None
+        self._layout: Layout
         self._thoughts_end = thoughts_end_of(config.reasoning_parser)
 
     async def start(self, host: EngineHost) -> EngineConfig:
@@ -95,6 +127,10 @@ class CpuEngine:
             self._tiers.start(host.metrics)
         grammars = Grammars(config.model_path, self._limits.vocab_size)
         self._compiler = Compiler(grammars, CompilerMetrics(host.metrics, config.served_model_name))
+        if self._lending is not None:
+            self._lending.show(host.metrics, config.served_model_name)
+        if self._fetching is not None:
+            self._fetch_metrics = FetchMetrics(host.metrics, config.served_model_name)
         self._reporter.report([], self._core.load(), self._loop.time(), is_idle=True)
         self._thread = threading.Thread(target=self._compute, name="dynamo-cpu-engine", daemon=True)
         self._thread.start()
@@ -106,7 +142,7 @@ class CpuEngine:
         running, waiting = self._config.max_num_seqs, self._config.max_waiting_requests
         if len(self._live) >= running + waiting:
             raise WorkerOverloaded(f"{running} requests run and {waiting} wait already")
-        generation = to_generation(request, reply, self._limits, self._defaults)
+        generation = self._generation(request, reply)
         guided = request.sampling_options.guided_decoding
         if guided is not None:
             thoughts_end = self._thoughts_end if request.require_reasoning is True else None
@@ -115,6 +151,42 @@ class CpuEngine:
         self._is_quiet.clear()
         if guided is None:
             self._orders.put(_Add(generation))
+
+    def _generation(self, request: PreprocessedRequest, reply: Reply) -> Generation:
+        """The part of a request that is this worker's."""
+        if self._lending is not None:
+            generation = to_generation(prompt_of(request), reply, self._limits, self._defaults)
+            generation.is_prefill = True
+            return generation
+        generation = to_generation(request, reply, self._limits, self._defaults)
+        if self._fetching is not None:
+            generation.fetch = self._fetch(request)
+        return generation
+
+    def _fetch(self, request: PreprocessedRequest) -> Fetch | None:
+        """Where the request's prompt was computed; None where this worker is to do that, or has to."""
+        result = prefill_result_of(request)
+        assert self._fetch_metrics is not None, "a decode worker without its metrics"
+        if result is None:
+            self._fetch_metrics.computed_here("told")
+            return None
+        try:
+            return fetch_of(
+                result.disaggregated_params,
+                request.token_ids,
+                self._layout,
+                self._limits.vocab_size,
+                Deadline.after(self._config.kv_transfer_timeout),
+                asks_logprobs=request.output_options.logprobs is not None,
+            )
+        except TransferError as error:
+            logger.warning("request for %s: its prompt is computed here: %s", request.model, error)
+            self._fetch_metrics.computed_here(error.kind)
+            return None
+
+    def is_quiescent(self) -> bool:
+        """Nobody is to fetch blocks from this worker."""
+        return self._lending is None or self._lending.is_quiescent
 
     def cancel(self, reply: Reply) -> None:
         generation = self._live.get(id(reply))
@@ -140,6 +212,10 @@ class CpuEngine:
             self._thread = None
         if self._tiers is not None:
             await asyncio.to_thread(self._tiers.close)
+        if self._lending is not None:
+            await asyncio.to_thread(self._lending.close)
+        if self._fetching is not None:
+            await asyncio.to_thread(self._fetching.close)
         self._fail_all(EngineShutdown("the engine was stopped"))
 
     def _load(self) -> EngineConfig:
@@ -157,18 +233,22 @@ class CpuEngine:
             slots=blocks * config.block_size,
             rows_max=config.max_num_batched_tokens,
             longest=context_length,
+            memory=self._memory(shape, blocks),
         )
         kvbm = KvbmConfig.read()
         if kvbm.is_enabled and config.enable_prefix_caching:
             worker_id, wake = f"{self._host.worker_id:x}", lambda: self._orders.put(_Look())
             self._tiers = open_tiers(kvbm, path, model.cache, config.block_size, worker_id, wake)
+        self._open_transfers(model, path)
         scheduler = Scheduler(
             BlockPool(blocks, is_caching=config.enable_prefix_caching, notes_evicted=self._tiers is not None),
             sequences_max=config.max_num_seqs,
             batched_tokens_max=config.max_num_batched_tokens,
             tiers=self._tiers,
         )
-        self._core = Core(model, scheduler, config.block_size, self._tiers)
+        self._core = Core(
+            model, scheduler, config.block_size, self._tiers, lender=self._lending, borrower=self._fetching
+        )
         self._defaults = Defaults.read(path)
         self._limits = Limits(
             vocab_size=shape.vocab_size,
@@ -186,6 +266,51 @@ class CpuEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             runtime_data={VLLM_CAPABILITY: True},
         )
+
+    def _memory(self, shape: Architecture, blocks: int) -> npt.NDArray[np.uint8] | None:
+        """What the cache is to lie in; None: wherever."""
+        if self._config.role is not DisaggregationMode.PREFILL:
+            return None
+        size = cache_bytes(shape.layers, shape.kv_heads, blocks * self._config.block_size, shape.head_dim)
+        self._lending = Lending(self._transports, size)
+        return self._lending.memory
+
+    @property
+    def _transports(self) -> list[Transport]:
+        return [Transport(name) for name in self._config.kv_transfer]
+
+    def _open_transfers(self, model: Model, path: str) -> None:
+        """What prefill and decode workers need of each other."""
+        config = self._config
+        self._layout = layout_of(path, model.shape, config.block_size)
+        tcp = tcp_options(options=config)
+        if self._lending is not None:
+            blocks = model.cache.pages.shape[2] // config.block_size
+            options = SourceOptions(
+                host=config.kv_transfer_host or tcp.host,
+                port=config.kv_transfer_port,
+                ttl_s=config.kv_hold_timeout,
+                blocks_max=max(1, int(blocks * config.kv_hold_share)),
+                tls=tcp.tls,
+            )
+            self._lending.open(
+                self._layout, model.cache.pages, options, lambda freed: self._orders.put(_TakeBack(freed))
+            )
+        elif config.role is DisaggregationMode.DECODE:
+            puller = open_puller(Region(self._layout, model.cache.pages), self._transports, tcp.tls)
+            self._fetching = Fetching(
+                puller,
+                config.block_size,
+                config.kv_transfer_timeout,
+                ended=lambda fetch, is_whole: self._orders.put(_Fetched(fetch, is_whole)),
+                heard=self._heard,
+            )
+
+    def _heard(self, outcome: str, pulled: Pulled | None) -> None:
+        """How a fetch went; on one of its threads."""
+        assert self._fetch_metrics is not None, "a decode worker without its metrics"
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody reads it any more.
+            self._loop.call_soon_threadsafe(self._fetch_metrics.fetched, outcome, pulled)
 
     # The engine's thread.
 
@@ -219,6 +344,14 @@ class CpuEngine:
                 self._core.drop(order.generation)
                 if not self._core.has_work:
                     return True  # Nothing is left to compute, but what was freed is to be told.
+            elif isinstance(order, _Fetched):
+                self._core.end_fetch(order.fetch, is_whole=order.is_whole)
+                if not self._core.has_work:
+                    return True
+            elif isinstance(order, _TakeBack):
+                self._core.scheduler.take_back(order.blocks)
+                if not self._core.has_work:
+                    return True
             elif isinstance(order, _Clear):
                 self._core.clear()
                 return True
@@ -285,6 +418,13 @@ class CpuEngine:
         self._is_stopping = True
         self._fail_all(EngineShutdown(f"the engine failed: {error}"))
         self._host.fail(error)
+
+
+def prompt_of(request: PreprocessedRequest) -> PreprocessedRequest:
+    """A request as a prefill worker computes it: one choice of one token, sampled as the whole answer's first one."""
+    sampling = msgspec.structs.replace(request.sampling_options, n=1, best_of=None)
+    stop = msgspec.structs.replace(request.stop_conditions, max_tokens=1)
+    return msgspec.structs.replace(request, stop_conditions=stop, sampling_options=sampling)
 
 
 def thoughts_end_of(parser: str | None) -> str | None:

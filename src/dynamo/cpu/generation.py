@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from dynamo.cpu.guided import Guide
 from dynamo.cpu.sampler import Draw, History, Sampled, Sampling
 from dynamo.cpu.sequence import Sequence
+from dynamo.kvbm.transfer.base import Deadline, Descriptor
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PromptTokensDetails, TopLogprob
 from dynamo.runtime.request_plane.base import Reply
 
@@ -98,11 +99,30 @@ class Choice:
 
 
 @dataclass(eq=False, slots=True)
+class Fetch:
+    """What a prefill worker left for one request."""
+
+    descriptor: Descriptor
+    deadline: Deadline
+    first: Sampled | None = None
+    """The token that follows the prompt, where it is known."""
+    cached_tokens: int | None = None
+    """How much of the prompt that worker had in its cache."""
+    sequence: Sequence | None = None
+    """Whose blocks are fetched, once they are."""
+    is_abandoned: bool = False
+
+
+@dataclass(eq=False, slots=True)
 class Generation:
     """One request. The engine's thread owns it, but for `is_open`, which belongs to the loop."""
 
     reply: Reply
     choices: list[Choice]
+    is_prefill: bool = False
+    """Another worker goes on from its first token: its blocks are kept for that one."""
+    fetch: Fetch | None = None
+    """Where another worker keeps the blocks of its prompt."""
     is_open: bool = True
     """False once its reply was ended, or its caller left."""
     unfinished: int = field(init=False)

@@ -68,9 +68,19 @@ class Weights:
 class Model:
     """A transformer with its cache. Not safe for threads: its buffers are one step's."""
 
-    def __init__(self, shape: Architecture, weights: Weights, *, slots: int, rows_max: int, longest: int) -> None:
+    def __init__(
+        self,
+        shape: Architecture,
+        weights: Weights,
+        *,
+        slots: int,
+        rows_max: int,
+        longest: int,
+        memory: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
+        """`memory` is what the cache is to lie in, where others read it."""
         self.shape = shape
-        self.cache = KvCache(shape.layers, shape.kv_heads, slots, shape.head_dim)
+        self.cache = KvCache(shape.layers, shape.kv_heads, slots, shape.head_dim, memory)
         self._weights = weights
         self._rotations = shape.rope.rotations(longest)
         self._buffers = _Buffers(shape, rows_max)

@@ -3,9 +3,14 @@
 Continuous batching: sequences join and leave between any two steps. Those that generate come first, one token each; what
 is left of the token budget goes to prompts, in chunks. When blocks run out, the youngest sequence gives all of its up
 and is computed again later: nothing it said is lost, and much of it may still be in the cache.
+
+Between prefill and decode workers a sequence's blocks change hands. At the one the blocks of a finished sequence are
+*lent*: nobody here uses them, but they are not free until whoever fetches them has done so. At the other a sequence
+whose prompt was computed elsewhere holds its blocks while it is *fetching*, and runs when they are there.
 """
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,17 +60,31 @@ class Scheduler:
         self.pool = pool
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.fetching: list[Sequence] = []
+        self.lent: Counter[int] = Counter()
+        """Blocks that others fetch, and for how many of them."""
         self.preemptions = 0
         self._tiers = tiers
+        self._begun: list[Sequence] = []
+        self._is_stuck = False
+        """Nobody who waits can start until something is freed."""
+        self._is_loading = False
+        """Somebody waits for blocks that are on their way from the tiers."""
         self._sequences_max = sequences_max
         self._batched_tokens_max = batched_tokens_max
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.running) or (bool(self.waiting) and not self._is_stuck)
+
+    @property
+    def is_starved(self) -> bool:
+        """True when blocks are lent that those who wait need in order to start."""
+        return self._is_stuck and bool(self.waiting and self.lent) and not (self.running or self.fetching)
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
+        self._is_stuck = False
 
     def finish(self, sequence: Sequence) -> None:
         """Forgets a sequence, wherever it is; harmless for one that is gone already."""
@@ -74,11 +93,51 @@ class Scheduler:
         sequence.is_finished = True
         if self._tiers is not None:
             self._tiers.forget(sequence)
+        self._is_stuck = False
         if sequence in self.running:
             self.running.remove(sequence)
             self.pool.release(sequence.drop())
-        else:
+        elif sequence not in self.fetching:  # Into its blocks somebody writes: they are free when that is over.
             self.waiting.remove(sequence)
+
+    def lend(self, sequence: Sequence) -> list[int]:
+        """Forgets a sequence that runs, but not its blocks: they are held until `take_back`."""
+        blocks = list(sequence.blocks)
+        self.pool.share(blocks)
+        self.lent.update(blocks)
+        self.finish(sequence)
+        return blocks
+
+    def take_back(self, blocks: Items[int]) -> None:
+        """Lent blocks are needed by nobody else any more."""
+        self.lent.subtract(blocks)
+        for block in blocks:
+            assert self.lent[block] >= 0, "a block was taken back twice"
+            if not self.lent[block]:
+                del self.lent[block]
+        self.pool.release(blocks)
+        self._is_stuck = False
+
+    def take_begun(self) -> list[Sequence]:
+        """The sequences whose blocks are to be fetched since the last call."""
+        begun, self._begun = self._begun, []
+        return begun
+
+    def end_fetch(self, sequence: Sequence, *, is_whole: bool) -> None:
+        """A sequence's blocks are there, or cannot be had: then it computes its prompt like any other, before others."""
+        self.fetching.remove(sequence)
+        self._is_stuck = False
+        if sequence.is_finished:
+            self.pool.release(sequence.drop())
+            return
+        if is_whole:
+            sequence.fetched()
+            self.running.append(sequence)
+            self._store(sequence)
+        else:
+            sequence.is_remote = False
+            self.pool.release(sequence.drop())
+            self.waiting.appendleft(sequence)
 
     def plan(self) -> list[Chunk]:
         """The next step. Blocks for it are held when this returns."""
@@ -91,31 +150,33 @@ class Scheduler:
                 chunks[sequence] = Chunk(sequence, count)
                 budget -= count
         if preemptions == self.preemptions:
+            self._is_loading = False
             self._admit(chunks, budget)
+        self._is_stuck = not chunks and not self._begun and not self._is_loading
         return list(chunks.values())
 
     def advance(self, chunks: list[Chunk]) -> None:
         """The step was computed."""
         for chunk in chunks:
             chunk.sequence.computed += chunk.count
-            if self.pool.is_caching:
-                parent_hash, contents = chunk.sequence.newly_complete()
-                self.pool.store(parent_hash, contents)
-                if self._tiers is not None and contents:
-                    self._tiers.save(chunk.sequence, parent_hash, contents)
+            self._store(chunk.sequence)
 
     def validate(self) -> None:
         """Asserts what must hold between any two calls."""
         self.pool.validate()
-        held = {block for sequence in self.running for block in sequence.blocks}
+        holders = [*self.running, *self.fetching]
+        held = {block for sequence in holders for block in sequence.blocks} | self.lent.keys()
         assert len(held) == self.pool.used, "a block is held by nobody who runs"
-        assert len(self.running) <= self._sequences_max, "too many sequences run"
+        assert len(holders) <= self._sequences_max, "too many sequences run"
         for sequence in self.running:
             sequence.validate()
             assert sequence.pending > 0, "a running sequence has nothing to compute"
         for sequence in self.waiting:
             assert not sequence.blocks, "a waiting sequence holds blocks"
-        everyone = [*self.waiting, *self.running]
+        for sequence in self.fetching:
+            assert sequence.is_remote, "a sequence fetches what nobody computed for it"
+            assert sequence.blocks_missing(sequence.prompt_tokens) == 0, "a fetching sequence lacks room for its prompt"
+        everyone = [*self.waiting, *self.running, *(one for one in self.fetching if not one.is_finished)]
         assert len(set(everyone)) == len(everyone), "a sequence is in two places"
         assert not any(sequence.is_finished for sequence in everyone), "a finished sequence was not forgotten"
 
@@ -144,9 +205,16 @@ class Scheduler:
     def _admit(self, chunks: dict[Sequence, Chunk], budget: int) -> None:
         """Lets sequences in, first come first served, as long as slots, tokens and blocks last."""
         for sequence in [sequence for sequence in self.waiting if sequence.is_ready]:
-            if budget <= 0 or len(self.running) >= self._sequences_max:
+            if len(self.running) + len(self.fetching) >= self._sequences_max:
+                return
+            if sequence.is_remote:
+                if not self._fetch(sequence):
+                    return
+                continue
+            if budget <= 0:
                 return
             if self._tiers is not None and self.pool.is_caching and not self._tiers.is_ready(sequence, self.pool):
+                self._is_loading = True
                 continue
             count = self._start(sequence, budget)
             if count == 0:
@@ -160,10 +228,8 @@ class Scheduler:
         It starts only if all it has to compute fits, and a block more for each that runs: to start and be preempted
         at once would help nobody.
         """
-        cached = self.pool.acquire(sequence.reusable_hashes()) if self.pool.is_caching else []
-        sequence.hold(cached, is_cached=True)
-        if sequence.blocks_missing(len(sequence.tokens)) + len(self.running) > self.pool.free:
-            self.pool.release(sequence.drop())
+        cached = self._reuse(sequence)
+        if cached is None:
             return 0
         if self._tiers is not None:
             cached = self._load(sequence, cached, self._tiers)
@@ -191,6 +257,40 @@ class Scheduler:
         sequence.hold(blocks, is_cached=True)
         tiers.load(slots, blocks)
         return [*cached, *blocks]
+
+    def _fetch(self, sequence: Sequence) -> bool:
+        """Holds blocks for a whole prompt that lies elsewhere; False if it must wait on."""
+        cached = self._reuse(sequence)
+        if cached is None:
+            return False
+        blocks = self.pool.allocate(
+            sequence.blocks_missing(sequence.prompt_tokens), after=cached[-1] if cached else None
+        )
+        assert blocks is not None, "blocks were free a moment ago"
+        sequence.hold(blocks)
+        self.waiting.remove(sequence)
+        self.fetching.append(sequence)
+        self._begun.append(sequence)
+        return True
+
+    def _reuse(self, sequence: Sequence) -> list[int] | None:
+        """The blocks of its beginning that are in the cache, now held; None where the rest would find no room."""
+        cached = self.pool.acquire(sequence.reusable_hashes()) if self.pool.is_caching else []
+        sequence.hold(cached, is_cached=True)
+        others = len(self.running) + len(self.fetching)
+        if sequence.blocks_missing(len(sequence.tokens)) + others > self.pool.free:
+            self.pool.release(sequence.drop())
+            return None
+        return cached
+
+    def _store(self, sequence: Sequence) -> None:
+        """Makes what is complete findable."""
+        if not self.pool.is_caching:
+            return
+        parent_hash, contents = sequence.newly_complete()
+        self.pool.store(parent_hash, contents)
+        if self._tiers is not None and contents:
+            self._tiers.save(sequence, parent_hash, contents)
 
 
 def _is_prefilling(sequence: Sequence) -> bool:

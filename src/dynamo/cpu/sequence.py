@@ -22,6 +22,8 @@ class Sequence:
         self.is_finished = False
         self.priority = 0
         """What its blocks are worth where they are kept, from 0 to 100."""
+        self.is_remote = False
+        """Another worker computed the prompt: its blocks are to be fetched."""
         self.blocks: list[int] = []
         self.runs: list[tuple[int, int]] = []
         """The blocks as runs of slots."""
@@ -63,6 +65,11 @@ class Sequence:
         if is_cached:
             self._stored = len(self.blocks)
             self.computed = self._stored * size
+
+    def fetched(self) -> None:
+        """The prompt's blocks hold what another worker computed; a token is left to compute in any case."""
+        self.is_remote = False
+        self.computed = min(self.prompt_tokens, len(self.tokens) - 1)
 
     def drop(self) -> list[int]:
         """Forgets all that was computed and gives the blocks up."""

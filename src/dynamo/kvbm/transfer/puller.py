@@ -46,6 +46,7 @@ class Puller:
         """Fills blocks here with those at places of the descriptor. Blocks its thread. Raises `TransferError`."""
         self._region.layout.check(descriptor.layout)
         assert all(0 <= place < len(descriptor.blocks) for place, _ in pairs), "a place that the descriptor has not"
+        deadline.left()  # Whoever waited too long for a turn has no complaint against the source.
         self._check_suspect(descriptor.engine_id)
         unreachable = "it offers none that we have"
         for member, offer in self._ways(descriptor):

@@ -1,0 +1,111 @@
+"""Disaggregation: what a prefill worker of this engine tells the decode worker, and who moves the blocks. Pure.
+
+What stands in `disaggregated_params`: where the blocks are (a descriptor of `dynamo.kvbm.transfer`), the token that
+follows the prompt and what was asked about it. Decode says that token at once, fetches the blocks, and goes on.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from dynamo.cpu.generation import Fetch
+from dynamo.cpu.sampler import Sampled
+from dynamo.kvbm.transfer.base import Deadline, Descriptor, Layout, TransferError
+from dynamo.protocols.engine import EngineOutput
+
+
+class Lender(Protocol):
+    """Keeps blocks for decode workers. Called on the engine's thread."""
+
+    def lend(self, blocks: Sequence[int]) -> Descriptor | None:
+        """Where others find them, from now on; None where no more can be kept."""
+
+    def relieve(self) -> None:
+        """Gives up what waits longest: its blocks are needed here."""
+
+
+class Borrower(Protocol):
+    """Fetches blocks from prefill workers. Called on the engine's thread, which does not wait."""
+
+    def begin(self, fetch: Fetch) -> None:
+        """Fetches what the fetch's sequence has not; how it ends is told to the engine."""
+
+    def abandon(self, fetch: Fetch) -> None:
+        """Nobody needs the blocks any more; one that has begun still ends."""
+
+
+class First(msgspec.Struct, omit_defaults=True):
+    """The token that follows the prompt."""
+
+    token: int
+    logprob: float | None = None
+    alternatives: list[tuple[int, float]] = msgspec.field(default_factory=list)
+
+    @classmethod
+    def of(cls, output: EngineOutput) -> "First | None":
+        """As it was said; None where nothing was."""
+        if not output.token_ids:
+            return None
+        top = output.top_logprobs[0] if output.top_logprobs else []
+        return cls(
+            output.token_ids[0],
+            output.log_probs[0] if output.log_probs else None,
+            [(one.token_id, one.logprob) for one in top],
+        )
+
+
+class Params(msgspec.Struct, omit_defaults=True):
+    """`disaggregated_params` of this engine."""
+
+    prompt_tokens: int
+    kv: Descriptor | None = None
+    first: First | None = None
+    cached_tokens: int | None = None
+
+
+def params_of(
+    descriptor: Descriptor | None, output: EngineOutput, prompt_tokens: int, cached_tokens: int | None
+) -> dict[str, Any]:
+    """What the prefill worker says."""
+    value: dict[str, Any] = msgspec.to_builtins(Params(prompt_tokens, descriptor, First.of(output), cached_tokens))
+    return value
+
+
+def read_params(
+    value: Mapping[str, Any], prompt: Sequence[int], layout: Layout, vocab_size: int, *, asks_logprobs: bool
+) -> tuple[Descriptor, Sampled | None, int | None]:
+    """What the decode worker understands of it. Raises `TransferError` where it is of no use for this prompt."""
+    try:
+        params = msgspec.convert(value, Params)
+    except msgspec.ValidationError as error:
+        raise TransferError(f"the prefill worker's disaggregated_params are not this engine's: {error}") from None
+    if params.kv is None:
+        raise TransferError("the prefill worker kept no blocks")
+    descriptor = Descriptor.check(params.kv)
+    layout.check(descriptor.layout)
+    blocks = -(-len(prompt) // layout.block_tokens)
+    if params.prompt_tokens != len(prompt) or len(descriptor.blocks) != blocks:
+        raise TransferError(
+            f"the prefill worker computed {params.prompt_tokens} tokens into {len(descriptor.blocks)} blocks; the "
+            f"prompt has {len(prompt)}"
+        )
+    first = params.first
+    if first is None or not 0 <= first.token < vocab_size or (asks_logprobs and first.logprob is None):
+        return descriptor, None, params.cached_tokens
+    logprob = first.logprob if asks_logprobs else None
+    return descriptor, Sampled(first.token, logprob, first.alternatives), params.cached_tokens
+
+
+def fetch_of(
+    value: Mapping[str, Any],
+    prompt: Sequence[int],
+    layout: Layout,
+    vocab_size: int,
+    deadline: Deadline,
+    *,
+    asks_logprobs: bool,
+) -> Fetch:
+    """What is to be fetched for a request. Raises `TransferError` where nothing can be."""
+    descriptor, first, cached_tokens = read_params(value, prompt, layout, vocab_size, asks_logprobs=asks_logprobs)
+    return Fetch(descriptor, deadline, first, cached_tokens)

@@ -1,0 +1,135 @@
+"""Fetching: a decode worker's way to the blocks that prefill workers computed, off the engine's thread."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.cpu.generation import Fetch
+from dynamo.cpu.lending import agent_of
+from dynamo.kvbm.transfer import shared
+from dynamo.kvbm.transfer.base import Pair, PullMember, Region, TransferError, Transport
+from dynamo.kvbm.transfer.nixl import NixlPuller
+from dynamo.kvbm.transfer.puller import Pulled, Puller
+from dynamo.kvbm.transfer.shared import SharedMemoryPuller
+from dynamo.kvbm.transfer.tcp import TcpPuller
+from dynamo.runtime.request_plane.tcp import TcpTls
+
+logger = logging.getLogger(__name__)
+
+THREADS = 4  # Copying takes a memory bus, of which there is one; more threads only wait for stalled sources.
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+Ended = Callable[[Fetch, bool], None]
+"""Told on a thread of the pool when a fetch is over, and whether its blocks are whole."""
+Heard = Callable[[str, Pulled | None], None]
+"""Told on a thread of the pool how it went: a word, and what was moved."""
+
+
+class Fetching:
+    """`Borrower` over a `Puller`."""
+
+    def __init__(self, puller: Puller, block_tokens: int, timeout_s: float, ended: Ended, heard: Heard) -> None:
+        self._puller = puller
+        self._block_tokens = block_tokens
+        self._timeout_s = timeout_s
+        self._ended = ended
+        self._heard = heard
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dynamo-kv-fetch")
+
+    def begin(self, fetch: Fetch) -> None:
+        sequence = fetch.sequence
+        assert sequence is not None, "a fetch without a sequence"
+        fetch.deadline.at = time.monotonic() + self._timeout_s
+        cached = sequence.computed // self._block_tokens
+        pairs = list(enumerate(sequence.blocks))[cached:]
+        if not self._submit(lambda: self._pull(fetch, pairs)):
+            self._ended(fetch, False)
+
+    def abandon(self, fetch: Fetch) -> None:
+        fetch.deadline.aborted.set()
+        if fetch.sequence is None:
+            self._submit(lambda: self._puller.release(fetch.descriptor))
+
+    def close(self) -> None:
+        """Ends what waits; what runs ends at its next look at the deadline, or when its connection does."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._puller.close()
+
+    def _submit(self, work: Callable[[], None]) -> bool:
+        try:
+            self._threads.submit(work)
+        except RuntimeError:  # It is closed: the engine ends.
+            return False
+        return True
+
+    def _pull(self, fetch: Fetch, pairs: Sequence[Pair]) -> None:
+        pulled: Pulled | None = None
+        try:
+            if pairs:
+                pulled = self._puller.pull(fetch.descriptor, pairs, fetch.deadline)
+            outcome = "ok"
+        except TransferError as error:
+            outcome = error.kind
+            logger.info("the blocks of a prompt could not be fetched (%s): %s", outcome, error)
+        except Exception:  # The request's boundary: it computes its prompt itself.
+            outcome = "failed"
+            logger.exception("the blocks of a prompt could not be fetched")
+        self._ended(fetch, outcome == "ok")
+        self._heard(outcome, pulled)
+        try:
+            self._puller.release(fetch.descriptor)
+        except Exception:  # The source gives them up by itself.
+            logger.exception("a source could not be told that its blocks were fetched")
+
+
+def open_puller(region: Region, transports: Sequence[Transport], tls: TcpTls) -> Puller:
+    """The ways that this process has, in the order in which they are tried."""
+    tcp = TcpPuller(region, tls)
+    members: list[PullMember] = []
+    for transport in transports:
+        if transport is Transport.TCP:
+            members.append(tcp)
+        elif transport is Transport.SHARED_MEMORY and shared.is_available():
+            members.append(SharedMemoryPuller(region))
+        elif transport is Transport.NIXL and (agent := agent_of(region, transports)) is not None:
+            members.append(NixlPuller(agent, tcp))
+    return Puller(region, members)
+
+
+class FetchMetrics:
+    """What the worker's `/metrics` says of it. On the loop's thread."""
+
+    def __init__(self, registry: MetricsRegistry, model: str) -> None:
+        self._model = model
+        self._pulls = registry.counter(
+            "dynamo_component_kv_fetches_total",
+            "Prompts whose KV blocks were to be fetched, by what came of it",
+            ("model", "transport", "outcome"),
+        )
+        self._bytes = registry.counter(
+            "dynamo_component_kv_fetched_bytes_total", "Bytes of KV blocks that were fetched", ("model", "transport")
+        )
+        self._seconds = registry.histogram(
+            "dynamo_component_kv_fetch_seconds", "Time to fetch a prompt's KV blocks", ("model", "transport"), BUCKETS_S
+        )
+        self._local = registry.counter(
+            "dynamo_component_local_prefills_total",
+            "Prompts that this decode worker computed itself, by what kept it from fetching them",
+            ("model", "reason"),
+        )
+
+    def fetched(self, outcome: str, pulled: Pulled | None) -> None:
+        """A fetch is over."""
+        transport = pulled.transport.value if pulled is not None else "none"
+        self._pulls.labels(model=self._model, transport=transport, outcome=outcome).inc()
+        if pulled is not None:
+            self._bytes.labels(model=self._model, transport=transport).inc(pulled.bytes)
+            self._seconds.labels(model=self._model, transport=transport).observe(pulled.seconds)
+        if outcome not in ("ok", "aborted"):
+            self.computed_here(outcome)
+
+    def computed_here(self, reason: str) -> None:
+        """A prompt is computed by this worker."""
+        self._local.labels(model=self._model, reason=reason).inc()

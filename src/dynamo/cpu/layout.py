@@ -1,0 +1,39 @@
+"""Layout: what this engine's blocks mean to others, so that nobody takes another model's for them."""
+
+import glob
+import os
+
+from xxhash import xxh3_128
+
+from dynamo.cpu.architecture import Architecture
+from dynamo.kvbm.transfer.base import Layout
+
+SAMPLE_BYTES = 1 << 16  # Of the beginning and the end of each file: a fine-tuned model differs in all of its weights.
+
+
+def layout_of(path: str, shape: Architecture, block_tokens: int) -> Layout:
+    """The layout of a cache of the model in that directory."""
+    return Layout(
+        model=fingerprint(path),
+        dtype="float32",
+        item_bytes=4,
+        block_tokens=block_tokens,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+    )
+
+
+def fingerprint(path: str) -> str:
+    """Equal for equal weights, wherever they lie."""
+    digest = xxh3_128()
+    with open(os.path.join(path, "config.json"), "rb") as file:
+        digest.update(file.read())
+    for name in sorted(glob.glob(os.path.join(glob.escape(path), "*.safetensors"))):
+        size = os.path.getsize(name)
+        digest.update(f"{os.path.basename(name)} {size}".encode())
+        with open(name, "rb") as file:
+            digest.update(file.read(SAMPLE_BYTES))
+            file.seek(max(0, size - SAMPLE_BYTES))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,101 @@
+"""Lending: a prefill worker's cache, open to decode workers: its memory, and what is held of it for whom."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamo.core.errors import ConfigError
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.kvbm.transfer import nixl, shared
+from dynamo.kvbm.transfer.base import Bytes, Descriptor, Layout, Region, Transport
+from dynamo.kvbm.transfer.nixl import NixlAgent
+from dynamo.kvbm.transfer.shared import SharedPages
+from dynamo.kvbm.transfer.source import Source, SourceOptions
+
+logger = logging.getLogger(__name__)
+
+
+class Lending:
+    """`Lender` over a `Source`. The memory is made before the cache, and opened when the cache lies in it."""
+
+    def __init__(self, transports: Sequence[Transport], size: int) -> None:
+        self._transports = transports
+        has_shared = Transport.SHARED_MEMORY in transports and shared.is_available()
+        self._pages = SharedPages(size) if has_shared else None
+        self.memory: Bytes | None = None if self._pages is None else self._pages.array
+        """What the cache is to lie in, where others may map it."""
+        self._source: Source | None = None
+
+    def open(
+        self,
+        layout: Layout,
+        pages: npt.NDArray[np.float32],
+        options: SourceOptions,
+        freed: Callable[[Sequence[int]], None],
+    ) -> None:
+        """Begins to serve. Raises `ConfigError` where it cannot listen."""
+        region = Region(layout, pages)
+        self._source = Source(
+            region,
+            freed,
+            options,
+            pages=self._pages,
+            agent=agent_of(region, self._transports),
+            is_tcp_offered=Transport.TCP in self._transports,
+        )
+        try:
+            self._source.start()
+        except OSError as error:
+            raise ConfigError(f"blocks cannot be offered at {options.host}:{options.port}: {error.strerror}") from None
+
+    @property
+    def is_quiescent(self) -> bool:
+        """Nobody is to fetch anything."""
+        return self._source is None or self._source.leases == 0
+
+    def lend(self, blocks: Sequence[int]) -> Descriptor | None:
+        assert self._source is not None, "blocks were lent before the source was open"
+        return self._source.publish(blocks)
+
+    def relieve(self) -> None:
+        if self._source is not None:
+            self._source.drop_oldest()
+
+    def show(self, registry: MetricsRegistry, model: str) -> None:
+        """What the worker's `/metrics` says of it."""
+        source = self._source
+        assert source is not None, "metrics of a source that is not open"
+        labels = ("model",)
+        registry.gauge("dynamo_component_kv_held_blocks", "KV blocks kept for decode workers to fetch", labels).labels(
+            model=model
+        ).follow(lambda: source.held)
+        registry.gauge("dynamo_component_kv_holds", "Prompts whose KV blocks are kept", labels).labels(
+            model=model
+        ).follow(lambda: source.leases)
+        ends = registry.counter(
+            "dynamo_component_kv_holds_ended_total",
+            "Prompts whose KV blocks are kept no longer: a decode worker has them, or nobody came for them",
+            ("model", "outcome"),
+        )
+        ends.labels(model=model, outcome="fetched").follow(lambda: source.pulled)
+        ends.labels(model=model, outcome="given_up").follow(lambda: source.expired)
+
+    def close(self) -> None:
+        """Serves nobody any more."""
+        if self._source is not None:
+            self._source.close()
+        elif self._pages is not None:
+            self._pages.close()
+
+
+def agent_of(region: Region, transports: Sequence[Transport]) -> NixlAgent | None:
+    """NIXL's view of a cache, where it is wanted, installed and works."""
+    if Transport.NIXL not in transports or not nixl.is_available():
+        return None
+    try:
+        return NixlAgent(region)
+    except Exception as error:  # The library's errors have no common ancestor.
+        logger.warning("NIXL is installed and cannot be used: %s", error)
+        return None
