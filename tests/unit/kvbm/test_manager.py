@@ -1,0 +1,253 @@
+"""Threads and bytes: what goes down comes back as it was, and a tier that fails costs no more than its blocks."""
+
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dynamo.core.errors import ConfigError
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.kvbm.config import KvbmConfig
+from dynamo.kvbm.logical.blocks import Identity, Tier
+from dynamo.kvbm.manager import PAUSE_S, BlockManager, Outgoing, Ticket
+from dynamo.kvbm.metrics import MetricsServer, show
+from dynamo.kvbm.physical import disk as disk_module
+from dynamo.kvbm.physical.layout import BlockLayout
+from dynamo.kvbm.physical.objects import ObjectFailure
+
+LAYOUT = BlockLayout((2, 300), "float32", "model")
+PATIENCE_S = 20.0
+Make = Callable[..., BlockManager]
+
+
+class Store:
+    """An object store in memory that fails or hangs on demand."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.is_failing = False
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def _check(self) -> None:
+        self.may_answer.wait(PATIENCE_S)
+        if self.is_failing:
+            raise ObjectFailure("the store is away")
+
+    def put(self, name: str, parts: tuple[bytes, memoryview], timeout_s: float) -> None:
+        self._check()
+        self.objects[name] = b"".join(parts)
+
+    def get(self, name: str, size: int, timeout_s: float) -> bytes | None:
+        self._check()
+        return self.objects.get(name)
+
+    def has(self, name: str, timeout_s: float) -> bool:
+        return name in self.objects
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[BlockManager] = []
+
+    def begin(
+        *, store: Store | None = None, clock: Callable[[], float] = time.monotonic, **options: Any
+    ) -> BlockManager:
+        given = {"disk_dir": str(tmp_path), "disk_filter": False, "onboard_timeout_s": PATIENCE_S}
+        manager = BlockManager(KvbmConfig(**(given | options)), LAYOUT, store=store, clock=clock)
+        made.append(manager)
+        manager.start()
+        return manager
+
+    yield begin
+    for manager in made:
+        manager.close()
+        manager.validate()
+        assert manager.book.host.held() == 0, "a block of the host is held by nobody who lives"
+
+
+def block(key: int) -> Identity:
+    return Identity(key, key + 1000, key - 1 if key > 1 else None)
+
+
+def offload(manager: BlockManager, *keys: int) -> int:
+    return manager.offload([Outgoing(block(key), partial(np.copyto, src=np.float32(key))) for key in keys])
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.001)
+
+
+def over(manager: BlockManager, ticket: Ticket | None) -> None:
+    assert ticket is not None
+    until(lambda: manager.is_over(ticket))
+
+
+def check(manager: BlockManager, *keys: int) -> None:
+    """The host has these, as they were."""
+    slots = manager.find(keys)
+    assert len(slots) == len(keys)
+    for slot, key in zip(slots, keys, strict=True):
+        np.testing.assert_array_equal(manager.array(slot), np.full(LAYOUT.shape, key, np.float32))
+    manager.release(slots)
+
+
+@pytest.mark.parametrize("tier", [Tier.DISK, Tier.OBJECT])
+def test_what_left_the_host_comes_back_as_it_was(make: Make, tier: Tier) -> None:
+    options: dict[str, Any] = {"disk_blocks": 16} if tier is Tier.DISK else {"object_enabled": True, "store": Store()}
+    manager = make(cpu_blocks=8, **options)
+    for first in (1, 5, 9):
+        assert offload(manager, *range(first, first + 4)) == 4
+        until(lambda last=first + 3: last in manager.book.lower[tier])
+    assert manager.find([1]) == []
+    ticket = manager.begin([block(key) for key in range(1, 5)])
+    over(manager, ticket)
+    check(manager, 1, 2, 3, 4)
+    assert ticket is not None
+    manager.end(ticket)
+    manager.end(ticket)
+    assert manager.book.counts.onboarded[tier] == 4
+
+
+def test_nothing_is_begun_where_nothing_is(make: Make) -> None:
+    manager = make(cpu_blocks=8, disk_blocks=8)
+    offload(manager, 1)
+    until(lambda: 1 in manager.book.lower[Tier.DISK])
+    assert manager.begin([block(1)]) is None
+    assert manager.begin([block(7)]) is None
+    assert not manager.reaches([7])
+
+
+def test_another_process_finds_what_is_in_the_store(make: Make) -> None:
+    store = Store()
+    first = make(cpu_blocks=8, object_enabled=True, store=store)
+    offload(first, 1, 2)
+    until(lambda: len(store.objects) == 2)
+    second = make(cpu_blocks=8, object_enabled=True, store=store)
+    ticket = second.begin([block(1), block(2), block(3)])
+    over(second, ticket)
+    assert ticket is not None
+    check(second, 1, 2)
+    second.end(ticket)
+
+
+def test_who_waits_too_long_goes_on_without(make: Make) -> None:
+    store, now = Store(), [0.0]
+    manager = make(cpu_blocks=8, object_enabled=True, store=store, clock=lambda: now[0])
+    store.may_answer.clear()
+    ticket = manager.begin([block(1)])
+    assert ticket is not None
+    assert not manager.is_over(ticket)
+    now[0] = PATIENCE_S + 1
+    assert manager.is_over(ticket)
+    manager.end(ticket)
+    assert manager.traffic.tickets_late == 1
+    store.may_answer.set()
+    until(lambda: ticket.is_done)
+    until(lambda: manager.book.host.held() == 0)
+
+
+def test_a_store_that_is_away_is_left_alone_for_a_while(make: Make) -> None:
+    store, now = Store(), [0.0]
+    manager = make(cpu_blocks=8, object_enabled=True, store=store, clock=lambda: now[0])
+    store.is_failing = True
+    offload(manager, 1)
+    until(lambda: manager.traffic.object_write_failures == 1)
+    until(lambda: manager.book.host.held() == 0)
+    offload(manager, 2)
+    assert manager.book.waiting(Tier.OBJECT) == 0
+    assert manager.status()["tiers"]["object"]["paused"]
+    store.is_failing = False
+    now[0] += PAUSE_S
+    offload(manager, 3)
+    until(lambda: len(store.objects) == 1)
+
+
+def test_a_full_disk_costs_no_more_than_its_blocks(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    manager = make(cpu_blocks=8, disk_blocks=8, clock=lambda: now[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_module.os, "pwritev", lambda *_: 100)
+        offload(manager, 1)
+        until(lambda: manager.traffic.disk_write_failures == 1)
+        until(lambda: manager.book.host.held() == 0)
+    assert "nothing is written" in caplog.text
+    check(manager, 1)
+    now[0] += PAUSE_S
+    offload(manager, 2)
+    until(lambda: 2 in manager.book.lower[Tier.DISK])
+
+
+def test_disk_alone_needs_no_host_tier(make: Make) -> None:
+    manager = make(disk_blocks=8)
+    offload(manager, 1, 2)
+    until(lambda: 2 in manager.book.lower[Tier.DISK] and manager.book.host.held() == 0)
+    assert manager.find([1]) == []
+    ticket = manager.begin([block(1), block(2)])
+    over(manager, ticket)
+    check(manager, 1, 2)
+    assert ticket is not None
+    manager.end(ticket)
+    assert {tier for tier, _ in manager.take_changes()} == {Tier.DISK}
+
+
+def test_what_waits_is_written_at_the_end(make: Make) -> None:
+    manager = make(cpu_blocks=16, disk_blocks=16)
+    offload(manager, *range(1, 9))
+    manager.close()
+    manager.close()
+    assert len(manager.book.lower[Tier.DISK]) == 8
+    again = make(cpu_blocks=16, disk_blocks=16)
+    ticket = again.begin([block(key) for key in range(1, 9)])
+    over(again, ticket)
+    check(again, *range(1, 9))
+    assert ticket is not None
+    again.end(ticket)
+
+
+def test_the_metrics_have_upstreams_names(make: Make) -> None:
+    manager = make(cpu_blocks=8, disk_blocks=8)
+    registry = MetricsRegistry()
+    show(registry, manager, block_tokens=16)
+    offload(manager, 1, 2)
+    check(manager, 1, 2)
+    until(lambda: 2 in manager.book.lower[Tier.DISK])
+    lines = registry.render().splitlines()
+    for line in (
+        "kvbm_matched_tokens 32",
+        "kvbm_offload_blocks_d2h 2",
+        "kvbm_offload_blocks_h2d 2",
+        "kvbm_offload_blocks_d2d 0",
+        "kvbm_onboard_blocks_h2d 2",
+        "kvbm_host_cache_hit_rate 1",
+        "kvbm_object_write_failures 0",
+        'kvbm_registrations_total{pool="host"} 2',
+        'kvbm_inactive_pool_size{pool="host"} 2',
+    ):
+        assert line in lines
+
+
+def test_the_metrics_have_a_port_of_their_own() -> None:
+    registry = MetricsRegistry()
+    registry.counter("kvbm_matched_tokens", "what").labels().inc(3)
+    server = MetricsServer(registry, 0)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=PATIENCE_S) as answer:
+            assert b"kvbm_matched_tokens 3" in answer.read()
+        with pytest.raises(ConfigError, match="DYN_KVBM_METRICS_PORT"):
+            MetricsServer(registry, server.port)
+    finally:
+        server.close()
