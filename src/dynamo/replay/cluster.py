@@ -20,13 +20,13 @@ from typing import NamedTuple
 from dynamo.core.errors import ConfigError
 from dynamo.mocker.simulation.scheduler import StepResult
 from dynamo.mocker.simulation.sequence import Sequence
-from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.planner import Planner, ScheduledTick
-from dynamo.replay.fleet import Fleet, Places
+from dynamo.replay.crew import Awaited, Crew
+from dynamo.replay.fleet import Fleet, Told
 from dynamo.replay.load import Due, Load
 from dynamo.replay.names import Namer
 from dynamo.replay.outcome import Flight, Outcome
-from dynamo.replay.placement import Asked, Placement, Seat
+from dynamo.replay.placement import DEVICE, HOST, Asked, Placement, Seat
 from dynamo.replay.plan import Failure, Plan, Restart, Role
 from dynamo.replay.planning import PlannerSeat
 from dynamo.replay.timeline import Timeline
@@ -50,26 +50,11 @@ class Happening(enum.IntEnum):
     STEP_BEGINS = 8
 
 
-class Told(NamedTuple):
-    """What a cache's owner says later."""
-
-    role: Role
-    seat: Seat
-    events: list[KvEvent]
-
-
 class Travelled(NamedTuple):
     """A prompt's blocks are where they are needed."""
 
     worker: SimulatedWorker
     sequence: Sequence[Flight]
-
-
-class Awaited(NamedTuple):
-    """A worker that is on its way."""
-
-    role: Role
-    worker_id: int
 
 
 @dataclass(slots=True)
@@ -88,7 +73,7 @@ class Cluster:
     _exit: Fleet = field(init=False)
     """… and where they are answered."""
     _planner: PlannerSeat | None = field(init=False, default=None)
-    _places: Places = field(init=False, default_factory=Places)
+    _crew: Crew = field(init=False)
     _heap: list[tuple[float, int, int, object]] = field(init=False, default_factory=list)
     _count: int = field(init=False, default=0)
     _known: Iterator[Due] = field(init=False)
@@ -98,11 +83,8 @@ class Cluster:
     """Requests that a placement holds back."""
     _computed: dict[str, Travelled] = field(init=False, default_factory=dict)
     """Prompts that one worker computed, for which the other one is not chosen yet."""
-    _next_id: int = field(init=False, default=0)
     _arrived: int = field(init=False, default=0)
     _open: int = field(init=False, default=0)
-    _crew_ms: float = field(init=False, default=0.0)
-    """Until when the workers' time is counted."""
 
     def __post_init__(self) -> None:
         self.fleets = {pool.role: Fleet(pool, self.placements[pool.role], self.plan.seed) for pool in self.plan.pools}
@@ -111,6 +93,7 @@ class Cluster:
         if self.planner is not None:
             self._planner = PlannerSeat(self.planner)
             self.outcome.planner = self._planner.log
+        self._crew = Crew(self.fleets, self.outcome)
         self._known = iter(self.load.first())
 
     def run(self, progress: Callable[[int, float], None] | None = None) -> Outcome:
@@ -179,7 +162,7 @@ class Cluster:
                 self._expect_arrival()
             self._arrive(flight, now_ms)
         elif isinstance(what, Told):
-            self.fleets[what.role].tell(what.seat, what.events)
+            self.fleets[what.role].tell(what)
         elif isinstance(what, Travelled):
             self._let_go(what, now_ms)
         elif isinstance(what, Failure):
@@ -310,7 +293,7 @@ class Cluster:
         if passed is not None or not worker.is_quiet:
             self._wake(self._entry, worker, passed, now_ms)
         else:
-            self._dismiss(self._entry, worker, now_ms)
+            self._crew.dismiss(self._entry, worker, now_ms)
 
     def _handed_over(self, worker: SimulatedWorker, sequence: Sequence[Flight], now_ms: float) -> None:
         """A prompt was computed for another worker: now that one is chosen."""
@@ -350,7 +333,7 @@ class Cluster:
             if worker.real_steps % CHECK_STEPS == 0:
                 worker.simulation.validate()
         else:
-            self._dismiss(fleet, worker, now_ms)
+            self._crew.dismiss(fleet, worker, now_ms)
 
     def _end_step(self, worker: SimulatedWorker, now_ms: float) -> None:
         self._note(worker, now_ms)
@@ -384,17 +367,20 @@ class Cluster:
                     begun.append(sequence)
             elif flight.second_ms < 0 and flight.migrations:
                 flight.second_ms = now_ms
-        if result.events:
-            told = Told(fleet.plan.role, worker.seat, result.events)
-            if self.plan.event_lag_ms:
-                self._push(now_ms + self.plan.event_lag_ms, Happening.CACHE_TOLD, told)
-            else:
-                fleet.tell(told.seat, told.events)
+        for tier, events in ((DEVICE, result.events), (HOST, result.host_events)):
+            if events:
+                self._tell(fleet, Told(fleet.plan.role, worker.seat, tier, events), now_ms)
         for sequence in result.finished:
             if sequence.owner.is_prefilling:
                 self._handed_over(worker, sequence, now_ms)
             else:
                 self._finish(fleet, sequence.owner, now_ms)
+
+    def _tell(self, fleet: Fleet, told: Told, now_ms: float) -> None:
+        if self.plan.event_lag_ms:
+            self._push(now_ms + self.plan.event_lag_ms, Happening.CACHE_TOLD, told)
+        else:
+            fleet.tell(told)
 
     def _observe(self, fleet: Fleet, worker: SimulatedWorker, passed: Passed, now_ms: float) -> None:
         worker.latest, worker.passes = passed.forward_pass, worker.passes + passed.steps
@@ -423,43 +409,26 @@ class Cluster:
 
     # Workers.
 
-    def _start(self, fleet: Fleet, now_ms: float, after_ms: float, place: int | None = None) -> None:
-        """A worker is on its way, and there so much later."""
-        self._count_crew(now_ms)
-        worker_id = self._next_id
-        self._next_id += 1
-        fleet.start(worker_id, self._places.take(worker_id, place))
-        self._push(now_ms + after_ms, Happening.WORKER_JOINS, Awaited(fleet.plan.role, worker_id))
-
     def _join(self, awaited: Awaited, now_ms: float) -> None:
         fleet = self.fleets[awaited.role]
-        if awaited.worker_id not in fleet.starting:  # It was not wanted any more.
-            return
-        fleet.join(awaited.worker_id, now_ms)
-        self._log("worker_ready", fleet, awaited.worker_id, now_ms)
-        for _ in range(len(self._homeless)):
-            self._place(self._homeless.popleft(), now_ms)
-        self._admit(fleet, now_ms)
+        if self._crew.join(fleet, awaited.worker_id, now_ms):
+            for _ in range(len(self._homeless)):
+                self._place(self._homeless.popleft(), now_ms)
+            self._admit(fleet, now_ms)
 
-    def _standing(self, slot: int) -> tuple[Fleet, int] | None:
-        for fleet in self.fleets.values():
-            worker_id = fleet.at(slot)
-            if worker_id is not None:
-                return fleet, worker_id
-        return None
+    def _start(self, fleet: Fleet, now_ms: float, after_ms: float, place: int | None = None) -> None:
+        """A worker is on its way, and there so much later."""
+        awaited = self._crew.start(fleet, now_ms, place)
+        self._push(now_ms + after_ms, Happening.WORKER_JOINS, awaited)
 
     def _fail(self, failure: Failure, now_ms: float) -> None:
-        found = self._standing(failure.slot)
+        found = self._crew.standing(failure.slot)
         if found is None:
             return
         fleet, worker_id = found
-        self._count_crew(now_ms)
         for worker in fleet.ranks_of(worker_id):
             self._note(worker, now_ms)
-            self._collect(worker)
-        lost = fleet.fail(worker_id, now_ms)
-        self._places.free(failure.slot)
-        self._log("worker_failed", fleet, worker_id, now_ms)
+        lost = self._crew.fail(fleet, worker_id, now_ms)
         if failure.restart_ms is not None:
             self._start(fleet, now_ms, failure.restart_ms + fleet.plan.startup_ms, failure.slot)
         for flight in lost:
@@ -471,35 +440,16 @@ class Cluster:
 
     def _restart(self, restart: Restart, now_ms: float) -> None:
         """It leaves, and another one comes for it, at another place while it has work left."""
-        found = self._standing(restart.slot)
-        if found is None or not found[0].is_serving(found[1]):
-            return
-        fleet, worker_id = found
-        self._drain(fleet, worker_id, now_ms)
-        self._start(fleet, now_ms, fleet.plan.startup_ms)
+        found = self._crew.standing(restart.slot)
+        if found is not None and found[0].is_serving(found[1]):
+            self._drain(*found, now_ms)
+            self._start(found[0], now_ms, found[0].plan.startup_ms)
 
     def _drain(self, fleet: Fleet, worker_id: int, now_ms: float) -> None:
-        ranks = fleet.drain(worker_id)
-        self._log("worker_draining", fleet, worker_id, now_ms)
-        for worker in ranks:
-            if worker.is_quiet:
-                self._dismiss(fleet, worker, now_ms)
-                break
+        for worker in fleet.ranks_of(worker_id):
+            self._note(worker, now_ms)
+        self._crew.drain(fleet, worker_id, now_ms)
         self._admit(fleet, now_ms)
-
-    def _dismiss(self, fleet: Fleet, worker: SimulatedWorker, now_ms: float) -> None:
-        """Nothing is left to do: one that leaves is gone."""
-        ranks = fleet.leaving.get(worker.worker_id)
-        if ranks is not None and all(rank.is_quiet for rank in ranks):
-            self._count_crew(now_ms)
-            for rank in ranks:
-                self._note(rank, now_ms)
-                rank.simulation.validate()
-                assert rank.simulation.pool.used == 0, "a worker left with blocks in use"
-                self._collect(rank)
-            del fleet.leaving[worker.worker_id]
-            self._places.free(worker.slot)
-            self._log("worker_gone", fleet, worker.worker_id, now_ms)
 
     # The planner.
 
@@ -521,48 +471,25 @@ class Cluster:
 
     def _scale(self, fleet: Fleet, wanted: int, now_ms: float) -> None:
         """So many workers of a role: more are started; fewer: those still starting go first, then the youngest leave."""
-        expected = len(fleet.serving) + len(fleet.starting)
-        wanted = max(1, wanted)
-        if wanted == expected:
-            return
         assert self._planner is not None
-        self._planner.log.scaling_events.append(
-            {"at_s": now_ms / 1000, "role": fleet.plan.role.value, "from": expected, "to": wanted}
-        )
+        expected, wanted = fleet.expected, max(1, wanted)
+        if wanted != expected:
+            self._planner.log.scaling_events.append(
+                {"at_s": now_ms / 1000, "role": fleet.plan.role.value, "from": expected, "to": wanted}
+            )
         for _ in range(wanted - expected):
             self._start(fleet, now_ms, fleet.plan.startup_ms)
         for _ in range(expected - wanted):
             if fleet.starting:
-                self._count_crew(now_ms)
-                self._places.free(fleet.starting.popitem()[1])
+                self._crew.cancel(fleet, now_ms)
             else:
                 self._drain(fleet, next(reversed(fleet.serving)), now_ms)
 
-    def _log(self, operation: str, fleet: Fleet, worker_id: int, now_ms: float) -> None:
-        if self._planner is not None:
-            self._planner.log.lifecycle_operations.append(
-                {"at_s": now_ms / 1000, "operation": operation, "role": fleet.plan.role.value, "worker": worker_id}
-            )
-
     # The end.
-
-    def _count_crew(self, now_ms: float) -> None:
-        crew = sum(len(one.serving) + len(one.leaving) + len(one.starting) for one in self.fleets.values())
-        self.outcome.worker_ms += crew * (now_ms - self._crew_ms)
-        self._crew_ms = now_ms
-
-    def _collect(self, worker: SimulatedWorker) -> None:
-        self.outcome.preemptions += worker.simulation.preemptions
-        self.outcome.admitted_tokens += worker.simulation.admitted_tokens
-        self.outcome.reused_tokens += worker.simulation.reused_tokens
-        self.outcome.steps += worker.simulation.steps
 
     def _close(self, now_ms: float) -> None:
         self.outcome.duration_ms = max((flight.finished_ms for flight in self.outcome.flights), default=now_ms)
-        self._count_crew(max(self._crew_ms, self.outcome.duration_ms))
-        for fleet in self.fleets.values():
-            for worker in fleet.all_ranks():
-                self._collect(worker)
+        self._crew.close(self.outcome.duration_ms)
         if self._homeless or self._held:
             self.outcome.unfinished = self._open
         if not self.outcome.unfinished:

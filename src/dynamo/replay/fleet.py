@@ -8,38 +8,26 @@ Only those in service are known to the placement. A place is where a worker stan
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dynamo.core.errors import NotReady
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.replay.outcome import Flight
-from dynamo.replay.placement import Asked, Placement, Seat
-from dynamo.replay.plan import PoolPlan
+from dynamo.replay.placement import DEVICE, HOST, Asked, Caches, Placement, Seat
+from dynamo.replay.plan import PoolPlan, Role
 from dynamo.replay.worker import SimulatedWorker
 
+
+class Told(NamedTuple):
+    """What the owner of a cache says of it, now or later."""
+
+    role: Role
+    seat: Seat
+    tier: str
+    events: list[KvEvent]
+
+
 Ranks = tuple[SimulatedWorker, ...]
-
-
-@dataclass(slots=True)
-class Places:
-    """Where workers stand, of all pools together: numbers, the lowest that is free first."""
-
-    taken: dict[int, int] = field(default_factory=dict)
-    """Place → the worker that stands there or is awaited there."""
-    count: int = 0
-    """How many there ever were."""
-
-    def take(self, worker_id: int, place: int | None = None) -> int:
-        """A place for a worker."""
-        if place is None:
-            place = next(at for at in range(self.count + 1) if at not in self.taken)
-        assert place not in self.taken, "a place is another worker's"
-        self.taken[place] = worker_id
-        self.count = max(self.count, place + 1)
-        return place
-
-    def free(self, place: int) -> None:
-        """Its worker is gone."""
-        del self.taken[place]
 
 
 @dataclass(slots=True)
@@ -113,6 +101,11 @@ class Fleet:
         """The engines of a worker that is there."""
         return self.serving.get(worker_id) or self.leaving[worker_id]
 
+    @property
+    def expected(self) -> int:
+        """How many there will be, if nothing happens."""
+        return len(self.serving) + len(self.starting)
+
     def is_serving(self, worker_id: int) -> bool:
         """Whether the placement knows it."""
         return worker_id in self.serving
@@ -124,21 +117,23 @@ class Fleet:
         except NotReady:
             return None, False
 
-    def tell(self, seat: Seat, events: list[KvEvent]) -> None:
+    def tell(self, told: Told) -> None:
         """Changes of a cache, for the placement where it knows the worker."""
-        if seat[0] in self.serving:
-            for event in events:
-                self.placement.apply(seat, event)
+        if told.seat[0] in self.serving:
+            for event in told.events:
+                self.placement.apply(told.seat, event, told.tier)
 
     def validate(self) -> None:
         """Raises `AssertionError` where something is held, or believed wrongly. For when all is quiet."""
         caching = self.plan.limits.enable_prefix_caching
-        caches: dict[Seat, set[int]] = {}
+        caches: Caches = {}
         for worker in self.all_ranks():
             worker.simulation.validate()
             assert worker.is_quiet, "a worker has work left"
             assert worker.simulation.pool.used == 0, "blocks are held by nobody"
             if worker.worker_id in self.serving:
-                caches[worker.seat] = set(worker.simulation.pool.inactive) if caching else set()
+                host = worker.simulation.host
+                caches[*worker.seat, DEVICE] = set(worker.simulation.pool.inactive) if caching else set()
+                caches[*worker.seat, HOST] = set() if host is None else set(host.held)
         assert not self.leaving, "a worker that should leave has not left"
         self.placement.validate(caches)

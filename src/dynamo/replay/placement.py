@@ -12,14 +12,16 @@ from dynamo.core.errors import NotReady
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.router import Ask, Decision, Router, WorkerFacts
+from dynamo.kv_router.runs import TIERS
 from dynamo.protocols.kv_events import Cleared, KvEvent, KvEventData, NumberedKvEvent, Stored, WorkerKvEvent
 from dynamo.protocols.load import ForwardPass
 from dynamo.runtime.push_router import PushRouter, RouterMode
 
 Seat = tuple[int, int]
 """A worker, and one of its ranks."""
-Caches = dict[Seat, set[int]]
-"""The blocks that a seat's cache holds."""
+DEVICE, HOST = "device", "host_pinned"
+Caches = dict[tuple[int, int, str], set[int]]
+"""By worker, rank and tier: the blocks that are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Placement(Protocol):
         """It was answered."""
         ...
 
-    def apply(self, seat: Seat, event: KvEvent) -> None:
+    def apply(self, seat: Seat, event: KvEvent, tier: str = DEVICE) -> None:
         """A cache changed."""
         ...
 
@@ -91,24 +93,39 @@ class Placement(Protocol):
         ...
 
 
-def told(seat: Seat, number: int, event: KvEvent) -> WorkerKvEvent:
+def told(seat: Seat, number: int, event: KvEvent, tier: str = DEVICE) -> WorkerKvEvent:
     """An event as routers hear it."""
     worker, rank = seat
     if isinstance(event, Cleared):
-        return WorkerKvEvent(worker, "device", "worker", NumberedKvEvent(number, "cleared", rank))
+        return WorkerKvEvent(worker, tier, "worker", NumberedKvEvent(number, "cleared", rank))
     data = KvEventData(stored=event) if isinstance(event, Stored) else KvEventData(removed=event)
-    return WorkerKvEvent(worker, "device", "worker", NumberedKvEvent(number, data, rank))
+    return WorkerKvEvent(worker, tier, "worker", NumberedKvEvent(number, data, rank))
 
 
 def held(index: KvIndex) -> Caches:
-    """The keys that an index believes each seat to hold."""
+    """The keys that an index believes each cache to hold."""
     found: Caches = {}
-    for worker_id, rank, _, change in index.dump():
+    for worker_id, rank, tier, change in index.dump():
+        believed = found.setdefault((worker_id, rank, TIERS[tier]), set())
         if isinstance(change, Stored):
-            found.setdefault((worker_id, rank), set()).update(block.block_hash for block in change.blocks)
+            believed.update(block.block_hash for block in change.blocks)
         else:
-            found.setdefault((worker_id, rank), set()).difference_update(change.block_hashes)
+            believed.difference_update(change.block_hashes)
     return found
+
+
+def check_caches(index: KvIndex, caches: Caches) -> None:
+    """Raises `AssertionError` where the index believes in other caches than there are.
+
+    Of the host's memory it may know less: that tier gives up what was used least recently, and what follows a block that
+    is gone is not found.
+    """
+    believed = held(index)
+    for (worker, rank, tier), cache in caches.items():
+        known = believed.pop((worker, rank, tier), set())
+        is_right = known == cache if tier == DEVICE else known <= cache
+        assert is_right, f"the index is wrong about worker {worker}, rank {rank}, {tier}"
+    assert not any(believed.values()), "the index knows caches that are not there"
 
 
 class KvPlacement:
@@ -148,8 +165,8 @@ class KvPlacement:
         self.router.finish(request_id, now_s)
         self.router.pace.observe_output(output_tokens)
 
-    def apply(self, seat: Seat, event: KvEvent) -> None:
-        self.router.apply(told(seat, next(self._numbers), event))
+    def apply(self, seat: Seat, event: KvEvent, tier: str = DEVICE) -> None:
+        self.router.apply(told(seat, next(self._numbers), event, tier))
 
     def observe(self, seat: Seat, passed: ForwardPass) -> None:
         step = passed.scheduled_requests
@@ -171,14 +188,6 @@ class KvPlacement:
         assert not len(self.router.active), "the router counts requests that are over"
         if self.router.config.use_kv_events:
             check_caches(self.router.index, caches)
-
-
-def check_caches(index: KvIndex, caches: Caches) -> None:
-    """Raises `AssertionError` where the index believes in other caches than there are."""
-    believed = held(index)
-    for seat, cache in caches.items():
-        assert believed.get(seat, set()) == cache, f"the index is wrong about worker {seat[0]}, rank {seat[1]}"
-    assert believed.keys() <= caches.keys(), "the index knows workers that are not there"
 
 
 class SimplePlacement:
@@ -217,7 +226,7 @@ class SimplePlacement:
         self._busy[worker][rank] -= 1
         self._router.end(worker)
 
-    def apply(self, seat: Seat, event: KvEvent) -> None:
+    def apply(self, seat: Seat, event: KvEvent, tier: str = DEVICE) -> None:
         pass
 
     def observe(self, seat: Seat, passed: ForwardPass) -> None:

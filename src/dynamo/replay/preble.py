@@ -11,7 +11,7 @@ from dynamo.kv_router import events as kv_events
 from dynamo.kv_router.index import KvIndex
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass
-from dynamo.replay.placement import Asked, Caches, Seat, check_caches, told
+from dynamo.replay.placement import DEVICE, Asked, Caches, Seat, check_caches, told
 
 PREBLE_WINDOW_S = 180.0  # The paper's three minutes: the load of a worker is what it was given in them.
 PREBLE_IMBALANCE = 2.0  # Beyond this ratio of loads, what would go to the most loaded worker goes to the least.
@@ -81,8 +81,8 @@ class PreblePlacement:
         del self._running[request_id]
         self._output_tokens += 0.02 * (output_tokens - self._output_tokens)
 
-    def apply(self, seat: Seat, event: KvEvent) -> None:
-        kv_events.apply(self._index, told(seat, next(self._numbers), event))
+    def apply(self, seat: Seat, event: KvEvent, tier: str = DEVICE) -> None:
+        kv_events.apply(self._index, told(seat, next(self._numbers), event, tier))
 
     def observe(self, seat: Seat, passed: ForwardPass) -> None:
         pass

@@ -1,0 +1,137 @@
+"""Crew: all workers that come and go, whichever pool they are of: their ids, their places, their time, what they leave behind."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dynamo.replay.fleet import Fleet
+from dynamo.replay.outcome import Flight, Outcome
+from dynamo.replay.plan import Role
+from dynamo.replay.worker import SimulatedWorker
+
+
+class Awaited(NamedTuple):
+    """A worker that is on its way."""
+
+    role: Role
+    worker_id: int
+
+
+@dataclass(slots=True)
+class Places:
+    """Where workers stand, of all pools together: numbers, the lowest that is free first."""
+
+    taken: dict[int, int] = field(default_factory=dict)
+    """Place → the worker that stands there or is awaited there."""
+    count: int = 0
+    """How many there ever were."""
+
+    def take(self, worker_id: int, place: int | None = None) -> int:
+        """A place for a worker."""
+        if place is None:
+            place = next(at for at in range(self.count + 1) if at not in self.taken)
+        assert place not in self.taken, "a place is another worker's"
+        self.taken[place] = worker_id
+        self.count = max(self.count, place + 1)
+        return place
+
+    def free(self, place: int) -> None:
+        """Its worker is gone."""
+        del self.taken[place]
+
+
+@dataclass(slots=True)
+class Crew:
+    """Of one run."""
+
+    fleets: dict[Role, Fleet]
+    outcome: Outcome
+    _places: Places = field(init=False, default_factory=Places)
+    _next_id: int = field(init=False, default=0)
+    _counted_ms: float = field(init=False, default=0.0)
+    """Until when the workers' time is counted."""
+
+    def start(self, fleet: Fleet, now_ms: float, place: int | None = None) -> Awaited:
+        """A worker is on its way."""
+        self._count(now_ms)
+        worker_id = self._next_id
+        self._next_id += 1
+        fleet.start(worker_id, self._places.take(worker_id, place))
+        return Awaited(fleet.plan.role, worker_id)
+
+    def cancel(self, fleet: Fleet, now_ms: float) -> None:
+        """The last one that was started is not wanted any more."""
+        self._count(now_ms)
+        worker_id, place = fleet.starting.popitem()
+        self._places.free(place)
+        self._log("start_cancelled", fleet, worker_id, now_ms)
+
+    def join(self, fleet: Fleet, worker_id: int, now_ms: float) -> bool:
+        """It is there. False where it was not wanted any more."""
+        if worker_id not in fleet.starting:
+            return False
+        fleet.join(worker_id, now_ms)
+        self._log("worker_ready", fleet, worker_id, now_ms)
+        return True
+
+    def standing(self, place: int) -> tuple[Fleet, int] | None:
+        """The worker at a place, and its pool."""
+        for fleet in self.fleets.values():
+            worker_id = fleet.at(place)
+            if worker_id is not None:
+                return fleet, worker_id
+        return None
+
+    def fail(self, fleet: Fleet, worker_id: int, now_ms: float) -> list[Flight]:
+        """It is gone; returns the requests that it had."""
+        self._count(now_ms)
+        ranks = fleet.ranks_of(worker_id)
+        for rank in ranks:
+            self._collect(rank)
+        lost = fleet.fail(worker_id, now_ms)
+        self._places.free(ranks[0].slot)
+        self._log("worker_failed", fleet, worker_id, now_ms)
+        return lost
+
+    def drain(self, fleet: Fleet, worker_id: int, now_ms: float) -> None:
+        """It gets no more requests, and is gone when it has ended those that it has."""
+        ranks = fleet.drain(worker_id)
+        self._log("worker_draining", fleet, worker_id, now_ms)
+        self.dismiss(fleet, ranks[0], now_ms)
+
+    def dismiss(self, fleet: Fleet, worker: SimulatedWorker, now_ms: float) -> None:
+        """Where it leaves and nothing is left to do, it is gone. Raises `AssertionError` where it holds something."""
+        ranks = fleet.leaving.get(worker.worker_id)
+        if ranks is None or not all(rank.is_quiet for rank in ranks):
+            return
+        self._count(now_ms)
+        for rank in ranks:
+            rank.simulation.validate()
+            assert rank.simulation.pool.used == 0, "a worker left with blocks in use"
+            self._collect(rank)
+        del fleet.leaving[worker.worker_id]
+        self._places.free(worker.slot)
+        self._log("worker_gone", fleet, worker.worker_id, now_ms)
+
+    def close(self, now_ms: float) -> None:
+        """All is over."""
+        self._count(max(self._counted_ms, now_ms))
+        for fleet in self.fleets.values():
+            for worker in fleet.all_ranks():
+                self._collect(worker)
+
+    def _count(self, now_ms: float) -> None:
+        there = sum(fleet.expected + len(fleet.leaving) for fleet in self.fleets.values())
+        self.outcome.worker_ms += there * (now_ms - self._counted_ms)
+        self._counted_ms = now_ms
+
+    def _collect(self, worker: SimulatedWorker) -> None:
+        self.outcome.preemptions += worker.simulation.preemptions
+        self.outcome.admitted_tokens += worker.simulation.admitted_tokens
+        self.outcome.reused_tokens += worker.simulation.reused_tokens
+        self.outcome.steps += worker.simulation.steps
+
+    def _log(self, operation: str, fleet: Fleet, worker_id: int, now_ms: float) -> None:
+        if self.outcome.planner is not None:
+            self.outcome.planner.lifecycle_operations.append(
+                {"at_s": now_ms / 1000, "operation": operation, "role": fleet.plan.role.value, "worker": worker_id}
+            )
