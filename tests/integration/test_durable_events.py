@@ -18,6 +18,7 @@ from dynamo.kv_router import events
 from dynamo.kv_router.config import RouterConfig
 from dynamo.llm import kv_durable, kv_snapshots
 from dynamo.llm.kv_durable import DurableEvents
+from dynamo.llm.kv_event_publisher import KvEventPublisher
 from dynamo.llm.kv_push_router import KvPushRouter
 from dynamo.llm.kv_snapshots import ObjectInfo, SnapshotStore
 from dynamo.llm.kv_source import KvEventSource
@@ -366,3 +367,27 @@ async def test_a_router_that_shuts_down_does_not_wait_for_ever_and_leaves_nothin
                 if len(state.subjects or {}) == 1:
                     break  # The pieces of the upload that was given up are deleted.
                 await asyncio.sleep(0.05)
+
+
+async def test_a_python_engine_tells_the_stream_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_DURABLE_KV_EVENTS", "1")
+    endpoint = EndpointId.parse(f"durable.c{next(SERVICE)}.generate")
+    runtime = DistributedRuntime()
+    try:
+        publisher = KvEventPublisher(runtime.endpoint(str(endpoint)), kv_block_size=4, enable_local_indexer=True)
+        publisher.publish_stored(list(range(12)), [4, 4, 4], [1, 2, 3])
+        publisher.publish_removed([3])
+        truth = {runtime.instance_id: {1, 2}}
+        router = Router(endpoint)
+        await router.kv.start()
+        try:
+            await router.until_it_knows(truth)
+            assert await router.messages() == 2
+        finally:
+            await router.kv.close()
+            await router.runtime.shutdown()
+        publisher.shutdown()
+        assert publisher.closing is not None
+        await publisher.closing
+    finally:
+        await runtime.shutdown()

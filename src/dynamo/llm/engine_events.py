@@ -17,7 +17,7 @@ from typing import Any
 from dynamo.core.codec import UNREADABLE, msgpack_decoder
 from dynamo.core.errors import DynamoException, InvalidArgument
 from dynamo.llm.kv_event_publisher import unsigned
-from dynamo.llm.kv_event_relay import relayed
+from dynamo.llm.kv_event_relay import relayed, subscribed
 from dynamo.llm.mm_routing import hashes_of
 from dynamo.protocols.kv_events import (
     Cleared,
@@ -33,7 +33,6 @@ from dynamo.runtime.event_plane.envelope import unpack
 
 logger = logging.getLogger(__name__)
 
-UNREAD_MAX = 100_000  # Messages that wait for us, as upstream.
 REPLAY_S = 10.0  # Between two messages of a replay: an engine that is silent for so long has no more.
 ENVELOPE_FRAMES = 4  # Of our own event plane; an engine's messages have three.
 SCHEMES = ("tcp", "ipc", "inproc")
@@ -144,12 +143,14 @@ class EngineEvents:
         parent: int | None,
         *,
         lora_name: str | None = None,
+        block_mm_infos: Sequence[Any] | None = None,
     ) -> KvEvent | None:
         if sum(sizes) > len(token_ids):
             raise InvalidArgument(f"{len(token_ids)} tokens for blocks of {sum(sizes)} together")
         hashes = hashes_of(
-            token_ids, self._block_size, lora_name=lora_name, cache_salt=self._salt, is_eagle=self._is_eagle
-        )
+            token_ids, self._block_size, block_mm_infos=block_mm_infos,
+            lora_name=lora_name, cache_salt=self._salt, is_eagle=self._is_eagle,
+        )  # fmt: skip
         pairs = zip(block_hashes, hashes, strict=False)
         blocks = [StoredBlock(unsigned(key), tokens) for key, tokens in pairs]
         return Stored(None if parent is None else unsigned(parent), None, blocks) if blocks else None
@@ -191,33 +192,24 @@ class EngineListener:
     async def run(self) -> None:
         """Connects, again and again if the engine comes late, and reads what it says."""
         import zmq
-        import zmq.asyncio
 
-        context = zmq.asyncio.Context()
-        socket = context.socket(zmq.SUB)
         try:
-            socket.setsockopt(zmq.RCVHWM, UNREAD_MAX)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.subscribe("")
-            socket.connect(self.endpoint)
-            if self._gate is not None:
-                await self._gate.wait()
-            self.status = Status.ACTIVE
-            while True:
-                frames = await socket.recv_multipart()
-                start = self.events.arrived(frames)
-                if start is not None and self.replay_endpoint is not None:
-                    await self._replay(context, start)
-                self.events.hear(frames)
+            async with subscribed(self.endpoint) as (context, socket):
+                if self._gate is not None:
+                    await self._gate.wait()
+                self.status = Status.ACTIVE
+                while True:
+                    frames = await socket.recv_multipart()
+                    start = self.events.arrived(frames)
+                    if start is not None and self.replay_endpoint is not None:
+                        await self._replay(context, start)
+                    self.events.hear(frames)
         except asyncio.CancelledError:
             self.status = Status.PAUSED
             raise
         except zmq.ZMQError as error:
             self.status, self.error = Status.FAILED, str(error)
             logger.warning("the KV events of %s cannot be followed: %s", self.endpoint, error)
-        finally:
-            socket.close()
-            context.term()
 
     async def _replay(self, context: Any, start: int) -> None:
         """Asks for what was missed. What does not come in time is lost."""

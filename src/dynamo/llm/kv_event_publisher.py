@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import InvalidArgument
 from dynamo.llm import publishers
 from dynamo.llm.kv_event_relay import KvEventRelay
 from dynamo.llm.kv_source import KvEventSource
-from dynamo.llm.mm_routing import hashes_of
+from dynamo.llm.kv_stream import KvStreamPublisher
+from dynamo.llm.mm_routing import hashes_of, padded
 from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
 from dynamo.runtime.component import Endpoint
 from dynamo.runtime.event_plane.base import Publisher
@@ -76,25 +78,30 @@ class LatePublisher:
 
 
 class LiveEvents:
-    """Events that are told once, to those who listen."""
+    """Events that are told once, to those who listen or to a stream that keeps them."""
 
-    def __init__(self, endpoint: Endpoint, worker_id: int) -> None:
-        self._late = LatePublisher(endpoint, publishers.KV_EVENTS_TOPIC)
-        self._events = publishers.KvEventPublisher(self._late.publish, worker_id)
+    def __init__(self, endpoint: Endpoint, worker_id: int, stream: KvStreamPublisher | None = None) -> None:
+        self._late = None if stream is not None else LatePublisher(endpoint, publishers.KV_EVENTS_TOPIC)
+        publish = _unsent if self._late is None else self._late.publish
+        self._events = publishers.KvEventPublisher(publish, worker_id, None if stream is None else stream.put)
 
     def put(self, event: KvEvent, dp_rank: int, tier: str) -> None:
         self._events.put(event, dp_rank, tier)
 
     async def close(self) -> None:
         self._events.flush()
-        await self._late.close()
+        if self._late is not None:
+            await self._late.close()
 
 
 class SourcedEvents:
     """Events that are told again to a router that missed some: a source for each rank (`llm.kv_source`)."""
 
-    def __init__(self, endpoint: Endpoint, worker_id: int, dp_rank: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, worker_id: int, dp_rank: int, stream: KvStreamPublisher | None = None
+    ) -> None:
         self._endpoint = endpoint
+        self._stream = stream
         self._worker_id = worker_id
         self._sources: dict[int, tuple[KvEventSource, asyncio.Task[None]]] = {}
         self._source(dp_rank)  # Routers ask a rank that has said nothing yet, too.
@@ -110,7 +117,7 @@ class SourcedEvents:
     def _source(self, dp_rank: int) -> KvEventSource:
         known = self._sources.get(dp_rank)
         if known is None:
-            source = KvEventSource(self._endpoint, self._worker_id, dp_rank)
+            source = KvEventSource(self._endpoint, self._worker_id, dp_rank, self._stream)
             opening = self._endpoint.runtime.tasks.start(source.open(), f"KV events of rank {dp_rank}")
             known = self._sources[dp_rank] = source, opening
         return known[0]
@@ -120,7 +127,9 @@ class KvEventPublisher:
     """Publishes what one rank's cache stores and evicts. May be called from any thread.
 
     With `enable_local_indexer` a router that missed events is told them again; with `zmq_endpoint` this also listens to
-    an engine that publishes its events there (`llm.kv_event_relay`).
+    an engine that publishes its events there (`llm.kv_event_relay`). With `image_token_id` and `video_token_id` the
+    placeholders of what a block shows are told as routers write them (`llm.mm_routing`). `durable_kv_events`, which is
+    ours and without which `DYN_DURABLE_KV_EVENTS` says, sends the events to a stream that keeps them (`llm.kv_stream`).
     Raises `InvalidArgument` for a block size below 1 and for an argument that this release does not honour.
     """
 
@@ -137,27 +146,35 @@ class KvEventPublisher:
         image_token_id: int | None = None,
         kv_state_endpoint: str | None = None,
         video_token_id: int | None = None,
+        *,
+        durable_kv_events: bool | None = None,
     ) -> None:
         if kv_block_size < 1:
             raise InvalidArgument(f"kv_block_size {kv_block_size}: expected 1 or more", param="kv_block_size")
         for name, value in {
             "batching_timeout_ms": batching_timeout_ms or None,
-            "image_token_id": image_token_id,
             "kv_state_endpoint": kv_state_endpoint,
-            "video_token_id": video_token_id,
         }.items():
             if value is not None:
                 raise InvalidArgument(f"KvEventPublisher: {name} is not supported by this release", param=name)
         self._block_size = kv_block_size
         self._dp_rank = dp_rank
+        self._placeholders = frozenset(one for one in (image_token_id, video_token_id) if one is not None)
         worker = endpoint.connection_id() if worker_id is None else worker_id
         self._thread = LoopThread()
         self._is_closed = False
+        self.closing: asyncio.Task[None] | None = None
+        """Ends when everything was sent, and nobody finds it any more; begun by `shutdown`."""
         self._events: LiveEvents | SourcedEvents
+        if durable_kv_events is None:
+            durable_kv_events = setting("DYN_DURABLE_KV_EVENTS", False, read_bool)
+        self._stream = KvStreamPublisher(endpoint.runtime, endpoint.id) if durable_kv_events else None
+        if self._stream is not None:
+            self._stream.start()
         if enable_local_indexer:
-            self._events = SourcedEvents(endpoint, worker, dp_rank)
+            self._events = SourcedEvents(endpoint, worker, dp_rank, self._stream)
         else:
-            self._events = LiveEvents(endpoint, worker)
+            self._events = LiveEvents(endpoint, worker, self._stream)
         self._tasks = endpoint.runtime.tasks
         self._relaying: asyncio.Task[None] | None = None
         if zmq_endpoint is not None:
@@ -220,7 +237,12 @@ class KvEventPublisher:
         self._is_closed = True
         if self._relaying is not None:
             self._relaying.cancel()
-        self._tasks.start(self._events.close(), "close KV events")
+        self.closing = self._tasks.start(self._close(), "close KV events")
+
+    async def _close(self) -> None:
+        await self._events.close()
+        if self._stream is not None:
+            await self._stream.close()
 
     def _put(self, events: Sequence[KvEvent]) -> None:
         def put() -> None:
@@ -258,6 +280,9 @@ class KvEventPublisher:
                 "KV blocks not published: one has %d tokens, expected %d", num_block_tokens[whole], self._block_size
             )
         ahead = 1 if is_eagle else 0  # The token behind the last block is hashed with it.
+        shown = block_mm_infos
+        if block_mm_infos is not None and self._placeholders:
+            token_ids, block_mm_infos = padded(token_ids, self._block_size, block_mm_infos, self._placeholders)
         hashes = compute_block_hash_for_seq(
             token_ids[: whole * self._block_size + ahead],
             self._block_size,
@@ -268,6 +293,8 @@ class KvEventPublisher:
         )
         whole = min(whole, len(hashes))
         blocks = [StoredBlock(unsigned(one), tokens) for one, tokens in zip(block_hashes[:whole], hashes, strict=True)]
+        for block, info in zip(blocks, shown or (), strict=False):
+            block.mm_extra_info = info
         return Stored(None if parent_hash is None else unsigned(parent_hash), None, blocks)
 
 
@@ -288,6 +315,10 @@ def compute_block_hash_for_seq(
         cache_salt=cache_namespace,
         is_eagle=bool(is_eagle),
     )
+
+
+def _unsent(payload: bytes) -> None:
+    """Where a stream keeps the events, nobody hears them on the event plane."""
 
 
 def unsigned(block_hash: int) -> int:

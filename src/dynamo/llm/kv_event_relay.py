@@ -4,9 +4,11 @@ The form is vLLM's (serving-plane.md §5.8): three frames, topic, number and msg
 event is a map with a `type`, or an array that begins with it.
 """
 
+import contextlib
 import logging
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ TIERS = {"GPU": "device", "CPU": "host_pinned", "STORAGE": "disk", "DISK": "disk
 ARRAYS = {
     "BlockStored": (
         "type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",
+        "extra_keys", "group_idx",
     ),
     "BlockRemoved": ("type", "block_hashes", "medium"),
     "AllBlocksCleared": ("type",),
@@ -31,7 +34,9 @@ ARRAYS = {
 UNREAD_MAX = 100_000  # Messages that wait for us, as upstream.
 
 MakeStored = Callable[..., KvEvent | None]
-"""Makes an event of tokens, block sizes, hashes, parent and adapter; None where nothing of it can be published."""
+"""Makes an event of tokens, block sizes, hashes, parent, adapter and images; None where nothing can be published."""
+
+IMAGE_NAME_CHARS = 64  # vLLM's names of images are hashes of 256 bits in hexadecimal; of these routers know 64.
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,25 @@ def relayed(payload: bytes, block_tokens: int, dp_rank: int, make_stored: MakeSt
     return found
 
 
+@asynccontextmanager
+async def subscribed(endpoint: str, topic: str = "") -> AsyncIterator[tuple[Any, Any]]:
+    """A ZMQ context, and its socket that hears what an engine publishes there. Raises `ZMQError`."""
+    import zmq
+    import zmq.asyncio
+
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.SUB)
+    try:
+        socket.setsockopt(zmq.RCVHWM, UNREAD_MAX)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.subscribe(topic)
+        socket.connect(endpoint)
+        yield context, socket
+    finally:
+        socket.close()
+        context.term()
+
+
 class KvEventRelay:
     """Listens to one engine until it is cancelled."""
 
@@ -84,21 +108,9 @@ class KvEventRelay:
 
     async def run(self) -> None:
         """Connects, again and again if the engine comes late, and passes on what it says."""
-        import zmq
-        import zmq.asyncio
-
-        context = zmq.asyncio.Context()
-        socket = context.socket(zmq.SUB)
-        try:
-            socket.setsockopt(zmq.RCVHWM, UNREAD_MAX)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.subscribe(self._topic)
-            socket.connect(self._endpoint)
+        async with subscribed(self._endpoint, self._topic) as (_, socket):
             while True:
                 self.hear(await socket.recv_multipart())
-        finally:
-            socket.close()
-            context.term()
 
     def hear(self, frames: Sequence[bytes]) -> None:
         """One message; one that cannot be read is told and left out, whole."""
@@ -141,10 +153,31 @@ def _event(fields: Mapping[str, Any], block_tokens: int, make_stored: MakeStored
             return None
         return make_stored(
             fields["token_ids"], [size] * len(hashes), hashes, None if parent is None else hash_of(parent),
-            lora_name=fields.get("lora_name"),
+            lora_name=fields.get("lora_name"), block_mm_infos=shown_in(fields.get("extra_keys")),
         )  # fmt: skip
     except (KeyError, TypeError) as error:
         raise InvalidArgument(f"event {str(fields)[:80]}: {error}") from None
+
+
+def shown_in(extra_keys: Any) -> list[Any] | None:
+    """What each block shows, of an engine's extra keys by block; None where none shows anything.
+
+    A key is an image where it is its name, or begins with it. Others, such as salts and adapters, are not for here.
+    """
+    if not isinstance(extra_keys, list):
+        return None
+    infos = [_shown(keys) if isinstance(keys, list) else None for keys in extra_keys]
+    return infos if any(info is not None for info in infos) else None
+
+
+def _shown(keys: list[Any]) -> dict[str, Any] | None:
+    objects = []
+    for key in keys:
+        name = key[0] if isinstance(key, list) and key else key
+        if isinstance(name, str) and len(name) == IMAGE_NAME_CHARS:
+            with contextlib.suppress(ValueError):
+                objects.append({"mm_hash": int(name, 16) >> 192, "offsets": []})
+    return {"mm_objects": objects} if objects else None
 
 
 def hash_of(value: int | bytes) -> int:

@@ -16,7 +16,7 @@ import binascii
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import xxhash
@@ -45,16 +45,6 @@ BLANK = 0  # Fills the last block, as upstream; no engine's block is equal to it
 def hash_of_url(url: str) -> int:
     """What an image is known by: upstream hashes its URL, also where that holds the image itself."""
     return xxhash.xxh3_64_intdigest(url.encode())
-
-
-def hash_of_identifier(identifier: str) -> int:
-    """The same of an engine's own name for an image; long hexadecimal ones begin with it."""
-    if len(identifier) in (16, 64):
-        try:
-            return int(identifier[:16], 16)
-        except ValueError:
-            pass
-    return xxhash.xxh3_64_intdigest(identifier.encode())
 
 
 def pad_of(mm_hash: int) -> int:
@@ -175,6 +165,30 @@ def hashes_of(
         return mixed_block_hashes(tokens, block_size, seed, media, is_eagle=is_eagle)
     except (OverflowError, TypeError) as error:
         raise InvalidArgument(f"token_ids: expected numbers from 0 to 2^32 - 1: {error}", param="token_ids") from None
+
+
+def padded(
+    tokens: Sequence[int], block_size: int, block_mm_infos: Sequence[Any], placeholders: Collection[int]
+) -> tuple[list[int], list[Any]]:
+    """An engine's blocks in the tokens of routers: the placeholders of each image become the token that stands for it.
+
+    A block's first run of placeholders is its first image, and so on; what is more than there are images belongs to the
+    last. The second result is the images of those blocks that have no placeholder. Raises `InvalidArgument`.
+    """
+    made, left = list(tokens), list(block_mm_infos)
+    for number, info in enumerate(block_mm_infos):
+        images = [] if info is None else _hashes_of(info)
+        first = number * block_size
+        run, before = -1, None
+        for place in range(first, min(first + block_size, len(made))) if images else ():
+            token = tokens[place]
+            if token in placeholders:
+                run += token != before
+                made[place] = pad_of(images[min(run, len(images) - 1)])
+            before = token
+        if run >= 0:
+            left[number] = None
+    return made, left
 
 
 def _hashes_of(info: Any) -> list[int]:

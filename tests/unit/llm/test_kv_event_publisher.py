@@ -9,9 +9,11 @@ import pytest
 
 from dynamo.core.codec import json_decode, json_encode, msgpack_decode
 from dynamo.core.errors import InvalidArgument
-from dynamo.llm import KvEventPublisher, compute_block_hash_for_seq
+from dynamo.llm import KvEventPublisher, compute_block_hash_for_seq, kv_event_publisher
+from dynamo.llm.mm_routing import pad_of
 from dynamo.llm.publishers import KV_EVENTS_TOPIC
-from dynamo.protocols.discovery import EVENT_SOURCES
+from dynamo.protocols.discovery import EVENT_SOURCES, EndpointId
+from dynamo.protocols.kv_events import WorkerKvEvent
 from dynamo.runtime.component import Endpoint
 from dynamo.runtime.discovery.base import Delete, Put
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
@@ -36,8 +38,9 @@ class House:
         async with asyncio.timeout(TIMEOUT_S):
             while len(found) < count:
                 event = await anext(self.events)
-                assert isinstance(event, Event)
-                found += msgpack_decode(event.payload)
+                if not isinstance(event, PublisherGone):
+                    assert isinstance(event, Event)
+                    found += msgpack_decode(event.payload)
         return found
 
 
@@ -146,14 +149,68 @@ async def test_with_a_local_indexer_it_can_be_asked_again(house: House) -> None:
     [
         ("kv_block_size", 0),
         ("batching_timeout_ms", 5),
-        ("image_token_id", 5),
-        ("video_token_id", 5),
         ("kv_state_endpoint", "a.b.c"),
     ],
 )
 async def test_an_argument_that_is_not_honoured_is_named(house: House, argument: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=argument):
         KvEventPublisher(house.endpoint, **{"kv_block_size": 4, argument: value})
+
+
+async def test_placeholders_of_images_are_told_as_routers_write_them(house: House) -> None:
+    """The released publisher tells these."""
+    first, second = 0xC04E5527423BB9FB, 0xBE55E72A82F09A72
+    shown = [{"mm_objects": [{"mm_hash": one, "offsets": []} for one in two]} for two in ((first,), (first, second))]
+    publisher = KvEventPublisher(house.endpoint, kv_block_size=4, image_token_id=9)
+    publisher.publish_stored([1, 9, 9, 9, 9, 2, 9, 9], [4, 4], [7, 8], block_mm_infos=shown)
+    publisher.publish_stored([1, 9, 9, 9], [4], [9])
+    publisher.publish_stored([5, 6, 7, 8], [4], [10], block_mm_infos=shown[:1])
+    told = [one["event"]["data"]["stored"]["blocks"] for one in await house.heard(3)]
+    a, b = pad_of(first), pad_of(second)
+    assert [block["tokens_hash"] for block in told[0]] == compute_block_hash_for_seq([1, a, a, a, a, 2, b, b], 4)
+    assert [block["mm_extra_info"] for block in told[0]] == shown
+    assert told[1][0]["tokens_hash"] == compute_block_hash_for_seq([1, 9, 9, 9], 4)[0]
+    assert told[2][0]["tokens_hash"] == compute_block_hash_for_seq([5, 6, 7, 8], 4, shown[:1])[0]
+
+
+class Kept:
+    """A stream that keeps what it is told."""
+
+    def __init__(self, runtime: DistributedRuntime, endpoint: EndpointId) -> None:
+        self.endpoint = endpoint
+        self.told: list[WorkerKvEvent] = []
+        self.steps: list[str] = []
+
+    def start(self) -> None:
+        self.steps.append("start")
+
+    def put(self, told: WorkerKvEvent) -> None:
+        self.told.append(told)
+
+    async def close(self) -> None:
+        self.steps.append("close")
+
+
+@pytest.mark.parametrize("enable_local_indexer", [True, False])
+async def test_events_are_kept_by_a_stream_where_the_surroundings_ask_for_it(
+    house: House, monkeypatch: pytest.MonkeyPatch, enable_local_indexer: bool
+) -> None:
+    monkeypatch.setattr(kv_event_publisher, "KvStreamPublisher", Kept)
+    monkeypatch.setenv("DYN_DURABLE_KV_EVENTS", "true")
+    publisher = KvEventPublisher(house.endpoint, kv_block_size=4, enable_local_indexer=enable_local_indexer)
+    kept: Any = publisher._stream
+    assert kept.endpoint == house.endpoint.id
+    publisher.publish_stored(BLOCK, [4], [7])
+    publisher.publish_removed([7])
+    assert [one.event.event_id for one in kept.told] == [1, 2]
+    publisher.shutdown()
+    async with asyncio.timeout(TIMEOUT_S):
+        while kept.steps != ["start", "close"]:  # noqa: ASYNC110 - closed by a task
+            await asyncio.sleep(0)
+    plain = KvEventPublisher(house.endpoint, kv_block_size=4, durable_kv_events=False)
+    plain.publish_removed([8])
+    (heard,) = await house.heard(1)
+    assert heard["event"]["data"] == {"removed": {"block_hashes": [8]}}, "nothing else went over the event plane"
 
 
 def test_adapters_and_salts_keep_their_blocks_apart() -> None:

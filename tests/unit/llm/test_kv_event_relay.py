@@ -17,10 +17,18 @@ from dynamo.protocols.kv_events import Cleared, KvEvent, Removed, Stored, Stored
 
 
 def make_stored(
-    tokens: Sequence[int], sizes: Sequence[int], hashes: Sequence[int], parent: int | None, *, lora_name: str | None
+    tokens: Sequence[int],
+    sizes: Sequence[int],
+    hashes: Sequence[int],
+    parent: int | None,
+    *,
+    lora_name: str | None,
+    block_mm_infos: Sequence[Any] | None,
 ) -> KvEvent:
-    """Marks an adapter's blocks, so that a test sees whose they are."""
-    return Stored(parent, None, [StoredBlock(one, len(tokens) + (100 if lora_name else 0)) for one in hashes])
+    """Marks an adapter's blocks, so that a test sees whose they are, and says what they show."""
+    infos = block_mm_infos or [None] * len(hashes)
+    size = len(tokens) + (100 if lora_name else 0)
+    return Stored(parent, None, [StoredBlock(one, size, info) for one, info in zip(hashes, infos, strict=True)])
 
 
 def read(*events: Any, rank: Any = 3) -> list[Relayed]:
@@ -59,6 +67,28 @@ def test_maps_and_arrays_say_the_same() -> None:
     assert read({"type": "BlockRemoved", "block_hashes": [7]}) == read(["BlockRemoved", [7]])
     assert read(["BlockRemoved", [7], "CPU"]) == [Relayed(Removed([7]), 3, "host_pinned")]
     assert read({"type": "AllBlocksCleared"}) == read(["AllBlocksCleared"]) == [Relayed(Cleared(), 3, "device")]
+
+
+def test_images_are_told_by_the_names_that_an_engine_gives_them() -> None:
+    """Observed of ai-dynamo 1.6.1: names of 64 digits count, with or without where the image begins."""
+    image, other = "c04e5527423bb9fb" + "0" * 48, "be55e72a82f09a72" + "f" * 48
+    shown = {"mm_objects": [{"mm_hash": 0xC04E5527423BB9FB, "offsets": []}]}
+    both = {"mm_objects": [*shown["mm_objects"], {"mm_hash": 0xBE55E72A82F09A72, "offsets": []}]}
+    two = {**STORED, "block_hashes": [7, 8], "token_ids": list(range(8))}
+    for keys, infos in (
+        ([[image], [image, other]], [shown, both]),
+        ([["salt", [image, 1]], [[image, -3], [other, 2]]], [shown, both]),
+        ([None, [other[:16], image]], [None, shown]),
+        ([["x" * 64], ["c04e5527423bb9fb"]], [None, None]),
+        (None, [None, None]),
+        ("x", [None, None]),
+    ):
+        (told,) = read({**two, "extra_keys": keys})
+        assert isinstance(told.event, Stored)
+        assert [block.mm_extra_info for block in told.event.blocks] == infos
+    array = ["BlockStored", [7], None, [1, 2, 3, 4], 4, None, "GPU", None, [[image]]]
+    assert read(array) == read({**STORED, "extra_keys": [[image]]})
+    assert read([*array, 1]) == [], "another attention group"
 
 
 def test_a_message_without_a_rank_is_the_publishers_own() -> None:

@@ -262,6 +262,20 @@ async def test_data_and_files_need_no_host(tmp_path: Path) -> None:
     await refused(f"file://{tmp_path}/a", "more than 9 bytes", FetchLimits(local_path=str(tmp_path), file_bytes_max=9))
 
 
+@pytest.mark.parametrize("status", ["200 OK", "206 Partial Content"])
+async def test_no_more_than_the_head_is_waited_for(status: str) -> None:
+    answer = f"HTTP/1.1 {status}\r\ncontent-type: image/png\r\ncontent-length: 90000\r\n\r\n".encode() + b"x" * 200
+
+    async def stalls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await reader.read()
+
+    async with hosted(stalls) as host:
+        media = await fetch(host.url(), OPEN, accepts=("image/",), resolve=host.resolve, head_bytes=100)
+        assert len(media.data) >= 100
+        assert b"\r\nrange: bytes=0-99\r\n" in host.asked[0]
+
+
 async def test_so_many_are_fetched_at_a_time() -> None:
     now, most, open_gate = [0], [0], asyncio.Event()
 
