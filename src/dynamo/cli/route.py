@@ -101,7 +101,8 @@ def explained(model: str, decision: Mapping[str, Any]) -> str:
     rows = []
     for one in decision["candidates"]:
         chosen = (one["worker_id"], one["dp_rank"]) == (decision["worker_id"], decision["dp_rank"])
-        held = "+".join(str(one[tier]) for tier in ("device", "host", "disk"))
+        tiers = ("device", "host", "disk", "shared") if one.get("shared") else ("device", "host", "disk")
+        held = "+".join(str(one[tier]) for tier in tiers)
         rows.append(
             (
                 ("→ " if chosen else "  ") + worker(one),

@@ -18,6 +18,7 @@ from dynamo.core.codec import MSGPACK, UNREADABLE, decode, encode, json_decoder,
 from dynamo.core.errors import CannotConnect, InvalidArgument
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.hicache import Runs, held_from
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.router import Ask, Decision, Rank, WorkerFacts
 from dynamo.kv_router.runs import pack
@@ -194,12 +195,12 @@ class EndpointRouter:
     def overlap_scores(self, ask: Ask) -> dict[str, Any]:
         """How many blocks of a prompt each rank holds, by tier, in upstream's words.
 
-        A slower tier's count includes the faster ones'. No cache is shared here.
+        A slower tier's count includes the faster ones'.
         """
         machine, size = self.kv.machine, self.kv.config.block_size
-        return overlap_table(
-            machine.overlaps(ask.blocks, self._clock.now(), ask.held), machine.loads(), size, ask.tokens
-        )
+        held = machine.overlaps(ask.blocks, self._clock.now(), ask.held)
+        shared = None if self.kv.shared is None else ask.shared
+        return overlap_table(held, machine.loads(), size, ask.tokens, shared)
 
     def potential_loads(self, ask: Ask) -> list[dict[str, int]]:
         """What each rank would have to do with this prompt beside what it has, in upstream's words."""
@@ -314,9 +315,16 @@ class EndpointRouter:
 
 
 def overlap_table(
-    held: Mapping[Rank, tuple[int, int, int]], ranks: Iterable[Rank], block_size: int, tokens: int
+    held: Mapping[Rank, tuple[int, int, int]],
+    ranks: Iterable[Rank],
+    block_size: int,
+    tokens: int,
+    shared: Runs | None = None,
 ) -> dict[str, Any]:
-    """Upstream's table of who holds what of a prompt; `held` counts what a tier has beyond the faster ones."""
+    """Upstream's table of who holds what of a prompt; `held` counts what a tier has beyond the faster ones.
+
+    `shared` are the blocks of a cache that all read, where there is one.
+    """
     rows = []
     for worker_id, dp_rank in sorted(ranks):
         device, host, disk = held.get((worker_id, dp_rank), (0, 0, 0))
@@ -328,11 +336,17 @@ def overlap_table(
             "disk_blocks": device + host + disk,
             "host_pinned_extension_blocks": host,
             "disk_extension_blocks": disk,
-            "shared_beyond_device_blocks": None,
+            "shared_beyond_device_blocks": None if shared is None else held_from(shared, device),
         }
         rows.append(row)
-    shared = {"enabled": False, "total_hit_blocks": 0, "ranges": [], "error": None}
-    return {"block_size": block_size, "num_blocks": tokens // block_size, "workers": rows, "shared_cache": shared}
+    runs = shared or ()
+    shown = {
+        "enabled": shared is not None,
+        "total_hit_blocks": sum(end - begin for begin, end in runs),
+        "ranges": [{"start": begin, "end": end} for begin, end in runs],
+        "error": None,
+    }
+    return {"block_size": block_size, "num_blocks": tokens // block_size, "workers": rows, "shared_cache": shown}
 
 
 def load_table(loads: Mapping[Rank, tuple[float, float, int]]) -> list[dict[str, int]]:

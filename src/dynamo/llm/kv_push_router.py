@@ -21,7 +21,7 @@ from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.predicted import Predicted
-from dynamo.kv_router.router import Ask, Decision, Explanation, Router, WorkerFacts
+from dynamo.kv_router.router import Ask, Decision, Explanation, Rank, Router, WorkerFacts
 from dynamo.kv_router.runs import pack, unpack
 from dynamo.kv_router.tracking import KEYED, TrackingKey, read_key
 from dynamo.llm.affinity_sync import AffinitySync
@@ -405,6 +405,10 @@ class KvPushRouter:
         for decision in reversed(self.machine.decisions):
             if request_id is None or decision.request_id == request_id:
                 yield self.machine.explain(decision)
+
+    def holders(self, blocks: bytes) -> dict[Rank, tuple[int, int, int]]:
+        """Who holds what of a prompt now, by tier, as far as it is known here."""
+        return self.machine.overlaps(blocks, self._clock.now())
 
     # Other routers.
 

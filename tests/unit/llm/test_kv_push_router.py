@@ -4,13 +4,15 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynamo.core.clock import ManualClock
-from dynamo.core.errors import DynamoException, InvalidArgument, Overloaded
+from dynamo.core.errors import ConfigError, DynamoException, InvalidArgument, Overloaded
 from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.hicache import RUNTIME_KEY, ObjectEvent, page_names
 from dynamo.kv_router.runs import pack
 from dynamo.llm.kv_push_router import KvPushRouter, constraints_of, facts_of
 from dynamo.protocols.discovery import EndpointId
@@ -225,3 +227,41 @@ async def test_a_router_that_counts_seconds_learns_how_long_answers_are() -> Non
     house.router.release("a")
     assert house.router.machine.pace.output_tokens > before
     await house.close()
+
+
+async def test_what_a_shared_cache_has_enters_the_cost() -> None:
+    house = House(shared_cache="hicache")
+    layout = {"page_size": BLOCK, "is_mla_model": True}
+    house.router.set_workers(dict.fromkeys((1, 2), card(runtime_data={RUNTIME_KEY: layout})))
+    assert house.router.shared is not None
+    stored = [ObjectEvent("stored", name.hex() + "__k") for name in page_names(PROMPT, BLOCK)[:6]]
+    house.router.shared.pages.apply(1, stored)
+
+    await house.router.choose(request(), "a", Progress())
+    apart = await house.router.choose(request(lora_name="poet"), "b", Progress())
+
+    (told,) = house.router.explain("a")
+    assert {(one.shared, one.saved) for one in told.candidates} == {(6, 3.0)}
+    assert apart.snapshot.prompt.shared_beyond == {}, "an adapter's pages have other names"
+    assert "dynamo_component_router_shared_cache_beyond_blocks" in house.runtime.metrics.render()
+    await house.close()
+
+
+async def test_requests_under_way_are_known_by_keyed_hashes(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(bytes(32))
+    keyed = {"tracking_hash": "keyed-xxh3-v1", "tracking_key_file": str(tmp_path / "key"), "tracking_key_id": "a"}
+    house = House(**keyed)
+
+    first = await house.router.choose(request(), "a", Progress())
+    house.router.prefilled("a")
+    again = await house.router.choose(request(), "b", Progress())
+
+    assert house.router.ask(request(), "x").sequence != house.router.ask(request(cache_salt="s"), "y").sequence
+    assert again.worker_id == first.worker_id, "blocks are shared by the same hashes"
+    assert house.router.machine.loads()[(first.worker_id, 0)][1:] == (10, 2)
+    await house.close()
+
+
+async def test_a_key_that_cannot_be_read_stops_the_router(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--router-tracking-key-file"):
+        House(tracking_hash="keyed-xxh3-v1", tracking_key_file=str(tmp_path / "none"), tracking_key_id="a")

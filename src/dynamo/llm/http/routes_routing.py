@@ -9,8 +9,10 @@ from starlette.responses import Response
 
 from dynamo.core.config import read_bool, setting
 from dynamo.kv_router.router import Explanation
+from dynamo.kv_router.runs import WIDTH
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.routes import Operation, RouteContext, RouteTable, as_json, refuse
+from dynamo.llm.kv_push_router import KvPushRouter
 from dynamo.llm.models import Models, ServedModel
 
 DECISIONS_SHOWN = 20
@@ -60,6 +62,48 @@ class StateAnswer(Struct):
     routers: list[RouterState]
 
 
+class RankHolds(Struct):
+    """What one rank holds of a prompt, in blocks; a slower tier's are those beyond the faster ones."""
+
+    worker_id: int
+    dp_rank: int
+    device: int
+    host: int
+    disk: int
+
+
+class SessionPrompt(Struct):
+    """The longest prompt of a session, or of a branch of it."""
+
+    blocks: int
+    held: list[RankHolds]
+
+
+class SessionShown(Struct):
+    """What a session was told so far."""
+
+    session_id: str
+    prompts: list[SessionPrompt]
+    """The last used first."""
+
+
+class ModelSessions(Struct):
+    """One model's sessions, the last used first."""
+
+    model: str
+    sessions: int
+    """All that are known."""
+    blocks: int
+    """Of all their prompts."""
+    shown: list[SessionShown]
+
+
+class SessionsAnswer(Struct):
+    """The answer of `GET /routing/sessions`."""
+
+    models: list[ModelSessions]
+
+
 def add(routes: RouteTable, context: RouteContext) -> None:
     """Adds them."""
     if setting("DYN_DISABLE_FRONTEND_ADMIN_API", False, read_bool):
@@ -78,6 +122,17 @@ def add(routes: RouteTable, context: RouteContext) -> None:
     )
     state = Operation("Load and cache of every worker, as the KV router sees them", answer=StateAnswer)
     routes.plain("GET", "/routing/state", pages.state, state)
+    routes.plain(
+        "GET",
+        "/routing/sessions",
+        pages.sessions,
+        Operation(
+            "What sessions were told, and who still holds it",
+            answer=SessionsAnswer,
+            refusals=(400, 404),
+            query={"session_id": {"type": "string"}, **{name: query[name] for name in ("model", "limit")}},
+        ),
+    )
 
 
 class RoutingPages:
@@ -92,16 +147,15 @@ class RoutingPages:
     async def decisions(self, request: Request) -> Response:
         """GET /routing/decisions."""
         wanted = request.query_params
-        limit_text = wanted.get("limit", str(DECISIONS_SHOWN))
-        if not limit_text.isdecimal() or not 1 <= int(limit_text) <= DECISIONS_MAX:
-            told = f"limit {limit_text!r}: expected a number from 1 to {DECISIONS_MAX}"
-            return refuse(ErrorAnswer(400, told, param="limit"))
+        limit = _limit(request)
+        if isinstance(limit, Response):
+            return limit
         model, request_id = wanted.get("model"), wanted.get("request_id")
         found = []
         for one in self._routed():
             if model in (None, one.name) and one.kv is not None:
                 explained = one.kv.explain(request_id)
-                found.append(ExplainedDecisions(one.name, list(itertools.islice(explained, int(limit_text)))))
+                found.append(ExplainedDecisions(one.name, list(itertools.islice(explained, limit))))
         if model is not None and not found:
             return refuse(ErrorAnswer(404, f"model {model!r} is not routed by --router-mode kv", param="model"))
         if request_id is not None and not any(one.decisions for one in found):
@@ -111,6 +165,54 @@ class RoutingPages:
     async def state(self, request: Request) -> Response:
         """GET /routing/state."""
         return as_json(StateAnswer([state_of(one) for one in self._routed()]))
+
+    async def sessions(self, request: Request) -> Response:
+        """GET /routing/sessions."""
+        limit = _limit(request)
+        if isinstance(limit, Response):
+            return limit
+        model, session = request.query_params.get("model"), request.query_params.get("session_id")
+        found = [
+            sessions_of(one.name, one.kv, session, limit)
+            for one in self._routed()
+            if model in (None, one.name) and one.kv is not None and one.kv.machine.sessions is not None
+        ]
+        if not found:
+            return refuse(
+                ErrorAnswer(404, "no sessions are kept: start the frontend with --enable-session-prefix-index")
+            )
+        if session is not None and not any(one.shown for one in found):
+            return refuse(ErrorAnswer(404, f"no session {session!r} is known", param="session_id"))
+        return as_json(SessionsAnswer(found))
+
+
+def _limit(request: Request) -> int | Response:
+    """How many are shown at most, or the refusal of what was asked."""
+    text = request.query_params.get("limit", str(DECISIONS_SHOWN))
+    if text.isdecimal() and 1 <= int(text) <= DECISIONS_MAX:
+        return int(text)
+    return refuse(ErrorAnswer(400, f"limit {text!r}: expected a number from 1 to {DECISIONS_MAX}", param="limit"))
+
+
+def sessions_of(model: str, router: KvPushRouter, session: str | None, limit: int) -> ModelSessions:
+    """A model's sessions, or one of them."""
+    known = router.machine.sessions
+    assert known is not None, "only routers that keep sessions are asked"
+    names = known.names()[:limit] if session is None else [session]
+    shown = [
+        SessionShown(
+            name,
+            [
+                SessionPrompt(
+                    len(blocks) // WIDTH,
+                    [RankHolds(*rank, *tiers) for rank, tiers in sorted(router.holders(blocks).items())],
+                )
+                for blocks in known.of(name)
+            ],
+        )
+        for name in names
+    ]
+    return ModelSessions(model, len(known), known.blocks, [one for one in shown if one.prompts])
 
 
 def state_of(served: ServedModel) -> RouterState:
