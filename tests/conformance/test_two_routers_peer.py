@@ -1,0 +1,175 @@
+"""Both houses' frontends in kv mode before the same workers: what one knows the other knows, and they decide alike.
+
+The released router writes its choice and its cost into its log, ours into the answer.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.corpus import bench_model
+from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.stacks import MODEL_NAME, Recipe, Stack, ours, theirs
+
+pytestmark = pytest.mark.conformance
+
+BLOCK = 16
+TIMEOUT_S = 60.0
+KV_ROUTER = ("--router-mode", "kv")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+CHOICE = re.compile(r"Selected worker .*request_id=\"([^\"]*)\" worker_id=(\d+) .*logit=([0-9.]+)")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where a prompt went, and why."""
+
+    worker_id: int
+    cost: float
+    hit_rate: float
+    cached_tokens: int
+    reply: str
+
+
+class Frontend:
+    """One house's."""
+
+    def __init__(self, stack: Stack, *, is_ours: bool) -> None:
+        self.stack = stack
+        self.is_ours = is_ours
+
+    def ask(self, *turns: str) -> Choice:
+        """A conversation's next answer: turns of the user, with the assistant's between them."""
+        messages = [{"role": ("user", "assistant")[place % 2], "content": turn} for place, turn in enumerate(turns)]
+        told = ["worker_id", "timing", *(["routing"] if self.is_ours else [])]
+        body = {"model": MODEL_NAME, "messages": messages, "max_tokens": 2, "nvext": {"extra_fields": told}}
+        status, answer = self.stack.ask("POST", "/v1/chat/completions", body)
+        assert status == 200, answer
+        return self._choice(answer)
+
+    def _choice(self, answer: dict[str, Any]) -> Choice:
+        nvext = answer["nvext"]
+        worker_id = nvext["worker_id"]["decode_worker_id"]
+        if self.is_ours:
+            cost = nvext["routing"]["cost"]
+        else:
+            chosen, cost = self._logged(answer["id"].removeprefix("chatcmpl-"))
+            assert chosen == worker_id
+        return Choice(
+            worker_id,
+            cost,
+            nvext["timing"]["kv_hit_rate"],
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"],
+            answer["choices"][0]["message"]["content"] or "",
+        )
+
+    def _logged(self, request_id: str) -> tuple[int, float]:
+        """The released router's own words about a request."""
+        found: list[tuple[int, float]] = []
+
+        def is_told() -> bool:
+            log = COLOURS.sub("", Path(self.stack._log_path(0)).read_text())
+            found.extend((int(worker), float(cost)) for name, worker, cost in CHOICE.findall(log) if name == request_id)
+            return bool(found)
+
+        until(is_told, f"its log says nothing of request {request_id}")
+        return found[0]
+
+
+@dataclass(frozen=True)
+class Houses:
+    """Both frontends."""
+
+    ours: Frontend
+    theirs: Frontend
+
+
+def until(is_true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not is_true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def workers(frontend: Frontend) -> int:
+    status, health = frontend.stack.ask("GET", "/health")
+    listed = [one for one in health["instances"] if one["endpoint"] == "generate"] if status == 200 else []
+    return len({one["instance_id"] for one in listed})
+
+
+@pytest.fixture(scope="module", params=["their mockers", "our mockers", "our CPU engines"])
+def houses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Houses]:
+    if not is_ready():
+        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+    peer = theirs(peer_python())
+    engine = peer if request.param == "their mockers" else ours()
+    is_cpu = request.param == "our CPU engines"
+    variables = {"DYN_FILE_KV": str(tmp_path_factory.mktemp("kv"))}
+    own = Recipe(
+        name="two-ours", frontend=ours(), engine=engine, workers=2, frontend_flags=KV_ROUTER, variables=variables,
+        program=str(Path(__file__).with_name("cpu_engine.py")) if is_cpu else "",
+        engine_flags=("--block-size", str(BLOCK), *(() if is_cpu else ("--num-gpu-blocks-override", "160"))),
+    )  # fmt: skip
+    other = Recipe(
+        name="two-theirs", frontend=peer, engine=peer, workers=0, frontend_flags=KV_ROUTER, variables=variables
+    )
+    with Stack(own, bench_model()) as first, Stack(other, bench_model()) as second:
+        found = Houses(Frontend(first, is_ours=True), Frontend(second, is_ours=False))
+        for frontend in (found.ours, found.theirs):
+            until(lambda frontend=frontend: workers(frontend) == 2, "a worker is missing")  # type: ignore[misc]
+        yield found
+
+
+def prompt(number: int) -> str:
+    """A long text that shares nothing with another number's but what the template puts before it."""
+    return " ".join(f"{number} item {number * 1000 + word}" for word in range(20))
+
+
+def test_both_know_what_a_worker_holds_and_what_it_costs(houses: Houses) -> None:
+    first = {number: houses.ours.ask(prompt(number)) for number in range(1, 4)}
+    first |= {number: houses.theirs.ask(prompt(number)) for number in range(4, 7)}
+    for number, before in first.items():
+        for frontend in (houses.ours, houses.theirs):
+            until(
+                lambda frontend=frontend, number=number: frontend.ask(prompt(number)).hit_rate > 0.9,  # type: ignore[misc]
+                "its blocks are not known",
+            )
+        mine, other = houses.ours.ask(prompt(number)), houses.theirs.ask(prompt(number))
+        assert mine.worker_id == other.worker_id == before.worker_id, "the holder is asked"
+        assert mine.hit_rate == pytest.approx(other.hit_rate)
+        assert mine.cost == pytest.approx(other.cost, rel=1e-4)
+        assert min(mine.cached_tokens, other.cached_tokens) >= 4 * BLOCK, "it has what both think it has"
+
+
+def test_the_second_turn_goes_where_the_first_one_went(houses: Houses) -> None:
+    for number in range(10, 14):
+        opening = prompt(number)
+        first = houses.theirs.ask(opening)
+        for frontend in (houses.theirs, houses.ours):
+            until(lambda frontend=frontend, opening=opening: frontend.ask(opening).hit_rate > 0.9, "not known")  # type: ignore[misc]
+        turns = (opening, first.reply, f"and what of {number}?")
+        second = houses.theirs.ask(*turns)
+        assert second.worker_id == first.worker_id
+        assert second.hit_rate > 0.5
+        mine = houses.ours.ask(*turns)
+        assert mine.worker_id == first.worker_id
+
+
+def test_neither_looks_for_what_was_evicted(houses: Houses, request: pytest.FixtureRequest) -> None:
+    if "CPU" in request.node.name:
+        pytest.skip("its cache is too large to be filled here")
+    for frontend in (houses.ours, houses.theirs):
+        until(lambda frontend=frontend: frontend.ask(prompt(20)).hit_rate > 0.9, "its blocks are not known")  # type: ignore[misc]
+    for number in range(100, 160):
+        houses.ours.ask(prompt(number))
+    until(lambda: houses.theirs.ask(prompt(159)).hit_rate > 0.9, "the last one's blocks are not known")
+    gone = houses.theirs.ask(prompt(20))
+    assert gone.hit_rate < 0.5
+    assert gone.cached_tokens < 3 * BLOCK, "it was truly evicted"
+    mine = houses.ours.ask(prompt(1))
+    assert mine.hit_rate < 0.5
+    assert mine.cached_tokens < 3 * BLOCK
