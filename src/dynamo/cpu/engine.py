@@ -43,6 +43,7 @@ from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.transfer.base import Deadline, Layout, Region, TransferError, Transport
 from dynamo.kvbm.transfer.puller import Pulled
 from dynamo.kvbm.transfer.source import SourceOptions
+from dynamo.llm.prefill_plan import LOCAL_PREFILL
 from dynamo.parsers.registry import reasoning_family
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.native import VLLM_CAPABILITY
@@ -264,7 +265,7 @@ class CpuEngine:
             total_kv_blocks=blocks,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            runtime_data={VLLM_CAPABILITY: True},
+            runtime_data={VLLM_CAPABILITY: True} | ({LOCAL_PREFILL: True} if self._fetching is not None else {}),
         )
 
     def _memory(self, shape: Architecture, blocks: int) -> npt.NDArray[np.uint8] | None:

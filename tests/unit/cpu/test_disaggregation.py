@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from safetensors.numpy import save_file
 from tests.unit.cpu.conftest import CONFIG, Heard, random_tensors
@@ -148,10 +149,15 @@ async def begin(model: str) -> AsyncIterator[Callable[..., Any]]:
 
     async def start(role: str = "agg", **options: Any) -> Side:
         host = Host()
-        base = {"model_path": model, "block_size": 4, "kv_transfer_host": "127.0.0.1", "kv_transfer": ["shm"]}
+        base: dict[str, Any] = {
+            "model_path": model,
+            "block_size": 4,
+            "kv_transfer_host": "127.0.0.1",
+            "kv_transfer": ["shm"],
+        }
         engine = CpuEngine(CpuConfig(**(base | {"disaggregation_mode": role} | options)))
         started.append(engine)
-        await engine.start(host)  # type: ignore[arg-type]
+        await engine.start(host)
         return Side(engine, host)
 
     yield start
@@ -177,16 +183,12 @@ def ask(prompt: list[int] | None = None, *, max_tokens: int = 10, **options: Any
 
 def prefill_leg(request: PreprocessedRequest) -> PreprocessedRequest:
     """As a frontend sends it."""
-    import msgspec
-
     return msgspec.structs.replace(
         request, stop_conditions=msgspec.structs.replace(request.stop_conditions, max_tokens=1)
     )
 
 
 def decode_leg(request: PreprocessedRequest, params: dict[str, Any]) -> PreprocessedRequest:
-    import msgspec
-
     travelled = msgspec.json.decode(msgspec.json.encode(params))
     return msgspec.structs.replace(request, prefill_result=PrefillResult(travelled))
 
@@ -244,8 +246,9 @@ async def test_two_engines_say_what_one_says(begin: Any, kind: str) -> None:
 async def test_blocks_move_by_the_way_that_is_open(begin: Any, transport: str) -> None:
     prefill, decode = await begin("prefill", kv_transfer=[transport]), await begin("decode", kv_transfer=["shm", "tcp"])
     await in_two(prefill, decode, ask())
-    layers, heads, dim = CONFIG["num_hidden_layers"], CONFIG["num_key_value_heads"], CONFIG["head_dim"]
-    size = 11 * layers * 2 * heads * 4 * dim * 4  # type: ignore[operator]
+    config: dict[str, Any] = CONFIG
+    layers, heads, dim = config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"]
+    size = 11 * layers * 2 * heads * 4 * dim * 4
     await decode.until(
         lambda: decode.host.number("dynamo_component_kv_fetched_bytes_total", transport=transport) == size,
         "the blocks were not fetched so",
