@@ -93,9 +93,7 @@ class ImageRouting:
                 tokens.append(token)
                 continue
             mm_hash, count = next(images)
-            if count is None:
-                return
-            tokens += [pad_of(mm_hash)] * count
+            tokens += [pad_of(mm_hash)] * (count or 1)  # One that the model will not take stays as it is.
         whole = len(tokens)
         tokens += [BLANK] * (-whole % block_size)
         request.mm_routing_info = {"routing_token_ids": tokens, "block_mm_infos": [], "expanded_prompt_len": whole}
