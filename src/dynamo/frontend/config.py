@@ -247,14 +247,21 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         Cors.of(self.cors_origins)
         backends_wanted(self.tokenizer, falls_back=self.tokenizer_fallback)
         self.check_disaggregation(
-            self.router_mode,
+            self.mode,
             router_config(self, 1),
             None if self.policy_config is None else RouterPolicy.read(self.policy_config),
         )
+        if self.session_affinity_ttl_secs is not None and self.mode != RouterMode.KV.value:
+            raise ConfigError("--router-session-affinity-ttl-secs needs --router-mode kv in this release")
         if min(self.batch_concurrency, self.batch_storage_bytes, self.batch_files) <= 0:
             raise ConfigError("--batch-concurrency, --batch-storage-bytes and --batch-files: expected numbers above 0")
         if min(self.responses_store_entries, self.responses_store_bytes, self.responses_store_unused_s) <= 0:
             raise ConfigError("--responses-store-entries, -bytes and -unused-s: expected numbers above 0")
+
+    @property
+    def mode(self) -> str:
+        """How a worker is chosen, with what other flags say of it."""
+        return RouterMode.KV.value if self.load_aware else self.router_mode
 
     @property
     def apis(self) -> ApiOptions:

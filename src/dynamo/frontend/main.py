@@ -127,7 +127,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: Plan) -> 
     models = Models(
         runtime,
         metrics,
-        router_mode=config.router_mode,
+        router_mode=config.mode,
         kv_options=config,
         namespace=config.namespace,
         namespace_prefix=config.namespace_prefix,

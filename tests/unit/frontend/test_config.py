@@ -69,3 +69,43 @@ def test_keys_come_from_both_places_and_are_not_written_down(tmp_path: Path) -> 
 def test_a_wrong_command_line_is_refused_by_name(argv: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read(argv, {})
+
+
+def test_routing_by_load_alone_is_a_kind_of_kv_routing() -> None:
+    assert read(["--load-aware"], {}).mode == "kv"
+    assert read(["--router-mode", "random"], {}).mode == "random"
+
+
+def test_sessions_are_kept_by_the_kv_router_and_by_no_other() -> None:
+    assert read(["--router-mode", "kv", "--router-session-affinity-ttl-secs", "60"], {}).session_affinity_ttl_secs == 60
+    with pytest.raises(ConfigError, match="--router-session-affinity-ttl-secs needs --router-mode kv"):
+        read(["--router-session-affinity-ttl-secs", "60"], {})
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--shared-cache-type", "redis"], "--shared-cache-type"),
+        (["--shared-cache-multiplier", "1.5"], "--shared-cache-multiplier"),
+        (["--router-tracking-hash", "keyed-xxh3-v1"], "--router-tracking-key-file"),
+        (["--router-prefill-load-model", "ais"], "--ais-backend"),
+        (["--router-event-threads", "0"], "--router-event-threads"),
+    ],
+)
+def test_what_the_kv_router_cannot_mean_is_refused(argv: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(argv, {})
+
+
+def test_no_flag_of_the_kv_router_waits_any_more() -> None:
+    config = read(
+        [
+            *("--shared-cache-type", "hicache", "--shared-cache-multiplier", "0.25", "--enable-session-prefix-index"),
+            *("--router-tracking-hash", "keyed-xxh3-v1", "--router-tracking-key-file", "k"),
+            *("--router-tracking-key-id", "a", "--router-prefill-load-model", "aic", "--router-event-threads", "8"),
+            *("--aic-backend", "vllm", "--ais-system", "h200_sxm", "--ais-model-path", "org/model"),
+        ],
+        {"DYN_AIS_TP_SIZE": "2"},
+    )
+
+    assert (config.shared_cache_type, config.tracking_hash, config.ais_tp_size) == ("hicache", "keyed-xxh3-v1", 2)
