@@ -51,7 +51,7 @@ class PrefillLeg:
         self._is_booked = False
         self._elements: list[int | Item] = []
         self._reason: str | None = None
-        self._params: dict[str, Any] | None = None
+        self._params: Any = None
         self._details: PrefillDetails | None = None
         self._done = asyncio.Event()
 
@@ -77,7 +77,7 @@ class PrefillLeg:
             raise ResponseTimeout(f"the prefill worker did not answer within {timeout_s:g} s") from None
         if self.error is not None:
             raise self.error
-        return PrefillResult(self._params or {}, self._details)
+        return PrefillResult(self._params, self._details)
 
     def give_up(self) -> None:
         """Nobody waits for it any more; its worker goes on until whoever was promised the blocks is told."""

@@ -98,8 +98,8 @@ class PrefillDetails(msgspec.Struct):
 class PrefillResult(msgspec.Struct, omit_defaults=True):
     """What a decode worker is told of the prefill that was done for it."""
 
-    disaggregated_params: dict[str, Any]
-    """The two engines' own words: where the KV blocks lie."""
+    disaggregated_params: Any
+    """The two engines' own words: where the KV blocks lie. Most write a mapping, released mockers a text."""
     prompt_tokens_details: PrefillDetails | None = None
 
 
@@ -191,6 +191,6 @@ class EngineOutput(msgspec.Struct, omit_defaults=True):
     """`stop`, `eos`, `length`, `cancelled`, `content_filter` or `error:<message>`."""
     stop_reason: int | str | None = None
     completion_usage: CompletionUsage | None = None
-    disaggregated_params: dict[str, Any] | None = None
+    disaggregated_params: Any = None
     engine_data: dict[str, Any] | None = None
     extra_args: dict[str, Any] | None = None
