@@ -1,0 +1,92 @@
+"""Scheduler: vLLM's own, that tells what each step computed (`--scheduler-cls`, DYN_FORWARDPASS_METRIC_PORT).
+
+It lives in vLLM's engine process, which imports it by its name; `events.PassListener` hears it in the worker's.
+"""
+
+import itertools
+import struct
+import time
+from collections import deque
+from typing import Any
+
+import zmq
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from dynamo.core.codec import msgpack_encode
+from dynamo.protocols.load import ForwardPass
+from dynamo.vllm.config import forward_pass_port
+from dynamo.vllm.steps import queued_requests, scheduled_requests
+
+UNSENT_MAX = 10_000  # Steps; a listener that hangs costs steps, not memory.
+PENDING_MAX = 64  # Steps scheduled and not computed; vLLM has two at once, and one for each pipeline stage.
+
+
+class StepTeller:
+    """Numbers the steps of one rank and publishes them."""
+
+    def __init__(self, rank: int) -> None:
+        self._socket: Any = zmq.Context.instance().socket(zmq.PUB)
+        self._socket.setsockopt(zmq.SNDHWM, UNSENT_MAX)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(f"tcp://127.0.0.1:{forward_pass_port() + rank}")
+        self._numbers = itertools.count(1)
+        self._pending: deque[tuple[int, float, ForwardPass]] = deque(maxlen=PENDING_MAX)
+        self._last_end = 0.0
+
+    def scheduled(self, output: Any, requests: Any, waiting: Any) -> None:
+        """A step was planned; it is computed after those before it."""
+        if output.total_num_scheduled_tokens:
+            passed = ForwardPass(
+                0.0, scheduled_requests(output.num_scheduled_tokens, requests), queued_requests(waiting)
+            )
+            self._pending.append((id(output), time.monotonic(), passed))
+
+    def computed(self, output: Any) -> None:
+        """A step has ended: its time is from its plan, or from the end of the step before it, to now."""
+        now = time.monotonic()
+        while self._pending:
+            number, planned, passed = self._pending.popleft()
+            if number == id(output):
+                passed.wall_time = now - max(planned, self._last_end)
+                self._socket.send_multipart([b"", struct.pack(">Q", next(self._numbers)), msgpack_encode(passed)])
+                break
+        self._last_end = now
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Telling:
+    """What is added to a scheduler of vLLM's."""
+
+    def __init__(self, vllm_config: Any, *given: Any, **more: Any) -> None:
+        super().__init__(vllm_config, *given, **more)  # type: ignore[call-arg]
+        self.teller = StepTeller(vllm_config.parallel_config.data_parallel_rank)
+
+    def schedule(self, *given: Any, **more: Any) -> Any:
+        output = super().schedule(*given, **more)  # type: ignore[misc]
+        self.teller.scheduled(output, self.requests, self.waiting)  # type: ignore[attr-defined]
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self.teller.computed(scheduler_output)
+        return outputs
+
+    def shutdown(self) -> None:
+        self.teller.close()
+        super().shutdown()  # type: ignore[misc]
+
+
+class PlainReportingScheduler(_Telling, Scheduler):  # type: ignore[misc]
+    """For engines that wait for each step before they plan the next."""
+
+
+class ReportingScheduler(_Telling, AsyncScheduler):  # type: ignore[misc]
+    """For all others; vLLM looks at its base to know that it may plan ahead."""
+
+    def __new__(cls, vllm_config: Any, *given: Any, **more: Any) -> Any:
+        if not vllm_config.scheduler_config.async_scheduling:
+            return PlainReportingScheduler(vllm_config, *given, **more)
+        return super().__new__(cls)
