@@ -8,9 +8,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 ARGS ?=
 SEEDS ?= 10000
+REQUESTS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench simulate conformance test-clients test-engines format clean
+.PHONY: help serve test check bench simulate conformance test-disagg test-clients test-engines format clean
 
 help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
@@ -53,6 +54,9 @@ simulate: $(VENV)/.test ## Run production's code under SEEDS seeded worlds of fa
 conformance: $(VENV)/.test ## Meet the released ai-dynamo 1.6.1, installed into .cache: each drives the other over one directory.
 	$(BIN)/python -m benchmarks.peer
 	$(BIN)/python -m pytest -m conformance $(ARGS)
+
+test-disagg: $(VENV)/.test ## Ask prefill and decode workers REQUESTS things while they are killed and stopped at random; every answer must be right.
+	$(BIN)/python -m tests.integration.faults.disaggregation --requests $(REQUESTS) $(ARGS)
 
 test-clients: $(VENV)/.test ## Run every client's script in an environment of its own below .cache (2 GB): openai 2 and 3, Node, langchain, litellm, aiperf, schemathesis.
 	$(BIN)/python -m tests.integration.clients.environments

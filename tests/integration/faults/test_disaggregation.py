@@ -1,0 +1,106 @@
+"""Prefill and decode workers killed or stopped at every point: each request is finished, once, with the right text."""
+
+import random
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.faults.disaggregation import Answer, Fleet, Load, Trouble, ask, fleet, reference, requests_of
+from tests.integration.faults.injection import Freeze, Kill
+from tests.integration.graph import wait_for
+
+pytestmark = pytest.mark.integration
+
+BODIES = requests_of(12, random.Random(5))
+LONG = {**BODIES[0], "max_tokens": 200, "min_tokens": 200, "temperature": 1.0, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def want(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
+    """What one worker that does all says; the long one last."""
+    return reference(tmp_path_factory.mktemp("reference"), [*BODIES, LONG])
+
+
+class Asked(threading.Thread):
+    """One request on its way."""
+
+    def __init__(self, served: Fleet, body: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self._served = served
+        self._body = body
+        self.answer = Answer()
+        self.start()
+
+    def run(self) -> None:
+        with self._served.client() as client:
+            self.answer = ask(client, self._body)
+
+
+def under_load(served: Fleet, want: list[Answer], blow: Callable[[], None], total: int = 60) -> Load:
+    """A load in whose midst something happens; everything must be right all the same."""
+    load = Load(served, BODIES, want, total, seed=1)
+    load.start(6)
+    wait_for(lambda: load.done >= total // 6, "the load did not begin")
+    blow()
+    wait_for(lambda: load.is_over, "the load never ended")
+    assert load.wrong == []
+    assert load.done == total
+    return load
+
+
+def test_nothing_is_lost_and_nothing_is_computed_twice_where_nothing_happens(
+    tmp_path: Path, want: list[Answer]
+) -> None:
+    with fleet(tmp_path / "fleet", prefill=1, decode=1) as served:
+        under_load(served, want, lambda: None)
+        figures = served.figures()
+        assert figures["kv_fetches_total shm ok"] + figures["kv_fetches_total nixl ok"] > 0
+        assert not [name for name in figures if name.startswith("local_prefills")]
+        wait_for(lambda: served.figures()["held blocks"] == 0, "blocks are still held")
+
+
+def test_a_killed_prefill_worker_costs_nobody_an_answer(tmp_path: Path, want: list[Answer]) -> None:
+    """Whatever it was doing for whom: computing, holding, sending."""
+    with fleet(tmp_path / "fleet", flags=("--kv-transfer", "tcp")) as served:
+        under_load(served, want, lambda: served.kill(served.of("prefill")[0]))
+
+
+def test_the_last_prefill_worker_may_die_as_well(tmp_path: Path, want: list[Answer]) -> None:
+    with fleet(tmp_path / "fleet", prefill=1, decode=1) as served:
+        under_load(served, want, lambda: served.kill(served.of("prefill")[0]))
+        assert served.figures()["local_prefills_total told"] > 0
+
+
+def test_a_prefill_worker_that_stands_still_is_not_waited_for(tmp_path: Path, want: list[Answer]) -> None:
+    with fleet(tmp_path / "fleet", flags=("--kv-transfer", "tcp")) as served:
+        victim = served.of("prefill")[0].process
+        under_load(served, want, lambda: Freeze(victim).verify())
+        victim.send_signal(signal.SIGCONT)
+
+
+def test_a_killed_decode_worker_does_not_end_its_streams(tmp_path: Path, want: list[Answer]) -> None:
+    with fleet(tmp_path / "fleet") as served:
+        streams = [Asked(served, LONG) for _ in range(4)]
+        victim = served.of("decode")[0]
+        running = "dynamo_component_inflight_requests"
+        wait_for(lambda: served.series(victim, running) > 0, "the worker never had a stream")
+        Kill(victim.process)
+        served.workers.remove(victim)
+        for stream in streams:
+            stream.join(60)
+            assert stream.answer.same_as(want[-1]), stream.answer
+
+
+def test_workers_killed_at_random_under_load(tmp_path: Path, want: list[Answer]) -> None:
+    """A part of what `make test-disagg` does."""
+    with fleet(tmp_path / "fleet") as served:
+        load = Load(served, BODIES, want, 500, seed=2)
+        trouble = Trouble(served, 2.0, seed=4, transports=["shm", "tcp"])
+        load.start(8)
+        trouble.run(load)
+        assert load.wrong == []
+        assert load.done == 500
+        assert trouble.made.total() > 0
