@@ -165,6 +165,17 @@ def hashes_of(
         raise InvalidArgument(f"token_ids: expected numbers from 0 to 2^32 - 1: {error}", param="token_ids") from None
 
 
+def tokens_of(request: PreprocessedRequest) -> list[int]:
+    """The prompt as an engine has it that shows images: with as many tokens for each as the frontend counted."""
+    info = request.mm_routing_info
+    if not isinstance(info, dict):
+        return request.token_ids
+    tokens, length = info.get("routing_token_ids"), info.get("expanded_prompt_len")
+    if not isinstance(tokens, list) or not tokens:
+        return request.token_ids
+    return tokens[:length] if isinstance(length, int) else tokens
+
+
 def padded(
     tokens: Sequence[int], block_size: int, block_mm_infos: Sequence[Any], placeholders: Collection[int]
 ) -> tuple[list[int], list[Any]]:

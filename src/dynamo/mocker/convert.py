@@ -9,6 +9,7 @@ import msgspec
 
 from dynamo.core.codec import UNREADABLE
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.llm.mm_routing import tokens_of
 from dynamo.llm.model_card import ModelFiles, architectural_context_length, read_bytes, read_json
 from dynamo.llm.tiktoken_model import is_tiktoken, tokenizer_json
 from dynamo.mocker.config import MockerConfig
@@ -86,6 +87,7 @@ def read_request(request: PreprocessedRequest, facts: ModelFacts, data_parallel_
         raise InvalidArgument(
             f"Invalid request: prompt token id {wrong} is outside the vocabulary of {facts.vocab_size}"
         )
+    prompt = tokens_of(request)
     if max_tokens is None:
         raise InvalidArgument("`max_output_tokens` (or `max_tokens`) is required by the mocker worker")
     if max_tokens < 1:

@@ -40,6 +40,12 @@ def test_adapter_and_salt_keep_blocks_apart() -> None:
     assert asked.hash_seed == seed_of("a", "b") != SEED
 
 
+def test_an_image_is_as_many_tokens_as_the_frontend_counted() -> None:
+    info = {"routing_token_ids": [1, 1_000_007, 1_000_007, 0], "block_mm_infos": [], "expanded_prompt_len": 3}
+    assert read_request(request([1, 9], mm_routing_info=info), FACTS, 1).prompt == [1, 1_000_007, 1_000_007]
+    assert read_request(request([1, 9], mm_routing_info={}), FACTS, 1).prompt == [1, 9]
+
+
 def test_a_rank_may_be_asked_for() -> None:
     assert read_request(request([1], routing=Routing(dp_rank=1)), FACTS, 2).dp_rank == 1
     with pytest.raises(InvalidArgument, match="dp_rank 2"):
