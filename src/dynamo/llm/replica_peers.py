@@ -2,8 +2,11 @@
 
     add · prefill complete · free ──PUB──▶ every peer's SUB ──▶ its own books
 
-Messages are upstream's: topic, then a msgpack map of model, group, block size and one `ActiveSequenceEvent`. They are a
-best effort: what a slow peer misses is not told again, and a fresh one begins with nothing.
+    session ─▶ rank ──PUB──▶ every peer's SUB ──▶ its sessions, where it keeps some
+
+Messages are upstream's: topic, then a msgpack map of model, group, block size and one `ActiveSequenceEvent`, or, on a topic of
+its own, of one session's binding. They are a best effort: what a slow peer misses is not told again, and a fresh one begins
+with nothing.
 """
 
 import logging
@@ -18,6 +21,7 @@ from dynamo.core.codec import UNREADABLE, msgpack_decoder, msgpack_encode
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError, HttpError, InvalidArgument
 from dynamo.core.tasks import TaskOwner
+from dynamo.kv_router.affinity import Version
 from dynamo.llm.engine_events import check_endpoint
 from dynamo.llm.json_service import HttpCall, JsonRoutes
 from dynamo.protocols.active_sequences import (
@@ -33,6 +37,7 @@ from dynamo.tokens.hashing import U64
 logger = logging.getLogger(__name__)
 
 TOPIC = "dynamo.slot-tracker.v1"  # Slot trackers and selection services hear each other.
+AFFINITY_TOPIC = "dynamo.session-affinity.v1"
 UNSENT_MAX = 10_000  # Messages that wait for a slow peer; more are dropped, the newest first.
 PEERS_MAX = 256
 
@@ -71,6 +76,25 @@ class ReplicaMessage(msgspec.Struct):
     event: ActiveSequenceEvent
 
 
+class AffinityMessage(msgspec.Struct):
+    """Where one of its sessions goes."""
+
+    model_name: str
+    routing_group: str
+    session_id: str
+    worker_id: int
+    dp_rank: int | None
+    sequence: int
+    writer_id: int
+
+
+class Bindings(Protocol):
+    """Who keeps sessions."""
+
+    def replica_bound(self, session: str, rank: Rank, place: Place, version: Version) -> None:
+        """A peer gave a session to a rank."""
+
+
 class Books(Protocol):
     """Who counts."""
 
@@ -94,18 +118,23 @@ class PeerBody(msgspec.Struct):
 
 
 decode_message = msgpack_decoder(ReplicaMessage).decode
+decode_binding = msgpack_decoder(AffinityMessage).decode
 
 
 class ReplicaPeers:
     """Tells peers what is counted here, and hears what they count."""
 
-    def __init__(self, books: Books, peers: Sequence[str] = (), topic: str = TOPIC) -> None:
+    def __init__(
+        self, books: Books, peers: Sequence[str] = (), topic: str = TOPIC, bindings: Bindings | None = None
+    ) -> None:
+        """`bindings`: who wants to hear of sessions."""
         self.router_id = random.getrandbits(64)
         """Our own events are known by it, should they come back."""
         self.port = 0
         """Where peers hear us, once it has started."""
         self._topic = topic.encode()
         self._books = books
+        self._bindings = bindings
         self._peers = sorted({check_endpoint(peer) for peer in peers})
         self._tasks = TaskOwner("replica sync")
         self._context: Any = None
@@ -137,6 +166,8 @@ class ReplicaPeers:
             raise ConfigError(f"--replica-sync-port {port}: {error}") from None
         self.port = int(self._out.getsockopt(zmq.LAST_ENDPOINT).decode().rpartition(":")[2].rstrip("\0"))
         self._in.subscribe(self._topic)
+        if self._bindings is not None:
+            self._in.subscribe(AFFINITY_TOPIC.encode())
         for peer in self._peers:
             self._in.connect(peer)
         self._tasks.supervise(self._listen, "peers")
@@ -192,6 +223,12 @@ class ReplicaPeers:
         """It ended."""
         self._tell(request_id, rank, place, "Free")
 
+    def bound(self, session: str, rank: Rank, place: Place, version: Version) -> None:
+        """A session was given to a rank."""
+        if self._out is not None:
+            message = AffinityMessage(*place, session, *rank, *version)
+            self._out.send_multipart([AFFINITY_TOPIC.encode(), msgpack_encode(message)])
+
     def _tell(self, request_id: str, rank: Rank, place: Place, data: Any) -> None:
         event = ActiveSequenceEvent(request_id, SequenceWorker(*rank), data, self.router_id)
         message = ReplicaMessage(*place, self._books.block_size(place), event)
@@ -207,6 +244,9 @@ class ReplicaPeers:
     def hear(self, frames: Sequence[bytes]) -> None:
         """One message of a peer; one that cannot be read is counted and left out."""
         try:
+            if frames[0] == AFFINITY_TOPIC.encode():
+                self._hear_binding(decode_binding(frames[-1]))
+                return
             message = decode_message(frames[-1])
         except UNREADABLE as error:
             self.unreadable += 1
@@ -223,6 +263,12 @@ class ReplicaPeers:
             self._books.replica_prefilled(request_id, place)
         else:
             self._books.replica_freed(request_id, place)
+
+    def _hear_binding(self, message: AffinityMessage) -> None:
+        if message.writer_id != self.router_id and self._bindings is not None:
+            place = (message.model_name, message.routing_group)
+            rank, version = (message.worker_id, message.dp_rank or 0), (message.sequence, message.writer_id)
+            self._bindings.replica_bound(message.session_id, rank, place, version)
 
 
 def add_peer_routes(routes: JsonRoutes, peers: ReplicaPeers | None) -> None:

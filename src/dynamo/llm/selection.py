@@ -21,15 +21,18 @@ from msgspec import UNSET, UnsetType
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.errors import HttpError, InvalidArgument, NotReady, Overloaded, SelectionServiceError
 from dynamo.core.tasks import TaskOwner
+from dynamo.kv_router.affinity import Version
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.router import Ask, Decision, Router, WorkerFacts
 from dynamo.kv_router.runs import pack, unpack
+from dynamo.kv_router.tracking import TrackingKey
 from dynamo.llm.endpoint_router import load_table, overlap_table
 from dynamo.llm.indexed_models import Held, IndexedModels, Place, add_tiers, shown
 from dynamo.llm.indexer_peers import Peers
 from dynamo.llm.kv_push_router import constraints_of
-from dynamo.llm.mm_routing import hashes_of
+from dynamo.llm.mm_routing import hashes_of, media_of
 from dynamo.llm.replica_peers import ReplicaPeers
+from dynamo.llm.topology import topology_taint
 from dynamo.protocols.active_sequences import AddedSequence
 from dynamo.tokens.hashing import U64, sequence_hashes
 
@@ -233,10 +236,14 @@ class SelectionService:
         selection_cache: SelectionCacheConfig | None = None,
         session_affinity_ttl_secs: float | None = None,
         assume_kv_reuse: bool = True,
+        tracking_key: TrackingKey | None = None,
         chance: random.Random | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`indexer_threads` has no effect: one loop applies events faster than several threads did."""
+        """`indexer_threads` has no effect: one loop applies events faster than several threads did.
+
+        With a `tracking_key` peers know requests under way by hashes that nobody else can compute.
+        """
         if session_affinity_ttl_secs is not None and not 1 <= session_affinity_ttl_secs <= AFFINITY_MAX_S:
             raise ValueError(f"session_affinity_ttl_secs {session_affinity_ttl_secs}: expected 1 to {AFFINITY_MAX_S}")
         if replica_sync_peers and replica_sync_port is None:
@@ -247,7 +254,10 @@ class SelectionService:
             self._indexer_peers = Peers(indexer_peers or ())
         except HttpError as error:
             raise ValueError(error.message) from None
-        self.peers = None if replica_sync_port is None else ReplicaPeers(self, list(replica_sync_peers or ()))
+        self.peers: ReplicaPeers | None = None
+        if replica_sync_port is not None:
+            bindings = None if session_affinity_ttl_secs is None else self
+            self.peers = ReplicaPeers(self, list(replica_sync_peers or ()), bindings=bindings)
         self._replica_sync_port = replica_sync_port
         self._catalog = Catalog()
         self._selectors: dict[Place, _Model] = {}
@@ -259,6 +269,7 @@ class SelectionService:
         self._bytes_max = CACHE_BYTES if cache.max_bytes is None else cache.max_bytes
         self._affinity_ttl_s = session_affinity_ttl_secs
         self._assume_kv_reuse = assume_kv_reuse
+        self._key = tracking_key
         self._chance = chance or random.Random(random.getrandbits(64))
         self._clock = clock or SystemClock()
         self._closing: asyncio.Task[None] | None = None
@@ -364,6 +375,8 @@ class SelectionService:
             )
             machine = Router(config, self._chance)
             machine.index = self.models.models[place].index
+            if machine.affinity is not None and self.peers is not None:
+                machine.affinity.writer = self.peers.router_id
             model = self._selectors[place] = _Model(size, machine)
         model.machine.set_worker(
             WorkerFacts(
@@ -372,7 +385,9 @@ class SelectionService:
                 dp_size=record.data_parallel_size or 1,
                 kv_blocks=record.total_kv_blocks,
                 batch_tokens=record.max_num_batched_tokens,
-                taints=frozenset(record.taints),
+                taints=frozenset(record.taints).union(
+                    topology_taint(domain, value) for domain, value in record.topology_domains.items()
+                ),
             )
         )
 
@@ -484,7 +499,7 @@ class SelectionService:
         body = read(request, PromptBody)
         model = self._schedulable(body.model_name, body.routing_group)
         ask = self._ask(body, model)
-        ask.sequence = pack(sequence_hashes(unpack(ask.blocks)))
+        ask.sequence = self._sequence(body, (body.model_name, body.routing_group), model, ask.blocks)
         return load_table(model.machine.potential(ask, self._clock.now()))
 
     def dump(self) -> Any:
@@ -508,12 +523,24 @@ class SelectionService:
         ask.overrides.setdefault("assume_kv_reuse", self._assume_kv_reuse)
         ask.session, ask.expected_output_tokens = body.session_id, body.expected_output_tokens
         ask.priority_jump, ask.strict_priority = body.priority_jump, body.strict_priority
-        ask.sequence = pack(sequence_hashes(unpack(ask.blocks)))
+        ask.sequence = self._sequence(body, (body.model_name, body.routing_group), model, ask.blocks)
         try:
             ask.required_taints, ask.preferred_taints = constraints_of(body.routing_constraints)
         except InvalidArgument as error:
             raise failed("invalid_request", str(error)) from None
         return model, ask
+
+    def _sequence(self, body: PromptBody | ReservationBody, place: Place, model: _Model, blocks: bytes) -> bytes:
+        """By which hashes peers know a prompt's blocks."""
+        if self._key is None:
+            return pack(sequence_hashes(unpack(blocks)))
+        if body.token_ids is None:
+            raise failed("invalid_request", "token_ids is required: requests are known by keyed hashes")
+        seeds = self._key.seeds(
+            place[0], model.block_size, group=place[1], cache_salt=body.cache_salt, lora_name=body.lora_name
+        )
+        media = media_of(body.block_mm_infos) if isinstance(body, PromptBody) else ()
+        return self._key.sequence(body.token_ids, model.block_size, seeds, media)
 
     def _ask(self, body: PromptBody, model: _Model) -> Ask:
         if body.token_ids is None:
@@ -570,6 +597,11 @@ class SelectionService:
         rank = (decision.worker_id, decision.dp_rank)
         model.machine.commit(ask, decision, self._clock.now())
         self._booked(selection_id, rank, place, model, ask.sequence)
+        affinity = model.machine.affinity
+        if self.peers is not None and affinity is not None and ask.session is not None:
+            version = affinity.version_of(ask.session)
+            if version is not None:
+                self.peers.bound(ask.session, rank, place, version)
 
     def _reserve_explicitly(self, body: ReservationBody, worker_id: int, place: Place, now: float) -> dict[str, Any]:
         model = self._selectors.get(place)
@@ -579,7 +611,7 @@ class SelectionService:
             sequence = pack([one & U64 for one in body.sequence_hashes])
         elif body.token_ids is not None:
             hashes = hashes_of(body.token_ids, model.block_size, lora_name=body.lora_name, cache_salt=body.cache_salt)
-            sequence = pack(sequence_hashes(hashes))
+            sequence = self._sequence(body, place, model, pack(hashes))
         else:
             raise failed("invalid_request", "sequence_hashes is required without token_ids")
         self._must_be_free(body.selection_id)
@@ -663,6 +695,12 @@ class SelectionService:
         tokens = hint.initial_effective_prefill_tokens if hint is not None and added.track_prefill_tokens else 0
         sequence = pack(added.token_sequence or ())
         model.machine.share(request_id, rank, sequence, tokens, self._clock.now())
+
+    def replica_bound(self, session: str, rank: tuple[int, int], place: Place, version: Version) -> None:
+        """A peer gave a session to a rank; one that is not known here is passed over."""
+        model = self._selectors.get(place)
+        if model is not None:
+            model.machine.bind(session, rank, version, self._clock.now())
 
     def replica_prefilled(self, request_id: str, place: Place) -> None:
         """A peer's request has its first token."""

@@ -40,6 +40,7 @@ async def serve(options: SelectOptions) -> int:
         ),
         session_affinity_ttl_secs=options.session_affinity_ttl_secs,
         assume_kv_reuse=options.assume_kv_reuse,
+        tracking_key=options.tracking_key(),
     )
     server = JsonServer(SelectRoutes(service).routes)
     await server.start(listener)

@@ -1,12 +1,14 @@
 """Services that count load hear each other."""
 
+import asyncio
+
 import msgspec
 import pytest
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError, HttpError
 from dynamo.llm.json_service import JsonRoutes
-from dynamo.llm.replica_peers import ReplicaOptions, ReplicaPeers, add_peer_routes
+from dynamo.llm.replica_peers import AFFINITY_TOPIC, ReplicaOptions, ReplicaPeers, add_peer_routes
 from dynamo.protocols.active_sequences import AddedSequence
 
 PLACE = ("m", "default")
@@ -109,3 +111,56 @@ def test_the_number_of_peers_is_bounded() -> None:
     peers = ReplicaPeers(Books(), [f"tcp://a:{port}" for port in range(1, 257)])
     with pytest.raises(HttpError, match="256 peers"):
         peers.add_peer("tcp://b:1")
+
+
+class Sessions:
+    """What was heard of sessions."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[object, ...]] = []
+
+    def replica_bound(
+        self, session: str, rank: tuple[int, int], place: tuple[str, str], version: tuple[int, int]
+    ) -> None:
+        self.heard.append((session, rank, place, version))
+
+
+def binding(writer_id: int = 7, dp_rank: int | None = 1) -> list[bytes]:
+    """A binding as the released service writes it."""
+    message = {
+        "model_name": "m", "routing_group": "default", "session_id": "s", "worker_id": 3, "dp_rank": dp_rank,
+        "sequence": 9, "writer_id": writer_id,
+    }  # fmt: skip
+    return [AFFINITY_TOPIC.encode(), msgspec.msgpack.encode(message)]
+
+
+def test_where_a_peers_sessions_go_is_heard_by_who_keeps_sessions() -> None:
+    books, sessions = Books(), Sessions()
+    peers = ReplicaPeers(books, bindings=sessions)
+
+    peers.hear(binding())
+    peers.hear(binding(dp_rank=None))
+    peers.hear(binding(writer_id=peers.router_id))
+    peers.hear([AFFINITY_TOPIC.encode(), b"\xc1"])
+    ReplicaPeers(books).hear(binding())
+
+    assert sessions.heard == [("s", (3, 1), PLACE, (9, 7)), ("s", (3, 0), PLACE, (9, 7))]
+    assert books.heard == [] and peers.unreadable == 1
+
+
+async def test_sessions_and_requests_go_over_one_socket() -> None:
+    first = ReplicaPeers(Books(), bindings=Sessions())
+    await first.start(0)
+    sessions, books = Sessions(), Books()
+    second = ReplicaPeers(books, [f"tcp://127.0.0.1:{first.port}"], bindings=sessions)
+    await second.start(0)
+    try:
+        async with asyncio.timeout(20):
+            while not sessions.heard or not books.heard:
+                first.bound("s", (3, 1), PLACE, (4, first.router_id))
+                first.freed("a", (3, 1), PLACE)
+                await asyncio.sleep(0.01)
+    finally:
+        await first.close()
+        await second.close()
+    assert sessions.heard[0] == ("s", (3, 1), PLACE, (4, first.router_id))

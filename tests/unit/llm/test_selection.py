@@ -8,6 +8,7 @@ from tests.unit.llm.test_engine_events import TOKENS, message, stored
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import SelectionServiceError
+from dynamo.kv_router.tracking import TrackingKey
 from dynamo.llm import SelectionCacheConfig, SelectionService
 from dynamo.protocols.active_sequences import AddedSequence, PrefillLoadHint
 
@@ -222,3 +223,45 @@ async def test_what_peers_count_counts_here(house: House) -> None:
 async def test_settings_that_cannot_be_meant_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)) if "indexer_peers" not in wrong else "bogus"):
         SelectionService(**wrong)
+
+
+async def test_sessions_that_a_peer_bound_go_there() -> None:
+    house = House(session_affinity_ttl_secs=60.0)
+    for number in range(1, 6):
+        await house.service.upsert_worker(worker(number))
+    for number in range(1, 6):
+        house.service.replica_bound(f"chat{number}", (number, 0), PLACE, (number, 7))
+        asked = await house.service.select({**ASKED, "session_id": f"chat{number}"})
+        assert asked["worker_id"] == number
+    house.service.replica_bound("chat", (1, 0), ("n", "default"), (9, 7))
+    await house.service.close()
+
+
+async def test_with_a_key_requests_are_known_by_hashes_of_it() -> None:
+    key = TrackingKey("2026", bytes(32))
+    house, public = House(tracking_key=key), House()
+    for one in (house, public):
+        await one.service.upsert_worker(worker(1))
+
+    keyed = await house.service.select_and_reserve({**ASKED, "selection_id": "a"})
+    again = await house.service.select_and_reserve({**ASKED, "selection_id": "b"})
+    known = await public.service.select_and_reserve({**ASKED, "selection_id": "a"})
+
+    assert keyed["sequence_hashes"] == again["sequence_hashes"] != known["sequence_hashes"]
+    assert house.load()[1:] == (public.load()[1], 2), "alike prompts share their blocks"
+    hashed = {name: value for name, value in ASKED.items() if name != "token_ids"} | {"block_hashes": [1, 2]}
+    assert (await house.refused(house.service.select(hashed)))[0] == "invalid_request"
+    await house.service.close()
+    await public.service.close()
+
+
+async def test_places_of_workers_are_taints() -> None:
+    house = House()
+    for number, zone in ((1, "a"), (2, "b")):
+        await house.service.upsert_worker({**worker(number), "topology_domains": {"zone": zone}})
+    wanted = {"required_taints": ["dynamo.topology/zone=b"], "preferred_taints": {}}
+
+    found = await house.service.select({**ASKED, "routing_constraints": wanted})
+
+    assert found["worker_id"] == 2
+    await house.service.close()

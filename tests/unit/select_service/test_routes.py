@@ -81,6 +81,7 @@ async def test_refusals(house: House) -> None:
         (["--selection-cache-max-entries", "0"], "--selection-cache-max-entries"),
         (["--indexer-peers", "bogus"], "--indexer-peers bogus"),
         (["--replica-sync-peers", "tcp://a:1"], "--replica-sync-port"),
+        (["--router-tracking-hash", "keyed-xxh3-v1"], "--router-tracking-key-file"),
     ],
 )
 def test_what_cannot_be_meant_is_named(argv: list[str], named: str) -> None:
