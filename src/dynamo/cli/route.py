@@ -62,7 +62,7 @@ def explain(argv: Sequence[str]) -> int:
     if config.last < 1:
         raise ConfigError(f"--last {config.last}: expected 1 or more")
     found = Client(config.url).decisions(request_id=config.request_id, model=config.model, limit=config.last)
-    decisions = [(one["model"], decision) for one in found for decision in one["decisions"]]
+    decisions = [(name_of(one), decision) for one in found for decision in one["decisions"]]
     if not decisions:
         print("The KV router has decided nothing yet." if found else "No model here is routed by --router-mode kv.")
         return 0
@@ -79,7 +79,7 @@ def state(argv: Sequence[str]) -> int:
     for one in routers:
         guess = ", caches guessed from what workers were given" if one["is_guessing"] else ""
         print(
-            f"{one['model']}: policy {one['policy']}, {one['index_blocks']} blocks known, "
+            f"{name_of(one)}: policy {one['policy']}, {one['index_blocks']} blocks known, "
             f"{one['waiting_requests']} waiting{guess}"
         )
         rows = [
@@ -94,6 +94,12 @@ def state(argv: Sequence[str]) -> int:
         ]
         print(table(("worker", "requests", "prefill tokens", "active blocks", "blocks held"), rows))
     return 0
+
+
+def name_of(one: Mapping[str, Any]) -> str:
+    """A model's name, and which of its workers are chosen where they do not do the same."""
+    kind = one.get("worker_type", "aggregated")
+    return str(one["model"]) if kind == "aggregated" else f"{one['model']} ({kind})"
 
 
 def explained(model: str, decision: Mapping[str, Any]) -> str:

@@ -451,6 +451,9 @@ class Pipeline:
             self._quiet.set()
         for generation in answer.generations:
             if isinstance(generation.dispatch, Dispatch):
+                prefill = generation.dispatch.prefill
+                if prefill is not None:
+                    answer.record.prefill = prefill.instance_id, prefill.done_s
                 generation.dispatch.release()
         if answer.speculation is not None and not error_type and not self.is_draining:
             self.tasks.start(self._speculate(answer.speculation, answer.generations[0]), "speculation")

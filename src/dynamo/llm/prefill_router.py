@@ -181,7 +181,11 @@ class DisaggregatedDispatch(Dispatch):
         if leg.meeting is not None and leg.error is None and leg.served.mode not in ONE_AFTER_THE_OTHER:
             leg.on_failure = self._prefill_broke
             return leg.meeting
-        result = await leg.wait(self._timeout_s)
+        self._metrics.prefills.inc()
+        try:
+            result = await leg.wait(self._timeout_s)
+        finally:
+            self._metrics.prefills.dec()
         if leg.is_whole:
             return None
         return leg.meeting or result

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from dynamo.core.codec import json_encode
-from dynamo.core.errors import CannotConnect, InvalidArgument, NotFound
+from dynamo.core.errors import CannotConnect, DynamoException, InvalidArgument, NotFound
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.llm.asset_cache import AssetCache
 from dynamo.llm.assets import moved, self_hosted
 from dynamo.llm.http.metrics import FrontendMetrics
 from dynamo.llm.model_card import build_card
 from dynamo.llm.models import Models
+from dynamo.llm.prefill_options import DisaggregationOptions
 from dynamo.protocols.discovery import INSTANCES, MODEL_CARDS, EndpointId, Instance, TransportAddress, record_key
-from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
+from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord, RuntimeConfig
 from dynamo.protocols.openai import decode_chat
 from dynamo.runtime.discovery.base import Change
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
@@ -318,3 +319,104 @@ async def test_a_worker_of_another_model_at_the_same_endpoint_is_not_asked(house
     assert one.worker_ids() == [1], "it is about to leave"
     await house.publish(local_card(model_dir, "one"), 2)
     await until(lambda: sorted(one.worker_ids()) == [1, 2])
+
+
+# Prefill and decode.
+
+
+class Cluster(House):
+    """Workers of roles come and go, and a request is looked up."""
+
+    def __init__(self, model_dir: Path, **options: bool) -> None:
+        super().__init__(model_dir)
+        self.models = Models(
+            self.runtime,
+            self.metrics,
+            router_mode="round-robin",
+            assets=FakeCache(self.worker),
+            disaggregation=DisaggregationOptions(**options),
+        )
+        self.model_dir = model_dir
+
+    async def come(self, role: str, instance_id: int, *, namespace: str = "ns", local: bool = False) -> EndpointId:
+        component = "prefill" if role == "prefill" else "backend"
+        endpoint = EndpointId(namespace, component, "generate")
+        card = build_card(
+            str(self.model_dir),
+            "tiny",
+            context_length=512,
+            kv_cache_block_size=16,
+            model_type="" if role == "prefill" else "Chat | Completions",
+            worker_type=role,
+            needs=[["decode"]] if role == "prefill" else [["prefill"]],
+            runtime_config=RuntimeConfig(runtime_data={"local_prefill": True} if local else {}),
+        )
+        record = ModelRecord(
+            namespace=namespace, component=component, endpoint="generate", instance_id=instance_id, card_json=card
+        )
+        address = TransportAddress(tcp=f"127.0.0.1:{instance_id}/{instance_id:x}/{endpoint.path}")
+        one = Instance(component, "generate", namespace, instance_id, address)
+        await self.discovery.put(INSTANCES, record_key(endpoint, instance_id), json_encode(one))
+        await self.discovery.put(MODEL_CARDS, record_key(endpoint, instance_id), json_encode(record))
+        return endpoint
+
+    async def go(self, endpoint: EndpointId, instance_id: int) -> None:
+        for bucket in (INSTANCES, MODEL_CARDS):
+            await self.discovery.delete(bucket, record_key(endpoint, instance_id))
+
+    def what(self) -> str:
+        """What becomes of a request now."""
+        try:
+            return self.models.find("tiny", "Chat").worker_type
+        except DynamoException as error:
+            return type(error).__name__
+
+
+@contextlib.asynccontextmanager
+async def cluster(model_dir: Path, **options: bool) -> AsyncIterator[Cluster]:
+    made = Cluster(model_dir, **options)
+    made.models.start()
+    yield made
+    await made.models.close()
+    await made.runtime.shutdown()
+
+
+async def test_a_model_of_two_roles_is_served_once_both_are_there(model_dir: Path) -> None:
+    async with cluster(model_dir) as there:
+        assert there.what() == "NotFound"
+        await there.come("decode", 1)
+        await until(lambda: there.what() == "NotReady")
+        assert there.models.served() == {}
+        prefill = await there.come("prefill", 2)
+        await until(lambda: there.what() == "decode")
+        assert [one.worker_type for one in there.models.all_sets()] == ["decode"]
+        assert sorted(one.worker_type for one in there.models.every_set()) == ["decode", "prefill"]
+        assert list(there.models.served()) == ["tiny"]
+        await there.go(prefill, 2)
+        await until(lambda: there.what() == "NotReady")
+        await there.come("prefill", 3)
+        await until(lambda: there.what() == "decode")
+
+
+async def test_prefill_workers_alone_serve_nobody(model_dir: Path) -> None:
+    async with cluster(model_dir) as there:
+        await there.come("prefill", 2)
+        await until(lambda: bool(there.models.every_set()))
+        assert there.what() == "NotFound"
+
+
+async def test_prefill_workers_of_another_namespace_are_somebody_else_s(model_dir: Path) -> None:
+    async with cluster(model_dir) as there:
+        await there.come("decode", 1)
+        await there.come("prefill", 2, namespace="other")
+        await until(lambda: len(there.models.every_set()) == 2)
+        assert there.what() == "NotReady"
+
+
+@pytest.mark.parametrize(("enforced", "what"), [(False, "decode"), (True, "NotReady")])
+async def test_decode_workers_that_can_compute_prompts_serve_alone_unless_it_is_forbidden(
+    model_dir: Path, enforced: bool, what: str
+) -> None:
+    async with cluster(model_dir, enforce_disagg=enforced) as there:
+        await there.come("decode", 1, local=True)
+        await until(lambda: there.what() == what)

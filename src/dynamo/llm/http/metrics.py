@@ -190,6 +190,14 @@ class FrontendMetrics:
             lambda: self._count(lambda one: bool(one.prepared_s) and not one.sent_s)
         )
         self.routing: Gauge = in_stage.labels(phase="aggregated", stage="route")
+        self.prefills: Gauge = in_stage.labels(phase="prefill", stage="dispatch")
+        """Prefills under way that somebody waits for."""
+        self.transfer = registry.histogram(
+            "dynamo_component_router_kv_transfer_estimated_latency_seconds",
+            "From the end of a prefill to the first token of its decode, which is at most what moving the blocks took",
+            (),
+            STAGE_BUCKETS,
+        ).labels()
         by_worker = ["dp_rank", "worker_id", "worker_type"]
         self._last = tuple(
             registry.gauge(name(f"worker_last_{word}"), f"Of the last request of each worker: {help_text}", by_worker)
@@ -231,11 +239,11 @@ class FrontendMetrics:
         for family in self.model_gauges.values():
             family.remove(model=model)
 
-    def worker(self, worker_id: int) -> tuple[Gauge, ...]:
+    def worker(self, worker_id: int, worker_type: str = "decode") -> tuple[Gauge, ...]:
         """What is known of the last request of one worker: prompt tokens, time to first token, time between tokens."""
         gauges = self._workers.get(worker_id)
         if gauges is None:
-            labels = {"dp_rank": "none", "worker_id": str(worker_id), "worker_type": "decode"}
+            labels = {"dp_rank": "none", "worker_id": str(worker_id), "worker_type": worker_type}
             gauges = self._workers[worker_id] = tuple(family.labels(**labels) for family in self._last)
         return gauges
 
@@ -297,6 +305,7 @@ class RequestRecord:
         "media",
         "metrics",
         "model",
+        "prefill",
         "prepared_s",
         "request_id",
         "request_type",
@@ -347,6 +356,8 @@ class RequestRecord:
         """How many tokens the model's cache keeps together; known where requests are traced."""
         self.workers: list[int] = []
         """Which worker each of its engine requests was first sent to."""
+        self.prefill: tuple[int, float] | None = None
+        """Who computed the prompt where that was not who answered, and when it was computed; 0 for not yet."""
         self.is_closed = False
         frontend.count_start(endpoint, model, self.request_type)
         frontend.open_records.add(self)
@@ -426,8 +437,12 @@ class RequestRecord:
         self.frontend.count_end(self.endpoint, self.model, self.request_type, error_type)
 
     def _note_worker(self, usage: CompletionUsage) -> None:
-        """What its worker's last request was like."""
+        """What its worker's last request was like; of two, the prompt and the first token are the prefill worker's."""
         prompt, first, between = self.frontend.worker(self.workers[-1])
+        if self.prefill is not None:
+            worker_id, done_s = self.prefill
+            prompt, first, _ = self.frontend.worker(worker_id, "prefill")
+            self.frontend.transfer.observe(max(0.0, self.first_s - (done_s or self.first_s)))
         prompt.set(usage.prompt_tokens)
         first.set(self.first_s - self.started_s)
         if usage.completion_tokens > 1:

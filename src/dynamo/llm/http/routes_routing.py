@@ -20,10 +20,12 @@ DECISIONS_MAX = 256  # As many as a router keeps.
 
 
 class ExplainedDecisions(Struct):
-    """The last decisions of a model's routers, newest first."""
+    """The last decisions of one of a model's routers, newest first."""
 
     model: str
     decisions: list[Explanation]
+    worker_type: str = "aggregated"
+    """Whom it chooses: a request of two legs is decided about by two routers."""
 
 
 class DecisionsAnswer(Struct):
@@ -54,6 +56,8 @@ class RouterState(Struct):
     is_guessing: bool
     """Whether caches are guessed because workers tell nothing of them."""
     ranks: list[RankLoad]
+    worker_type: str = "aggregated"
+    """Who they are."""
 
 
 class StateAnswer(Struct):
@@ -142,7 +146,9 @@ class RoutingPages:
         self._models = models
 
     def _routed(self) -> list[ServedModel]:
-        return [one for one in self._models.all_sets() if one.kv is not None]
+        """The prefill's before the decode's."""
+        routed = [one for one in self._models.every_set() if one.kv is not None]
+        return sorted(routed, key=lambda one: (one.name, one.answers_clients))
 
     async def decisions(self, request: Request) -> Response:
         """GET /routing/decisions."""
@@ -155,7 +161,7 @@ class RoutingPages:
         for one in self._routed():
             if model in (None, one.name) and one.kv is not None:
                 explained = one.kv.explain(request_id)
-                found.append(ExplainedDecisions(one.name, list(itertools.islice(explained, limit))))
+                found.append(ExplainedDecisions(one.name, list(itertools.islice(explained, limit)), one.worker_type))
         if model is not None and not found:
             return refuse(ErrorAnswer(404, f"model {model!r} is not routed by --router-mode kv", param="model"))
         if request_id is not None and not any(one.decisions for one in found):
@@ -231,4 +237,5 @@ def state_of(served: ServedModel) -> RouterState:
         machine.index.size,
         served.kv.is_guessing,
         ranks,
+        served.worker_type,
     )

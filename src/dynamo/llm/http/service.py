@@ -162,7 +162,7 @@ class HttpService:
             self._pipeline.abandon(self._options.limits.silence_s)
         if self._options.limits.request_s > 0:
             self._pipeline.expire(self._options.limits.request_s)
-        self._pipeline.metrics.keep_workers({worker for one in self._models.all_sets() for worker in one.worker_ids()})
+        self._pipeline.metrics.keep_workers({worker for one in self._models.every_set() for worker in one.worker_ids()})
         if self._options.keys is not None:
             self._options.keys.refresh()
         if self._options.identity is not None:

@@ -35,8 +35,8 @@ def router(**config: Any) -> KvPushRouter:
 
 
 def pages(*routers: KvPushRouter) -> RoutingPages:
-    served = [SimpleNamespace(name=f"m{number}", kv=one) for number, one in enumerate(routers)]
-    return RoutingPages(cast(Any, SimpleNamespace(all_sets=lambda: served)))
+    served = [SimpleNamespace(name=f"m{number}", kv=one, answers_clients=True) for number, one in enumerate(routers)]
+    return RoutingPages(cast(Any, SimpleNamespace(every_set=lambda: served)))
 
 
 async def turn(one: KvPushRouter, session: str, length: int) -> None:
