@@ -5,6 +5,7 @@ Statuses are equal everywhere, bodies wherever something was done; the words of 
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -393,3 +394,51 @@ async def test_the_selection_services_agree(peer: str, tmp_path: Path) -> None:
                 await same(theirs, ours, method, path, body)
     finally:
         await engine.close()
+
+
+async def test_selection_services_share_sessions_and_keyed_hashes(peer: str, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    ports = [free_port(), free_port()]
+    flags = [
+        *("--session-affinity-ttl-secs", "600", "--router-tracking-hash", "keyed-xxh3-v1"),
+        *("--router-tracking-key-file", str(key), "--router-tracking-key-id", "2026-01"),
+    ]
+
+    def meshed(mine: int) -> list[str]:
+        peers = f"tcp://127.0.0.1:{ports[1 - mine]}"
+        return [*flags, "--replica-sync-port", str(ports[mine]), "--replica-sync-peers", peers]
+
+    async with (
+        running(peer, "dynamo.select_service", tmp_path, *meshed(0)) as theirs,
+        running(sys.executable, "dynamo.select_service", tmp_path, *meshed(1)) as ours,
+    ):
+        for number in range(1, 9):
+            worker = {
+                "worker_id": number, "model_name": "m", "routing_group": "g", "block_size": 4,
+                "endpoint": f"http://w{number}", "kv_events_endpoint": f"tcp://127.0.0.1:{free_port()}",
+            }  # fmt: skip
+            for house in (theirs, ours):
+                assert (await house.ask("POST", "/workers", worker))[0] == 201
+        asked = {"model_name": "m", "routing_group": "g", "token_ids": PROMPT}
+
+        async def placed(house: Service, **more: Any) -> dict[str, Any]:
+            status, answer = await house.ask("POST", "/select_and_reserve", {**asked, **more})
+            assert status in (200, 201), answer
+            return dict(answer)
+
+        for salted in ({}, {"lora_name": "a", "cache_salt": "s"}):
+            assert (await placed(theirs, **salted))["sequence_hashes"] == (await placed(ours, **salted))[
+                "sequence_hashes"
+            ]
+
+        for teller, hearer in ((theirs, ours), (ours, theirs)):
+            for number in range(3):
+                async with asyncio.timeout(TIMEOUT_S):
+                    for again in itertools.count():  # What is told before a peer listens is lost.
+                        session = {"session_id": f"{teller.port}-{number}-{again}"}
+                        first = await placed(teller, **session)
+                        await asyncio.sleep(0.2)
+                        found = [(await hearer.ask("POST", "/select", {**asked, **session}))[1] for _ in range(8)]
+                        if {one["worker_id"] for one in found} == {first["worker_id"]}:
+                            break
