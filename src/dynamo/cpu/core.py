@@ -97,11 +97,11 @@ class Core:
         outcome.said, self._early = self._early, []
         tiers = self._tiers
         chunks = _in_rows(self.scheduler.plan())
-        self._trade()
         if tiers is not None:
-            tiers.carry_out(self.scheduler.pool.take_evicted())
-            if not chunks and self.has_work:
-                tiers.wait()
+            tiers.carry_out(self.scheduler.pool.take_evicted())  # Before anything is fetched into what was given up.
+        self._trade()
+        if tiers is not None and not chunks and self.has_work:
+            tiers.wait()
         if chunks:
             outcome.passed = _passed(chunks, self.scheduler.waiting)
             ending = [chunk.is_last for chunk in chunks]

@@ -9,16 +9,14 @@ Device and host are the same memory here, so that these copies are made by the e
 of what computing costs.
 """
 
-import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from xxhash import xxh3_64
-
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.cpu.attention import F32, KvCache
 from dynamo.cpu.blocks import BlockPool, Content, Evicted
+from dynamo.cpu.layout import fingerprint
 from dynamo.cpu.sequence import Sequence
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity
@@ -30,7 +28,6 @@ from dynamo.protocols.kv_events import KvEvent
 
 WAITING_MAX = 16  # Prompts whose blocks are on their way at the same time; each holds room in the host.
 WAIT_S = 0.02  # Where there is nothing else to do: how soon orders are looked at again.
-SAMPLE_BYTES = 1 << 16  # Of each file of weights, at both ends: enough to tell revisions apart.
 
 
 class CacheTiers:
@@ -155,21 +152,6 @@ def open_tiers(
     shape = cache.between(0, block_tokens).shape
     layout = BlockLayout(shape, "float32", fingerprint(model_path))
     return CacheTiers(BlockManager(config, layout, worker_id=worker_id, on_change=on_change), cache, block_tokens)
-
-
-def fingerprint(model_path: str) -> str:
-    """Equal for equal models, wherever they lie; weights are known by their sizes and by both ends of each file."""
-    digest = xxh3_64()
-    names = sorted(name for name in os.listdir(model_path) if name.endswith((".safetensors", ".bin")))
-    for name in ["config.json", *names]:
-        path = os.path.join(model_path, name)
-        size = os.path.getsize(path)
-        digest.update(f"{name}:{size}:".encode())
-        with open(path, "rb") as file:
-            digest.update(file.read(SAMPLE_BYTES))
-            file.seek(max(0, size - SAMPLE_BYTES))
-            digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
 
 
 def _identities(sequence: Sequence, first: int, end: int) -> list[Identity]:

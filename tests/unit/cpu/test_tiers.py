@@ -1,5 +1,6 @@
 """With a cache that is far too small and tiers below it, every token is the same, and less is computed."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +11,18 @@ import pytest
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.cpu.blocks import BlockPool
+from dynamo.cpu.config import CpuConfig
 from dynamo.cpu.core import Core
+from dynamo.cpu.engine import CpuEngine
 from dynamo.cpu.model import Model
 from dynamo.cpu.scheduler import Scheduler
-from dynamo.cpu.tiers import CacheTiers, fingerprint, open_tiers
+from dynamo.cpu.tiers import CacheTiers, open_tiers
 from dynamo.kv_router.events import apply
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.runs import pack
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.policies import Rule
+from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.kv_events import Cleared, KvEventData, NumberedKvEvent, Removed, Stored, WorkerKvEvent
 from dynamo.tokens.hashing import block_hashes
 
@@ -215,7 +219,37 @@ def test_routers_hear_where_every_block_is(tiered: Make, make_generation: Make, 
     index.validate()
 
 
-def test_models_are_told_apart(write_model: Make) -> None:
-    one, other = write_model(), write_model(vocab_size=64)
-    assert fingerprint(one) == fingerprint(one)
-    assert fingerprint(one) != fingerprint(other)
+async def test_an_engine_reads_its_tiers_from_the_environment(
+    write_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: type[Any]
+) -> None:
+    monkeypatch.setenv("DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS", "64")
+    monkeypatch.setenv("DYN_KVBM_DISK_CACHE_OVERRIDE_NUM_BLOCKS", "64")
+    monkeypatch.setenv("DYN_KVBM_DISK_CACHE_DIR", str(tmp_path / "disk"))
+    monkeypatch.setenv("DYN_KVBM_DISABLE_DISK_OFFLOAD_FILTER", "true")
+    told: list[tuple[Any, str]] = []
+
+    class Host:
+        metrics = MetricsRegistry()
+        worker_id = 7
+
+        def publish_kv_event(self, event: Any, dp_rank: int = 0, tier: str = "device") -> None:
+            told.append((event, tier))
+
+        def publish_load(self, load: Any) -> None: ...
+        def publish_forward_pass(self, passed: Any, dp_rank: int = 0) -> None: ...
+
+    engine = CpuEngine(CpuConfig(model_path=write_model(), block_size=4, kv_cache_blocks=16))
+    host: Any = Host()
+    config = await engine.start(host)
+    request = PreprocessedRequest("m", PROMPTS[0], StopConditions(max_tokens=4), SamplingOptions(temperature=0.0))
+    reply = heard()
+    engine.submit(request, reply)
+    deadline = time.monotonic() + PATIENCE_S
+    while {tier for _, tier in told} != {"device", "host_pinned", "disk"}:
+        assert time.monotonic() < deadline, told
+        await asyncio.sleep(0.005)
+    status = await config.routes["kvbm"]({})
+    assert status["tiers"]["host"]["stored"] == 10
+    assert "kvbm_offload_blocks_d2h 10" in host.metrics.render()
+    await engine.stop()
+    assert list((tmp_path / "disk").iterdir())
