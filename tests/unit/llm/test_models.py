@@ -327,14 +327,14 @@ async def test_a_worker_of_another_model_at_the_same_endpoint_is_not_asked(house
 class Cluster(House):
     """Workers of roles come and go, and a request is looked up."""
 
-    def __init__(self, model_dir: Path, **options: bool) -> None:
+    def __init__(self, model_dir: Path, *, enforced: bool = False) -> None:
         super().__init__(model_dir)
         self.models = Models(
             self.runtime,
             self.metrics,
             router_mode="round-robin",
             assets=FakeCache(self.worker),
-            disaggregation=DisaggregationOptions(**options),
+            disaggregation=DisaggregationOptions(enforce_disagg=enforced),
         )
         self.model_dir = model_dir
 
@@ -373,8 +373,8 @@ class Cluster(House):
 
 
 @contextlib.asynccontextmanager
-async def cluster(model_dir: Path, **options: bool) -> AsyncIterator[Cluster]:
-    made = Cluster(model_dir, **options)
+async def cluster(model_dir: Path, *, enforced: bool = False) -> AsyncIterator[Cluster]:
+    made = Cluster(model_dir, enforced=enforced)
     made.models.start()
     yield made
     await made.models.close()
@@ -417,6 +417,6 @@ async def test_prefill_workers_of_another_namespace_are_somebody_else_s(model_di
 async def test_decode_workers_that_can_compute_prompts_serve_alone_unless_it_is_forbidden(
     model_dir: Path, enforced: bool, what: str
 ) -> None:
-    async with cluster(model_dir, enforce_disagg=enforced) as there:
+    async with cluster(model_dir, enforced=enforced) as there:
         await there.come("decode", 1, local=True)
         await until(lambda: there.what() == what)
