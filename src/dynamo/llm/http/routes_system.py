@@ -66,7 +66,7 @@ class SystemPages:
             return as_json({"status": "not_ready", "stage": "draining"}, 503)
         if not self._is_sound():
             return as_json({"status": "not_ready", "stage": "discovery"}, 503)
-        sets = self._models.all_sets()
+        sets = self._models.every_set()
         found = {instance.key: instance for one in sets for instance in one.client.instances()}
         instances = list(found.values())  # Several models may stand at one endpoint, and one worker serve several.
         endpoints = sorted({f"dyn://{one.endpoint}" for one in sets if one.worker_ids()})
