@@ -26,6 +26,7 @@ class Announcement:
     command: str
     """How to type `dynamo` here."""
     is_tls: bool = False
+    prefill_workers: int = 0
 
     @property
     def url(self) -> str:
@@ -35,6 +36,8 @@ class Announcement:
     def ready(self, model: str, seconds: float) -> str:
         """All of it, for the model's served name."""
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        if self.prefill_workers:
+            workers += f" and {self.prefill_workers} for prompts"
         parts = [f"Ready in {seconds:.1f} s: {model} ({self.engine}, {workers}) at {self.url}"]
         if self.engine == "mocker":
             parts.append(MOCKER_TRUTH)

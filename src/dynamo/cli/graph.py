@@ -1,7 +1,7 @@
 """Graph: which processes a `dynamo serve` owns, and what each is told. Pure."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 FRONTEND = "frontend"
@@ -52,11 +52,15 @@ def plan(
     *,
     engine: str,
     workers: int,
+    prefill_workers: int = 0,
     frontend_flags: Sequence[str] = (),
     engine_flags: Sequence[str] = (),
     verbose: bool = False,
 ) -> Graph:
-    """One frontend and `workers` engines over file discovery, TCP requests and ZMQ events."""
+    """One frontend and `workers` engines over file discovery, TCP requests and ZMQ events.
+
+    With `prefill_workers` these compute the prompts, and the others go on from them.
+    """
     shared = {
         **PLANES,
         "DYN_FILE_KV": place.discovery,
@@ -73,13 +77,22 @@ def plan(
         frontend=frontend,
         workers=tuple(
             Process(
-                name=f"worker-{number}",
-                command=_command(place, f"dynamo.{engine}", engine_flags),
-                variables=shared | grace | _system_port(place.variables, number - 1),
+                name=name,
+                command=_command(place, f"dynamo.{engine}", (*engine_flags, *role_flags)),
+                variables=shared | grace | _system_port(place.variables, index),
             )
-            for number in range(1, workers + 1)
+            for index, (name, role_flags) in enumerate(_roles(workers, prefill_workers))
         ),
     )
+
+
+def _roles(workers: int, prefill_workers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The workers' names, and what each is told of its part."""
+    decode = ("--disaggregation-mode=decode",) if prefill_workers else ()
+    for number in range(1, workers + 1):
+        yield f"worker-{number}", decode
+    for number in range(1, prefill_workers + 1):
+        yield f"prefill-{number}", ("--disaggregation-mode=prefill",)
 
 
 def _command(place: Place, module: str, flags: Sequence[str]) -> tuple[str, ...]:

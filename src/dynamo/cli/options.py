@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dynamo.backend.config import DisaggregatedOptions
+from dynamo.backend.disagg import DisaggregationMode
 from dynamo.cli.graph import PLANES
 from dynamo.core.config import as_flags, build_parser, from_namespace, option
 from dynamo.core.errors import ConfigError
@@ -26,6 +28,12 @@ class ServeConfig:
     )
     engine: str = option("cpu", "--engine", "DYN_SERVE_ENGINE", "What computes the tokens", choices=ENGINES)
     workers: int = option(1, "--workers", "DYN_SERVE_WORKERS", "Engine processes behind the frontend")
+    prefill_workers: int = option(
+        0,
+        "--prefill-workers",
+        "DYN_SERVE_PREFILL_WORKERS",
+        "Further engine processes, which compute the prompts; the others go on from what they computed",
+    )
     verbose: bool = option(
         False, "--verbose", None, "Show the processes' own logs here; naming a level in DYN_LOG does too"
     )
@@ -33,6 +41,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= WORKERS_MAX:
             raise ConfigError(f"--workers {self.workers}: expected 1 to {WORKERS_MAX}")
+        if not 0 <= self.prefill_workers <= WORKERS_MAX:
+            raise ConfigError(f"--prefill-workers {self.prefill_workers}: expected 0 to {WORKERS_MAX}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +64,11 @@ class Options:
     def engine_flags(self, cores: int) -> list[str]:
         """What each engine's command line says, as far as it differs from the defaults; engines share the cores."""
         flags = as_flags(self.engine)
-        if self.serve.engine == "cpu" and self.engine.threads is None and self.serve.workers > 1:
+        processes = self.serve.workers + self.serve.prefill_workers
+        if self.serve.engine == "cpu" and self.engine.threads is None and processes > 1:
             from dynamo.cpu.blas import suitable_threads
 
-            flags.append(f"--threads={suitable_threads(self.engine.directory, self.serve.workers, cores)}")
+            flags.append(f"--threads={suitable_threads(self.engine.directory, processes, cores)}")
         return flags
 
 
@@ -77,6 +88,8 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
     config = from_namespace(ServeConfig, whole.parse_args(list(argv)))
     engine = _own(engine_type, _with_model(argv, config), variables)
     frontend = _own(FrontendConfig, argv, variables)
+    if config.prefill_workers:
+        _check_roles(config, engine)
     if frontend.interactive:
         raise ConfigError("--interactive: dynamo serve has no conversation; dynamo chat talks to what it serves")
     if frontend.kserve_grpc_server:
@@ -94,6 +107,14 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
         engine=engine,
         is_demo=engine.model_path is None,
     )
+
+
+def _check_roles(config: ServeConfig, engine: Any) -> None:
+    """Raises `ConfigError` where an engine's processes cannot be told which part of a request is theirs."""
+    if not isinstance(engine, DisaggregatedOptions):
+        raise ConfigError(f"--prefill-workers {config.prefill_workers}: --engine {config.engine} has no such workers")
+    if engine.role is not DisaggregationMode.AGGREGATED:
+        raise ConfigError("--prefill-workers and --disaggregation-mode: expected one of them")
 
 
 def config_of(engine: str) -> tuple[type[Any], Sequence[Waiting]]:

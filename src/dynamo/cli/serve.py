@@ -40,6 +40,7 @@ def serve(argv: list[str], started: float) -> int:
         ),
         engine=chosen.serve.engine,
         workers=chosen.serve.workers,
+        prefill_workers=chosen.serve.prefill_workers,
         frontend_flags=chosen.frontend_flags(port),
         engine_flags=chosen.engine_flags(cores()),
         verbose=chosen.serve.verbose,
@@ -47,6 +48,7 @@ def serve(argv: list[str], started: float) -> int:
     announcement = Announcement(
         engine=chosen.serve.engine,
         workers=chosen.serve.workers,
+        prefill_workers=chosen.serve.prefill_workers,
         is_demo=chosen.is_demo,
         host=host,
         port=port,

@@ -65,3 +65,16 @@ def test_workers_end_at_once_because_the_frontend_has_drained_before_them() -> N
     assert worker.variables[GRACE_VARIABLE] == "0"
     (worker,) = plan(place(**{GRACE_VARIABLE: "3"}), engine="cpu", workers=1).workers
     assert worker.variables[GRACE_VARIABLE] == "3"
+
+
+def test_prefill_workers_compute_prompts_and_the_others_go_on_from_them() -> None:
+    graph = plan(
+        place(DYN_SYSTEM_PORT="9000"), engine="cpu", workers=2, prefill_workers=1, engine_flags=["--threads=1"]
+    )
+    assert [(worker.name, worker.command[-1]) for worker in graph.workers] == [
+        ("worker-1", "--disaggregation-mode=decode"),
+        ("worker-2", "--disaggregation-mode=decode"),
+        ("prefill-1", "--disaggregation-mode=prefill"),
+    ]
+    assert [worker.variables["DYN_SYSTEM_PORT"] for worker in graph.workers] == ["9000", "9001", "9002"]
+    assert all("--threads=1" in worker.command for worker in graph.workers)

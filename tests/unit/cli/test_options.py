@@ -36,6 +36,12 @@ def test_a_flag_of_both_reaches_both() -> None:
     assert "--namespace=blue" in chosen.engine_flags(cores=1)
 
 
+def test_prefill_workers_count_where_the_cores_are_shared() -> None:
+    chosen = options("--prefill-workers", "2")
+    assert chosen.serve.prefill_workers == 2
+    assert "--threads=1" in chosen.engine_flags(cores=8)
+
+
 def test_a_default_of_the_engine_is_not_imposed_on_the_frontend() -> None:
     assert not [flag for flag in options().frontend_flags(8000) if "namespace" in flag]
 
@@ -83,6 +89,8 @@ def test_threads_that_were_chosen_stand_and_a_lone_worker_has_every_core() -> No
         (["--rooter-mode=random"], "unknown argument --rooter-mode; did you mean --router-mode?"),
         (["--max-num-seq", "2"], "unknown argument --max-num-seq; did you mean --max-num-seqs?"),
         (["--workers", "65"], "--workers 65: expected 1 to 64"),
+        (["--prefill-workers", "65"], "--prefill-workers 65: expected 0 to 64"),
+        (["--prefill-workers", "1", "--disaggregation-mode", "decode"], "expected one of them"),
         (["--workers", "two"], "--workers: 'two': expected a whole number"),
         (["--engine", "vlm"], "--engine: 'vlm': expected one of cpu, mocker"),
         (["--max-num-seqs", "0"], "--max-num-seqs 0: expected 1 or more"),
