@@ -13,7 +13,7 @@ from dynamo.llm.batches.store import FILES_MAX, StorageLimits
 from dynamo.llm.busy import Thresholds
 from dynamo.llm.http.api_options import ApiOptions
 from dynamo.llm.http.cors import Cors
-from dynamo.llm.kv_options import KvRouterOptions, router_config
+from dynamo.llm.kv_options import KvRouterOptions, check_files, router_config
 from dynamo.llm.kv_policy import RouterPolicy
 from dynamo.llm.postprocessor import REASONING_FIELD
 from dynamo.llm.prefill_options import DisaggregationOptions
@@ -246,11 +246,9 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
             raise ConfigError("--http-workers: processes do not share --discovery-backend mem")
         Cors.of(self.cors_origins)
         backends_wanted(self.tokenizer, falls_back=self.tokenizer_fallback)
-        self.check_disaggregation(
-            self.mode,
-            router_config(self, 1),
-            None if self.policy_config is None else RouterPolicy.read(self.policy_config),
-        )
+        policy = None if self.policy_config is None else RouterPolicy.read(self.policy_config)
+        self.check_disaggregation(self.mode, router_config(self, 1), policy)
+        check_files(router_config(self, 1) if policy is None else policy.applied(router_config(self, 1)))
         if self.session_affinity_ttl_secs is not None and self.mode != RouterMode.KV.value:
             raise ConfigError("--router-session-affinity-ttl-secs needs --router-mode kv in this release")
         if min(self.batch_concurrency, self.batch_storage_bytes, self.batch_files) <= 0:

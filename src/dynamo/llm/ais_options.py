@@ -9,6 +9,7 @@ arithmetic, and the tensor-parallel size make a first estimate; the steps that w
     rate    = half of the system's dense BF16 peak x tensor-parallel size
 """
 
+import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -192,12 +193,17 @@ def estimate_of(config: Mapping[str, Any]) -> Estimate:
     peak = PEAKS.get(system.lower().replace("-", "_").partition("_")[0])
     shape = _shape(Path(model))
     if peak is None or shape is None:
-        unknown = f"system {system}" if peak is None else f"model {model}, which has no config.json here,"
-        logger.warning("%s is not known: prompts take what a mid-sized model takes, until steps are heard", unknown)
+        _say_unknown(f"system {system}" if peak is None else f"model {model}, which has no config.json here,")
         return ESTIMATE
     parameters, width = shape
     rate = peak * EFFICIENCY * config.get("tp", 1)
     return ESTIMATE[0], 2 * parameters / rate, 4 * width / rate
+
+
+@functools.cache
+def _say_unknown(what: str) -> None:
+    """Once is enough: the options are read in several places."""
+    logger.warning("%s is not known: prompts take what a mid-sized model takes, until steps are heard", what)
 
 
 def _shape(model: Path) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.active import EXPIRY_S
 from dynamo.kv_router.config import ESTIMATE, RouterConfig, Weights
 from dynamo.kv_router.index import BLOCKS_MAX
-from dynamo.kv_router.tracking import KEYED, PUBLIC, check_tracking
+from dynamo.kv_router.tracking import KEYED, PUBLIC, check_tracking, read_key
 from dynamo.llm.ais_options import AisOptions
 
 AFFINITY_TTL_MAX_S = 31_536_000  # A year, as upstream.
@@ -318,3 +318,10 @@ def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
         expiry_s=setting("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS", EXPIRY_S, float),
         blocks_max=options.index_blocks_max,
     )
+
+
+def check_files(config: RouterConfig) -> RouterConfig:
+    """The same. Raises `ConfigError` for a key that cannot be read: better now than with the first worker."""
+    if config.tracking_hash == KEYED:
+        read_key(config.tracking_key_file or "", config.tracking_key_id or "")
+    return config

@@ -6,7 +6,7 @@ from dynamo.core.config import option
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.policy import PolicyProfile
-from dynamo.llm.kv_options import KvRouterOptions, router_config
+from dynamo.llm.kv_options import KvRouterOptions, check_files, router_config
 from dynamo.llm.kv_policy import RouterPolicy
 from dynamo.protocols.discovery import EndpointId
 from dynamo.runtime.config import RuntimeOptions
@@ -46,7 +46,7 @@ class RouterOptions(RuntimeOptions, KvRouterOptions):
             raise ConfigError(f"--endpoint {self.endpoint}: {error}") from None
         if self.block_size < 1:
             raise ConfigError(f"--router-block-size {self.block_size}: expected at least 1")
-        self.meaning()
+        check_files(self.meaning()[0])
 
     def target(self) -> EndpointId:
         """Whose workers they are."""

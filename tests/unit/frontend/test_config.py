@@ -97,11 +97,24 @@ def test_what_the_kv_router_cannot_mean_is_refused(argv: list[str], said: str) -
         read(argv, {})
 
 
-def test_no_flag_of_the_kv_router_waits_any_more() -> None:
+def test_a_key_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
+    keyed = ["--router-tracking-hash", "keyed-xxh3-v1", "--router-tracking-key-id", "a", "--router-tracking-key-file"]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read([*keyed, str(tmp_path / "none")], {})
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "router: {router_tracking_hash: keyed-xxh3-v1, router_tracking_key_id: a, router_tracking_key_file: none}"
+    )
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(["--router-policy-config", str(policy)], {})
+
+
+def test_no_flag_of_the_kv_router_waits_any_more(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(bytes(32))
     config = read(
         [
             *("--shared-cache-type", "hicache", "--shared-cache-multiplier", "0.25", "--enable-session-prefix-index"),
-            *("--router-tracking-hash", "keyed-xxh3-v1", "--router-tracking-key-file", "k"),
+            *("--router-tracking-hash", "keyed-xxh3-v1", "--router-tracking-key-file", str(tmp_path / "key")),
             *("--router-tracking-key-id", "a", "--router-prefill-load-model", "aic", "--router-event-threads", "8"),
             *("--aic-backend", "vllm", "--ais-system", "h200_sxm", "--ais-model-path", "org/model"),
         ],
