@@ -59,7 +59,7 @@ class SglangSimulation(Batching[Owner]):
     # Prompts.
 
     def _prompts(self, scheduled: ScheduledRequests) -> list[Sequence[Owner]]:
-        if self.partial is None and not self.waiting:
+        if self.partial is None and not self.waiting and not self.loaded:
             return []
         if self.limits.sglang.schedule_policy == "lpm" and 1 < len(self.waiting) <= LONGEST_PREFIX_MAX:
             self.waiting = deque(sorted(self.waiting, key=self._hits, reverse=True))
