@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from dynamo.backend.adapters import AdapterEngine
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.embeddings import ClassifyRequest, EmbeddingWork
 from dynamo.protocols.engine import PreprocessedRequest
@@ -61,6 +62,10 @@ class EngineConfig:
     """Further names of the model."""
     routes: Mapping[str, EngineRoute] = field(default_factory=dict)
     """What the system port answers at `/engine/<name>`: the controls that this engine has."""
+    endpoints: Mapping[str, EngineRoute] = field(default_factory=dict)
+    """Small endpoints of the worker's component: a question, an answer."""
+    adapters: AdapterEngine | None = None
+    """The engine's LoRA adapters, where it takes any."""
 
 
 class EngineHost(Protocol):

@@ -17,7 +17,9 @@ from typing import Any
 
 import msgspec
 
+from dynamo.backend.adapters import AdapterService
 from dynamo.backend.admission import Admission
+from dynamo.backend.beside import serve_beside
 from dynamo.backend.config import WorkerOptions, grace_period_s, request_queue_limit
 from dynamo.backend.disagg import DisaggregationMode, drain_timeout_s
 from dynamo.backend.drain import ControlRoutes, Service
@@ -105,6 +107,7 @@ class Worker:
         self._serving: Serving | None = None
         self._request_type: type[Any] = PreprocessedRequest
         self._card: ModelDeploymentCard | None = None
+        self._adapters: AdapterService | None = None
         self.kv_sources: dict[int, KvEventSource] = {}
         self._kv_stream: KvStreamPublisher | None = None
         self._load: WorkerMetricsPublisher | None = None
@@ -138,7 +141,8 @@ class Worker:
             await self._kv_source(config.data_parallel_start_rank + dp_rank).open()
         self._serving = await endpoint.serve(self.handle, options)
         self._card = self_hosted(card, endpoint.id, self._shown_by.show_file)
-        await self._announce(self._card)
+        await self._announce("", self._card)
+        await self._serve_beside(config, self._card)
         self.service.opened()
         logger.info(
             "worker ready: model %s, instance %x, %d blocks of %d tokens, at %s",
@@ -148,6 +152,16 @@ class Worker:
             config.kv_cache_block_size,
             endpoint,
         )
+
+    async def _serve_beside(self, config: EngineConfig, card: ModelDeploymentCard) -> None:
+        """What the engine offers beside its answers: adapters, and small endpoints."""
+        routes = dict(config.endpoints)
+        if config.adapters is not None:
+            self._adapters = AdapterService(config.adapters, card, self._announce, self._withdraw)
+            for name, route in self._adapters.routes().items():
+                self.runtime.register_engine_route(name, route)
+                routes[name] = route
+        await serve_beside(self._endpoint, routes)
 
     def handle(self, request: Request, reply: Reply) -> None:
         """A request arrived. Raises `InvalidArgument` for one that cannot be read, and what the engine raises."""
@@ -246,7 +260,8 @@ class Worker:
 
     # Discovery and quiet -------------------------------------------------------------------------------------------
 
-    async def _announce(self, card: ModelDeploymentCard) -> None:
+    async def _announce(self, suffix: str, card: ModelDeploymentCard) -> None:
+        """Shows a card: the model's own, or under a suffix one that is served beside it."""
         endpoint = self._endpoint
         record = ModelRecord(
             namespace=endpoint.id.namespace,
@@ -255,12 +270,20 @@ class Worker:
             instance_id=self.runtime.instance_id,
             card_json=card,
         )
-        await self.runtime.discovery.put(MODEL_CARDS, endpoint.record_key, json_encode(record))
+        await self.runtime.discovery.put(MODEL_CARDS, self._card_key(suffix), json_encode(record))
+
+    async def _withdraw(self, suffix: str) -> None:
+        await self.runtime.discovery.delete(MODEL_CARDS, self._card_key(suffix))
+
+    def _card_key(self, suffix: str) -> str:
+        return f"{self._endpoint.record_key}/{suffix}" if suffix else self._endpoint.record_key
 
     async def _leave(self) -> None:
         if self._serving is not None:
             await self._serving.unregister()
-        await self.runtime.discovery.delete(MODEL_CARDS, self._endpoint.record_key)
+        if self._adapters is not None:
+            await self._adapters.leave()
+        await self._withdraw("")
         for source in self.kv_sources.values():
             await source.leave()
 
@@ -271,7 +294,9 @@ class Worker:
         if self._serving is not None:
             await self._serving.register()
         if self._card is not None:
-            await self._announce(self._card)
+            await self._announce("", self._card)
+        if self._adapters is not None:
+            await self._adapters.join()
 
     async def _until_quiet(self, grace_s: float) -> None:
         """Returns when nothing runs and nothing new came for a moment, or when the grace is over."""

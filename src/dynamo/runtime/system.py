@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, BinaryIO, cast
+from urllib.parse import unquote
 
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
@@ -27,6 +28,8 @@ IDLE_S = 30.0  # A connection that asks nothing for so long is closed; so is one
 CONNECTIONS_MAX = 256  # Probes, scrapers and every frontend of a large cluster at once.
 FILE_CHUNK_BYTES = 1 << 18
 ENGINE_METHODS = frozenset({"GET", "POST"})
+ADAPTERS = "/v1/loras"
+ADAPTER_ROUTES = {"GET": "list_loras", "POST": "load_lora", "DELETE": "unload_lora"}
 REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -95,7 +98,21 @@ class SystemServer:
             if method not in ENGINE_METHODS:
                 return 405, "text/plain", f"{method} is not allowed on {path}"
             return await self._engine(path.removeprefix("/engine/"), path, body)
+        if path == ADAPTERS or path.startswith(f"{ADAPTERS}/"):
+            return await self._adapters(method, path, body)
         return _json(404, {"error": "Route not found", "message": f"Route {path} not found"})
+
+    async def _adapters(self, method: str, path: str, body: bytes) -> Answer:
+        """LoRA adapters as resources: the engine's routes for them under other words."""
+        name = ADAPTER_ROUTES.get(method)
+        if name is None:
+            return 405, "text/plain", f"{method} is not allowed on {path}"
+        if method == "DELETE":
+            body = json.dumps({"lora_name": unquote(path.removeprefix(f"{ADAPTERS}/"))}).encode()
+        status, kind, text = await self._engine(name, path, body)
+        if status == 200 and json.loads(text).get("status") == "error":
+            status = 400
+        return status, kind, text
 
     async def _engine(self, name: str, path: str, body: bytes) -> Answer:
         route = self._routes.get(name)

@@ -53,6 +53,15 @@ class Controls:
             }
         return {name: self._guarded(name, work) for name, work in found.items()}
 
+    def endpoints(self) -> dict[str, Work]:
+        """What is asked over the request plane."""
+        return {"clear_kv_blocks": self._guarded("clear_kv_blocks", self.clear_kv_blocks)}
+
+    async def clear_kv_blocks(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not await self._llm.reset_prefix_cache():
+            return {"status": "error", "message": "KV cache reset failed"}
+        return {"status": "success", "message": "KV cache cleared"}
+
     async def sleep(self, body: dict[str, Any]) -> dict[str, Any]:
         level = body.get("level", 1)
         if level not in SLEEP_LEVELS:

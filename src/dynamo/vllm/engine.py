@@ -89,6 +89,8 @@ class VllmEngine:
             data_parallel_start_rank=self._limits.first_rank,
             publishes_kv_events=publishes(settings),
             routes=controls.routes(),
+            endpoints=controls.endpoints(),
+            adapters=None if settings.lora_config is None else self._adapters,
         )
         return self.describe(config)
 
