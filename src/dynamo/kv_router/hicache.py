@@ -93,11 +93,9 @@ def page_names(tokens: Sequence[int], page_size: int, *, is_eagle: bool = False)
         data, width = as_u32(pairs), 2 * width
     else:
         data = as_u32(tokens)
-    view, name, names = memoryview(data), b"", []
-    for at in range(0, len(view) - width + 1, width):
-        digest = hashlib.sha256(name)
-        digest.update(view[at : at + width])
-        name = digest.digest()
+    sha256, name, names = hashlib.sha256, b"", []
+    for at in range(0, len(data) - width + 1, width):
+        name = sha256(name + data[at : at + width]).digest()
         names.append(name)
     return names
 
