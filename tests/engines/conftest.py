@@ -1,0 +1,178 @@
+"""Engines: the environment with vLLM in it, a tiny model, and servers that live as long as the session."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.engines.tiny_model import write_adapter, write_model
+from tests.integration.graph import free_port
+from tools.engines_env import EnginesMissing, ensure_engines, has_nixl
+
+from dynamo.core.config import environ
+
+START_S = 600.0  # An engine starts within half a minute on idle cores; these may be shared by many.
+ANSWER_S = 180.0
+PLAIN = ("--enforce-eager", "--max-num-seqs", "16", "--block-size", "32", "--dtype", "bfloat16")
+
+
+def wait_for(is_true: Callable[[], bool], what: str, seconds: float = ANSWER_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+class Servers:
+    """Processes around one discovery directory, and what is asked of them."""
+
+    def __init__(self, folder: Path, python: str, model: str) -> None:
+        self.folder = folder
+        self.python = python
+        self.model = model
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.http = httpx.Client(timeout=ANSWER_S)
+        self.port = 0
+        self.system: list[int] = []
+
+    def run(self, name: str, command: list[str], **variables: str) -> "subprocess.Popen[bytes]":
+        own = {
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "PYTHONHASHSEED": "0",
+            "DYN_TCP_RPC_HOST": "127.0.0.1",
+            "DYN_EVENT_PLANE_HOST": "127.0.0.1",
+            "DYN_DISCOVERY_BACKEND": "file",
+            "DYN_FILE_KV": str(self.folder / "kv"),
+        }
+        with open(self.folder / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env={**environ(), **own, **variables})
+        self.processes.append(process)
+        return process
+
+    def frontend(self, *argv: str) -> None:
+        self.port = free_port()
+        host = ["--http-host", "127.0.0.1", "--http-port", str(self.port)]
+        self.run("frontend", [sys.executable, "-m", "dynamo.frontend", *host, *argv])
+
+    def worker(self, name: str, *argv: str, **variables: str) -> "subprocess.Popen[bytes]":
+        port = free_port()
+        self.system.append(port)
+        command = [self.python, "-m", "dynamo.vllm", "--model", self.model, "--served-model-name", "tiny", *PLAIN]
+        return self.run(name, [*command, *argv], DYN_SYSTEM_PORT=str(port), **variables)
+
+    def vllm_server(self, *argv: str) -> str:
+        """VLLM's own OpenAI server on the same model; its address."""
+        port = free_port()
+        command = [self.python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+        self.run("vllm", [*command, "--model", self.model, "--served-model-name", "tiny", *PLAIN, *argv])
+        return f"http://127.0.0.1:{port}"
+
+    def until_ready(self, *names: str) -> None:
+        """Every process lives, and the frontend serves the models."""
+        wait_for(lambda: self._serves(names or ("tiny",)), f"not served: {self.tails()}", START_S)
+
+    def _serves(self, names: tuple[str, ...]) -> bool:
+        assert all(one.poll() is None for one in self.processes), f"a process ended: {self.tails()}"
+        return set(names) <= set(self.models())
+
+    def models(self) -> list[str]:
+        try:
+            return [one["id"] for one in self.http.get(self.url("/v1/models")).json()["data"]]
+        except httpx.TransportError:
+            return []
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def post(self, path: str, base: str | None = None, **body: Any) -> dict[str, Any]:
+        answer = self.http.post(f"{base}{path}" if base else self.url(path), json=body)
+        assert answer.status_code == 200, f"{answer.status_code}: {answer.text}\n{self.tails()}"
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def complete(self, prompt: str, base: str | None = None, **body: Any) -> dict[str, Any]:
+        """One completion, greedy unless told."""
+        given = {"model": "tiny", "prompt": prompt, "max_tokens": 24, "temperature": 0, **body}
+        return self.post("/v1/completions", base, **given)
+
+    def control(self, method: str, path: str, worker: int = 0, **body: Any) -> httpx.Response:
+        """A worker's system port."""
+        return self.http.request(method, f"http://127.0.0.1:{self.system[worker]}{path}", json=body or None)
+
+    def metric(self, name: str, worker: int = 0) -> float:
+        """The sum of a series at a worker's system port."""
+        lines = self.control("GET", "/metrics", worker).text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+    def tails(self) -> str:
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"{one.name}: {one.read_text(errors='replace')[-1500:]}" for one in logs)
+
+    def stop(self) -> None:
+        self.http.close()
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(90)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="session")
+def engines_python() -> str:
+    try:
+        return ensure_engines()
+    except EnginesMissing as error:
+        pytest.skip(f"the engines' environment cannot be made here: {error}")
+
+
+@pytest.fixture(scope="session")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="engines-") as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="session")
+def model(folder: Path) -> str:
+    return write_model(str(folder / "tiny"))
+
+
+@pytest.fixture(scope="session")
+def adapter(folder: Path) -> str:
+    return write_adapter(str(folder / "adapter"))
+
+
+@pytest.fixture(scope="session")
+def serve(engines_python: str, folder: Path, model: str) -> Iterator[Callable[[str], Servers]]:
+    """Makes a group of servers, which are stopped with the session."""
+    made: list[Servers] = []
+
+    def make(name: str) -> Servers:
+        place = folder / name
+        os.makedirs(place / "kv")
+        made.append(Servers(place, engines_python, model))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+@pytest.fixture(scope="session")
+def needs_nixl(engines_python: str) -> None:
+    if not has_nixl():
+        pytest.skip("NIXL is not installed beside vLLM")

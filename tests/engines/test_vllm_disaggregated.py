@@ -1,0 +1,84 @@
+"""Prefill and decode in two vLLM engines, whose KV blocks move by NIXL, behind our frontend."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+from tests.engines.conftest import Servers, wait_for
+from tests.engines.test_vllm_aggregated import LONG, PROMPTS, kv_events
+from tests.integration.graph import free_port
+
+from dynamo.core.config import setting
+
+pytestmark = [pytest.mark.engines, pytest.mark.usefixtures("needs_nixl")]
+
+TRANSFER = '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cpu"}'
+
+
+@pytest.fixture(scope="module")
+def aggregated(serve: Callable[[str], Servers]) -> list[str]:
+    """What one engine says that does everything itself."""
+    servers = serve("whole")
+    servers.frontend()
+    servers.worker("worker", "--enable-prefix-caching")
+    servers.until_ready()
+    said = [servers.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
+    servers.stop()
+    return said
+
+
+@pytest.fixture(scope="module")
+def graph(serve: Callable[[str], Servers], aggregated: list[str]) -> Servers:
+    servers = serve("disaggregated")
+    servers.frontend("--router-mode", "kv")
+    for core, role in enumerate(("prefill", "decode")):
+        events = ("--kv-events-config", kv_events()) if role == "prefill" else ()
+        servers.worker(
+            role, "--disaggregation-mode", role, "--enable-prefix-caching", "--kv-transfer-config", TRANSFER, *events,
+            VLLM_NIXL_SIDE_CHANNEL_HOST="127.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port()),
+            VLLM_CPU_OMP_THREADS_BIND=str(core),
+        )  # fmt: skip
+    servers.until_ready()
+    return servers
+
+
+def test_24_greedy_tokens_are_those_of_one_engine(graph: Servers, aggregated: list[str]) -> None:
+    said = [graph.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
+    assert said == aggregated
+
+
+def test_the_blocks_were_moved_and_not_computed_twice(graph: Servers) -> None:
+    before = graph.metric("vllm:external_prefix_cache_hits_total", 1)
+    found = graph.complete("nobody has asked this before, " * 8, max_tokens=4)
+    moved = graph.metric("vllm:external_prefix_cache_hits_total", 1) - before
+    assert moved >= found["usage"]["prompt_tokens"] - 32
+    assert graph.metric("vllm:nixl_bytes_transferred_sum", 1) > 0
+
+
+def test_a_second_turn_finds_the_prefill_workers_blocks(graph: Servers) -> None:
+    graph.complete(LONG, max_tokens=4)
+    found = graph.complete(LONG + " and more", max_tokens=4)
+    assert found["choices"][0]["text"]
+
+
+def test_the_released_frontend_serves_both_roles(graph: Servers, aggregated: list[str]) -> None:
+    home = setting("DYNAMO_PEER_HOME", "", str)
+    python = os.path.join(home, "venv", "bin", "python")
+    if not home or not os.path.exists(python):
+        pytest.skip("the released Dynamo is not here: DYNAMO_PEER_HOME names its environment")
+    ours, graph.port = graph.port, free_port()
+    command = [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(graph.port)]
+    graph.run("peer", [*command, "--discovery-backend", "file"], HOME=str(graph.folder))
+    try:
+        graph.until_ready()
+        wait_for(lambda: _answers(graph), f"the released frontend never answered: {graph.tails()}")
+        said = [graph.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
+        assert said == aggregated
+    finally:
+        graph.processes.pop().terminate()
+        graph.port = ours
+
+
+def _answers(servers: Servers) -> bool:
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+    return servers.http.post(servers.url("/v1/completions"), json=body).status_code == 200
