@@ -1,0 +1,171 @@
+"""KV transfer: how fast blocks get from one process into another, by each way, against memcpy in the same run.
+
+    python -m benchmarks.kv_transfer [--mib 256] [--rounds 7]
+
+The source is a process of its own and holds a cache in the form of a small model's (28 layers, 8 heads, blocks of 16
+tokens); the puller fills blocks of its own cache, which lie elsewhere and in another order. `memcpy` is the same copy
+within one process: nothing that crosses a border can be faster. NIXL is measured where it is installed.
+"""
+
+import argparse
+import json
+import multiprocessing
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from dynamo.kvbm.transfer import nixl, shared
+from dynamo.kvbm.transfer.base import Deadline, Descriptor, Layout, PullMember, Region
+from dynamo.kvbm.transfer.nixl import NixlAgent, NixlPuller
+from dynamo.kvbm.transfer.puller import Puller
+from dynamo.kvbm.transfer.shared import SharedMemoryPuller, SharedPages
+from dynamo.kvbm.transfer.source import Source, SourceOptions
+from dynamo.kvbm.transfer.tcp import TcpPuller
+
+LAYOUT = Layout(model="bench", dtype="float16", item_bytes=2, block_tokens=16, layers=28, kv_heads=8, head_dim=128)
+DEADLINE_S = 120.0
+MIB, GB = 2**20, 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way, measured."""
+
+    name: str
+    seconds: float
+    size: int
+
+    @property
+    def gb_s(self) -> float:
+        return self.size / self.seconds / GB
+
+
+def source_process(way: str, blocks: int, line: Connection) -> None:
+    """Publishes all of its blocks whenever it is asked, until it is told to end."""
+    size = blocks * LAYOUT.block_bytes
+    pages = SharedPages(size) if way == "shm" else None
+    memory = np.empty(size, np.uint8) if pages is None else pages.array
+    memory[:] = np.arange(size // 8, dtype=np.uint64).view(np.uint8)
+    region = Region(LAYOUT, memory)
+    agent = NixlAgent(region) if way == "nixl" else None
+    source = Source(region, lambda _: None, SourceOptions(host="127.0.0.1"), pages=pages, agent=agent)
+    source.start()
+    while line.recv():
+        descriptor = source.publish(range(blocks))
+        assert descriptor is not None, "the source holds too much"
+        line.send(descriptor.to_builtins())
+    source.close()
+
+
+@contextmanager
+def source_of(way: str, blocks: int) -> Iterator[Callable[[], Descriptor]]:
+    """A source in a process of its own; each call publishes anew."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=source_process, args=(way, blocks, theirs), daemon=True)
+    process.start()
+
+    def publish() -> Descriptor:
+        ours.send(True)
+        assert ours.poll(DEADLINE_S), "the source is silent"
+        return Descriptor.read(ours.recv())
+
+    try:
+        yield publish
+    finally:
+        ours.send(False)
+        process.join(10)
+        process.kill()
+
+
+def member_of(way: str, region: Region) -> PullMember:
+    """The puller's side of a way."""
+    if way == "shm":
+        return SharedMemoryPuller(region)
+    tcp = TcpPuller(region, is_checked=way == "tcp+digest")
+    return NixlPuller(NixlAgent(region), tcp) if way == "nixl" else tcp
+
+
+def pairs_of(blocks: int) -> list[tuple[int, int]]:
+    """Runs of eight blocks, in another order than they lie in at the source."""
+    runs = [range(first, min(first + 8, blocks)) for first in range(0, blocks, 8)]
+    order = [block for run in reversed(runs) for block in run]
+    return list(enumerate(order))
+
+
+def measure(way: str, blocks: int, rounds: int) -> Row:
+    """The median of some rounds after one that makes acquaintance; what arrives is looked at."""
+    region = Region(LAYOUT, np.zeros(blocks * LAYOUT.block_bytes, np.uint8))
+    puller = Puller(region, [member_of(way, region)])
+    pairs = pairs_of(blocks)
+    times = []
+    with source_of(way, blocks) as publish:
+        for _ in range(rounds + 1):
+            descriptor = publish()
+            began = time.perf_counter()
+            puller.pull(descriptor, pairs, Deadline.after(DEADLINE_S))
+            times.append(time.perf_counter() - began)
+            puller.release(descriptor)
+    want = np.arange(region.flat.size // 8, dtype=np.uint64).view(np.uint8).reshape(region.pages.shape)
+    for place, block in pairs[:: max(1, blocks // 16)]:
+        assert (region.pages[:, block] == want[:, place]).all(), f"block {block} is wrong"
+    puller.close()
+    return Row(way, statistics.median(times[1:]), region.flat.nbytes)
+
+
+def measure_memcpy(blocks: int, rounds: int) -> list[Row]:
+    """One long copy, and the same blocks in the same order as the others move them."""
+    source = Region(LAYOUT, np.arange(blocks * LAYOUT.block_bytes // 8, dtype=np.uint64).view(np.uint8))
+    region = Region(LAYOUT, np.zeros(blocks * LAYOUT.block_bytes, np.uint8))
+    pairs = pairs_of(blocks)
+    works: dict[str, Callable[[], Any]] = {
+        "memcpy, one piece": lambda: np.copyto(region.flat, source.flat),
+        "memcpy, block by block": lambda: region.copy(source, pairs),
+    }
+    rows = []
+    for name, work in works.items():
+        times = []
+        for _ in range(rounds + 1):
+            began = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - began)
+        rows.append(Row(name, statistics.median(times[1:]), region.flat.nbytes))
+    return rows
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=256, help="Size of a transfer")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    blocks = max(1, options.mib * MIB // LAYOUT.block_bytes)
+    ways = [
+        *(["shm"] if shared.is_available() else []),
+        "tcp",
+        "tcp+digest",
+        *(["nixl"] if nixl.is_available() else []),
+    ]
+    rows = measure_memcpy(blocks, options.rounds) + [measure(way, blocks, options.rounds) for way in ways]
+    if options.json:
+        print(json.dumps([{"way": row.name, "gb_s": row.gb_s, "bytes": row.size} for row in rows]))
+        return
+    print(f"{blocks} blocks of {LAYOUT.block_bytes // 1024} KiB, {rows[0].size / MIB:.0f} MiB; {platform.processor() or platform.machine()}")  # fmt: skip
+    for row in rows:
+        print(
+            f"  {row.name:24s} {row.gb_s:7.2f} GB/s  {row.seconds * 1000:8.1f} ms  {row.gb_s / rows[1].gb_s:5.2f} of memcpy"
+        )
+    if "nixl" not in ways:
+        print("  nixl                     not installed (pip install 'dynamo-serve[nixl]')")
+
+
+if __name__ == "__main__":
+    main()
