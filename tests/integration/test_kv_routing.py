@@ -113,7 +113,7 @@ def test_prefixes_stay_with_their_holders_and_a_killed_holder_costs_no_answer(
         assert (told["worker_id"], told["device_blocks"] > 4) == (worker, True)
         assert told["header"].startswith(f"worker={worker}; rank=0; device={told['device_blocks']}; host=0; disk=0; ")
     last = graph.chat(3)
-    explained = graph.route("explain", last["id"].removeprefix("chatcmpl-"))
+    explained = graph.route("explain", last["id"])
     assert all(f"{worker:x}" in explained or str(worker) in explained for worker in set(holders.values()))
     state = graph.route("state")
     assert "m" in state
@@ -217,3 +217,53 @@ def test_durable_events_tell_a_new_frontend_what_the_workers_hold(open_graphs: l
             wait_for(lambda: second.workers() == 2, "the workers never appeared")
             wait_for(lambda: second.knows(0), "the new frontend never learnt of the blocks")
             assert {number: second.chat(number)["worker_id"] for number in holders} == holders
+
+
+def test_a_session_goes_to_one_worker_through_either_of_two_frontends(
+    open_graphs: list[Routed], tmp_path: Path
+) -> None:
+    affinity = ("--router-session-affinity-ttl-secs", "600", "--enable-session-prefix-index")
+    first = graph_of(open_graphs, tmp_path, *affinity, workers=0)
+    second = graph_of(open_graphs, tmp_path, *affinity, workers=0)
+    for _ in range(2):
+        first.mocker(*QUICK)
+    wait_for(lambda: first.workers() == second.workers() == 2, "the workers never came")
+
+    def is_shared(number: int) -> bool:
+        """Whether a new session's turns meet, though their prompts have nothing in common."""
+        header = {"x-dynamo-session-id": f"s{number}-{len(seen)}"}
+        seen.append(first.chat(100 * number, headers=header)["worker_id"])
+        return all(second.chat(100 * number + turn, headers=header)["worker_id"] == seen[-1] for turn in range(1, 7))
+
+    seen: list[int] = []
+    for number in range(3):
+        wait_for(partial(is_shared, number), "the second frontend sent the session elsewhere")
+    (sessions,) = second.http.get("/routing/sessions").json()["models"]
+    assert sessions["sessions"] >= 3
+    assert len(sessions["shown"][0]["prompts"]) == 6
+    assert "--enable-session-prefix-index" not in second.http.get("/routing/sessions").text
+
+
+def test_requests_may_ask_for_a_place(
+    open_graphs: list[Routed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_TOPOLOGY_ENABLED", "true")
+    monkeypatch.setenv("DYN_KV_TRANSFER_DOMAIN", "zone")
+    estimated = ("--router-prefill-load-model", "ais", "--ais-backend", "vllm", "--ais-system", "h200_sxm")
+    graph = graph_of(open_graphs, tmp_path, *estimated, "--ais-model-path", str(tmp_path), workers=0)
+    for zone in ("a", "b"):
+        mount = tmp_path / zone
+        mount.mkdir()
+        (mount / "zone").write_text(zone)
+        monkeypatch.setenv("DYN_TOPOLOGY_MOUNT_PATH", str(mount))
+        graph.mocker(*QUICK)
+    wait_for(lambda: graph.workers() == 2, "the workers never came")
+
+    def place(zone: str, number: int) -> int:
+        wanted = {"required_taints": [f"dynamo.topology/zone={zone}"]}
+        told = {"extra_fields": ["routing", "timing"], "routing_constraints": wanted}
+        return int(graph.chat(number, nvext=told)["worker_id"])
+
+    found = {zone: {place(zone, number) for number in range(4)} for zone in ("a", "b")}
+    assert len(found["a"]) == len(found["b"]) == 1
+    assert found["a"] != found["b"]
