@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import dynamo.cpu
+from dynamo.backend.disagg import DisaggregationMode, leg_of, prefill_output, prefill_request
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.errors import EngineShutdown
 from dynamo.llm.detokenizer import TokenTable
-from dynamo.protocols.engine import CompletionUsage, EngineOutput, PreprocessedRequest
+from dynamo.llm.prefill_plan import LOCAL_PREFILL
+from dynamo.protocols.engine import CompletionUsage, EngineOutput, PrefillResult, PreprocessedRequest
 from dynamo.protocols.load import WorkerLoad
 from dynamo.runtime.request_plane.base import Reply
 
@@ -93,6 +95,8 @@ class Run:
     least: int
     prompt_tokens: int
     siblings: list["Run"]
+    promise: dict[str, int] | None = None
+    """Of a prefill: what a decode worker is told of it."""
     said: int = 0
     is_over: bool = False
     timer: asyncio.TimerHandle | None = None
@@ -105,7 +109,21 @@ Worked = Callable[[str], None]
 class ScriptedEngine:
     """An `LLMEngine`."""
 
-    def __init__(self, language: Language, name: str, character: Character, rng: random.Random, worked: Worked) -> None:
+    def __init__(
+        self,
+        language: Language,
+        name: str,
+        character: Character,
+        rng: random.Random,
+        worked: Worked,
+        *,
+        role: DisaggregationMode = DisaggregationMode.AGGREGATED,
+        meets: bool = False,
+        prefills_locally: bool = False,
+    ) -> None:
+        self._role = role
+        self._meets = meets
+        self._prefills_locally = prefills_locally
         self.runs: dict[Reply, list[Run]] = {}
         self.is_stuck = False
         self.is_mended = False
@@ -127,6 +145,9 @@ class ScriptedEngine:
             total_kv_blocks=BLOCKS,
             max_num_seqs=64,
             max_num_batched_tokens=CONTEXT_LENGTH,
+            bootstrap_host="meeting" if self._meets else None,
+            bootstrap_port=7 if self._meets else None,
+            runtime_data={LOCAL_PREFILL: True} if self._prefills_locally else {},
         )
 
     def submit(self, request: PreprocessedRequest, reply: Reply) -> None:
@@ -134,11 +155,21 @@ class ScriptedEngine:
             raise EngineShutdown("the engine is not running")
         runs: list[Run] = []
         prompt = request.token_ids
+        promise: dict[str, int] | None = None
+        if self._role is DisaggregationMode.PREFILL:
+            request = prefill_request(request)
+            promise = {"state": Language.state(prompt)}
+        elif self._role is DisaggregationMode.DECODE:
+            leg = leg_of(request)
+            if isinstance(leg, PrefillResult):
+                assert leg.disaggregated_params == {"state": Language.state(prompt)}, "the blocks of another prompt"
+            elif leg is None:
+                assert self._prefills_locally, "nobody computed the prompt"
         stop = request.stop_conditions
         limit = stop.max_tokens if stop.max_tokens is not None else CONTEXT_LENGTH - len(prompt)
         for index in range(request.sampling_options.n or 1):
             state = Language.state(prompt, index)
-            runs.append(Run(reply, index, state, limit, stop.min_tokens or 0, len(prompt), runs))
+            runs.append(Run(reply, index, state, limit, stop.min_tokens or 0, len(prompt), runs, promise))
         self.runs[reply] = runs
         for run in runs:
             self._schedule(run)
@@ -217,7 +248,10 @@ class ScriptedEngine:
         is_last = all(one.is_over for one in run.siblings)
         reason = "eos" if tokens[-1] == self._language.eos else "length"
         usage = CompletionUsage(run.prompt_tokens, run.said, run.prompt_tokens + run.said)
-        run.reply.item(EngineOutput(tokens, run.index, finish_reason=reason, completion_usage=usage))
+        if run.promise is not None:
+            run.reply.item(prefill_output(tokens, run.promise, usage))
+        else:
+            run.reply.item(EngineOutput(tokens, run.index, finish_reason=reason, completion_usage=usage))
         if is_last:
             self.runs.pop(run.reply, None)
             run.reply.finish()

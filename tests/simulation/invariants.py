@@ -98,8 +98,19 @@ def _judge_frontend(world: "World", frontend: "FrontendMember") -> None:
         for gauge in ("inflight", "active", "queued"):
             value = getattr(series, gauge).value
             must(value == 0, f"{model}: the gauge of {gauge} requests says {value}")
+    for one in frontend.models.every_set():
+        if not one.answers_clients:
+            under_way = one.client._router._inflight
+            must(not under_way, f"{one.name}: {under_way} prefills are counted as under way")
+        if not one.answers_clients and one.kv is not None:
+            one.kv.machine.validate()
+            must(not len(one.kv.machine.active), f"{one.name}: the KV router counts prefills that are over")
+            must(not one.kv._prefilling, f"{one.name}: the KV router waits for prefills that are over")
     listening = sum(process is frontend.process for topic in world.ether.topics.values() for process, _ in topic)
-    monitors = sum((one.monitor is not None) + (one.kv is not None) for one in frontend.models.all_sets())
+    monitors = sum(
+        (one.monitor is not None) + (one.kv is not None and one.kv.view is not None)
+        for one in frontend.models.every_set()
+    )
     must(listening == monitors, f"{listening} subscribers for {monitors} sets that listen")
     tasks = [task.get_name() for task in frontend.process.tasks]
     must(all(task.startswith(LASTING_TASKS) for task in tasks), f"tasks {tasks}")

@@ -8,10 +8,11 @@ from unittest import mock
 import msgspec
 
 from dynamo.backend.admission import Admission, Ticket
-from dynamo.llm import migration
+from dynamo.llm import migration, prefill_router
 from dynamo.llm.generation import Generation
 from dynamo.llm.http.answers import BaseAnswer, StreamAnswer
 from dynamo.llm.models import ServedModel
+from dynamo.llm.prefill_leg import PrefillLeg
 from dynamo.runtime.client import Client
 from dynamo.runtime.discovery.base import Watch
 from dynamo.runtime.event_plane.memory import MemorySubscriber
@@ -226,6 +227,20 @@ def never_unsubscribes() -> Iterator[None]:
         yield
 
 
+def counts_a_prefill_for_ever() -> AbstractContextManager[Any]:
+    return mock.patch.object(PrefillLeg, "release", ignore)
+
+
+@contextmanager
+def hands_on_a_result_of_another_prompt() -> Iterator[None]:
+    def leg(request: Any, *more: Any) -> Any:
+        return real(msgspec.structs.replace(request, token_ids=request.token_ids[:4]), *more)
+
+    real = prefill_router.prefill_leg
+    with mock.patch.object(prefill_router, "prefill_leg", leg):
+        yield
+
+
 MUTANTS: Mapping[str, Mutant] = {
     mutant.__name__: mutant
     for mutant in (
@@ -248,5 +263,7 @@ MUTANTS: Mapping[str, Mutant] = {
         takes_a_broken_stream_for_complete,
         takes_the_slow_for_silent,
         never_unsubscribes,
+        counts_a_prefill_for_ever,
+        hands_on_a_result_of_another_prompt,
     )
 }

@@ -11,6 +11,8 @@ from dynamo.llm.busy import Thresholds
 HEAL_AT_S = 22.0
 """Faults and requests come before; then everything is mended."""
 CALM_ODDS = 0.1
+ROLES_ODDS = 0.25
+"""So many worlds have prefill and decode workers."""
 
 FAULTS = {
     "kill worker": 4,
@@ -53,6 +55,12 @@ class Scenario:
     frontends: int = 1
     workers: dict[str, int] = field(default_factory=dict)
     """Model to number of workers."""
+    prefills: int = 0
+    """Workers that compute the prompts of the first model; 0: its workers do all of it."""
+    meets: bool = False
+    """Whether both legs of its requests are sent at once."""
+    prefills_locally: bool = False
+    """Whether its decode workers can compute a prompt themselves."""
     has_sockets: bool = False
     """Whether the request plane is TCP."""
     router_mode: str = "round-robin"
@@ -78,6 +86,10 @@ class Scenario:
         if rng.random() < 0.25:
             scenario.workers["beta"] = rng.randint(1, 2)
         scenario.router_mode = rng.choice(("round-robin", "random", "power-of-two", "least-loaded", "kv"))
+        roles = random.Random(f"roles {seed}")
+        if roles.random() < ROLES_ODDS:
+            scenario.prefills = roles.randint(1, 3)
+            scenario.meets, scenario.prefills_locally = roles.random() < 0.3, roles.random() < 0.3
         scenario.migrations = rng.choice((0, 1, 3, 8, 8))
         scenario.migrated_tokens_max = rng.choice((None, None, None, 30))
         scenario.silence_s = rng.uniform(3.0, 9.0)

@@ -21,6 +21,7 @@ def test_every_promise_is_kept_under_every_seed() -> None:
     assert report.failures == [], "\n" + "\n".join(report.failures)
     if SEEDS >= 200:  # So many have seen everything that can go wrong.
         wanted = [*(f"fault: {kind}" for kind in FAULTS), "messages lost", "doubled", "held back", "clients that left"]
+        wanted += ["prefills done", "prefills done again"]
         wanted += ["answers complete", "streams that moved", "answers 503", "answers 504", "answers 529"]
         assert [what for what in wanted if not report.seen[what]] == []
 

@@ -23,7 +23,8 @@ from tests.simulation.request_plane import SimPlane, SocketPlane, Watched, Witne
 from tests.simulation.scenario import HEAL_AT_S, Fault, Scenario, draw_character
 from tests.simulation.sockets import Sockets
 
-from dynamo.backend.config import WorkerOptions
+from dynamo.backend.config import DisaggregatedOptions, WorkerOptions
+from dynamo.backend.disagg import DisaggregationMode
 from dynamo.backend.worker import Worker
 from dynamo.llm.asset_cache import AssetCache
 from dynamo.llm.detokenizer import TokenTable
@@ -34,6 +35,7 @@ from dynamo.llm.http.service import SWEEP_S
 from dynamo.llm.migration import MigrationPolicy
 from dynamo.llm.models import Models
 from dynamo.llm.pipeline import Pipeline
+from dynamo.llm.prefill_leg import PrefillLeg
 from dynamo.llm.tokenizer import BACKENDS
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.memory import MemoryEventPlane
@@ -153,20 +155,35 @@ class FrontendMember(Member):
 class WorkerMember(Member):
     """What `dynamo.backend.worker.WorkerProcess` does, with an engine of ours."""
 
-    def __init__(self, world: "World", name: str, model: str, tool_parser: str | None) -> None:
-        self.model = model
+    def __init__(
+        self, world: "World", name: str, model: str, tool_parser: str | None, role: DisaggregationMode
+    ) -> None:
+        self.model = f"{model} prefill" if role is DisaggregationMode.PREFILL else model
+        self._served = model
+        self._role = role
         self._tool_parser = tool_parser
         character = draw_character(world.rng, is_calm=world.scenario.is_calm)
         rng = random.Random(f"engine {world.scenario.seed} {name}")
-        self.engine = ScriptedEngine(world.language, model, character, rng, world.worked)
+        self.engine = ScriptedEngine(
+            world.language,
+            model,
+            character,
+            rng,
+            world.worked,
+            role=role,
+            meets=world.scenario.meets and role is DisaggregationMode.PREFILL,
+            prefills_locally=world.scenario.prefills_locally and role is DisaggregationMode.DECODE,
+        )
         self.engine.is_mended = world.is_mended
         super().__init__(world, name)
 
     async def _live(self) -> None:
         self.runtime = runtime = self._open()
-        options = WorkerOptions(
+        place = f"{self._served}_prefill" if self._role is DisaggregationMode.PREFILL else self._served
+        options = DisaggregatedOptions(
+            disaggregation_mode=self._role.value,
             namespace="sim",
-            endpoint=f"sim.{self.model}.generate",
+            endpoint=f"sim.{place}.generate",
             engine_request_limit=self.world.scenario.slots,
             tool_call_parser=self._tool_parser,
         )
@@ -205,6 +222,8 @@ class World:
         """Instance id to when its process ended."""
         self.by_part: dict[str, Sent] = {}
         """Request id as the workers see it to the request."""
+        self.prefills: list[str] = []
+        """Request ids of prefills, as often as they were begun."""
         self.disturbances: list[list[Any]] = []
         """Name of a process or of a pair, begin, and end or None: when messages may be held up."""
         self.counts: dict[str, int] = {}
@@ -232,7 +251,9 @@ class World:
     def _count(self) -> Counter[str]:
         """What happened how often."""
         network = self.network
+        prefills = Counter(self.prefills)
         seen = Counter({f"fault: {kind}": number for kind, number in self.counts.items()})
+        seen.update({"prefills done": len(prefills), "prefills done again": len(self.prefills) - len(prefills)})
         seen.update({"messages lost": network.lost, "doubled": network.doubled, "held back": network.held})
         for sent in self.requests:
             if sent.ended_s is None:
@@ -254,6 +275,10 @@ class World:
             self.violation(f"an error was logged: {text} {error!r}")
 
     def was_sent(self, heard: Watched) -> None:
+        if isinstance(heard.receiver, PrefillLeg):
+            self.prefills.append(heard.request_id)
+            self.log(heard.process.name, f"prefill of {heard.request_id[-4:]} goes to {self.names[heard.instance_id]}")
+            return
         if not isinstance(heard.receiver, Generation):
             self.log(heard.process.name, f"asks {self.names[heard.instance_id]} {heard.request_id.partition('-')[0]}")
             return
@@ -261,7 +286,7 @@ class World:
         self.by_part[part] = sent
         sent.broke_s.pop(part, None)
         workers = sent.parts.setdefault(part, [])
-        if heard.instance_id in workers:
+        if heard.instance_id in workers and not self.scenario.meets:  # It may only have waited for a prefill.
             left = invariants.untried(self, sent, workers)
             if left:
                 self.violation(
@@ -297,6 +322,8 @@ class World:
 
     def worked(self, part_id: str) -> None:
         """An engine made a token; it must not be for somebody who is not there any more."""
+        if self.scenario.prefills:
+            return  # Who computes a prompt finishes it, and its blocks are fetched, so that nothing keeps them.
         sent = self.by_part[part_id]
         over_s = sent.over_s
         now = self.loop.time()
@@ -344,6 +371,8 @@ class World:
         for model, count in scenario.workers.items():
             for _ in range(count):
                 self.add_worker(model)
+        for _ in range(scenario.prefills):
+            self.add_worker("alpha", prefills=True)
         await asyncio.sleep(START_S)
         for _ in range(scenario.requests):
             self._plan_request()
@@ -367,9 +396,13 @@ class World:
         self.frontends.append(member)
         return member
 
-    def add_worker(self, model: str, *, has_other_card: bool = False) -> WorkerMember:
+    def add_worker(self, model: str, *, has_other_card: bool = False, prefills: bool = False) -> WorkerMember:
         self._numbers["w"] += 1
-        member = WorkerMember(self, f"worker{self._numbers['w']}", model, OTHER_PARSER if has_other_card else None)
+        role = DisaggregationMode.AGGREGATED
+        if self.scenario.prefills and model == "alpha":
+            role = DisaggregationMode.PREFILL if prefills else DisaggregationMode.DECODE
+        parser = OTHER_PARSER if has_other_card else None
+        member = WorkerMember(self, f"worker{self._numbers['w']}", model, parser, role)
         self.workers.append(member)
         return member
 
@@ -554,8 +587,13 @@ class World:
     def _replace(self) -> None:
         """Every model has a worker."""
         for model in self.scenario.workers:
-            if not any(one.is_alive and not one.is_stopping and one.model == model for one in self.workers):
+            if not self._has(model):
                 self.add_worker(model)
+        if self.scenario.prefills and not self._has("alpha prefill"):
+            self.add_worker("alpha", prefills=True)
+
+    def _has(self, model: str) -> bool:
+        return any(one.is_alive and not one.is_stopping and one.model == model for one in self.workers)
 
     def _probe(self) -> None:
         """A plain request for every model to every frontend, more than once: it must succeed."""

@@ -153,6 +153,8 @@ class DisaggregatedDispatch(Dispatch):
                 leg = await self._send_prefill()
                 found = await self._result(leg)
             except WorkerUnavailable as error:
+                if self._generation.is_over:
+                    raise
                 if leg is not None:
                     self._blame(leg, error)
                     last = error
