@@ -4,7 +4,11 @@ Nothing is compiled here. A name that `dynamo.runtime`, `dynamo.llm` or `dynamo.
 """
 
 import importlib
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from dynamo.core.errors import ConfigError
 
 PACKAGES = ("dynamo.runtime", "dynamo.llm", "dynamo.llm.exceptions")
 ELSEWHERE = {
@@ -19,12 +23,33 @@ ELSEWHERE = {
     "get_tool_parser_names": ("dynamo.parsers.registry", "tool_call_names"),
 }
 """Upstream's names of what has another name, or no public one, here."""
+SERVICES = {
+    "run_kv_indexer": "dynamo.indexer.main",
+    "run_select_service": "dynamo.select_service.main",
+    "run_slot_tracker": "dynamo.slot_tracker.main",
+}
+"""Commands that upstream's programs call with their arguments."""
+
+
+def _service(address: str) -> Callable[[Sequence[str]], None]:
+    def run(args: Sequence[str]) -> None:
+        """Runs the service with these arguments until it is told to stop. Leaves the program where they are wrong."""
+        main: Callable[[Sequence[str]], int] = importlib.import_module(address).main
+        try:
+            main(args)
+        except ConfigError as error:
+            sys.stderr.write(f"error: {error}\n")
+            raise SystemExit(2) from None
+
+    return run
 
 
 def __getattr__(name: str) -> Any:
     if name in ELSEWHERE:
         address, actual = ELSEWHERE[name]
         return getattr(importlib.import_module(address), actual)
+    if name in SERVICES:
+        return _service(SERVICES[name])
     for package in map(importlib.import_module, PACKAGES):
         if name in package.__all__:
             return getattr(package, name)
@@ -33,4 +58,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     names = {name for package in PACKAGES for name in importlib.import_module(package).__all__}
-    return sorted({*globals(), *names, *ELSEWHERE})
+    return sorted({*globals(), *names, *ELSEWHERE, *SERVICES})

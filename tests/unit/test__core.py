@@ -28,3 +28,16 @@ def test_the_parsers_are_named() -> None:
 def test_a_name_that_is_missing_says_so() -> None:
     with pytest.raises(AttributeError, match="NoSuchName"):
         _core.NoSuchName  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["run_kv_indexer", "run_select_service", "run_slot_tracker"])
+def test_services_are_run_with_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = getattr(_core, name)
+    with pytest.raises(SystemExit) as helped:
+        run(["--help"])
+    assert helped.value.code == 0
+    assert "--port" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as refused:
+        run(["--port", "x"])
+    assert refused.value.code == 2
+    assert "--port" in capsys.readouterr().err

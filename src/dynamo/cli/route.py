@@ -14,7 +14,7 @@ HELP = """\
 dynamo route: what the KV router of a running frontend (--router-mode kv) knows
 
   dynamo route explain                the last decision: every candidate, what it holds, its load, its cost
-  dynamo route explain REQUEST_ID     that request's (the part of the response's id after chatcmpl- or cmpl-)
+  dynamo route explain REQUEST_ID     that request's, by the response's id
   dynamo route state                  load and cache of every worker
 
   --help after either lists the options.

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Sequence
 
 from dynamo.core import logging as logs
 from dynamo.core.config import load
@@ -19,9 +20,9 @@ from dynamo.llm.json_service import JsonServer, listen
 logger = logging.getLogger(__name__)
 
 
-def main() -> int:
-    """Runs the indexer until it is told to stop. Raises `ConfigError`."""
-    options = load(IndexerOptions, sys.argv[1:], prog="python -m dynamo.indexer")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the indexer until it is told to stop; without `argv`, as the command line says. Raises `ConfigError`."""
+    options = load(IndexerOptions, sys.argv[1:] if argv is None else argv, prog="python -m dynamo.indexer")
     logs.setup()
     die_with_parent()
     import uvloop

@@ -323,6 +323,12 @@ class Client:
         """Sends a value to any instance."""
         return await self._stream(request, annotated, context, mode=RouterMode.RANDOM)
 
+    async def device_aware_weighted(
+        self, request: Any, annotated: bool | None = True, context: Context | None = None
+    ) -> ResponseStream:
+        """Sends a value to the least loaded kind of device for its strength, there to the instance with the fewest."""
+        return await self._stream(request, annotated, context, mode=RouterMode.DEVICE_AWARE_WEIGHTED)
+
     async def direct(
         self, request: Any, instance_id: int, annotated: bool | None = True, context: Context | None = None
     ) -> ResponseStream:

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Sequence
 
 from dynamo.core import logging as logs
 from dynamo.core.config import load
@@ -15,9 +16,9 @@ from dynamo.select_service.routes import SelectRoutes
 logger = logging.getLogger(__name__)
 
 
-def main() -> int:
-    """Runs the service until it is told to stop. Raises `ConfigError`."""
-    options = load(SelectOptions, sys.argv[1:], prog="python -m dynamo.select_service")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the service until it is told to stop; without `argv`, as the command line says. Raises `ConfigError`."""
+    options = load(SelectOptions, sys.argv[1:] if argv is None else argv, prog="python -m dynamo.select_service")
     logs.setup()
     die_with_parent()
     import uvloop

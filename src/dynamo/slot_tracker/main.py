@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Sequence
 
 from dynamo.core import logging as logs
 from dynamo.core.clock import SystemClock
@@ -17,9 +18,9 @@ from dynamo.slot_tracker.tracker import SlotTracker
 logger = logging.getLogger(__name__)
 
 
-def main() -> int:
-    """Runs the slot tracker until it is told to stop. Raises `ConfigError`."""
-    options = load(SlotTrackerOptions, sys.argv[1:], prog="python -m dynamo.slot_tracker")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the slot tracker until it is told to stop; without `argv`, as the command line says. Raises `ConfigError`."""
+    options = load(SlotTrackerOptions, sys.argv[1:] if argv is None else argv, prog="python -m dynamo.slot_tracker")
     logs.setup()
     die_with_parent()
     import uvloop

@@ -16,6 +16,7 @@ from dynamo.llm.kv_push_router import KvPushRouter
 from dynamo.llm.models import Models, ServedModel
 
 DECISIONS_SHOWN = 20
+UUID_CHARS = 36
 DECISIONS_MAX = 256  # As many as a router keeps.
 
 
@@ -157,6 +158,8 @@ class RoutingPages:
         if isinstance(limit, Response):
             return limit
         model, request_id = wanted.get("model"), wanted.get("request_id")
+        if request_id is not None:
+            request_id = request_id[-UUID_CHARS:]  # A response's id, `chatcmpl-…`, is the request's and more.
         found = []
         for one in self._routed():
             if model in (None, one.name) and one.kv is not None:
