@@ -4,6 +4,7 @@ import pytest
 
 from dynamo.core.codec import msgpack_encode
 from dynamo.kv_router.balanced import Pace
+from dynamo.kv_router.prefill_model import PrefillModel
 from dynamo.llm.forward_pass import FORWARD_PASS_TOPIC
 from dynamo.llm.pace_listener import PaceListener
 from dynamo.protocols.discovery import EndpointId
@@ -42,3 +43,20 @@ async def test_it_hears_every_step_and_leaves_out_what_cannot_be_read(caplog: py
     assert abs(pace.prefill_token_s - 0.01) < abs(before - 0.01) or pace.prefill_token_s == pytest.approx(0.01)
     listener.hear(step(0.0))
     await runtime.shutdown()
+
+
+def test_how_long_prompts_take_is_learned_from_steps_that_compute_nothing_else() -> None:
+    runtime = DistributedRuntime(
+        None, MemoryDiscovery(MemoryStore()), lambda dispatcher, _: MemoryPlane(dispatcher, MemoryHub())
+    )
+    prefill = PrefillModel()
+    listener = PaceListener(runtime, ENDPOINT, Pace(), prefill)
+
+    listener.hear(step(1.0, num_prefill_requests=1, sum_prefill_tokens=100, num_decode_requests=3))
+    listener.hear(step(1.0, num_decode_requests=3))
+    assert prefill.steps == 0
+
+    for _ in range(64):
+        listener.hear(step(1.0, num_prefill_requests=1, sum_prefill_tokens=100, sum_prefill_kv_tokens=50))
+    assert prefill.steps == 64
+    assert prefill.seconds(100, 50) == pytest.approx(1.0, rel=0.05)
