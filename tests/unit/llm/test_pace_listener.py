@@ -45,7 +45,7 @@ async def test_it_hears_every_step_and_leaves_out_what_cannot_be_read(caplog: py
     await runtime.shutdown()
 
 
-def test_how_long_prompts_take_is_learned_from_steps_that_compute_nothing_else() -> None:
+async def test_how_long_prompts_take_is_learned_from_steps_that_compute_nothing_else() -> None:
     runtime = DistributedRuntime(
         None, MemoryDiscovery(MemoryStore()), lambda dispatcher, _: MemoryPlane(dispatcher, MemoryHub())
     )
