@@ -14,6 +14,7 @@ from dynamo.cpu.checkpoint import read_json
 from dynamo.cpu.generation import Choice, Generation, StopRules
 from dynamo.cpu.sampler import History, Sampling
 from dynamo.cpu.sequence import Sequence
+from dynamo.llm.kv_peers import HINT
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.tokens.hashing import U64, seed_of
@@ -74,12 +75,22 @@ def to_generation(request: PreprocessedRequest, reply: Reply, limits: Limits, de
     for index in range(choices):
         sequence = Sequence(request.token_ids, limits.block_tokens, hash_seed=hash_seed, leader=leader)
         sequence.priority = min(100, max(0, (routing.priority or 0) if routing else 0))
+        sequence.peer = _peer(request)
         sampling = _sampling(request, limits, defaults, seed, index)
         history = History.of(request.token_ids, limits.vocab_size) if sampling.has_penalties else None
         generation.choices.append(Choice(index, sequence, sampling, rules, history))
         leader = leader or sequence
     generation.unfinished = choices
     return generation
+
+
+def _peer(request: PreprocessedRequest) -> tuple[str, int] | None:
+    """Whom the router named as holding more of the prompt than this worker. Whatever is no such hint is none."""
+    hint = request.extra_args.get(HINT) if isinstance(request.extra_args, dict) else None
+    if not isinstance(hint, dict):
+        return None
+    address, blocks = hint.get("address"), hint.get("blocks")
+    return (address, blocks) if isinstance(address, str) and isinstance(blocks, int) and blocks > 0 else None
 
 
 def _check_prompt(tokens: list[int], limits: Limits) -> None:

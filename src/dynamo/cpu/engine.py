@@ -124,8 +124,12 @@ class CpuEngine:
         self._reporter = Reporter(host)
         config = await asyncio.to_thread(self._load)
         if self._tiers is not None:
-            config = replace(config, routes={**config.routes, "kvbm": self._tiers.route})
             self._tiers.start(host.metrics)
+            config = replace(
+                config,
+                routes={**config.routes, "kvbm": self._tiers.route},
+                runtime_data={**config.runtime_data, **self._tiers.runtime_data},
+            )
         grammars = Grammars(config.model_path, self._limits.vocab_size)
         self._compiler = Compiler(grammars, CompilerMetrics(host.metrics, config.served_model_name))
         if self._lending is not None:
@@ -239,7 +243,8 @@ class CpuEngine:
         kvbm = KvbmConfig.read()
         if kvbm.is_enabled and config.enable_prefix_caching:
             worker_id, wake = f"{self._host.worker_id:x}", lambda: self._orders.put(_Look())
-            self._tiers = open_tiers(kvbm, path, model.cache, config.block_size, worker_id, wake)
+            tls = tcp_options(options=config).tls
+            self._tiers = open_tiers(kvbm, path, model.cache, config.block_size, worker_id, wake, tls)
         self._open_transfers(model, path)
         scheduler = Scheduler(
             BlockPool(blocks, is_caching=config.enable_prefix_caching, notes_evicted=self._tiers is not None),

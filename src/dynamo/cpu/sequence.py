@@ -20,6 +20,8 @@ class Sequence:
         self.cached_tokens: int | None = None
         """How much of the prompt was found in the cache; None until the sequence first runs."""
         self.is_finished = False
+        self.peer: tuple[str, int] | None = None
+        """Another worker that holds the prompt's beginning: its address, and how many blocks."""
         self.priority = 0
         """What its blocks are worth where they are kept, from 0 to 100."""
         self.is_remote = False

@@ -21,10 +21,13 @@ from dynamo.cpu.sequence import Sequence
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity
 from dynamo.kvbm.logical.consolidator import Consolidator, Told
-from dynamo.kvbm.manager import Array, BlockManager, Outgoing, Ticket
+from dynamo.kvbm.manager import Array, BlockManager, Outgoing, Peer, Ticket
 from dynamo.kvbm.metrics import MetricsServer, show
 from dynamo.kvbm.physical.layout import BlockLayout
+from dynamo.kvbm.transfer.tcp import PLAIN
+from dynamo.llm.kv_peers import ADDRESS
 from dynamo.protocols.kv_events import KvEvent
+from dynamo.runtime.request_plane.tcp import TcpTls
 
 WAITING_MAX = 16  # Prompts whose blocks are on their way at the same time; each holds room in the host.
 WAIT_S = 0.02  # Where there is nothing else to do: how soon orders are looked at again.
@@ -53,6 +56,12 @@ class CacheTiers:
             self._server = MetricsServer(own, config.metrics_port)
         self.manager.start()
 
+    @property
+    def runtime_data(self) -> dict[str, str]:
+        """What the model's card says of it: where peers ask for blocks."""
+        address = self.manager.peer_address
+        return {} if address is None else {ADDRESS: address}
+
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
@@ -72,7 +81,10 @@ class CacheTiers:
             cached = pool.depth(hashes)
             if len(self._on_the_way()) >= WAITING_MAX:
                 return not self.manager.reaches(hashes[cached:])
-            self._tickets[sequence] = self.manager.begin(_identities(sequence, cached, len(hashes)))
+            peer: Peer | None = None
+            if sequence.peer is not None and sequence.peer[1] > cached:
+                peer = Peer(sequence.peer[0], sequence.peer[1] - cached)
+            self._tickets[sequence] = self.manager.begin(_identities(sequence, cached, len(hashes)), peer)
         ticket = self._tickets[sequence]
         return ticket is None or self.manager.is_over(ticket)
 
@@ -147,11 +159,13 @@ def open_tiers(
     block_tokens: int,
     worker_id: str,
     on_change: Callable[[], None],
+    tls: TcpTls = PLAIN,
 ) -> CacheTiers:
     """Raises `ConfigError` for tiers that cannot be."""
     shape = cache.between(0, block_tokens).shape
     layout = BlockLayout(shape, "float32", fingerprint(model_path))
-    return CacheTiers(BlockManager(config, layout, worker_id=worker_id, on_change=on_change), cache, block_tokens)
+    manager = BlockManager(config, layout, worker_id=worker_id, on_change=on_change, tls=tls)
+    return CacheTiers(manager, cache, block_tokens)
 
 
 def _identities(sequence: Sequence, first: int, end: int) -> list[Identity]:

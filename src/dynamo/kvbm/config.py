@@ -41,6 +41,10 @@ class KvbmConfig:
     """Ours: for one object."""
     onboard_timeout_s: float = 2.0
     """Ours: how long a prompt waits for its blocks before what is missing is computed."""
+    has_peers: bool = False
+    """Ours: whether other workers may copy from the host tier, and this one from theirs."""
+    peer_host: str = ""
+    """Ours: where peers reach this worker; empty: this machine's address."""
     transfer_batch: int = 16
     eviction: str = "lru"
     """Ours: `lru`, or `lfu` for upstream's levels of frequency."""
@@ -75,6 +79,11 @@ class KvbmConfig:
         }.items():
             if not 0 < seconds < float("inf"):
                 raise ConfigError(f"{name}={seconds:g}: expected more than zero")
+
+        if self.has_peers and not (self.cpu_blocks or self.cpu_cache_gb):
+            raise ConfigError(
+                "DYN_KVBM_PEERS: expected a host tier (DYN_KVBM_CPU_CACHE_GB), from which blocks are lent"
+            )
 
     @property
     def is_enabled(self) -> bool:
@@ -124,6 +133,8 @@ class KvbmConfig:
             object_write_through=of("OBJECT_WRITE_THROUGH", True, read_bool),
             object_timeout_s=of("OBJECT_TIMEOUT_SECS", 5.0, float),
             onboard_timeout_s=of("ONBOARD_TIMEOUT_SECS", 2.0, float),
+            has_peers=of("PEERS", False, read_bool),
+            peer_host=of("PEER_HOST", "", str),
             transfer_batch=of("TRANSFER_BATCH_SIZE", 16, int),
             eviction=of("EVICTION_POLICY", "lru", _one_of("lru", "lfu")),
             to_host=setting("KVBM_OFFLOAD_G1_TO_G2_POLICIES", (Rule.PRESENCE,), read_rules, known),

@@ -23,10 +23,14 @@ from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity, Tier
 from dynamo.kvbm.logical.book import Copy
 from dynamo.kvbm.logical.pool import Change
+from dynamo.kvbm.peers import PeerBlocks, PeerServer
 from dynamo.kvbm.physical.disk import DiskFull
 from dynamo.kvbm.physical.layout import BlockLayout, Corrupt
 from dynamo.kvbm.physical.objects import ObjectFailure, ObjectStore
 from dynamo.kvbm.tiers import open_tiers
+from dynamo.kvbm.transfer.base import TransferError
+from dynamo.kvbm.transfer.tcp import PLAIN
+from dynamo.runtime.request_plane.tcp import TcpTls
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +40,8 @@ Fill = Callable[[Array], None]
 
 ONBOARDERS = 2  # One may wait for an object store while the other reads from disk.
 TICKETS_MAX = 256  # Prompts that wait for their blocks; one more computes them.
+PEER_BATCH = 4096  # A peer is asked once for a prefix, however long.
+LENT_SHARE = 4  # At most one block of so many is held for peers.
 PAUSE_S = 30.0  # After a failed write nothing is written to a tier for so long: a full disk does not empty itself.
 FLUSH_S = 2.0  # At the end: for what waits to be written.
 IDLE_S = 60.0  # A thread without work looks again, though it is woken for work.
@@ -49,12 +55,22 @@ class Outgoing:
     fill: Fill
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another worker that holds a prefix."""
+
+    address: str
+    blocks: int
+    """How many of the blocks that are asked for, from the first on."""
+
+
 @dataclass(eq=False, slots=True)
 class Ticket:
     """A prefix on its way into the host."""
 
     deadline: float
     copies: deque[Copy]
+    peer: "Peer | None" = None
     held: list[int] = field(default_factory=list)
     is_done: bool = False
     is_ended: bool = False
@@ -70,6 +86,7 @@ class Traffic:
     object_write_failures: int = 0
     disk_write_failures: int = 0
     disk_read_failures: int = 0
+    peer_failures: int = 0
     tickets: int = 0
     tickets_late: int = 0
     """Prompts that were computed because their blocks did not come in time."""
@@ -87,6 +104,7 @@ class BlockManager:
         store: ObjectStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[], None] = lambda: None,
+        tls: TcpTls = PLAIN,
     ) -> None:
         """`on_change` is called, on any thread, when a thread changed what the tiers hold.
 
@@ -99,6 +117,10 @@ class BlockManager:
         self._on_change = on_change
         tiers = open_tiers(config, layout, worker_id=worker_id, store=store)
         self.book, self.host, self._disk, self._objects = tiers.book, tiers.host, tiers.disk, tiers.objects
+        self._pages = tiers.pages
+        self._tls = tls
+        self._peers: PeerBlocks | None = None
+        self._server: PeerServer | None = None
         self._lock = threading.Lock()
         self._has_work = threading.Condition(self._lock)
         self._is_over = threading.Condition(self._lock)
@@ -108,11 +130,22 @@ class BlockManager:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Starts the threads, and serves peers. Raises `ConfigError` where it cannot."""
+        if self.config.has_peers:
+            self._peers = PeerBlocks(self.host, tls=self._tls)
+            self._server = PeerServer(
+                self.host,
+                self._pages,
+                self._lend,
+                self.release,
+                host=self.config.peer_host,
+                blocks_max=max(1, self.book.host.total // LENT_SHARE),
+                tls=self._tls,
+            )
         writers = {Tier.DISK: self._write_disk, Tier.OBJECT: self._write_objects}
         for tier in self.book.lower:
             self._start(f"offload-{tier.name.lower()}", self._run_offloads, tier, writers[tier])
-        if self.book.lower:
+        if self.book.lower or self._peers is not None:
             for number in range(ONBOARDERS):
                 self._start(f"onboard-{number}", self._run_onboards)
 
@@ -123,6 +156,9 @@ class BlockManager:
                 self._close_by = self._clock() + FLUSH_S
             self._has_work.notify_all()
             self._is_over.notify_all()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         for thread in self._threads:
             thread.join(FLUSH_S * 2 + self.config.object_timeout_s)
             if thread.is_alive():
@@ -133,6 +169,13 @@ class BlockManager:
             self._disk.close()
         if self._objects is not None:
             self._objects.store.close()
+        if self._peers is not None and is_quiet:
+            self._peers.close()
+
+    @property
+    def peer_address(self) -> str | None:
+        """Where peers ask for blocks; None where they cannot."""
+        return None if self._server is None else self._server.address
 
     # From and to the device.
 
@@ -178,19 +221,20 @@ class BlockManager:
 
     # From slower tiers.
 
-    def begin(self, identities: Sequence[Identity]) -> Ticket | None:
-        """Brings the longest prefix into the host that slower tiers have; None if there is nothing to wait for."""
+    def begin(self, identities: Sequence[Identity], peer: Peer | None = None) -> Ticket | None:
+        """Brings the longest prefix into the host that slower tiers or a peer have; None: there is nothing to wait for."""
         now = self._clock()
+        from_peer = peer.blocks if peer is not None and self._peers is not None else 0
         with self._lock:
             if self._close_by is not None or len(self._tickets) >= TICKETS_MAX or not self._threads:
                 return None
-            if not self.book.reach([one.sequence_hash for one in identities]):
+            if not self.book.reach([one.sequence_hash for one in identities], from_peer):
                 return None
-            found = self.book.take_onboards(identities)
+            found = self.book.take_onboards(identities, from_peer)
             if not found.copies:
                 self.book.host.release(found.held)
                 return None
-            ticket = Ticket(now + self.config.onboard_timeout_s, deque(found.copies), found.held)
+            ticket = Ticket(now + self.config.onboard_timeout_s, deque(found.copies), peer, found.held)
             self._tickets.append(ticket)
             self.traffic.tickets += 1
             self._has_work.notify_all()
@@ -349,10 +393,16 @@ class BlockManager:
             if not ticket.copies or ticket.is_ended or self._clock() >= ticket.deadline or self._close_by is not None:
                 return False
             part = [ticket.copies.popleft()]
-            while ticket.copies and ticket.copies[0].tier is part[0].tier and len(part) < self.config.transfer_batch:
+            tier = part[0].tier
+            limit = PEER_BATCH if tier is Tier.PEER else self.config.transfer_batch
+            while ticket.copies and ticket.copies[0].tier is tier and len(part) < limit:
                 part.append(ticket.copies.popleft())
-        read = self._read_disk if part[0].tier is Tier.DISK else self._read_objects
-        outcomes = read(part, ticket.deadline)
+        reads = {Tier.DISK: self._read_disk, Tier.OBJECT: self._read_objects, Tier.PEER: self._read_peer}
+        try:
+            outcomes = reads[tier](part, ticket)
+        except Exception as failure:  # The request's boundary: its prompt is computed, and others are read on.
+            logger.exception("blocks could not be read from %s", tier.value)
+            outcomes = [failure] * len(part)
         came: list[int] = []
         with self._lock:
             for copy, error in zip(part, outcomes, strict=True):
@@ -365,7 +415,7 @@ class BlockManager:
             self._keep(ticket, came)
         return not any(outcomes)
 
-    def _read_disk(self, part: list[Copy], deadline: float) -> list[Exception | None]:
+    def _read_disk(self, part: list[Copy], ticket: Ticket) -> list[Exception | None]:
         assert self._disk is not None, "a disk tier without a disk"
         places = [(copy.lower or 0, copy.identity.sequence_hash, self.host.padded(copy.host)) for copy in part]
         outcomes: list[Exception | None] = []
@@ -379,6 +429,20 @@ class BlockManager:
                 self._erase(copy)
         return outcomes
 
+    def _read_peer(self, part: list[Copy], ticket: Ticket) -> list[Exception | None]:
+        assert self._peers is not None, "a peer without means to reach it"
+        assert ticket.peer is not None, "a peer without an address"
+        hashes, slots = [copy.identity.sequence_hash for copy in part], [copy.host for copy in part]
+        missing: Exception = KeyError("the peer does not have it")
+        try:
+            timeout_s = max(0.001, ticket.deadline - self._clock())
+            count = self._peers.read(ticket.peer.address, hashes, slots, timeout_s)
+        except TransferError as error:
+            logger.info("blocks of %s could not be copied (%s): %s", ticket.peer.address, error.kind, error)
+            self.traffic.peer_failures += 1
+            count, missing = 0, error
+        return [None if at < count else missing for at in range(len(part))]
+
     def _erase(self, copy: Copy) -> None:
         if self._disk is not None and copy.lower is not None:
             try:
@@ -386,7 +450,7 @@ class BlockManager:
             except OSError as error:
                 logger.warning("a corrupt block could not be erased: %s", error)
 
-    def _read_objects(self, part: list[Copy], deadline: float) -> list[Exception | None]:
+    def _read_objects(self, part: list[Copy], ticket: Ticket) -> list[Exception | None]:
         assert self._objects is not None, "an object tier without a store"
         outcomes: list[Exception | None] = []
         for copy in part:
@@ -394,7 +458,7 @@ class BlockManager:
             if outcomes and outcomes[-1] is not None:
                 outcome = outcomes[-1]  # What follows a block that is missing is of no use.
             else:
-                left = max(0.001, deadline - self._clock())
+                left = max(0.001, ticket.deadline - self._clock())
                 try:
                     count = self._objects.read(copy.identity.sequence_hash, self.host.raw(copy.host), left)
                     self.traffic.object_bytes_in += count
@@ -404,6 +468,11 @@ class BlockManager:
                     outcome = error
             outcomes.append(outcome)
         return outcomes
+
+    def _lend(self, hashes: Sequence[int]) -> list[int]:
+        """Holds what a peer may copy."""
+        with self._lock:
+            return self.book.host.match(hashes)
 
     # All of these hold the lock.
 

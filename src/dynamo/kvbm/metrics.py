@@ -66,6 +66,8 @@ def show(registry: MetricsRegistry, manager: BlockManager, block_tokens: int) ->
     counter("disk_write_failures", "Writes that the disk refused", lambda: traffic.disk_write_failures)
     counter("offload_blocks_dropped", "Blocks for whose copy there was no room", lambda: counts.dropped)
     counter("onboard_timeouts", "Prompts computed because their blocks came too late", lambda: traffic.tickets_late)
+    counter("onboard_blocks_p2d", "Blocks copied from other workers", lambda: counts.onboarded[Tier.PEER])
+    counter("peer_failures", "Prefixes that other workers could not give", lambda: traffic.peer_failures)
     gauge("tiers_paused", "Tiers that nothing is written to at the moment", lambda: len(book.paused))
     _show_pools(registry, manager)
 

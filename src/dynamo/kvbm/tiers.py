@@ -17,6 +17,7 @@ from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.physical.objects import LocalObjects, ObjectBlocks, ObjectStore
 from dynamo.kvbm.physical.s3 import S3Objects
 from dynamo.kvbm.physical.sigv4 import Credentials
+from dynamo.kvbm.transfer.shared import SharedPages, is_available
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class Tiers:
     host: HostArena
     disk: Disk | None
     objects: ObjectBlocks | None
+    pages: SharedPages | None
+    """The host's memory where peers may map it."""
 
 
 def open_tiers(
@@ -71,7 +74,8 @@ def open_tiers(
         lower[Tier.DISK].restore(kept)
         if kept:
             logger.info("%s: %d blocks from before", disk.path, len(kept))
-    return Tiers(book, HostArena(layout, blocks), disk, objects)
+    pages = SharedPages(blocks * layout.stride_bytes) if config.has_peers and is_available() else None
+    return Tiers(book, HostArena(layout, blocks, None if pages is None else pages.array), disk, objects, pages)
 
 
 def open_store(config: KvbmConfig, worker_id: str) -> ObjectStore:

@@ -26,6 +26,7 @@ from dynamo.kv_router.runs import pack, unpack
 from dynamo.kv_router.tracking import KEYED, TrackingKey, read_key
 from dynamo.llm.affinity_sync import AffinitySync
 from dynamo.llm.kv_durable import DurableEvents
+from dynamo.llm.kv_peers import hint_of, peers_of, with_hint
 from dynamo.llm.kv_router_metrics import KvRouterMetrics
 from dynamo.llm.kv_view import KvView
 from dynamo.llm.mm_routing import hashes_of, media_of
@@ -117,6 +118,8 @@ class KvPushRouter:
         """Hears how fast workers are, for those who want to know."""
         if config.policy == "balanced" or self.machine.prefill_model is not None:
             self.paces = PaceListener(runtime, endpoint, self.machine.pace, self.machine.prefill_model)
+        self._peers: dict[int, str] = {}
+        """Where workers lend their blocks to each other."""
         self._lengths: dict[str, Progress] = {}
         """With that cost function: whose lengths are learned when they end."""
         self._tasks = TaskOwner(f"kv router of {endpoint}")
@@ -181,7 +184,15 @@ class KvPushRouter:
     def set_workers(self, cards: Mapping[int, ModelDeploymentCard]) -> None:
         """The workers that are present, with their cards."""
         self.hear_cards(cards.values())
+        self._peers = peers_of(cards)
         self.set_facts([facts_of(worker_id, card) for worker_id, card in cards.items()])
+
+    def hinted(self, request: PreprocessedRequest, decision: Decision) -> PreprocessedRequest:
+        """The request as the chosen worker gets it: with the name of who holds more of its prompt, where somebody lends."""
+        if not self._peers or decision.overlap_blocks >= decision.blocks:
+            return request
+        holders = self.holders(decision.snapshot.ask.blocks)
+        return with_hint(request, hint_of(decision.worker_id, decision.overlap_blocks, holders, self._peers))
 
     def hear_cards(self, cards: Iterable[ModelDeploymentCard]) -> None:
         """What the workers' cards say of all of them."""

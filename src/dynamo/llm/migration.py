@@ -177,7 +177,8 @@ class Dispatch:
         self._booked = served.kv
         self.decision = decision
         routing = msgspec.structs.replace(request.routing or Routing(), dp_rank=decision.dp_rank)
-        self._body = msgpack_encode(msgspec.structs.replace(request, routing=routing))
+        request = msgspec.structs.replace(request, routing=routing)
+        self._body = msgpack_encode(request if served.kv is None else served.kv.hinted(request, decision))
         return decision.worker_id
 
     def _leg(self) -> PreprocessedRequest:

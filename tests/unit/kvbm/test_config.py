@@ -58,6 +58,7 @@ def test_a_remote_disk_is_a_directory() -> None:
         ("DYN_KVBM_OBJECT_TIMEOUT_SECS", "0"),
         ("DYN_KVBM_EVICTION_POLICY", "random"),
         ("DYN_KVBM_REMOTE_STORAGE_TYPE", "disk"),
+        ("DYN_KVBM_PEERS", "true"),
         ("KVBM_ONBOARD_MODE", "intra"),
         ("KVBM_OFFLOAD_G1_TO_G2_POLICIES", '["sometimes"]'),
         ("KVBM_OFFLOAD_G1_TO_G2_POLICIES", "[1"),

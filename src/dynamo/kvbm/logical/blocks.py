@@ -24,6 +24,8 @@ class Tier(Enum):
     HOST = "host_pinned"
     DISK = "disk"
     OBJECT = "external"
+    PEER = "peer"
+    """Another worker's host; never told, for it is that worker's to tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,13 +129,12 @@ class Book:
             self.offer(slot, now)
         self.host.release(slots)
 
-    def reach(self, hashes: Sequence[int], *, is_probing: bool = True) -> bool:
+    def reach(self, hashes: Sequence[int], from_peer: int = 0) -> bool:
         """Whether slower tiers hold what comes behind the host's part of a prefix, or may hold it."""
-        for sequence_hash in hashes:
+        for at, sequence_hash in enumerate(hashes):
             if sequence_hash not in self.host:
-                return any(sequence_hash in pool for pool in self.lower.values()) or (
-                    is_probing and Tier.OBJECT in self.lower
-                )
+                is_known = any(sequence_hash in pool for pool in self.lower.values())
+                return is_known or at < from_peer or Tier.OBJECT in self.lower
         return False
 
     # To slower tiers.
@@ -193,17 +192,19 @@ class Book:
 
     # From slower tiers.
 
-    def take_onboards(self, identities: Sequence[Identity]) -> Onboarding:
-        """The copies that bring the longest prefix into the host that can be had."""
+    def take_onboards(self, identities: Sequence[Identity], from_peer: int = 0) -> Onboarding:
+        """The copies that bring the longest prefix into the host that can be had; a peer has so many of its blocks."""
         found = Onboarding()
         places: list[tuple[Identity, Tier, int | None]] = []
-        for identity in identities:
+        for at, identity in enumerate(identities):
             key = identity.sequence_hash
             here = self.host.match([key])
             if here:
                 found.held += here
                 continue
             tier, lower = self._look(key)
+            if lower is None and at < from_peer:
+                tier = Tier.PEER
             if tier is None:
                 break
             places.append((identity, tier, lower))
@@ -217,21 +218,21 @@ class Book:
 
     def onboarded(self, copy: Copy, *, is_whole: bool, is_corrupt: bool = False) -> int | None:
         """A copy into the host came to its end. The place that holds the block, which is to be released; None if none."""
-        pool = self.lower[copy.tier]
-        if copy.lower is not None:
+        pool = self.lower.get(copy.tier)
+        if pool is not None and copy.lower is not None:
             pool.release([copy.lower])
         if is_whole and copy.age == self._age:
             self.host.stage(copy.host, copy.identity)
             slot = self.host.register(copy.host)
             self.counts.onboarded[copy.tier] += 1
-            if copy.lower is None:
+            if pool is not None and copy.lower is None:
                 self._note(pool, copy.identity)
             return slot
         if is_corrupt:
             self.counts.corrupt += 1
-        if copy.lower is not None and not is_whole:
+        if not is_whole and (pool is None or copy.lower is not None):
             self.counts.failed[copy.tier] += 1
-            if copy.age == self._age:
+            if pool is not None and copy.age == self._age:
                 pool.forget(copy.identity.sequence_hash)
         self.host.release([copy.host])
         return None

@@ -10,13 +10,17 @@ from dynamo.kvbm.physical.layout import BlockLayout, Bytes
 class HostArena:
     """Blocks at page boundaries, in place: nothing is allocated later, and nothing moves."""
 
-    def __init__(self, layout: BlockLayout, blocks: int) -> None:
+    def __init__(self, layout: BlockLayout, blocks: int, memory: Bytes | None = None) -> None:
+        """`memory`: somebody else's, which other processes may map."""
         self.layout = layout
         self.blocks = blocks
         self._stride = layout.stride_bytes
-        # Private, so that no other process sees it; the system gives pages as they are touched.
-        self._memory = mmap.mmap(-1, max(1, blocks) * self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._bytes = np.frombuffer(self._memory, np.uint8)
+        if memory is None:
+            # Private, so that no other process sees it; the system gives pages as they are touched.
+            own = mmap.mmap(-1, max(1, blocks) * self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory = np.frombuffer(own, np.uint8)
+        assert memory.nbytes >= blocks * self._stride, "the memory is too small for the blocks"
+        self._bytes = memory
         self._used = layout.block_bytes
 
     @property

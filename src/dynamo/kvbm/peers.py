@@ -1,0 +1,249 @@
+"""Peers: workers of the same model that copy blocks from each other's host tier rather than compute them.
+
+    who has blocks                                 who wants them
+    PeerServer ◀── Want(fingerprint, hashes) ────  PeerBlocks
+               ──── a descriptor, or nothing ───▶
+    Source     ◀── pull (NIXL, shared memory, TCP) ── Puller ──▶ places in the own host tier
+
+The first question has a port of its own; what is pulled, and how, is `kvbm.transfer`'s. Blocks are held until they are
+pulled, or until their time has come. What arrives is not believed before the pull is over.
+"""
+
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from dynamo.core.errors import ConfigError
+from dynamo.kvbm.physical.host import HostArena
+from dynamo.kvbm.physical.layout import BlockLayout
+from dynamo.kvbm.transfer.base import (
+    Deadline,
+    Descriptor,
+    Layout,
+    PullMember,
+    Region,
+    SourceUnreachable,
+    TransferError,
+    TransferTimeout,
+)
+from dynamo.kvbm.transfer.puller import Puller
+from dynamo.kvbm.transfer.shared import SharedMemoryPuller, SharedPages, is_available
+from dynamo.kvbm.transfer.source import Source, SourceOptions
+from dynamo.kvbm.transfer.tcp import PLAIN, TcpPuller
+from dynamo.runtime.request_plane.tcp import TcpTls, local_address
+
+logger = logging.getLogger(__name__)
+
+SERVERS = 4  # Questions that are answered at once; an answer takes well under a millisecond.
+HOLD_S = 10.0  # Longer than anybody waits for a prompt's blocks.
+QUESTION_S = 2.0
+FRAME_BYTES_MAX = 1 << 20
+_LENGTH = struct.Struct(">I")
+
+
+class Want(msgspec.Struct, frozen=True):
+    """A prefix that somebody would like to copy."""
+
+    fingerprint: int
+    hashes: list[int]
+
+
+class Lent(msgspec.Struct, frozen=True):
+    """Where its first blocks are; None: not here, or not now."""
+
+    descriptor: Descriptor | None = None
+
+
+_wants, _lents, _encoder = msgspec.msgpack.Decoder(Want), msgspec.msgpack.Decoder(Lent), msgspec.msgpack.Encoder()
+
+
+class PackedLayout(Layout, frozen=True, kw_only=True):
+    """A block of the host tier as `kvbm.transfer` sees it: one piece, up to its page boundary."""
+
+    @property
+    def planes(self) -> int:
+        return 1
+
+    @property
+    def piece_bytes(self) -> int:
+        return self.item_bytes
+
+
+def region_of(arena: HostArena) -> Region:
+    """The host tier as a region."""
+    layout: BlockLayout = arena.layout
+    words = PackedLayout(
+        model=f"{layout.fingerprint:016x}",
+        dtype=layout.dtype,
+        item_bytes=layout.stride_bytes,
+        block_tokens=1,
+        layers=1,
+        kv_heads=1,
+        head_dim=1,
+    )
+    return Region(words, arena.memory)
+
+
+class PeerServer:
+    """Lends blocks of the host tier. `find` holds the longest prefix of some hashes, `release` lets go of places."""
+
+    def __init__(
+        self,
+        arena: HostArena,
+        pages: SharedPages | None,
+        find: Callable[[Sequence[int]], list[int]],
+        release: Callable[[Sequence[int]], None],
+        *,
+        host: str = "",
+        blocks_max: int = 1 << 30,
+        tls: TcpTls = PLAIN,
+    ) -> None:
+        """Raises `ConfigError` for an address that cannot be listened at."""
+        self._fingerprint = arena.layout.fingerprint
+        self._find = find
+        self._release = release
+        self._tls = tls
+        options = SourceOptions(host=host, ttl_s=HOLD_S, blocks_max=blocks_max, tls=tls)
+        self._source = Source(region_of(arena), release, options, pages=pages)
+        try:
+            self._source.start()
+            self._listener = socket.create_server((host or local_address(), 0))
+        except OSError as error:
+            raise ConfigError(f"blocks cannot be offered to peers at {host!r}: {error.strerror}") from None
+        bound = self._listener.getsockname()
+        self.address = f"{bound[0]}:{bound[1]}"
+        self._pool = ThreadPoolExecutor(SERVERS, thread_name_prefix="kvbm-peer")
+        self._thread = threading.Thread(target=self._accept, name="kvbm-peers", daemon=True)
+        self._thread.start()
+
+    @property
+    def lent(self) -> int:
+        """Blocks that are held for others."""
+        return self._source.held
+
+    def close(self) -> None:
+        """Serves nobody any more, and lets go of what was lent."""
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            logger.debug("nobody was connected")
+        self._listener.close()
+        self._thread.join(QUESTION_S)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._source.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                return
+            self._pool.submit(self._answer, link)
+
+    def _answer(self, raw: socket.socket) -> None:
+        raw.settimeout(QUESTION_S)
+        link = raw
+        try:
+            if self._tls.server is not None:
+                link = self._tls.server.wrap_socket(raw, server_side=True)
+            want = _wants.decode(_read(link))
+            _write(link, _encoder.encode(Lent(self._lend(want))))
+        except (OSError, TransferError, msgspec.DecodeError) as error:
+            logger.info("a peer's question was not answered: %s", error)
+        finally:
+            link.close()
+
+    def _lend(self, want: Want) -> Descriptor | None:
+        if want.fingerprint != self._fingerprint:
+            return None
+        slots = self._find(want.hashes)
+        descriptor = self._source.publish(slots) if slots else None
+        if descriptor is None:
+            self._release(slots)
+        return descriptor
+
+
+class PeerBlocks:
+    """Copies blocks of peers into the own host tier."""
+
+    def __init__(self, arena: HostArena, *, tls: TcpTls = PLAIN, members: Iterable[PullMember] | None = None) -> None:
+        self._fingerprint = arena.layout.fingerprint
+        self._tls = tls
+        region = region_of(arena)
+        self._layout = region.layout
+        if members is None:
+            local: list[PullMember] = [SharedMemoryPuller(region)] if is_available() else []
+            members = [*local, TcpPuller(region, tls, is_checked=True)]
+        self._puller = Puller(region, members)
+
+    def read(self, address: str, hashes: Sequence[int], slots: Sequence[int], timeout_s: float) -> int:
+        """Fills places with the longest prefix that the peer has: how many. Raises `TransferError`."""
+        deadline = Deadline.after(timeout_s)
+        descriptor = self._ask(address, hashes, deadline)
+        if descriptor is None:
+            return 0
+        count = min(len(descriptor.blocks), len(slots))
+        try:
+            self._puller.pull(descriptor, list(enumerate(slots[:count])), deadline)
+        finally:
+            self._puller.release(descriptor)
+        return count
+
+    def close(self) -> None:
+        self._puller.close()
+
+    def _ask(self, address: str, hashes: Sequence[int], deadline: Deadline) -> Descriptor | None:
+        host, _, port = address.rpartition(":")
+        try:
+            raw = socket.create_connection((host.strip("[]"), int(port)), min(QUESTION_S, deadline.left()))
+            link = raw
+            try:
+                if self._tls.client is not None:
+                    link = self._tls.client.wrap_socket(raw, server_hostname=self._tls.server_name or host)
+                link.settimeout(deadline.left())
+                _write(link, _encoder.encode(Want(self._fingerprint, list(hashes))))
+                lent = _lents.decode(_read(link))
+            finally:
+                link.close()
+        except TimeoutError:
+            raise TransferTimeout("the peer does not answer") from None
+        except msgspec.DecodeError as error:
+            raise TransferError(f"peer {address} answered something else: {error}") from None
+        except (OSError, ValueError) as error:
+            raise SourceUnreachable(f"peer {address}: {error}") from None
+        if lent.descriptor is None:
+            return None
+        self._layout.check(lent.descriptor.layout)
+        return msgspec.structs.replace(Descriptor.check(lent.descriptor), layout=self._layout)
+
+
+def _write(link: socket.socket, body: bytes) -> None:
+    link.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def _read(link: socket.socket) -> bytes:
+    """One frame within the socket's timeout. Raises `TransferError` for what is none."""
+    (size,) = _LENGTH.unpack(_exactly(link, _LENGTH.size))
+    if size > FRAME_BYTES_MAX:
+        raise TransferError(f"a frame of {size} bytes: expected at most {FRAME_BYTES_MAX}")
+    return _exactly(link, size)
+
+
+def _exactly(link: socket.socket, size: int) -> bytes:
+    parts: list[bytes] = []
+    until = time.monotonic() + QUESTION_S
+    while size > 0:
+        if time.monotonic() > until:
+            raise TimeoutError
+        part = link.recv(size)
+        if not part:
+            raise SourceUnreachable("the connection ended within a frame")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

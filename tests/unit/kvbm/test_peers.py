@@ -1,0 +1,145 @@
+"""A worker copies what another one has, and computes where that fails; loopback and threads, no other process."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dynamo.kvbm.config import KvbmConfig
+from dynamo.kvbm.logical.blocks import Identity, Tier
+from dynamo.kvbm.manager import BlockManager, Outgoing, Peer, Ticket
+from dynamo.kvbm.physical.layout import BlockLayout
+from dynamo.kvbm.transfer.tcp import TcpPuller
+
+LAYOUT = BlockLayout((2, 300), "float32", "model")
+PATIENCE_S = 20.0
+Make = Callable[..., BlockManager]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[BlockManager] = []
+
+    def begin(layout: BlockLayout = LAYOUT, **options: Any) -> BlockManager:
+        given = {"cpu_blocks": 16, "has_peers": True, "peer_host": "127.0.0.1", "onboard_timeout_s": PATIENCE_S}
+        manager = BlockManager(KvbmConfig(**(given | options)), layout)
+        made.append(manager)
+        manager.start()
+        return manager
+
+    yield begin
+    for manager in made:
+        manager.close()
+        manager.validate()
+    for manager in made:
+        assert manager.book.host.held() == 0, "a block is held by nobody who lives"
+
+
+def block(key: int) -> Identity:
+    return Identity(key, key + 1000, key - 1 if key > 1 else None)
+
+
+def offload(manager: BlockManager, *keys: int) -> None:
+    manager.offload([Outgoing(block(key), partial(np.copyto, src=np.float32(key))) for key in keys])
+
+
+def fetched(manager: BlockManager, address: str, *keys: int) -> list[int]:
+    """How much of a prefix arrived, checked byte by byte."""
+    ticket: Ticket | None = manager.begin([block(key) for key in keys], Peer(address, len(keys)))
+    assert ticket is not None
+    deadline = time.monotonic() + PATIENCE_S
+    while not manager.is_over(ticket):
+        assert time.monotonic() < deadline, "it never came to an end"
+        time.sleep(0.001)
+    slots = manager.find(keys)
+    manager.end(ticket)
+    for slot, key in zip(slots, keys, strict=False):
+        np.testing.assert_array_equal(manager.array(slot), np.full(LAYOUT.shape, key, np.float32))
+    manager.release(slots)
+    return list(keys[: len(slots)])
+
+
+def address_of(manager: BlockManager) -> str:
+    assert manager.peer_address is not None
+    return manager.peer_address
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_prefix_is_copied_from_the_peer_that_has_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch, is_shared: bool
+) -> None:
+    one, other = make(), make()
+    if not is_shared:
+        assert other._peers is not None
+        members = other._peers._puller._members
+        for transport in [one for one, member in members.items() if not isinstance(member, TcpPuller)]:
+            monkeypatch.delitem(members, transport)
+    offload(one, 1, 2, 3)
+    assert fetched(other, address_of(one), 1, 2, 3) == [1, 2, 3]
+    assert other.book.counts.onboarded[Tier.PEER] == 3
+    assert fetched_again(other)
+
+
+def fetched_again(manager: BlockManager) -> bool:
+    """What was copied is the worker's own from now on."""
+    return manager.begin([block(1), block(2)], None) is None
+
+
+def test_a_peer_that_has_less_gives_what_it_has(make: Make) -> None:
+    one, other = make(), make()
+    offload(one, 1, 2)
+    assert fetched(other, address_of(one), 1, 2, 3, 4) == [1, 2]
+
+
+def test_what_is_here_already_is_not_copied(make: Make) -> None:
+    one, other = make(), make()
+    offload(one, 1, 2, 3)
+    offload(other, 1, 2)
+    assert fetched(other, address_of(one), 1, 2, 3) == [1, 2, 3]
+    assert other.book.counts.onboarded[Tier.PEER] == 1
+
+
+def test_another_model_gives_nothing(make: Make) -> None:
+    one, other = make(BlockLayout((2, 300), "float32", "another model")), make()
+    offload(one, 1)
+    assert fetched(other, address_of(one), 1) == []
+
+
+def test_a_peer_that_left_gives_nothing(make: Make) -> None:
+    one, other = make(), make()
+    offload(one, 1)
+    address = address_of(one)
+    one.close()
+    assert fetched(other, address, 1) == []
+    assert other.traffic.peer_failures == 1
+
+
+def test_a_peer_that_is_silent_gives_nothing(make: Make) -> None:
+    other = make(onboard_timeout_s=0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert fetched(other, f"127.0.0.1:{silent.getsockname()[1]}", 1) == []
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02xx", b"\xff\xff\xff\xff"])
+def test_nonsense_harms_nobody(make: Make, said: bytes) -> None:
+    one, other = make(), make()
+    offload(one, 1)
+    host, port = address_of(one).split(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as link:
+        link.sendall(said)
+        link.shutdown(socket.SHUT_WR)
+        link.settimeout(PATIENCE_S)
+        with contextlib.suppress(ConnectionResetError):  # What was said was not read to its end.
+            assert link.recv(10) == b""
+    assert fetched(other, address_of(one), 1) == [1]
+
+
+def test_workers_that_are_no_peers_have_no_address(make: Make) -> None:
+    alone = make(has_peers=False)
+    assert alone.peer_address is None
+    assert alone.begin([block(1)], Peer("127.0.0.1:1", 1)) is None
