@@ -12,7 +12,7 @@ from tests.simulation.scenario import FAULTS
 from tests.simulation.world import World
 
 SEEDS = int(os.environ.get("SEEDS", "200"))
-MUTANT_SEEDS = 150  # Most are caught within five.
+MUTANT_SEEDS = 250  # Most are caught within five.
 ROOT = Path(__file__).resolve().parents[2]
 
 
