@@ -262,12 +262,13 @@ async def test_a_worker_that_reads_json_alone_is_sent_json(house: House) -> None
 
 async def test_the_iterators_send_by_their_own_mode(house: House) -> None:
     await with_workers(house, 1, 2)
-    for send in (house.client.generate, house.client.round_robin, house.client.random):
+    ways = (house.client.generate, house.client.round_robin, house.client.random, house.client.device_aware_weighted)
+    for send in ways:
         await send({"n": 1})
     await house.client.direct({"n": 1}, 2)
     assert house.plane.sent[-1][0].instance_id == 2
     assert all(msgpack_decode(request.body) == {"n": 1} for _, request, _, _ in house.plane.sent)
-    assert len({request.id for _, request, _, _ in house.plane.sent}) == 4
+    assert len({request.id for _, request, _, _ in house.plane.sent}) == 5
 
 
 async def test_a_watch_that_died_is_restarted_and_forgets_who_left_meanwhile(
