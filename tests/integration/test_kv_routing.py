@@ -267,3 +267,16 @@ def test_requests_may_ask_for_a_place(
     found = {zone: {place(zone, number) for number in range(4)} for zone in ("a", "b")}
     assert len(found["a"]) == len(found["b"]) == 1
     assert found["a"] != found["b"]
+
+
+def test_a_frontend_may_ask_another_one_what_workers_hold(open_graphs: list[Routed], tmp_path: Path) -> None:
+    telling = graph_of(open_graphs, tmp_path, "--serve-indexer")
+    asking = graph_of(open_graphs, tmp_path, "--use-remote-indexer", workers=0)
+    wait_for(lambda: asking.workers() == 2, "the workers never came")
+    holders = telling.holders(range(6))
+
+    def agrees() -> bool:
+        found = {number: asking.chat(number) for number in holders}
+        return all(told["worker_id"] == holders[number] and told["device_blocks"] for number, told in found.items())
+
+    wait_for(agrees, "the other frontend never heard of the blocks")

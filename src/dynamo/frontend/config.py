@@ -249,6 +249,8 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         policy = None if self.policy_config is None else RouterPolicy.read(self.policy_config)
         self.check_disaggregation(self.mode, router_config(self, 1), policy)
         check_files(router_config(self, 1) if policy is None else policy.applied(router_config(self, 1)))
+        if self.serve_indexer and self.mode != RouterMode.KV.value:
+            raise ConfigError("--serve-indexer needs --router-mode kv")
         if self.session_affinity_ttl_secs is not None and self.mode != RouterMode.KV.value:
             raise ConfigError("--router-session-affinity-ttl-secs needs --router-mode kv in this release")
         if min(self.batch_concurrency, self.batch_storage_bytes, self.batch_files) <= 0:

@@ -211,6 +211,9 @@ class KvRouterOptions(AisOptions):
         "DYN_USE_REMOTE_INDEXER",
         "Ask a router that serves its index (python -m dynamo.router --serve-indexer) what workers hold",
     )
+    serve_indexer: bool = option(
+        False, "--serve-indexer", "DYN_SERVE_INDEXER", "Tell other routers what the workers hold (--use-remote-indexer)"
+    )
     replica_sync: bool = option(
         False,
         "--router-replica-sync",
@@ -283,6 +286,8 @@ def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
         raise ConfigError(f"--router-index-max-blocks {options.index_blocks_max}: expected at least 1")
     if options.router_snapshot_threshold < 1:
         raise ConfigError(f"--router-snapshot-threshold {options.router_snapshot_threshold}: expected at least 1")
+    if options.serve_indexer and options.use_remote_indexer:
+        raise ConfigError("--serve-indexer and --use-remote-indexer exclude each other: who asks has nothing to tell")
     if options.event_threads < 1:
         raise ConfigError(f"--router-event-threads {options.event_threads}: expected at least 1")
     check_tracking(options.tracking_hash, options.tracking_key_file, options.tracking_key_id)

@@ -34,6 +34,7 @@ from dynamo.llm.prefill_plan import LOCAL_PREFILL, Conditional
 from dynamo.llm.preprocessor import Preprocessor, Timings
 from dynamo.llm.publishers import KV_METRICS_TOPIC
 from dynamo.llm.router_config import wanted_routing
+from dynamo.llm.served_indexers import ServedIndexers
 from dynamo.llm.tokenizer import BACKENDS, Tokenizer
 from dynamo.protocols.discovery import MODEL_CARDS, EndpointId
 from dynamo.protocols.engine import PreprocessedRequest
@@ -396,6 +397,8 @@ class Models:
         self._metrics = metrics
         self._router_mode = router_mode
         self._kv_options = kv_options or KvRouterOptions()
+        self._indexers = ServedIndexers(runtime) if self._kv_options.serve_indexer else None
+        """What its KV routers know, told to others."""
         path = self._kv_options.policy_config
         self._policy = None if path is None else RouterPolicy.read(path)
         self._namespace = namespace
@@ -534,6 +537,8 @@ class Models:
         sets, self._sets = list(self._sets.values()), {}
         self._served.clear()
         await self._tasks.cancel_and_wait()
+        if self._indexers is not None:
+            await self._indexers.close()
         for one in sets:
             if one.kv is not None:
                 await one.kv.close()
@@ -615,6 +620,7 @@ class Models:
                     profile = self._policy.profile(record.card_json.display_name)
                 served.kv = KvPushRouter(self._runtime, endpoint, options, profile=profile)
                 await served.kv.start()
+                await self._tell_index(place[1])
             await self._watch_load(served)
             for past in [past for past, old_place in self._past.items() if old_place == place]:
                 past.heir = served
@@ -649,11 +655,18 @@ class Models:
         if served.monitor is not None:
             served.monitor.cancel()
         if served.kv is not None:
+            await self._tell_index(place[1])
             await served.kv.close()
         await served.client.close()
         if name not in self._served:
             self._metrics.hide_model(name)
             logger.info("model %s: the last worker left", name)
+
+    async def _tell_index(self, path: str) -> None:
+        """Other routers hear of what the KV routers of an endpoint know."""
+        if self._indexers is not None:
+            held = {name: one.kv.machine for (name, at), one in self._sets.items() if at == path and one.kv is not None}
+            await self._indexers.follow(path, held)
 
     async def _follow(self, place: tuple[str, str], served: ServedModel) -> bool:
         try:

@@ -29,15 +29,7 @@ class RouterOptions(RuntimeOptions, KvRouterOptions):
         aliases=["--block-size"],
     )
 
-    serve_indexer: bool = option(
-        False, "--serve-indexer", "DYN_SERVE_INDEXER", "Tell other routers what the workers hold (--use-remote-indexer)"
-    )
-
     def __post_init__(self) -> None:
-        if self.serve_indexer and self.use_remote_indexer:
-            raise ConfigError(
-                "--serve-indexer and --use-remote-indexer exclude each other: who asks has nothing to tell"
-            )
         if self.endpoint is None:
             raise ConfigError("--endpoint is missing: expected namespace.component.endpoint (DYN_ROUTER_ENDPOINT)")
         try:

@@ -122,3 +122,11 @@ def test_no_flag_of_the_kv_router_waits_any_more(tmp_path: Path) -> None:
     )
 
     assert (config.shared_cache_type, config.tracking_hash, config.ais_tp_size) == ("hicache", "keyed-xxh3-v1", 2)
+
+
+def test_an_index_is_told_by_who_has_one() -> None:
+    assert read(["--router-mode", "kv", "--serve-indexer"], {}).serve_indexer
+    with pytest.raises(ConfigError, match="--serve-indexer needs --router-mode kv"):
+        read(["--serve-indexer"], {})
+    with pytest.raises(ConfigError, match="exclude each other"):
+        read(["--router-mode", "kv", "--serve-indexer", "--use-remote-indexer"], {})
