@@ -24,7 +24,8 @@ from dynamo.llm.detokenizer import TokenTable, text_json_of
 from dynamo.llm.generation import Choice, Generation
 from dynamo.llm.http.metrics import FrontendMetrics
 from dynamo.llm.migration import Dispatch, MigrationPolicy
-from dynamo.llm.prefill_router import dispatch_of
+from dynamo.llm.prefill_plan import Conditional
+from dynamo.llm.prefill_router import DisaggregatedDispatch, dispatch_of
 from dynamo.protocols.engine import (
     BYPASS_REMOTE_PREFILL,
     BootstrapInfo,
@@ -68,8 +69,8 @@ class Pool:
     """Workers of one role, as a worker set shows them: what each of them does is scripted, in turn."""
 
     name = "m"
-    kv = None
-    conditional = None
+    kv: Any = None
+    conditional: Conditional | None = None
 
     def __init__(self, scene: "Scene", *ids: int, **config: Any) -> None:
         self.scene = scene
@@ -493,6 +494,69 @@ async def test_a_prefill_that_never_answers_is_given_up(monkeypatch: pytest.Monk
     assert scene.prefills.calls[0].killed
     with pytest.raises(WorkerUnavailable):
         await sending
+
+
+class Asked:
+    """What the KV router of a pool would say, and how busy it thinks its workers are."""
+
+    def __init__(self, worker: int, overlap: int, prefill_tokens: float = 0.0, blocks: float = 0.0) -> None:
+        self.found = SimpleNamespace(worker_id=worker, dp_rank=0, overlap_blocks=overlap, blocks=4)
+        self.config = SimpleNamespace(block_size=16)
+        facts = SimpleNamespace(batch_tokens=100, kv_blocks=100)
+        self.machine = SimpleNamespace(
+            loads=lambda: {(worker, 0): (prefill_tokens, blocks, 1)}, workers={worker: facts}, waiting=[]
+        )
+        self.asked: list[PreprocessedRequest] = []
+
+    def peek(self, request: PreprocessedRequest, *_: object, avoid: object) -> SimpleNamespace:
+        self.asked.append(request)
+        return self.found
+
+    def release(self, request_id: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("overlap", "prefill_tokens", "blocks", "rule", "is_whole"),
+    [
+        (3, 0, 0, Conditional(), True),
+        (1, 0, 0, Conditional(), False),
+        (3, 0, 99, Conditional(decode_busy_threshold=0.5), False),
+        (0, 90, 0, Conditional("prefill_load", prefill_busy_threshold=0.8), True),
+        (0, 70, 0, Conditional("prefill_load", prefill_busy_threshold=0.8), False),
+    ],
+)
+async def test_a_prompt_stays_with_the_decode_worker_where_that_is_sooner(
+    overlap: int, prefill_tokens: float, blocks: float, rule: Conditional, is_whole: bool
+) -> None:
+    scene = Scene([], [])
+    scene.decodes.conditional = rule
+    scene.decodes.kv = Asked(11, overlap, blocks=blocks)
+    scene.make(Routing(prefill_worker_id=2, backend_instance_id=11))
+    scene.generation.request.token_ids[:] = [3] * 64
+    scene.prefills.kv = kv = Asked(1, 0, prefill_tokens)
+    assert isinstance(scene.dispatch, DisaggregatedDispatch)
+    assert scene.dispatch._stays_whole() is is_whole
+    assert kv.asked[0].routing == Routing(prefill_worker_id=2, backend_instance_id=2), "in its own words"
+    if is_whole:
+        await scene.dispatch.send()
+        assert scene.prefills.sent == []
+        assert [request.annotations for _, request in scene.decodes.sent] == [[BYPASS_REMOTE_PREFILL]]
+
+
+async def test_where_nobody_can_say_a_request_has_two_legs() -> None:
+    scene = Scene([], [])
+    scene.decodes.conditional = Conditional()
+    scene.decodes.kv = Asked(11, 4)
+    kv = Asked(1, 0)
+    scene.prefills.kv = kv
+    scene.make()
+    assert isinstance(scene.dispatch, DisaggregatedDispatch)
+
+    def peek(*_: object, **__: object) -> SimpleNamespace:
+        raise WorkerUnavailable("nobody")
+
+    kv.peek = peek  # type: ignore[method-assign]
+    assert scene.dispatch._stays_whole() is False
 
 
 @given(
