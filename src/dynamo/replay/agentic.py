@@ -150,4 +150,5 @@ class AgenticLoad:
 
 def base_ms(play: Play) -> float:
     """When a play begins by its own times."""
-    return min((turn.at_ms or 0.0 for session in play.sessions for turn in session.turns), default=0.0)
+    times = [turn.at_ms for session in play.sessions for turn in session.turns]
+    return min((at_ms for at_ms in times if at_ms is not None), default=0.0)

@@ -488,7 +488,8 @@ class Cluster:
     # The end.
 
     def _close(self, now_ms: float) -> None:
-        self.outcome.duration_ms = max((flight.finished_ms for flight in self.outcome.flights), default=now_ms)
+        ended = (flight.finished_ms for flight in self.outcome.flights if flight.finished_ms >= 0)
+        self.outcome.duration_ms = max(ended, default=now_ms)
         self._crew.close(self.outcome.duration_ms)
         if self._homeless or self._held:
             self.outcome.unfinished = self._open

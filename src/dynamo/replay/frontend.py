@@ -74,7 +74,7 @@ class FrontendAsker:
 
     def body(self, turn: Turn) -> dict[str, Any]:
         """What is asked: exactly so many tokens, whatever they are."""
-        nvext: dict[str, Any] = {"ignore_eos": True, "extra_fields": ["worker_id"]}
+        nvext: dict[str, Any] = {"extra_fields": ["worker_id"]}
         hints = {"priority": int(turn.priority), "strict_priority": turn.strict_priority}
         if any(hints.values()):
             nvext["agent_hints"] = {name: value for name, value in hints.items() if value}

@@ -80,7 +80,7 @@ class Online:
             if shown is not None:
                 shown.cancel()
         flights = self.outcome.flights
-        self.outcome.duration_ms = max((one.finished_ms for one in flights), default=0.0)
+        self.outcome.duration_ms = max((one.finished_ms for one in flights if one.finished_ms >= 0), default=0.0)
         self.outcome.unfinished = sum(one.finished_ms < 0 for one in flights)
         return self.outcome
 

@@ -15,15 +15,25 @@ from dynamo.replay.names import Namer
 from dynamo.replay.outcome import Outcome
 
 
+class Line(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of a frontend's file; other sinks write the row alone."""
+
+    timestamp: int
+    """When the row was made: milliseconds since the trace began."""
+    event: TraceRow
+
+
+ROW, LINE = msgspec.json.Decoder(TraceRow), msgspec.json.Decoder(Line)
+
+
 def sessions_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Session], int]:
     """The sessions, and how many tokens one of their block names stands for. Raises `ConfigError` that names the line."""
-    decoder = msgspec.json.Decoder(TraceRow)
     turns: dict[str, list[Turn]] = {}
     kinds: set[bool] = set()
     block_tokens = 0
     began: int | None = None
     for place, line in lines:
-        row = _decoded(decoder, place, line)
+        row = _decoded(place, line)
         end = row.request
         if row.event_type != "request_end" or end is None or end.replay is None or end.output_tokens < 1:
             continue
@@ -41,11 +51,14 @@ def sessions_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Session], int]
     return [Session(name, _from_start(of, began)) for name, of in turns.items()], block_tokens
 
 
-def _decoded(decoder: msgspec.json.Decoder[TraceRow], place: str, line: bytes) -> TraceRow:
+def _decoded(place: str, line: bytes) -> TraceRow:
     try:
-        row = decoder.decode(line)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        row = ROW.decode(line)
+    except msgspec.DecodeError:
+        try:
+            row = LINE.decode(line).event
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{place}: {error}") from None
     if row.schema not in {None, SCHEMA}:
         raise ConfigError(f"{place}: schema {row.schema}: expected {SCHEMA}")
     return row
@@ -70,7 +83,7 @@ def _from_start(turns: list[Turn], began: int) -> list[Turn]:
     ]
 
 
-def rows_of(outcome: Outcome, trace_block_tokens: int, block_tokens: int, began_ms: int = 0) -> Iterator[TraceRow]:
+def rows_of(outcome: Outcome, trace_block_tokens: int, block_tokens: int, began_ms: int = 0) -> Iterator[Line]:
     """The requests that were answered, as a frontend before workers with such blocks would have written them down.
 
     Rows have agents' sessions where any session has several turns. `began_ms`: when the run began, since 1970.
@@ -98,7 +111,7 @@ def rows_of(outcome: Outcome, trace_block_tokens: int, block_tokens: int, began_
             replay=Replay(block_tokens, turn.input_tokens, hashes),
         )
         context = AgentContext(session_id=session.session_id, parent_session_id=session.parent_id)
-        yield TraceRow(
+        row = TraceRow(
             schema=SCHEMA,
             event_type="request_end",
             event_time_unix_ms=began_ms + round(flight.finished_ms),
@@ -106,3 +119,4 @@ def rows_of(outcome: Outcome, trace_block_tokens: int, block_tokens: int, began_
             agent_context=context if has_sessions else None,
             request=end,
         )
+        yield Line(round(flight.finished_ms), row)

@@ -81,3 +81,37 @@ def test_the_command_replays_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     flags = [str(trace), "--trace-format=dynamo", "--router-mode=kv", '--extra-engine-args={"block_size": 16}']
     assert main(flags) == 0
     assert "Request Count" in capsys.readouterr().out
+
+
+def test_lines_of_a_frontends_file_are_read_like_rows_alone() -> None:
+    alone = lines(row("a", 9000, [1, 2]))
+    wrapped = [(place, b'{"timestamp": 17, "event": ' + line + b"}") for place, line in alone]
+    assert sessions_of(wrapped) == sessions_of(alone)
+    with pytest.raises(ConfigError, match="t:1"):
+        sessions_of([("t:1", b'{"timestamp": 17}')])
+
+
+def test_a_replay_of_what_a_replay_wrote_down_is_the_same(tmp_path: Path) -> None:
+    trace, first, second = (tmp_path / name for name in ("t.jsonl", "1.jsonl", "2.jsonl"))
+    load = ["--input-tokens=700", "--output-tokens=20", "--request-count=60", "--arrival-interval-ms=30"]
+    load += ["--shared-prefix-ratio=0.8", "--num-prefix-groups=3"]
+    cluster = ["--num-workers=2", "--router-mode=kv_router"]
+    assert main([*load, *cluster, f"--report-jsonl={first}", f"--report-request-trace={trace}"]) == 0
+    assert main([str(trace), "--trace-format=dynamo", *cluster, f"--report-jsonl={second}"]) == 0
+    figures = ("request_id", "arrival_ms", "ttft_ms", "e2e_latency_ms", "cached_tokens", "worker")
+
+    def read(path: Path) -> list[list[Any]]:
+        return [[json.loads(line)[name] for name in figures] for line in path.read_text().splitlines()]
+
+    assert read(second) == read(first)
+
+
+def test_sessions_and_the_helpers_that_they_start_are_written_down(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    load = ["--input-tokens=100", "--output-tokens=5", "--request-count=6", "--arrival-interval-ms=10"]
+    assert main([*load, "--turns-per-session=3", f"--report-request-trace={trace}"]) == 0
+    rows = [json.loads(line)["event"] for line in trace.read_text().splitlines()]
+    assert {one["schema"] for one in rows} == {"dynamo.request.trace.v1"}
+    assert sorted(one["agent_context"]["session_id"] for one in rows) == ["s0"] * 3 + ["s1"] * 3
+    found, _ = sessions_of(lines(*rows))
+    assert [len(session.turns) for session in found] == [3, 3]
