@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from dynamo.core import waiting
 from dynamo.core.waiting import Waiting
-from dynamo.llm.router_waiting import ROUTER
 
 WAITING: tuple[Waiting, ...] = (
     Waiting("--kv-cache-block-size", "DYN_KV_CACHE_BLOCK_SIZE", "", hint="the workers say it"),
@@ -15,7 +14,6 @@ WAITING: tuple[Waiting, ...] = (
     Waiting("--dyn-preprocess-workers", "DYN_PREPROCESS_WORKERS", "0"),
     Waiting("--trust-remote-code", "DYN_TRUST_REMOTE_CODE", False),
     Waiting("--router-min-initial-workers", "DYN_ROUTER_MIN_INITIAL_WORKERS", "0"),
-    *ROUTER,
 )
 
 
