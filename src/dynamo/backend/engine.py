@@ -60,6 +60,8 @@ class EngineConfig:
     """Whether routers hear what its cache holds."""
     model_aliases: Sequence[str] = ()
     """Further names of the model."""
+    router_config: dict[str, Any] | None = None
+    """How frontends are to route to workers of this kind, whatever their own mode."""
     routes: Mapping[str, EngineRoute] = field(default_factory=dict)
     """What the system port answers at `/engine/<name>`: the controls that this engine has."""
     endpoints: Mapping[str, EngineRoute] = field(default_factory=dict)

@@ -371,6 +371,7 @@ def make_card(options: WorkerOptions, config: EngineConfig) -> ModelDeploymentCa
         model_input=config.model_input,
         custom_template=options.custom_jinja_template,
         model_aliases=config.model_aliases,
+        router_config=config.router_config,
     )
 
 

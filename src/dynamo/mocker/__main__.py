@@ -6,6 +6,7 @@ import sys
 from dynamo.backend.worker import run_worker
 from dynamo.core.config import exit_on_config_error
 from dynamo.core.waiting import load
+from dynamo.mocker.canonical import with_extra
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.engine import MockerEngine
 from dynamo.mocker.waiting import WAITING
@@ -13,7 +14,7 @@ from dynamo.mocker.waiting import WAITING
 
 def main() -> int:
     """Until it is told to stop; the exit status."""
-    config = load(MockerConfig, sys.argv[1:], WAITING, prog="python -m dynamo.mocker")
+    config = with_extra(load(MockerConfig, sys.argv[1:], WAITING, prog="python -m dynamo.mocker"))
     numbers = itertools.count()
     return run_worker(
         config,

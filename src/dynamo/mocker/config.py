@@ -1,15 +1,38 @@
-"""MockerConfig: the flags of `python -m dynamo.mocker` (serving-plane.md §5.11, as far as they do something here)."""
+"""MockerConfig: the flags of `python -m dynamo.mocker` (serving-plane.md §5.11, docs/mocker.md)."""
 
 import os
 from dataclasses import dataclass
+from typing import cast
 
 import dynamo
-from dynamo.backend.config import WorkerOptions
+from dynamo.backend.config import DisaggregatedOptions
 from dynamo.core.config import option
-from dynamo.core.errors import ConfigError
-from dynamo.mocker.simulation.scheduler import Limits
-from dynamo.mocker.simulation.timing import Timing
+from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.llm.router_config import RouterConfig
+from dynamo.mocker.profile import profiled
+from dynamo.mocker.reasoning import Reasoning, read_reasoning
+from dynamo.mocker.simulation.rules import (
+    BLOCK_TOKENS,
+    EngineType,
+    EvictionName,
+    HostRules,
+    Limits,
+    SglangRules,
+    TransferRules,
+)
+from dynamo.mocker.simulation.timing import StepTimes, Timing
+from dynamo.runtime.push_router import RouterMode
 
+PORTS_FLAGS = {
+    "zmq_kv_events_ports": "--zmq-kv-events-ports",
+    "zmq_replay_ports": "--zmq-replay-ports",
+    "bootstrap_ports": "--bootstrap-ports",
+}
+MODES = {mode.value: mode for mode in RouterMode}
+KV_DTYPES = ("auto", "bfloat16", "fp8", "fp8_ds_mla", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
+TRANSFER_GBPS = 64.0
+HOST_GBPS = 32.0
+HANDOFF_TIMEOUT_MS = 300_000
 WORKERS_MAX = 1024  # In one process; each has a socket and a task of its own.
 STAGGER_AUTO = -1.0
 STAGGER_BATCH = 32  # After so many workers the start pauses, so that discovery can follow.
@@ -17,16 +40,34 @@ STAGGER_PAUSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MockerConfig(WorkerOptions):
+class MockerConfig(DisaggregatedOptions):
     """A simulated engine: real requests, real time, random tokens."""
 
+    disaggregation_mode: str | None = option(
+        None,
+        "--disaggregation-mode",
+        None,
+        "What this worker does of each request: agg (all of it), prefill or decode",
+        choices=("agg", "prefill", "decode"),
+    )
     model_path: str | None = option(
         None, "--model-path", None, "Whose tokenizer and configuration to use: directory or hub id; the demo model's"
     )
     model_name: str | None = option(None, "--model-name", None, "Name to serve under; the model path's last part")
-    engine_type: str = option("vllm", "--engine-type", None, "Which engine's scheduler to simulate", choices=("vllm",))
+    engine_type: str = option(
+        "vllm", "--engine-type", None, "Which engine's scheduler to simulate", choices=tuple(BLOCK_TOKENS)
+    )
     num_gpu_blocks: int = option(16384, "--num-gpu-blocks-override", None, "KV blocks of each data-parallel rank")
-    block_size: int = option(64, "--block-size", None, "Tokens in a KV block")
+    block_size: int | None = option(
+        None, "--block-size", None, "Tokens in a KV block; vllm 64, sglang 1, trtllm 32 unless told"
+    )
+    eviction_backend: str = option(
+        "lineage",
+        "--eviction-backend",
+        None,
+        "Which idle blocks go first; not a flag of upstream's",
+        choices=("lineage", "lru", "multi_lru"),
+    )
     max_model_len: int | None = option(None, "--max-model-len", None, "Prompt and output together; the model's own")
     max_num_seqs: int = option(256, "--max-num-seqs", None, "Sequences that run at once")
     max_num_batched_tokens: int = option(8192, "--max-num-batched-tokens", None, "Tokens of one step")
@@ -43,17 +84,122 @@ class MockerConfig(WorkerOptions):
         0.0, "--stagger-delay", None, "Seconds between the starts of workers; -1 chooses by their number"
     )
     startup_time: float | None = option(None, "--startup-time", None, "Seconds that loading pretends to take")
+    extra_engine_args: str | None = option(
+        None, "--extra-engine-args", None, "JSON file with the engine's settings; it beats the flags"
+    )
+    planner_profile_data: str | None = option(
+        None,
+        "--planner-profile-data",
+        None,
+        "NPZ or JSON file of a profiler's points, or its directory, in place of formulas",
+    )
+    reasoning: str | None = option(
+        None,
+        "--reasoning",
+        None,
+        "JSON object: start_thinking_token_id, end_thinking_token_id, thinking_ratio (0 to 1)",
+    )
+    response_replay_trace_path: str | None = option(
+        None,
+        "--response-replay-trace-path",
+        None,
+        "Mooncake JSONL with output_token_ids, said to requests with the annotation output_replay_id:ID",
+    )
+    sglang_schedule_policy: str = option(
+        "fifo",
+        "--sglang-schedule-policy",
+        None,
+        "Who is next: the oldest, or the longest prefix in the cache",
+        choices=("fifo", "lpm", "fcfs"),
+    )
+    sglang_page_size: int | None = option(None, "--sglang-page-size", None, "Older form of --block-size for sglang")
+    sglang_max_prefill_tokens: int = option(16384, "--sglang-max-prefill-tokens", None, "Prompt tokens of one batch")
+    sglang_chunked_prefill_size: int = option(8192, "--sglang-chunked-prefill-size", None, "Tokens of one chunk")
+    sglang_clip_max_new_tokens: int = option(
+        4096, "--sglang-clip-max-new-tokens", None, "Longest answer that is reckoned with when room is reckoned"
+    )
+    sglang_schedule_conservativeness: float = option(
+        1.0, "--sglang-schedule-conservativeness", None, "How much of its possible length an answer is thought to take"
+    )
+    sglang_generate: bool = option(False, "--sglang-generate", None, "Say on the card that /generate may be asked")
+    trtllm_capacity_scheduler_policy: str = option(
+        "guaranteed_no_evict",
+        "--trtllm-capacity-scheduler-policy",
+        None,
+        "When a request is let in",
+        choices=("guaranteed_no_evict",),
+    )
+    num_host_blocks: int | None = option(
+        None, "--num-host-blocks", None, "Blocks of a second cache in the host's memory, for each rank (vllm)"
+    )
+    host_offload_d2h_bandwidth_gbps: float | None = option(
+        None, "--host-offload-d2h-bandwidth-gbps", None, "GB/s from the device to the host, 0: at once; 32"
+    )
+    host_offload_h2d_bandwidth_gbps: float | None = option(
+        None, "--host-offload-h2d-bandwidth-gbps", None, "GB/s from the host to the device, 0: at once; 32"
+    )
+    kv_transfer_bandwidth: float = option(
+        TRANSFER_GBPS, "--kv-transfer-bandwidth", None, "GB/s from prefill to decode workers; 0: no delay"
+    )
+    kv_transfer_timing_mode: str = option(
+        "full_prompt",
+        "--kv-transfer-timing-mode",
+        None,
+        "What is transferred: the whole prompt, or what the destination's cache lacks",
+        choices=("full_prompt", "destination_missing"),
+    )
+    kv_cache_dtype: str = option("auto", "--kv-cache-dtype", None, "Type of keys and values", choices=KV_DTYPES)
+    kv_bytes_per_token: int | None = option(
+        None, "--kv-bytes-per-token", None, "Bytes of a token's keys and values; from the model's configuration"
+    )
+    zmq_kv_events_ports: list[int] = option(
+        [],
+        "--zmq-kv-events-ports",
+        None,
+        "Where each worker publishes KV events in vLLM's form; ranks at the ports above",
+    )
+    zmq_replay_ports: list[int] = option(
+        [], "--zmq-replay-ports", None, "Where each worker tells KV events again; ranks at the ports above"
+    )
+    bootstrap_ports: list[int] = option(
+        [], "--bootstrap-ports", None, "Where each prefill worker is met by decode workers"
+    )
+    handoff_timeout_ms: int = option(
+        HANDOFF_TIMEOUT_MS, "--handoff-session-timeout-ms", None, "How long prefill and decode wait for each other"
+    )
+    router_mode: str | None = option(
+        None,
+        "--router-mode",
+        None,
+        "How frontends are to route to workers of this kind, whatever their own mode",
+        choices=tuple(MODES),
+    )
+    active_decode_blocks_threshold: float | None = option(
+        None, "--active-decode-blocks-threshold", None, "With --router-mode: share of KV blocks from which one is busy"
+    )
+    active_prefill_tokens_threshold: int | None = option(
+        None, "--active-prefill-tokens-threshold", None, "With --router-mode: queued tokens from which one is busy"
+    )
+    active_prefill_tokens_threshold_frac: float | None = option(
+        None, "--active-prefill-tokens-threshold-frac", None, "The same, as a multiple of --max-num-batched-tokens"
+    )
 
     def __post_init__(self) -> None:
-        WorkerOptions.__post_init__(self)
+        DisaggregatedOptions.__post_init__(self)
         for flag, value in (
             ("--num-gpu-blocks-override", self.num_gpu_blocks),
             ("--block-size", self.block_size),
+            ("--sglang-page-size", self.sglang_page_size),
             ("--max-num-seqs", self.max_num_seqs),
             ("--data-parallel-size", self.data_parallel_size),
-            ("--max-model-len", 1 if self.max_model_len is None else self.max_model_len),
+            ("--max-model-len", self.max_model_len),
+            ("--num-host-blocks", self.num_host_blocks),
+            ("--kv-bytes-per-token", self.kv_bytes_per_token),
+            ("--sglang-max-prefill-tokens", self.sglang_max_prefill_tokens),
+            ("--sglang-clip-max-new-tokens", self.sglang_clip_max_new_tokens),
+            ("--handoff-session-timeout-ms", self.handoff_timeout_ms),
         ):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ConfigError(f"{flag} {value}: expected 1 or more")
         if not 1 <= self.num_workers <= WORKERS_MAX:
             raise ConfigError(f"--num-workers {self.num_workers}: expected 1 to {WORKERS_MAX}")
@@ -62,6 +208,25 @@ class MockerConfig(WorkerOptions):
                 f"--max-num-batched-tokens {self.max_num_batched_tokens}: expected at least "
                 f"--max-num-seqs {self.max_num_seqs}, for each sequence takes one"
             )
+        self._check_ports()
+        self._check_host()
+        if self.kv_transfer_bandwidth < 0:
+            raise ConfigError(f"--kv-transfer-bandwidth {self.kv_transfer_bandwidth:g}: expected zero or more GB/s")
+        if not 0 <= self.sglang_schedule_conservativeness <= 1:
+            shown = f"{self.sglang_schedule_conservativeness:g}"
+            raise ConfigError(f"--sglang-schedule-conservativeness {shown}: expected 0 to 1")
+        pages = {self.block_size, self.sglang_page_size} - {None}
+        if self.engine_type == "sglang" and len(pages) > 1:
+            raise ConfigError("--sglang-page-size and --block-size: expected the same, or one of them")
+        thresholds = (
+            self.active_decode_blocks_threshold,
+            self.active_prefill_tokens_threshold,
+            self.active_prefill_tokens_threshold_frac,
+        )
+        if self.router_mode is None and any(value is not None for value in thresholds):
+            raise ConfigError("--active-*-threshold: they are told to frontends with --router-mode")
+        self.routing()
+        self.thoughts()
         if self.speedup_ratio < 0 or self.decode_speedup_ratio < 0:
             raise ConfigError("--speedup-ratio and --decode-speedup-ratio must be zero or more")
         if self.stagger_delay < 0 and self.stagger_delay != STAGGER_AUTO:
@@ -69,21 +234,97 @@ class MockerConfig(WorkerOptions):
         if self.startup_time is not None and self.startup_time < 0:
             raise ConfigError(f"--startup-time {self.startup_time:g}: expected zero or more seconds")
 
-    def limits(self) -> Limits:
-        """What each simulated rank can hold and do."""
+    def _check_ports(self) -> None:
+        for name, flag in PORTS_FLAGS.items():
+            ports: list[int] = getattr(self, name)
+            if ports and len(ports) != self.num_workers:
+                raise ConfigError(
+                    f"{flag}: {len(ports)} ports, expected one for each of --num-workers {self.num_workers}"
+                )
+            wrong = [port for port in ports if not 0 < port < 1 << 16]
+            if wrong:
+                raise ConfigError(f"{flag} {wrong[0]}: expected a port")
+        if self.zmq_replay_ports and not self.zmq_kv_events_ports:
+            raise ConfigError("--zmq-replay-ports: expected --zmq-kv-events-ports as well")
+
+    def _check_host(self) -> None:
+        speeds = (self.host_offload_d2h_bandwidth_gbps, self.host_offload_h2d_bandwidth_gbps)
+        if self.num_host_blocks is None:
+            if speeds != (None, None):
+                raise ConfigError("--host-offload-*-bandwidth-gbps: expected --num-host-blocks as well")
+            return
+        if any(speed is not None and speed < 0 for speed in speeds):
+            raise ConfigError("--host-offload-*-bandwidth-gbps: expected zero or more GB/s")
+        if self.engine_type != "vllm":
+            raise ConfigError(f"--num-host-blocks with --engine-type {self.engine_type}: expected vllm")
+        if not self.enable_prefix_caching:
+            raise ConfigError("--num-host-blocks: expected --enable-prefix-caching")
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in a KV block."""
+        page = self.sglang_page_size if self.engine_type == "sglang" else None
+        return self.block_size or page or BLOCK_TOKENS[cast(EngineType, self.engine_type)]
+
+    def limits(self, kv_bytes_per_token: int = 0) -> Limits:
+        """What each simulated rank can hold and do; the bytes are those of the model, unless they are told."""
+        token_bytes = self.kv_bytes_per_token or kv_bytes_per_token
+        host = None
+        if self.num_host_blocks is not None:
+            to_host, to_device = self.host_offload_d2h_bandwidth_gbps, self.host_offload_h2d_bandwidth_gbps
+            host = HostRules(
+                self.num_host_blocks,
+                self.block_tokens * token_bytes,
+                HOST_GBPS if to_host is None else to_host,
+                HOST_GBPS if to_device is None else to_device,
+            )
         return Limits(
             num_blocks=self.num_gpu_blocks,
-            block_tokens=self.block_size,
+            block_tokens=self.block_tokens,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
             enable_chunked_prefill=self.enable_chunked_prefill,
             preempts_oldest=self.preemption_mode == "fifo",
+            engine_type=cast(EngineType, self.engine_type),
+            eviction=cast(EvictionName, self.eviction_backend),
+            sglang=SglangRules(
+                "lpm" if self.sglang_schedule_policy == "lpm" else "fifo",
+                self.sglang_max_prefill_tokens,
+                self.sglang_chunked_prefill_size,
+                self.sglang_clip_max_new_tokens,
+                self.sglang_schedule_conservativeness,
+            ),
+            host=host,
+            transfer=TransferRules(
+                token_bytes, self.kv_transfer_bandwidth, self.kv_transfer_timing_mode == "destination_missing"
+            ),
         )
 
-    def timing(self) -> Timing:
-        """How fast it pretends to be."""
+    def timing(self) -> StepTimes:
+        """How fast it pretends to be. Raises `ConfigError` for a profile that cannot be read."""
+        if self.planner_profile_data is not None:
+            return profiled(self.planner_profile_data, self.speedup_ratio, self.decode_speedup_ratio)
         return Timing(self.speedup_ratio, self.decode_speedup_ratio)
+
+    def thoughts(self) -> Reasoning | None:
+        """What `--reasoning` says. Raises `ConfigError` for what it cannot say."""
+        return None if self.reasoning is None else read_reasoning(self.reasoning)
+
+    def routing(self) -> RouterConfig | None:
+        """What frontends are told of how to route. Raises `ConfigError` for a threshold that cannot be."""
+        if self.router_mode is None:
+            return None
+        try:
+            return RouterConfig(
+                MODES[self.router_mode],
+                None,
+                self.active_decode_blocks_threshold,
+                self.active_prefill_tokens_threshold,
+                self.active_prefill_tokens_threshold_frac,
+            )
+        except InvalidArgument as error:
+            raise ConfigError(f"--router-mode and its thresholds: {error}") from None
 
     def stagger_s(self, index: int) -> float:
         """How long to wait before the start of the worker with this number, counted from 0."""

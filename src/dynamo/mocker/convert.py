@@ -17,7 +17,10 @@ from dynamo.mocker.simulation.sequence import Sequence
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PreprocessedRequest, PromptTokensDetails
 from dynamo.tokens.hashing import SEED, seed_of
 
+REPLAY_ANNOTATION = "output_replay_id:"
 CONTEXT_LENGTH = 131_072  # Where neither flag nor model states one.
+KV_BYTES_PER_TOKEN = 131_072  # The same: 32 layers, 8 heads of 128 values of two bytes, keys and values.
+VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # Whatever else there is takes one byte.
 
 
 class _AddedToken(msgspec.Struct):
@@ -45,6 +48,8 @@ class ModelFacts:
     """Ids in an answer are: those the tokenizer has a text for."""
     eos_token_ids: frozenset[int]
     context_length: int
+    kv_bytes_per_token: int = KV_BYTES_PER_TOKEN
+    """What a token's keys and values take."""
 
     @classmethod
     def read(cls, path: str, config: MockerConfig) -> "ModelFacts":
@@ -55,7 +60,7 @@ class ModelFacts:
         known = tokenizer_size(files)
         vocab_size = _stated(model, "vocab_size") or known
         eos = _ids(generation.get("eos_token_id")) or _ids(_stated(model, "eos_token_id"))
-        room = config.num_gpu_blocks * config.block_size
+        room = config.num_gpu_blocks * config.block_tokens
         length = config.max_model_len or architectural_context_length(model) or CONTEXT_LENGTH
         return cls(
             path=path,
@@ -64,10 +69,11 @@ class ModelFacts:
             answer_vocab_size=min(vocab_size, known),
             eos_token_ids=eos,
             context_length=min(length, room),
+            kv_bytes_per_token=config.kv_bytes_per_token or kv_bytes(model, config.kv_cache_dtype),
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """A request as the simulation takes it."""
 
@@ -75,6 +81,8 @@ class Asked:
     max_tokens: int
     hash_seed: int
     dp_rank: int | None
+    script: dict[int, int] | list[int] | None = None
+    """What is said in place of random tokens: some, by their place, or all."""
 
 
 def read_request(request: PreprocessedRequest, facts: ModelFacts, data_parallel_size: int) -> Asked:
@@ -108,20 +116,37 @@ def read_request(request: PreprocessedRequest, facts: ModelFacts, data_parallel_
     return Asked(prompt, min(max_tokens, facts.context_length - len(prompt)), seed, rank)
 
 
+def replay_id(request: PreprocessedRequest) -> str | None:
+    """Which recorded answer a request wants to hear."""
+    found = [one for one in request.annotations if one.startswith(REPLAY_ANNOTATION)]
+    return found[0].removeprefix(REPLAY_ANNOTATION) if found else None
+
+
+def usage_of(sequence: Sequence[Any]) -> CompletionUsage:
+    """What an answer cost."""
+    prompt_tokens = len(sequence.prompt)
+    return CompletionUsage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=sequence.max_tokens,
+        total_tokens=prompt_tokens + sequence.max_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=sequence.cached_tokens),
+    )
+
+
 def last_output(sequence: Sequence[Any]) -> EngineOutput:
     """The last token of an answer, and what the answer cost."""
-    prompt_tokens = len(sequence.prompt)
-    return EngineOutput(
-        token_ids=[sequence.last_token],
-        index=0,
-        finish_reason="length",
-        completion_usage=CompletionUsage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=sequence.max_tokens,
-            total_tokens=prompt_tokens + sequence.max_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sequence.cached_tokens),
-        ),
-    )
+    return EngineOutput([sequence.last_token], 0, finish_reason="length", completion_usage=usage_of(sequence))
+
+
+def kv_bytes(model: Mapping[str, Any], dtype: str) -> int:
+    """Bytes of a token's keys and values, of a config.json: layers, twice, heads, values in a head, bytes of a value."""
+    layers, heads, hidden = (_stated(model, key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    if not (layers and heads and hidden):
+        return KV_BYTES_PER_TOKEN
+    if dtype == "auto":
+        dtype = str(_stated(model, "dtype") or _stated(model, "torch_dtype") or "float16")
+    kv_heads = _stated(model, "num_key_value_heads") or heads
+    return int(layers * 2 * kv_heads * (_stated(model, "head_dim") or hidden // heads) * VALUE_BYTES.get(dtype, 1))
 
 
 def default_name(model_path: str) -> str:

@@ -1,12 +1,20 @@
 """Events: what the world hears of a step: KV events, load, and the metrics a vLLM would show (serving-plane.md §7.4)."""
 
+import logging
+import time
 from typing import Any
 
 from dynamo.backend.engine import EngineHost
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.mocker.simulation.scheduler import Simulation, StepResult
+from dynamo.mocker.native_events import NativeEvents, native
+from dynamo.mocker.simulation.batching import Batching
+from dynamo.mocker.simulation.step import StepResult
+from dynamo.protocols.kv_events import KvEvent, Removed, Stored
 from dynamo.protocols.load import WorkerLoad
 
+logger = logging.getLogger(__name__)
+
+HOST_TIER = "host_pinned"
 LABELS = ("engine", "model_name")
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
@@ -38,16 +46,31 @@ class EngineMetrics:
 class StepReporter:
     """Tells the host and the metrics what a step did."""
 
-    def __init__(self, host: EngineHost, metrics: EngineMetrics, simulation: Simulation[Any]) -> None:
+    def __init__(
+        self,
+        host: EngineHost,
+        metrics: EngineMetrics,
+        simulation: Batching[Any],
+        *,
+        tells_cache: bool = True,
+        native_events: NativeEvents | None = None,
+        is_traced: bool = False,
+    ) -> None:
+        """`tells_cache`: whether routers hear what it holds. `is_traced`: whether the log does."""
         self._host = host
+        self._tells_cache = tells_cache
+        self._native_events = native_events
+        self._is_traced = is_traced
+        if native_events is not None:
+            simulation.tokens_of = {}
         self._metrics = metrics
         self._simulation = simulation
         self._told: WorkerLoad | None = None
 
     def report(self, result: StepResult[Any], now_ms: float, gap_s: float) -> None:
         """A step ended now; `gap_s` is how long ago the step before it did."""
-        for event in result.events:
-            self._host.publish_kv_event(event, self._simulation.dp_rank)
+        if result.events or result.host_events:
+            self._tell_cache(result)
         self._tell(result.load)
         self._host.publish_forward_pass(result.forward_pass, self._simulation.dp_rank)
 
@@ -56,7 +79,7 @@ class StepReporter:
         if further := len(result.tokens) + len(result.finished) - len(result.prefilled):
             metrics.itl.observe_many(gap_s, further)
         for sequence in result.prefilled:
-            if sequence.generated == 1:
+            if sequence.generated == 1:  # Whoever was preempted had its first token before.
                 metrics.ttft.observe((now_ms - sequence.arrived_ms) / 1000)
         for sequence in result.finished:
             metrics.latency.observe((now_ms - sequence.arrived_ms) / 1000)
@@ -67,9 +90,35 @@ class StepReporter:
         if self._told is not None and self._told != load:
             self._tell(load)
 
+    def _tell_cache(self, result: StepResult[Any]) -> None:
+        rank = self._simulation.dp_rank
+        if self._is_traced:
+            _trace(result.events, rank, "device")
+            _trace(result.host_events, rank, HOST_TIER)
+        if self._tells_cache:
+            for event in result.events:
+                self._host.publish_kv_event(event, rank)
+            for event in result.host_events:
+                self._host.publish_kv_event(event, rank, HOST_TIER)
+        if self._native_events is not None and result.events:
+            tokens_of = self._simulation.tokens_of or {}
+            block_tokens = self._simulation.limits.block_tokens
+            told = [native(event, tokens_of, block_tokens) for event in result.events]
+            tokens_of.clear()
+            self._native_events.publish(told, time.time())
+
     def _tell(self, load: WorkerLoad) -> None:
         self._told = load
         self._host.publish_load(load)
         self._metrics.running.set(load.running_requests)
         self._metrics.waiting.set(load.waiting_requests)
         self._metrics.cache_usage.set(load.kv_used_blocks / load.kv_total_blocks)
+
+
+def _trace(events: list[KvEvent], dp_rank: int, tier: str) -> None:
+    """Into the log (`DYN_MOCKER_KV_CACHE_TRACE`)."""
+    for event in events:
+        if isinstance(event, Stored):
+            logger.info("kv cache: rank %d, %s: %d blocks stored", dp_rank, tier, len(event.blocks))
+        elif isinstance(event, Removed):
+            logger.info("kv cache: rank %d, %s: %d blocks evicted", dp_rank, tier, len(event.block_hashes))

@@ -48,8 +48,8 @@ def test_a_file_stands_above_the_arguments_and_those_above_the_general_block_siz
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"engine": {"sglang": {"schedule_policy": "lpm"}}}, "sglang"),
-        ({"engine": {"worker_type": "prefill"}}, "worker_type"),
+        ({"engine": {"sglang": {"radix": True}}}, "sglang.radix"),
+        ({"engine": {"worker_type": "encode"}}, "worker_type"),
         ({"dynamo": {"enable_local_indexer": False}}, "enable_local_indexer"),
         ({"gpu_memory_utilization": 0.5}, "gpu_memory_utilization"),
     ],

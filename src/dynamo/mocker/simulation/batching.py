@@ -54,6 +54,8 @@ class Batching(Generic[Owner]):
     """Whose blocks are held for somebody else, though they are done."""
     host: HostTier | None = field(init=False, default=None)
     now_ms: float = field(init=False, default=0.0)
+    tokens_of: dict[int, list[int]] | None = field(init=False, default=None)
+    """The tokens of blocks that were stored lately, where somebody wants to know them; for that one to empty."""
     steps: int = field(init=False, default=0)
     preemptions: int = field(init=False, default=0)
     admitted_tokens: int = field(init=False, default=0)
@@ -571,19 +573,26 @@ class Batching(Generic[Owner]):
         self._extend_hashes(sequence, complete)
         parent = sequence.hashes[done - 1] if done else None
         self.pool.commit(parent, sequence.hashes[done:complete], sequence.tokens_hashes[done:complete])
+        if self.tokens_of is not None:
+            for index in range(done, complete):
+                self.tokens_of[sequence.hashes[index]] = self._tokens(sequence, index, index + 1)
         sequence.committed = complete
         sequence.private -= complete - done
 
     def _extend_hashes(self, sequence: Sequence[Owner], blocks: int) -> None:
         """Hashes blocks of the prompt and, past its end, of the answer."""
-        start, end = len(sequence.hashes) * self.limits.block_tokens, blocks * self.limits.block_tokens
-        if end <= start:
-            return
+        known = len(sequence.hashes)
+        if blocks > known:
+            sequence.extend_hashes(self._tokens(sequence, known, blocks), self.limits.block_tokens)
+
+    def _tokens(self, sequence: Sequence[Owner], first: int, end: int) -> list[int]:
+        """The tokens of some of its blocks."""
+        start, stop = first * self.limits.block_tokens, end * self.limits.block_tokens
         prompt, said = len(sequence.prompt), sequence.offset - len(sequence.prompt)
-        tokens = list(sequence.prompt[start:end])
-        if end > prompt:
-            tokens = tokens + self.source.slice(said + max(start, prompt), said + end)
-        sequence.extend_hashes(tokens, self.limits.block_tokens)
+        tokens = list(sequence.prompt[start:stop])
+        if stop > prompt:
+            tokens = tokens + self.source.slice(said + max(start, prompt), said + stop)
+        return tokens
 
     def _release(self, sequence: Sequence[Owner]) -> None:
         self.pool.release(sequence.hashes[: sequence.committed], sequence.private)

@@ -1,0 +1,94 @@
+"""NativeEvents: what a rank's cache holds, over a ZMQ socket in vLLM's own form, and told again (serving-plane.md §5.8).
+
+PUB     topic · number · [time, [events], rank]
+ROUTER  asked from a number on, answers each message since, and an empty one at the end
+"""
+
+import contextlib
+import struct
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from dynamo.core.codec import msgpack_encode
+from dynamo.core.errors import ConfigError
+from dynamo.protocols.kv_events import KvEvent, Removed, Stored
+
+KEPT_MAX = 10_000  # Messages that can be told again, as vLLM keeps.
+END = (-1).to_bytes(8, "big", signed=True)
+MEDIA = {"device": "GPU", "host_pinned": "CPU"}
+NUMBER = struct.Struct(">Q")
+
+
+def native(
+    event: KvEvent, tokens_of: Mapping[int, Sequence[int]], block_tokens: int, tier: str = "device"
+) -> dict[str, Any]:
+    """An event in vLLM's words."""
+    if isinstance(event, Stored):
+        hashes = [block.block_hash for block in event.blocks]
+        return {
+            "type": "BlockStored",
+            "block_hashes": hashes,
+            "parent_block_hash": event.parent_hash,
+            "token_ids": [token for block_hash in hashes for token in tokens_of.get(block_hash, ())],
+            "block_size": block_tokens,
+            "lora_id": None,
+            "medium": MEDIA[tier],
+            "lora_name": None,
+            "group_idx": 0,
+        }
+    if isinstance(event, Removed):
+        return {"type": "BlockRemoved", "block_hashes": event.block_hashes, "medium": MEDIA[tier], "group_idx": 0}
+    return {"type": "AllBlocksCleared"}
+
+
+class NativeEvents:
+    """The sockets of one rank."""
+
+    def __init__(self, host: str, port: int, replay_port: int | None, dp_rank: int) -> None:
+        self._dp_rank = dp_rank
+        self._next = 0
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=KEPT_MAX)
+        self._context = zmq.asyncio.Context()
+        self._publisher = self._bind(zmq.PUB, host, port)
+        self._router = None if replay_port is None else self._bind(zmq.ROUTER, host, replay_port)
+
+    def publish(self, events: Sequence[dict[str, Any]], time_s: float) -> None:
+        """One message; whoever is too slow to take it misses it, and asks for it again."""
+        number = NUMBER.pack(self._next)
+        self._next += 1
+        payload = msgpack_encode([time_s, list(events), self._dp_rank])
+        self._kept.append((number, payload))
+        with contextlib.suppress(zmq.Again):
+            zmq.Socket.shadow(self._publisher).send_multipart([b"", number, payload], zmq.NOBLOCK)
+
+    async def answer(self) -> None:
+        """Tells messages again to those who ask, until it is cancelled."""
+        router = self._router
+        if router is None:
+            return
+        while True:
+            asker, *rest = await router.recv_multipart()
+            start = rest[-1] if rest else b""
+            if len(start) != NUMBER.size:
+                continue
+            for number, payload in list(self._kept):
+                if number >= start:
+                    await router.send_multipart([asker, b"", b"", number, payload])
+            await router.send_multipart([asker, b"", b"", END, b""])
+
+    def close(self) -> None:
+        """Frees the ports."""
+        self._context.destroy(linger=0)
+
+    def _bind(self, kind: int, host: str, port: int) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        try:
+            socket.bind(f"tcp://{host}:{port}")
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"--zmq-kv-events-ports, --zmq-replay-ports: {port}: {error}") from None
+        return socket

@@ -1,0 +1,89 @@
+"""Profile: step times out of what a profiler measured (control-plane.md §1.11).
+
+Two forms: the mocker's own, tables to look up, and the profiler's, scattered points through which planes are laid.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dynamo.core.errors import ConfigError
+from dynamo.mocker.simulation.timing import ProfiledTiming
+
+TABLES = ("prefill_isl", "prefill_ttft_ms", "decode_active_kv_tokens", "decode_context_length", "decode_itl")
+GRID = 100  # Points to a side of a table that is made of scattered ones, as upstream's.
+RAW = (
+    ("selected_prefill_interpolation/raw_data.npz", "selected_decode_interpolation/raw_data.npz"),
+    ("prefill_raw_data.json", "decode_raw_data.json"),
+)
+"""Where a profiler leaves its points of prefill and of decode."""
+
+
+def profiled(path: str, speedup: float = 1.0, decode_speedup: float = 1.0) -> ProfiledTiming:
+    """The step times in a profile. Raises `ConfigError` where it cannot be read or lacks something."""
+    place = Path(path)
+    for prefill, decode in RAW:
+        if (place / prefill).is_file() and (place / decode).is_file():
+            return _of_points(_read(place / prefill), _read(place / decode), place, speedup, decode_speedup)
+    if place.is_dir():
+        found = sorted(one for one in place.iterdir() if one.suffix in {".npz", ".json"})
+        if len(found) != 1:
+            raise ConfigError(f"planner_profile_data {path}: expected one NPZ or JSON file there, not {len(found)}")
+        place = found[0]
+    arrays = _read(place)
+    isl, ttft, kv, context, itl = (_of(arrays, name, place) for name in TABLES)
+    fits = len(isl) == len(ttft) and len(itl) == len(kv) and all(len(row) == len(context) for row in itl)
+    if not isl or not itl or not fits:
+        raise ConfigError(f"planner_profile_data {place}: its arrays do not fit each other")
+    return ProfiledTiming(isl, ttft, kv, context, itl, speedup, decode_speedup)
+
+
+def _of_points(
+    prefill: dict[str, Any], decode: dict[str, Any], place: Path, speedup: float, decode_speedup: float
+) -> ProfiledTiming:
+    """Prefill by its points as they are; decode by the plane over tokens in the cache and sequences that fits best."""
+    import numpy as np
+
+    points = sorted(zip(_of(prefill, "prefill_isl", place), _of(prefill, "prefill_ttft", place), strict=False))
+    usage, context, itl = (_of(decode, name, place) for name in ("x_kv_usage", "y_context_length", "z_itl"))
+    limit = decode.get("max_kv_tokens")
+    capacity = float(limit[0] if isinstance(limit, list) and limit else limit or 0)
+    if not points or not usage or not capacity or not len(usage) == len(context) == len(itl) or min(context) <= 0:
+        raise ConfigError(f"planner_profile_data {place}: its arrays do not fit each other")
+    tokens = np.array(usage, dtype=float) * capacity
+    facts = np.column_stack([np.ones(len(tokens)), tokens, tokens / np.array(context, dtype=float)])
+    weights, *_ = np.linalg.lstsq(facts, np.array(itl, dtype=float), rcond=None)
+    kv_axis = np.linspace(capacity / GRID, capacity, GRID)
+    context_axis = np.linspace(min(context), max(context), GRID)
+    plane = weights[0] + weights[1] * kv_axis[:, None] + weights[2] * kv_axis[:, None] / context_axis[None, :]
+    table = np.maximum(plane, min(itl) if min(itl) > 0 else 0.0).tolist()
+    return ProfiledTiming(
+        [isl for isl, _ in points],
+        [ttft for _, ttft in points],
+        kv_axis.tolist(),
+        context_axis.tolist(),
+        table,
+        speedup,
+        decode_speedup,
+    )
+
+
+def _of(arrays: dict[str, Any], name: str, place: Path) -> Sequence[Any]:
+    if not isinstance(arrays.get(name), list):
+        raise ConfigError(f"planner_profile_data {place}: {name} is missing")
+    found: Sequence[Any] = arrays[name]
+    return found
+
+
+def _read(place: Path) -> dict[str, Any]:
+    try:
+        if place.suffix == ".json":
+            return msgspec.json.decode(place.read_bytes(), type=dict[str, Any])
+        import numpy as np
+
+        with np.load(place, allow_pickle=False) as data:
+            return {name: data[name].tolist() for name in data.files}
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        raise ConfigError(f"planner_profile_data: cannot read {place}: {error}") from None

@@ -1,0 +1,84 @@
+"""Scripts: answers that are not random: recorded ones, and ones with marks in them."""
+
+from typing import Any
+
+import msgspec
+
+from dynamo.core.errors import ConfigError
+from dynamo.runtime.request_plane.base import Reply
+
+
+class ScriptedReply:
+    """Stands before a reply and says the script's tokens in place of those it is given."""
+
+    def __init__(self, reply: Reply, script: dict[int, int] | list[int]) -> None:
+        self.reply = reply
+        self.request_id = reply.request_id
+        self._script = script if isinstance(script, dict) else dict(enumerate(script))
+        self._said = 0
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.reply.is_cancelled
+
+    def on_cancel(self, callback: Any) -> None:
+        self.reply.on_cancel(callback)
+
+    def next(self, token_id: int) -> int:
+        """What is said in place of the next token."""
+        place, self._said = self._said, self._said + 1
+        return self._script.get(place, token_id)
+
+    def token(self, token_id: int) -> None:
+        self.reply.token(self.next(token_id))
+
+    def item(self, value: Any) -> None:
+        value.token_ids = [self.next(token_id) for token_id in value.token_ids]
+        self.reply.item(value)
+
+    def finish(self) -> None:
+        self.reply.finish()
+
+    def fail(self, error: BaseException) -> None:
+        self.reply.fail(error)
+
+
+class _Row(msgspec.Struct):
+    """A line of a trace, as far as it is said again."""
+
+    output_token_ids: list[int] | None = None
+    output_length: int | None = None
+    output_replay_id: str | int | None = None
+    request_id: str | int | None = None
+
+
+def read_answers(path: str) -> dict[str, list[int]]:
+    """The recorded answers of a Mooncake trace by `output_replay_id`, else `request_id`, else the line's number from 0.
+
+    Raises `ConfigError` with the line that is wrong.
+    """
+    found: dict[str, list[int]] = {}
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file):
+                if line.strip():
+                    _add(found, line, number)
+    except OSError as error:
+        raise ConfigError(f"--response-replay-trace-path {path}: {error.strerror or error}") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ConfigError(f"--response-replay-trace-path {path}, line {number + 1}: {error}") from None
+    return found
+
+
+def _add(found: dict[str, list[int]], line: bytes, number: int) -> None:
+    row = msgspec.json.decode(line, type=_Row)
+    tokens = row.output_token_ids
+    if not tokens:
+        return
+    if row.output_length is not None and row.output_length != len(tokens):
+        raise ValueError(f"output_length is {row.output_length}, and there are {len(tokens)} output_token_ids")
+    names = [one for one in (row.output_replay_id, row.request_id, number) if one is not None]
+    name = str(names[0])
+    if name in found:
+        raise ValueError(f"{name} is there twice")
+    found[name] = tokens
