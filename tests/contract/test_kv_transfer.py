@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.certificates import Certificates
 
-from dynamo.kvbm.transfer import nixl
+from dynamo.kvbm.transfer import nixl, wire
 from dynamo.kvbm.transfer.base import (
     Deadline,
     Descriptor,
@@ -347,3 +347,61 @@ def test_shared_memory_cannot_be_written_by_its_readers() -> None:
         os.write(file, b"x")
     os.close(file)
     pages.close()
+
+
+@pytest.mark.parametrize("how", ["it stalls", "it dies"])
+def test_a_source_that_ends_in_the_middle_is_noticed(
+    open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    ends = open_ends("tcp")
+    descriptor = ends.source.publish([1, 2, 3])
+    over = threading.Event()
+
+    def half(link: socket.socket, region: Region, blocks: Any, batch: int, *, is_checked: bool) -> None:
+        for piece in region.pieces(blocks)[:3]:
+            link.sendall(piece)
+        if how == "it stalls":
+            over.wait(WAIT_S)
+        raise OSError("the source died")
+
+    monkeypatch.setattr("dynamo.kvbm.transfer.wire.send_blocks", half)
+    with pytest.raises(TransferTimeout if how == "it stalls" else SourceUnreachable):
+        ends.puller.pull(descriptor, [(0, 0), (1, 1), (2, 2)], Deadline.after(WAIT_S, stall_s=0.2))
+    over.set()
+    until(lambda: not ends.source._leases.find(descriptor.transfer_id).readers, "the source still sends")
+    assert ends.source.release(descriptor.transfer_id)
+
+
+def test_blocks_that_are_being_sent_are_not_given_up_meanwhile(
+    open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = open_ends("tcp")
+    descriptor = ends.source.publish([1, 2])
+    honest = wire.send_blocks
+
+    def released_meanwhile(*arguments: Any, **options: Any) -> None:
+        ends.source.release(descriptor.transfer_id)
+        assert ends.freed == []
+        honest(*arguments, **options)
+
+    monkeypatch.setattr("dynamo.kvbm.transfer.wire.send_blocks", released_meanwhile)
+    ends.pull(descriptor, [(0, 0), (1, 1)])
+    assert (ends.here.pages[:, :2] == ends.there.pages[:, 1:3]).all()
+    until(lambda: ends.freed == [[1, 2]], "the blocks were never freed")
+
+
+def test_pullers_beyond_the_bound_are_turned_away(
+    open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamo.kvbm.transfer.source.CONNECTIONS_MAX", 2)
+    ends = open_ends("tcp")
+    descriptor = ends.source.publish([1])
+    host, _, port = descriptor.offers[0].address.rpartition(":")
+    strangers = [socket.create_connection((host, int(port)), WAIT_S) for _ in range(2)]
+    until(lambda: len(ends.source._links) == 2, "the strangers were not taken")
+    with pytest.raises(SourceUnreachable):
+        ends.pull(descriptor, [(0, 0)])
+    for stranger in strangers:
+        stranger.close()
+    until(lambda: not ends.source._links, "the strangers' places were not freed")
+    Puller(ends.here, [ends.member]).pull(descriptor, [(0, 0)], Deadline.after(WAIT_S))
