@@ -27,6 +27,8 @@ class State(enum.Enum):
     STOPPING = "stopping"
 
 
+NOT_APPLICABLE, PENDING, COMPLETE, UNKNOWN = "not_applicable", "pending", "complete", "unknown"
+
 ORDER = (State.STOPPING, State.SERVING, State.DRAINING, State.DRAINED)
 """What several workers are together: what the first of these says that one of them is."""
 
@@ -37,7 +39,10 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     state: State
     inflight_requests: int
     kv_transfers: str
-    """`not_applicable`: prefill and decode are one here, nobody fetches blocks from this worker."""
+    """`pending` and `complete`: whether others still fetch blocks from this worker. `unknown`: its engine cannot tell.
+
+    `not_applicable`: nobody fetches blocks from it.
+    """
     safe_to_delete: bool
     discovery_registered: bool
 
@@ -53,8 +58,13 @@ class Service:
         leave: Callable[[], Awaitable[None]],
         join: Callable[[], Awaitable[None]],
         until_quiet: Callable[[], Awaitable[None]],
+        transfers: Callable[[], str] = lambda: NOT_APPLICABLE,
     ) -> None:
-        """`leave` and `join` are those of discovery; `until_quiet` returns when no late request is to be expected."""
+        """`leave` and `join` are those of discovery; `until_quiet` returns when no late request is to be expected.
+
+        `transfers` says whether others still fetch its blocks.
+        """
+        self._transfers = transfers
         self._admission = admission
         self._tasks = tasks
         self._leave = leave
@@ -77,8 +87,9 @@ class Service:
     def status(self) -> WorkerStatus:
         """How it is now."""
         state, inflight = self.state, self._admission.requests
-        is_safe = state is State.DRAINED or (state is State.STOPPING and inflight == 0)
-        return WorkerStatus(state, inflight, "not_applicable", is_safe, self._is_registered)
+        transfers = self._transfers()
+        is_over = state is State.DRAINED or (state is State.STOPPING and inflight == 0)
+        return WorkerStatus(state, inflight, transfers, is_over and transfers != PENDING, self._is_registered)
 
     def opened(self) -> None:
         """It was announced, and is to be found."""
@@ -148,7 +159,10 @@ def joint(statuses: Sequence[WorkerStatus]) -> WorkerStatus:
     return WorkerStatus(
         state=min((status.state for status in statuses), key=ORDER.index, default=State.SERVING),
         inflight_requests=sum(status.inflight_requests for status in statuses),
-        kv_transfers="not_applicable",
+        kv_transfers=next(
+            (kind for kind in (PENDING, UNKNOWN, COMPLETE) if kind in {status.kv_transfers for status in statuses}),
+            NOT_APPLICABLE,
+        ),
         safe_to_delete=bool(statuses) and all(status.safe_to_delete for status in statuses),
         discovery_registered=any(status.discovery_registered for status in statuses),
     )

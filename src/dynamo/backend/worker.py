@@ -22,7 +22,7 @@ from dynamo.backend.admission import Admission
 from dynamo.backend.beside import serve_beside
 from dynamo.backend.config import WorkerOptions, grace_period_s, request_queue_limit
 from dynamo.backend.disagg import DisaggregationMode, drain_timeout_s
-from dynamo.backend.drain import ControlRoutes, Service
+from dynamo.backend.drain import COMPLETE, NOT_APPLICABLE, PENDING, UNKNOWN, ControlRoutes, Service
 from dynamo.backend.engine import EngineConfig, LendingEngine, LLMEngine
 from dynamo.backend.metrics import WorkerMetrics
 from dynamo.backend.traced import TracedReply
@@ -102,6 +102,7 @@ class Worker:
             leave=self._leave,
             join=self._join,
             until_quiet=lambda: self._until_quiet(grace_period_s()),
+            transfers=self._transfers,
         )
         """Whether it is to be found and takes requests."""
         self._serving: Serving | None = None
@@ -306,6 +307,14 @@ class Worker:
             await self._clock.sleep(min(QUIET_S, left))
             if self._admission.requests == 0 and self._admission.entered == entered:
                 return
+
+    def _transfers(self) -> str:
+        """Whether decode workers still fetch blocks that they were promised."""
+        engine = self.engine
+        if self.options.role is not DisaggregationMode.PREFILL:
+            return NOT_APPLICABLE
+        is_quiescent = engine.is_quiescent() if isinstance(engine, LendingEngine) else None
+        return UNKNOWN if is_quiescent is None else COMPLETE if is_quiescent else PENDING
 
     async def _until_fetched(self, budget_s: float) -> None:
         """Returns when decode workers have fetched the blocks that they were promised, or when the time is over."""

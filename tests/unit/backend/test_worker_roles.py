@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dynamo.backend.config import DisaggregatedOptions
+from dynamo.backend.drain import State, joint
 from dynamo.backend.engine import EngineConfig
 from dynamo.backend.sample import EchoEngine
 from dynamo.backend.worker import Worker, canary_payload, make_card
@@ -151,3 +152,36 @@ async def test_other_workers_do_not_wait_for_it(model_dir: str) -> None:
     ending, _ = await stopping(engine, "--is-decode-worker")
     await ending
     assert engine.polls == 0
+
+
+@pytest.mark.parametrize(
+    ("role", "lent", "said", "is_safe"),
+    [
+        ("prefill", True, "pending", False),
+        ("prefill", False, "complete", True),
+        ("prefill", None, "unknown", True),
+        ("decode", True, "not_applicable", True),
+    ],
+)
+async def test_its_status_says_whether_its_blocks_are_still_fetched(
+    model_dir: str, role: str, lent: bool | None, said: str, is_safe: bool
+) -> None:
+    engine, clock = Lender(model_dir), ManualClock()
+    engine.lent = lent
+    runtime = DistributedRuntime(
+        None,
+        MemoryDiscovery(MemoryStore()),
+        lambda dispatcher, _: MemoryPlane(dispatcher, MemoryHub()),
+        event_plane=lambda _: MemoryEventPlane(MemoryBus()),
+    )
+    worker = Worker(options(f"--disaggregation-mode={role}"), engine, runtime, clock=clock)
+    await worker.start()
+    await worker.service.drain()
+    while worker.service.state is not State.DRAINED:
+        clock.advance(1.0)
+        await asyncio.sleep(0)
+    status = worker.service.status()
+    assert (status.kv_transfers, status.safe_to_delete) == (said, is_safe)
+    assert joint([status]).kv_transfers == said
+    engine.lent = False
+    await worker.stop()
