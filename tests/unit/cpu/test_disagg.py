@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -9,13 +10,27 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from tests.certificates import Certificates
 from tests.unit.cpu.conftest import CONFIG, Heard, random_tensors
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
+from dynamo.cpu.architecture import Architecture
+from dynamo.cpu.blocks import BlockPool
 from dynamo.cpu.config import CpuConfig
+from dynamo.cpu.core import Core
+from dynamo.cpu.disagg import fetch_of
 from dynamo.cpu.engine import CpuEngine
+from dynamo.cpu.generation import Fetch
+from dynamo.cpu.layout import layout_of
+from dynamo.cpu.model import Model, load_weights
+from dynamo.cpu.scheduler import Scheduler
+from dynamo.kvbm.transfer.base import Deadline, Descriptor, Region, TransferError
+from dynamo.kvbm.transfer.local import LocalPuller, LocalSource
+from dynamo.kvbm.transfer.puller import Puller
 from dynamo.protocols.engine import (
     BYPASS_REMOTE_PREFILL,
     EngineOutput,
@@ -414,3 +429,195 @@ async def test_many_at_once_say_what_each_says_alone(begin: Any) -> None:
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         CpuConfig(**options)
+
+
+# Two cores turned by hand, with a thread for nothing.
+
+
+SAMPLINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.9, "seed": 3},
+    {"choices": 2, "temperature": 0.8, "seed": 1},
+]
+
+
+class Hand:
+    """A borrower whose fetches end when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun: list[Fetch] = []
+        self.abandoned: list[Fetch] = []
+
+    def begin(self, fetch: Fetch) -> None:
+        self.begun.append(fetch)
+
+    def abandon(self, fetch: Fetch) -> None:
+        assert fetch not in self.abandoned, "abandoned twice"
+        self.abandoned.append(fetch)
+
+
+class Keeper:
+    """A lender whose blocks come back by the next turn."""
+
+    def __init__(self, source: LocalSource) -> None:
+        self.source = source
+        self.freed: list[list[int]] = []
+
+    def lend(self, blocks: Any) -> Descriptor | None:
+        return self.source.publish(blocks)
+
+    def relieve(self) -> None:
+        self.source.drop_oldest()
+
+
+@pytest.fixture(scope="module")
+def models(model: str) -> list[Model]:
+    shape = Architecture.read(model)
+    return [Model(shape, load_weights(model, shape), slots=30 * 4, rows_max=64, longest=200) for _ in range(2)]
+
+
+class TwoCores:
+    """A prefill and a decode core; `chance` is who decides what happens next."""
+
+    def __init__(
+        self, model: str, models: list[Model], make_generation: Callable[..., Any], chance: random.Random
+    ) -> None:
+        layout = layout_of(model, models[0].shape, 4)
+        here, there = Region(layout, models[1].cache.pages), Region(layout, models[0].cache.pages)
+        self.freed: list[list[int]] = []
+        self.source = LocalSource(there, lambda blocks: self.freed.append(list(blocks)), blocks_max=20)
+        self.puller = Puller(here, [LocalPuller(here, self.source)])
+        self.hand = Hand()
+        self.layout = layout
+        self.chance = chance
+        self.make = make_generation
+        schedulers = [Scheduler(BlockPool(30), sequences_max=4, batched_tokens_max=16) for _ in models]
+        self.prefill = Core(models[0], schedulers[0], 4, lender=Keeper(self.source))
+        self.decode = Core(models[1], schedulers[1], 4, borrower=self.hand)
+        self.firsts: dict[Any, int] = {}
+        self.decoding: dict[int, Any] = {}
+        self.gone: set[int] = set()
+
+    def begin(self, number: int, prompt: list[int], options: dict[str, Any]) -> None:
+        generation = self.make(prompt, **(options | {"max_tokens": 1}))
+        generation.is_prefill = True
+        self.firsts[generation] = number
+        self.prefill.add(generation)
+
+    def turn(self, prompts: list[list[int]], options: list[dict[str, Any]], deliver: Callable[[Any], None]) -> None:
+        what = self.chance.choice(["prefill", "decode", "decode", "decode", "fetch", "fetch", "cancel", "expire"])
+        if what == "prefill":
+            outcome = self.prefill.step()
+            for said in outcome.said:
+                self._hand_over(self.firsts.pop(said.generation), said.word, prompts, options)
+        elif what == "decode":
+            deliver(self.decode.step())
+        elif what == "fetch" and self.hand.begun:
+            self._fetch(self.hand.begun.pop(self.chance.randrange(len(self.hand.begun))))
+        elif what == "cancel" and self.decoding and self.chance.random() < 0.1:
+            number = self.chance.choice(list(self.decoding))
+            self.gone.add(number)
+            self.decode.drop(self.decoding[number])
+        elif what == "expire" and self.chance.random() < 0.1:
+            self.source.drop_oldest()
+        while self.freed:
+            self.prefill.scheduler.take_back(self.freed.pop())
+        self.prefill.scheduler.validate()
+        self.decode.scheduler.validate()
+
+    def _hand_over(self, number: int, output: Any, prompts: list[list[int]], options: list[dict[str, Any]]) -> None:
+        generation = self.make(prompts[number], **options[number])
+        try:
+            generation.fetch = fetch_of(
+                output.disaggregated_params, prompts[number], self.layout, 96, Deadline.after(60.0), asks_logprobs=False
+            )
+        except TransferError:
+            generation.fetch = None  # The prefill worker had no room to keep it.
+        self.decoding[number] = generation
+        self.decode.add(generation)
+
+    def _fetch(self, fetch: Fetch) -> None:
+        sequence = fetch.sequence
+        assert sequence is not None
+        cached = sequence.computed // 4
+        is_whole = self.chance.random() < 0.8
+        if is_whole:
+            try:
+                self.puller.pull(fetch.descriptor, list(enumerate(sequence.blocks))[cached:], fetch.deadline)
+            except TransferError:
+                is_whole = False
+        self.decode.end_fetch(fetch, is_whole=is_whole)
+        self.puller.release(fetch.descriptor)
+
+    @property
+    def is_over(self) -> bool:
+        waits = self.prefill.has_work or self.decode.has_work or self.hand.begun or self.firsts
+        return not waits and not self.decode.scheduler.waiting
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1 << 30))
+def test_whatever_happens_in_whatever_order_the_tokens_are_the_same(
+    seed: int, model: str, models: list[Model], make_generation: Any, deliver: Any, run: Any
+) -> None:
+    chance = random.Random(seed)
+    common = [chance.randrange(90) for _ in range(12)]
+    prompts = [[*common[: chance.choice([0, 8, 12])], *(chance.randrange(90) for _ in range(chance.randint(1, 20)))] for _ in range(6)]  # fmt: skip
+    options: list[dict[str, Any]] = [
+        {"max_tokens": chance.randint(1, 8)}
+        | chance.choice(
+            [{}, {"temperature": 0.9, "seed": 3}, {"choices": 2, "temperature": 0.8, "seed": 1}]
+        )  # fmt: skip
+        for _ in prompts
+    ]
+    want = []
+    for prompt, asked in zip(prompts, options, strict=True):
+        core = Core(models[1], Scheduler(BlockPool(30, is_caching=False), sequences_max=4, batched_tokens_max=64), 4)
+        generation = make_generation(prompt, **asked)
+        core.add(generation)
+        run(core)
+        want.append(spoken(generation.reply))
+    cores = TwoCores(model, models, make_generation, chance)
+    for number, prompt in enumerate(prompts):
+        asked = {name: value for name, value in options[number].items() if name != "choices"}
+        cores.begin(number, prompt, asked)
+    turns = 0
+    while not cores.is_over:
+        turns += 1
+        assert turns < 5000, "it never came to an end"
+        cores.turn(prompts, options, deliver)
+    for number, generation in cores.decoding.items():
+        if number not in cores.gone:
+            assert spoken(generation.reply) == want[number]
+    assert cores.decoding.keys() == set(range(len(prompts)))
+    cores.source.close()
+    while cores.freed:
+        cores.prefill.scheduler.take_back(cores.freed.pop())
+    assert cores.prefill.scheduler.pool.used == cores.decode.scheduler.pool.used == 0
+
+
+def spoken(reply: Any) -> list[list[int]]:
+    """The tokens of each choice."""
+    said: dict[int, list[int]] = {}
+    for word in reply.said:
+        index, tokens = (0, [word]) if isinstance(word, int) else (word.index, word.token_ids)
+        said.setdefault(index, []).extend(tokens)
+    return [said[index] for index in sorted(said)]
+
+
+async def test_blocks_travel_under_the_request_planes_certificates(begin: Any, tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    secured = {
+        "tcp_tls_cert_path": files.cert,
+        "tcp_tls_key_path": files.key,
+        "tcp_tls_ca_cert_path": files.ca,
+        "kv_transfer": ["tcp"],
+    }
+    prefill, decode = await begin("prefill", **secured), await begin("decode", **secured)
+    await in_two(prefill, decode, ask())
+    await decode.until(
+        lambda: decode.host.number("dynamo_component_kv_fetches_total", outcome="ok") == 1, "not fetched"
+    )
+    plain = await begin("decode", kv_transfer=["tcp"])
+    await in_two(prefill, plain, ask())
+    assert plain.host.number("dynamo_component_kv_fetches_total", outcome="ok") == 0
