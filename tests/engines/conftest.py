@@ -124,12 +124,18 @@ class Servers:
         self.http.close()
         for process in self.processes:
             process.send_signal(signal.SIGTERM)
-        for process in self.processes:
-            try:
-                process.wait(90)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        while self.processes:
+            self.end(self.processes[-1])
+
+    def end(self, process: "subprocess.Popen[bytes]") -> None:
+        """Stops one of them."""
+        self.processes.remove(process)
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(90)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ def kv_events() -> str:
 def graph(serve: Callable[[str], Servers]) -> Servers:
     servers = serve("aggregated")
     servers.frontend("--router-mode", "kv")
-    more = ("--enable-prefix-caching", "--enable-lora", "--max-lora-rank", "8", "--enable-rl", "--enable-sleep-mode")
+    more = ("--enable-prefix-caching", "--enable-lora", "--max-lora-rank", "8", "--enable-rl")
     for number in range(2):
         port = str(free_port())
         servers.worker(

@@ -16,7 +16,7 @@ from typing import Any
 from dynamo.backend.disagg import DisaggregationMode, prefill_output, prefill_request, prefill_result_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.config import environ
-from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
+from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
 from dynamo.core.tasks import TaskOwner
 from dynamo.llm.hub import resolve_model
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
@@ -171,7 +171,10 @@ class VllmEngine:
             self._reporters.append(made)
             return made
 
-        return self._library.AsyncLLM.from_engine_args(args, stat_loggers=[reporter])
+        try:
+            return self._library.AsyncLLM.from_engine_args(args, stat_loggers=[reporter])
+        except ValueError as error:  # Arguments that contradict each other, the model or the machine.
+            raise ConfigError(f"vLLM: {' '.join(str(error).split())}") from error
 
     def _listen(self, settings: Any) -> None:
         """Follows what the engine's processes publish."""

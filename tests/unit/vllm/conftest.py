@@ -1,0 +1,147 @@
+"""An engine over a scripted vLLM, the host that it speaks to, and the replies that it writes to."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.vllm import scripted
+
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
+from dynamo.vllm.config import VllmConfig
+from dynamo.vllm.engine import VllmEngine
+from dynamo.vllm.library import Library
+
+
+class Host:
+    worker_id = 7
+
+    def __init__(self) -> None:
+        self.metrics = MetricsRegistry()
+        self.failed: list[BaseException] = []
+        self.loads: list[Any] = []
+        self.events: list[Any] = []
+        self.passes: list[Any] = []
+        self.service: list[str] = []
+
+    def publish_kv_event(self, event: Any, dp_rank: int = 0, tier: str = "device") -> None:
+        self.events.append((event, dp_rank, tier))
+
+    def publish_load(self, load: Any) -> None:
+        self.loads.append(load)
+
+    def publish_forward_pass(self, passed: Any, dp_rank: int = 0) -> None:
+        self.passes.append((passed, dp_rank))
+
+    def fail(self, error: BaseException) -> None:
+        self.failed.append(error)
+
+    async def leave_service(self) -> None:
+        self.service.append("left")
+
+    async def return_to_service(self) -> None:
+        self.service.append("back")
+
+
+class Heard:
+    """A reply; `ended` is done when the answer is, with its error if it ends in one."""
+
+    def __init__(self, request_id: str = "r") -> None:
+        self.request_id = request_id
+        self.is_cancelled = False
+        self.tokens: list[int] = []
+        self.items: list[Any] = []
+        self.ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """Whoever cancels here calls the engine."""
+
+    def token(self, token_id: int) -> None:
+        self.tokens.append(token_id)
+
+    def item(self, value: Any) -> None:
+        self.items.append(value)
+        if isinstance(value, EngineOutput):
+            self.tokens += value.token_ids
+
+    def finish(self) -> None:
+        self.ended.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        self.ended.set_result(error)
+
+
+def request(*tokens: int, **changes: Any) -> PreprocessedRequest:
+    stop = changes.pop("stop", StopConditions(max_tokens=8))
+    return PreprocessedRequest("m", list(tokens) or [1, 2, 3], stop, eos_token_ids=[9], **changes)
+
+
+def library(llm: scripted.AsyncLLM) -> Library:
+    """Whose engine is this one."""
+
+    class Made(scripted.AsyncLLM):
+        @classmethod
+        def from_engine_args(
+            cls, engine_args: Any, start_engine_loop: bool = True, usage_context: Any = None, stat_loggers: Any = None
+        ) -> scripted.AsyncLLM:
+            llm.loggers = [make(llm.vllm_config, 0) for make in stat_loggers or ()]
+            return llm
+
+    async def decode(kind: str, media: Any) -> Any:
+        return kind, media.data
+
+    return Library(
+        AsyncLLM=Made,
+        AsyncEngineArgs=scripted.AsyncEngineArgs,
+        FlexibleArgumentParser=None,
+        SamplingParams=scripted.SamplingParams,
+        StructuredOutputsParams=scripted.StructuredOutputsParams,
+        RequestOutputKind=scripted.RequestOutputKind,
+        PoolingParams=scripted.PoolingParams,
+        LoRARequest=scripted.LoRARequest,
+        dead_errors=(scripted.EngineDeadError,),
+        client_errors=(scripted.ClientError, ValueError),
+        render_metrics=lambda: "vllm:x 1\n",
+        run_headless=lambda argv: None,
+        decode_media=decode,
+    )
+
+
+@dataclasses.dataclass
+class Running:
+    engine: VllmEngine
+    llm: scripted.AsyncLLM
+    host: Host
+    config: Any
+
+    async def ask(self, asked: Any, *script: Any) -> tuple[Heard, BaseException | None]:
+        """Lets vLLM say the script, to the end."""
+        self.llm.script = list(script)
+        reply = Heard()
+        self.engine.submit(asked, reply)
+        async with asyncio.timeout(30):
+            error = await reply.ended
+        return reply, error
+
+
+Start = Callable[..., Awaitable[Running]]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts an engine: `kind` of engine, the flags of its configuration, and vLLM's settings."""
+    made: list[VllmEngine] = []
+
+    async def make(kind: type[VllmEngine] = VllmEngine, settings: Any = None, **flags: Any) -> Running:
+        llm, host = scripted.AsyncLLM(settings or scripted.settings()), Host()
+        args = scripted.AsyncEngineArgs(str(tmp_path), ["m", "other"])
+        engine = kind(VllmConfig(**flags), args, library(llm))
+        made.append(engine)
+        return Running(engine, llm, host, await engine.start(host))
+
+    yield make
+    for one in made:
+        await one.stop()

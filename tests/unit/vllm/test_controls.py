@@ -1,0 +1,99 @@
+"""Controls: what the system port does to the engine."""
+
+from typing import Any
+
+import pytest
+from tests.unit.vllm import scripted
+from tests.unit.vllm.conftest import Host
+
+from dynamo.vllm.controls import Controls
+
+
+class Panel:
+    def __init__(self, *, has_training: bool = True) -> None:
+        self.llm, self.host = scripted.AsyncLLM(None), Host()
+        self.controls = Controls(self.llm, self.host, has_training=has_training)
+
+    async def press(self, name: str, **body: Any) -> dict[str, Any]:
+        return await (self.controls.routes() | self.controls.endpoints())[name](body)
+
+
+async def test_a_sleeper_leaves_first_and_comes_back_when_it_is_wholly_awake() -> None:
+    panel = Panel()
+    assert (await panel.press("control/sleep", level=2))["status"] == "ok"
+    assert panel.host.service == ["left"]
+    assert (await panel.press("control/sleep"))["message"] == "Engine already asleep"
+    assert (await panel.press("control/wake_up", tags=["weights"]))["message"] == "Engine partly awake"
+    assert panel.host.service == ["left"]
+    await panel.press("control/wake_up")
+    assert panel.host.service == ["left", "back"]
+    assert panel.llm.calls == [("sleep", 2), ("wake_up", ["weights"]), ("wake_up", None)]
+    assert (await panel.press("control/wake_up"))["message"] == "Engine already awake"
+
+
+async def test_an_engine_that_cannot_sleep_serves_on() -> None:
+    panel = Panel()
+    panel.llm.refuses = RuntimeError("no allocator")
+    found = await panel.press("control/sleep")
+    assert found == {"status": "error", "message": "RuntimeError: no allocator"}
+    assert panel.host.service == ["left", "back"]
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("control/sleep", {"level": 9}),
+        ("control/scale_elastic_ep", {"new_data_parallel_size": 0}),
+        ("pause_generation", {"mode": "odd"}),
+        ("abort_request", {}),
+        ("update_weights_from_disk", {}),
+        ("set_weight_version", {}),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_before_the_engine_hears_it(name: str, body: dict[str, Any]) -> None:
+    panel = Panel()
+    assert (await panel.press(name, **body))["status"] == "error"
+    assert panel.llm.calls == []
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "call"),
+    [
+        ("control/start_profile", {"profile_prefix": "a"}, ("start_profile", "a")),
+        ("control/stop_profile", {}, ("stop_profile",)),
+        ("control/scale_elastic_ep", {"new_data_parallel_size": 2}, ("scale_elastic_ep", 2)),
+        ("pause_generation", {"mode": "keep", "clear_cache": False}, ("pause_generation", "keep", False)),
+        ("resume_generation", {}, ("resume_generation",)),
+        ("flush_cache", {}, ("reset_prefix_cache",)),
+        ("abort_request", {"request_id": "r"}, ("abort", "r")),
+        ("set_weight_version", {"weight_version": 3}, ("update_weight_version", "3")),
+        ("clear_kv_blocks", {}, ("reset_prefix_cache",)),
+    ],
+)
+async def test_each_control_is_one_of_vllms(name: str, body: dict[str, Any], call: tuple[Any, ...]) -> None:
+    panel = Panel()
+    assert (await panel.press(name, **body))["status"] in ("ok", "success")
+    assert panel.llm.calls == [call]
+
+
+async def test_new_weights_come_between_two_requests() -> None:
+    panel = Panel()
+    await panel.press("update_weights_from_disk", model_path="/new", weight_version="8")
+    assert panel.llm.calls == [
+        ("pause_generation", "wait", True),
+        ("collective_rpc", "reload_weights", {"weights_path": "/new"}),
+        ("update_weight_version", "8"),
+        ("resume_generation",),
+    ]
+    assert (await panel.press("get_weight_version"))["version"] == "7"
+
+
+async def test_a_dead_engine_is_not_alive() -> None:
+    panel = Panel()
+    assert (await panel.press("liveness_probe"))["alive"] is True
+    panel.llm.is_dead = True
+    assert (await panel.press("liveness_probe"))["status"] == "error"
+
+
+def test_training_is_offered_where_it_is_wanted() -> None:
+    assert "pause_generation" not in Panel(has_training=False).controls.routes()

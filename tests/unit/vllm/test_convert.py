@@ -1,0 +1,139 @@
+"""Convert: requests into vLLM's words, its answers into ours."""
+
+from typing import Any
+
+import pytest
+from tests.unit.vllm.conftest import request
+from tests.unit.vllm.scripted import SAMPLING, Logprob, said
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.engine import GuidedDecoding, OutputOptions, Routing, SamplingOptions, StopConditions
+from dynamo.vllm.convert import Answer, Limits, guided_of, to_asked
+
+LIMITS = Limits(context_length=16)
+
+
+def sampling(limits: Limits = LIMITS, **changes: Any) -> dict[str, Any]:
+    return dict(to_asked(request(**changes), limits).sampling)
+
+
+def test_everything_said_is_known_to_vllm() -> None:
+    options = SamplingOptions(
+        n=2,
+        presence_penalty=1,
+        frequency_penalty=1,
+        repetition_penalty=1,
+        temperature=0,
+        top_p=1,
+        top_k=1,
+        min_p=0,
+        seed=1,
+    )
+    stop = StopConditions(max_tokens=3, min_tokens=1, ignore_eos=True, stop_token_ids=[4], max_thinking_tokens=2)
+    extra = {"sampling_options": {"logit_bias": {"1": 2}, "allowed_token_ids": [1], "bad_words": ["x"]}}
+    found = sampling(sampling_options=options, stop=stop, extra_args=extra, output_options=OutputOptions(1, 1))
+    assert set(found) <= set(SAMPLING)
+    assert found["logit_bias"] == {1: 2.0}
+    assert found["thinking_token_budget"] == 2
+    assert found["stop_token_ids"] == [4]
+    assert found["detokenize"] is True  # Bad words are words.
+
+
+def test_the_answer_fits_into_the_context() -> None:
+    assert sampling(stop=StopConditions())["max_tokens"] == 13
+    assert sampling(stop=StopConditions(max_tokens=99, min_tokens=50))["min_tokens"] == 13
+    assert sampling(Limits(context_length=16, defaults={"max_tokens": 4}), stop=StopConditions())["max_tokens"] == 4
+
+
+def test_the_makers_defaults_hold_where_a_request_does_not_say() -> None:
+    limits = Limits(context_length=16, defaults={"temperature": 0.6, "top_k": 20})
+    assert sampling(limits)["temperature"] == 0.6
+    found = sampling(limits, sampling_options=SamplingOptions(temperature=0.0))
+    assert (found["temperature"], found["top_k"]) == (0.0, 20)
+
+
+def test_ends_are_the_models_and_the_requests() -> None:
+    assert sampling(stop=StopConditions(stop_token_ids=[5], stop_token_ids_hidden=[7]))["stop_token_ids"] == [5, 7, 9]
+    assert "stop_token_ids" not in sampling(stop=StopConditions(ignore_eos=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"sampling_options": SamplingOptions(use_beam_search=True)}, "use_beam_search"),
+        ({"extra_args": {"sampling_options": {"logit_bias": [1]}}}, "logit_bias"),
+        ({"routing": Routing(dp_rank=3)}, "dp_rank"),
+        ({"multi_modal_data": {"image_url": [{"Decoded": "x"}]}}, "messages"),
+    ],
+)
+def test_what_cannot_be_served_is_named(changes: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        to_asked(request(**changes), LIMITS)
+    assert caught.value.param == param
+
+
+def test_prompts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="16 tokens"):
+        to_asked(request(*range(1, 17)), LIMITS)
+    empty = request()
+    empty.token_ids = []
+    with pytest.raises(InvalidArgument, match="empty"):
+        to_asked(empty, LIMITS)
+
+
+def test_ranks_are_counted_from_this_workers_first() -> None:
+    limits = Limits(context_length=16, ranks=2, first_rank=4)
+    assert to_asked(request(routing=Routing(dp_rank=5)), limits).rank == 1
+    assert to_asked(request(routing=Routing(dp_rank=0)), LIMITS).rank is None
+    with pytest.raises(InvalidArgument, match="4 to 5"):
+        to_asked(request(routing=Routing(dp_rank=6)), limits)
+
+
+def test_priorities_are_told_to_a_scheduler_that_looks_at_them() -> None:
+    routing = Routing(priority=3)
+    assert to_asked(request(routing=routing), LIMITS).priority == 0
+    assert to_asked(request(routing=routing), Limits(context_length=16, has_priorities=True)).priority == -3
+
+
+def test_a_salt_keeps_caches_apart() -> None:
+    assert to_asked(request(routing=Routing(cache_salt="s")), LIMITS).prompt["cache_salt"] == "s"
+
+
+def test_guided_text_of_each_kind() -> None:
+    assert guided_of(None) is None
+    assert guided_of(GuidedDecoding()) is None
+    assert guided_of(GuidedDecoding(json={"type": "object"})) == {"json": {"type": "object"}}
+    assert guided_of(GuidedDecoding(structural_tag={"a": 1})) == {"structural_tag": '{"a":1}'}
+
+
+def test_the_end_of_a_text_is_told_from_a_stop() -> None:
+    def end(token: int, **changes: Any) -> tuple[str | None, Any]:
+        (piece,) = Answer(request(**changes)).take(said(token, finish="stop", stop=changes.pop("reason", None)))
+        return piece.finish_reason, piece.stop_reason
+
+    assert end(9) == ("eos", None)
+    stop = StopConditions(stop_token_ids=[5])
+    (piece,) = Answer(request(stop=stop)).take(said(5, finish="stop", stop=5))
+    assert (piece.finish_reason, piece.stop_reason) == ("stop", 5)
+    (piece,) = Answer(request()).take(said(9, finish="stop", stop=9))
+    assert (piece.finish_reason, piece.stop_reason) == ("eos", None)
+
+
+def test_logprobs_go_from_the_likeliest_on() -> None:
+    row = {8: Logprob(-3.0, 5), 4: Logprob(-0.1, 1), 5: Logprob(-0.2, 2)}
+    answer = Answer(request(output_options=OutputOptions(logprobs=2)))
+    (piece,) = answer.take(said(8, logprobs=[row]))
+    assert piece.log_probs == [-3.0]
+    assert piece.top_logprobs is not None
+    assert [(one.rank, one.token_id) for one in piece.top_logprobs[0]] == [(1, 4), (2, 5)]
+
+
+def test_prompt_logprobs_come_with_the_end() -> None:
+    answer = Answer(request())
+    answer.take(said(4, prompt_logprobs=[None, {2: Logprob(-1.0, 1)}]))
+    (last,) = answer.take(said(5, finish="length"))
+    assert last.engine_data == {"prompt_logprobs": [None, {"2": {"logprob": -1.0, "rank": 1}}]}
+
+
+def test_steps_without_news_say_nothing() -> None:
+    assert Answer(request()).take(said()) == []

@@ -1,0 +1,55 @@
+"""VllmEmbeddingEngine: a vector for each input."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.vllm.conftest import Heard, Start
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.embeddings import EmbeddingWork
+from dynamo.vllm.embedding_engine import VllmEmbeddingEngine, texts_of
+
+
+class Tensor:
+    def __init__(self, values: list[float]) -> None:
+        self.values = values
+
+    def float(self) -> "Tensor":
+        return self
+
+    def cpu(self) -> Any:
+        return np.array(self.values)
+
+
+def pooled(*values: float) -> Any:
+    return SimpleNamespace(outputs=SimpleNamespace(data=Tensor(list(values))), error=None)
+
+
+async def test_each_input_has_its_vector(start: Start) -> None:
+    running = await start(VllmEmbeddingEngine, embedding_worker=True)
+    assert running.config.model_type == "Embedding"
+    reply, error = await running.ask(EmbeddingWork(token_ids=[[1, 2], [3]], model="m"), pooled(0.5, 1.0))
+    assert error is None
+    (output,) = reply.items
+    assert output.embeddings == ["AAAAPwAAgD8="] * 2
+    assert output.prompt_tokens == 3
+    assert [one.prompt["prompt_token_ids"] for one in running.llm.asked] == [[1, 2], [3]]
+
+
+async def test_an_input_that_vllm_refuses_is_the_callers_fault(start: Start) -> None:
+    running = await start(VllmEmbeddingEngine, embedding_worker=True)
+    _, error = await running.ask(EmbeddingWork(token_ids=[[1]], model="m"), ValueError("no"))
+    assert isinstance(error, InvalidArgument)
+    with pytest.raises(InvalidArgument, match=r"input\[0\]"):
+        running.engine.submit(EmbeddingWork(token_ids=[[]], model="m"), Heard())
+
+
+def test_inputs_are_cut_where_the_request_says_so() -> None:
+    assert texts_of(EmbeddingWork(token_ids=[[1, 2, 3]], model="m", truncate_prompt_tokens=2), 8) == [[1, 2]]
+    assert texts_of(EmbeddingWork(token_ids=[[1, 2, 3]], model="m", truncate_prompt_tokens=-1), 2) == [[1, 2]]
+    with pytest.raises(InvalidArgument, match="this model takes 2"):
+        texts_of(EmbeddingWork(token_ids=[[1, 2, 3]], model="m"), 2)
+    with pytest.raises(InvalidArgument, match="must not be empty"):
+        texts_of(EmbeddingWork(token_ids=[], model="m"), 2)

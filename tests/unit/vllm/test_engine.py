@@ -1,0 +1,194 @@
+"""VllmEngine over a scripted vLLM: requests in, tokens out, and what goes wrong in between."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from tests.unit.vllm import scripted
+from tests.unit.vllm.conftest import Heard, Start, request
+from tests.unit.vllm.scripted import said
+
+from dynamo.backend.disagg import prefill_request
+from dynamo.core.errors import EngineShutdown, InvalidArgument, NotFound, Unknown, WorkerUnavailable
+from dynamo.protocols.engine import EngineOutput, GuidedDecoding, PrefillResult, Routing, SamplingOptions
+
+NIXL = SimpleNamespace(kv_connector="NixlConnector", kv_connector_extra_config={}, engine_id="e")
+
+
+async def test_the_card_says_what_the_engine_is(start: Start) -> None:
+    running = await start()
+    config = running.config
+    assert (config.served_model_name, list(config.model_aliases)) == ("m", ["other"])
+    assert (config.context_length, config.kv_cache_block_size, config.total_kv_blocks) == (128, 16, 64)
+    assert not config.publishes_kv_events
+    assert "vllm:x 1" in running.host.metrics.render()
+
+
+async def test_tokens_are_written_as_they_come_and_the_last_with_the_costs(start: Start) -> None:
+    running = await start()
+    reply, error = await running.ask(request(), said(4), said(5, 6), said(7, finish="length", num_cached_tokens=2))
+    assert error is None
+    assert reply.tokens == [4, 5, 6, 7]
+    (last,) = reply.items
+    assert (last.finish_reason, last.completion_usage.completion_tokens) == ("length", 4)
+    assert last.completion_usage.prompt_tokens_details.cached_tokens == 2
+    asked = running.llm.asked[0]
+    assert asked.prompt == {"type": "token", "prompt_token_ids": [1, 2, 3]}
+    assert asked.params.output_kind == scripted.RequestOutputKind.DELTA
+    assert not asked.params.detokenize
+
+
+async def test_a_caller_that_leaves_aborts_its_request(start: Start) -> None:
+    running = await start()
+    running.llm.script = [said(4), asyncio.Event()]
+    reply = Heard("gone")
+    running.engine.submit(request(), reply)
+    while not reply.tokens:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    running.engine.cancel(reply)
+    await running.engine.drain()
+    assert running.llm.aborted == ["gone"]
+
+
+async def test_a_prefill_is_not_cancelled_in_the_middle(start: Start) -> None:
+    running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="prefill")
+    gate = asyncio.Event()
+    running.llm.script = [gate, said(4, finish="length", kv_transfer_params={"remote_engine_id": "e"})]
+    reply = Heard()
+    running.engine.submit(request(), reply)
+    await asyncio.sleep(0)
+    running.engine.cancel(reply)
+    gate.set()
+    await running.engine.drain()
+    assert running.llm.aborted == []
+
+
+async def test_prefill_says_where_the_blocks_lie(start: Start) -> None:
+    running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="prefill")
+    reply, error = await running.ask(
+        request(sampling_options=SamplingOptions(n=3)), said(4, finish="length", kv_transfer_params={"remote_port": 1})
+    )
+    assert error is None
+    (only,) = reply.items
+    assert only.disaggregated_params == {"kv_transfer_params": {"remote_port": 1}}
+    params = running.llm.asked[0].params
+    assert (params.max_tokens, params.min_tokens, params.n) == (
+        1,
+        1,
+        prefill_request(request()).sampling_options.n or 1,
+    )
+    assert params.extra_args["kv_transfer_params"]["do_remote_decode"] is True
+
+
+async def test_decode_goes_on_from_the_blocks(start: Start) -> None:
+    running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="decode")
+    result = PrefillResult({"kv_transfer_params": {"remote_port": 1}})
+    await running.ask(request(prefill_result=result), said(4, finish="length"))
+    assert running.llm.asked[0].params.extra_args == {"kv_transfer_params": {"remote_port": 1}}
+
+
+async def test_decode_without_a_prefill_is_refused_and_with_the_bypass_computes_itself(start: Start) -> None:
+    running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="decode")
+    with pytest.raises(InvalidArgument, match="prefill_result"):
+        running.engine.submit(request(), Heard())
+    await running.ask(request(annotations=["x-bypass-remote-prefill"]), said(4, finish="length"))
+    assert running.llm.asked[0].params.extra_args is None
+
+
+async def test_blocks_that_could_not_be_fetched_may_be_had_elsewhere(start: Start) -> None:
+    running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="decode")
+    result = PrefillResult({"kv_transfer_params": {"remote_port": 1}})
+    _, error = await running.ask(request(prefill_result=result), said(finish="error"))
+    assert isinstance(error, WorkerUnavailable)
+    assert error.retry_elsewhere
+
+
+async def test_a_request_that_vllm_refuses_is_the_callers_fault(start: Start) -> None:
+    running = await start()
+    _, error = await running.ask(request(), scripted.ClientError("too much"))
+    assert isinstance(error, InvalidArgument)
+    assert str(error) == "too much"
+
+
+async def test_what_else_goes_wrong_ends_one_request_only(start: Start) -> None:
+    running = await start()
+    _, error = await running.ask(request(), RuntimeError("boom"))
+    assert isinstance(error, Unknown)
+    _, error = await running.ask(request(), said(4, finish="stop"))
+    assert error is None
+    assert running.host.failed == []
+
+
+async def test_a_dead_engine_fails_the_worker_once_and_its_requests_go_elsewhere(start: Start) -> None:
+    running = await start()
+    _, error = await running.ask(request(), scripted.EngineDeadError("dead"))
+    assert isinstance(error, EngineShutdown)
+    assert len(running.host.failed) == 1
+    with pytest.raises(EngineShutdown):
+        running.engine.submit(request(), Heard())
+
+
+async def test_an_answer_that_the_engine_drops_goes_elsewhere(start: Start) -> None:
+    running = await start()
+    _, error = await running.ask(request(), said(4), said(finish="abort"))
+    assert isinstance(error, EngineShutdown)
+
+
+async def test_guided_text_and_adapters_reach_vllm(start: Start) -> None:
+    running = await start()
+    adapters = running.config.adapters
+    await adapters.load("tuned", "/somewhere")
+    asked = request(
+        sampling_options=SamplingOptions(guided_decoding=GuidedDecoding(regex="a+")), routing=Routing(lora_name="tuned")
+    )
+    await running.ask(asked, said(4, finish="stop"))
+    told = running.llm.asked[0]
+    assert told.params.structured_outputs.regex == "a+"
+    assert told.lora.lora_name == "tuned"
+    with pytest.raises(NotFound):
+        running.engine.submit(request(routing=Routing(lora_name="none")), Heard())
+
+
+async def test_images_need_a_worker_that_looks_at_them(start: Start) -> None:
+    pixel = "data:image/png;base64,iVBORw0KGgo="
+    asked = request(multi_modal_data={"image_url": [{"Url": pixel}]})
+    running = await start()
+    with pytest.raises(InvalidArgument, match="enable-multimodal"):
+        running.engine.submit(asked, Heard())
+    looking = await start(enable_multimodal=True)
+    _, error = await looking.ask(asked, said(4, finish="stop"))
+    assert error is None
+    prompt = looking.llm.asked[0].prompt
+    assert [kind for kind, _ in prompt["multi_modal_data"]["image"]] == ["image"]
+    assert "type" not in prompt
+
+
+async def test_several_choices_end_with_the_last(start: Start) -> None:
+    running = await start()
+    reply, _ = await running.ask(
+        request(sampling_options=SamplingOptions(n=2)),
+        said(4, finish="stop", index=1), said(5, finish="stop", index=0),
+    )  # fmt: skip
+    outputs = [one for one in reply.items if isinstance(one, EngineOutput)]
+    assert [one.index for one in outputs] == [1, 0]
+    assert [one.completion_usage is not None for one in outputs] == [False, True]
+
+
+async def test_load_is_told_but_not_after_every_step(start: Start) -> None:
+    running = await start()
+    (logger,) = running.llm.loggers
+    stats = SimpleNamespace(kv_cache_usage=0.5, num_running_reqs=3, num_waiting_reqs=1, num_skipped_waiting_reqs=1)
+    for _ in range(5):
+        logger.record(stats, None)
+    logger.record(None, None)
+    while not running.host.loads:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    (load,) = running.host.loads
+    assert (load.kv_used_blocks, load.kv_total_blocks, load.running_requests, load.waiting_requests) == (32, 64, 3, 2)
+
+
+async def test_stopping_shuts_vllm_down_and_twice_is_once(start: Start) -> None:
+    running = await start()
+    await running.engine.stop()
+    await running.engine.stop()
+    assert running.llm.is_shut

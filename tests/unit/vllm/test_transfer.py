@@ -1,0 +1,74 @@
+"""Transfer: the words of each connector."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynamo.backend.disagg import DisaggregationMode
+from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.vllm.transfer import Handshake, Mooncake, Nixl, Store, asked_of_decode, handshake_of
+
+PREFILL = DisaggregationMode.PREFILL
+
+
+def made(name: str | None, **extra: Any) -> Handshake | None:
+    config = SimpleNamespace(kv_connector=name, kv_connector_extra_config=extra, engine_id="e")
+    return handshake_of(config, PREFILL, {"VLLM_HOST_IP": "10.0.0.1"}.get)
+
+
+def test_nixl_passes_on_what_prefill_said() -> None:
+    found = made("NixlConnector")
+    assert isinstance(found, Nixl)
+    asked = found.asked_of_prefill()
+    assert asked is not None
+    assert asked["do_remote_decode"] is True
+    assert found.told({"remote_port": 1}, asked) == {"remote_port": 1}
+    assert found.told(None, asked) is None
+
+
+def test_mooncake_names_the_transfer_and_where_to_ask() -> None:
+    found = made("MooncakeConnector")
+    assert isinstance(found, Mooncake)
+    asked, other = found.asked_of_prefill(), found.asked_of_prefill()
+    assert asked is not None
+    assert other is not None
+    assert asked["transfer_id"] != other["transfer_id"]
+    told = found.told(None, asked)
+    assert told == {
+        "do_remote_decode": False,
+        "do_remote_prefill": True,
+        "transfer_id": asked["transfer_id"],
+        "remote_bootstrap_addr": "http://10.0.0.1:8998",
+        "remote_engine_id": "e",
+    }
+
+
+def test_a_store_needs_no_words() -> None:
+    found = made("LMCacheMPConnector")
+    assert isinstance(found, Store)
+    assert found.asked_of_prefill() is None
+    assert found.told({"x": 1}, None) is None
+
+
+def test_of_several_one_may_speak() -> None:
+    nixl, store = {"kv_connector": "NixlConnector"}, {"kv_connector": "OffloadingConnector"}
+    assert isinstance(made("MultiConnector", connectors=[store, nixl]), Nixl)
+    assert isinstance(made("MultiConnector", connectors=[store]), Store)
+    with pytest.raises(ConfigError, match="only one"):
+        made("MultiConnector", connectors=[nixl, {"kv_connector": "MooncakeConnector"}])
+
+
+def test_a_part_of_a_request_needs_a_connector_that_is_known() -> None:
+    with pytest.raises(ConfigError, match="needs a connector"):
+        handshake_of(None, PREFILL, {}.get)
+    with pytest.raises(ConfigError, match="'Odd' is not known"):
+        made("Odd")
+    assert handshake_of(None, DisaggregationMode.AGGREGATED, {}.get) is None
+
+
+def test_decode_reads_what_a_prefill_of_vllms_said() -> None:
+    assert asked_of_decode({"kv_transfer_params": {"a": 1}}) == {"a": 1}
+    assert asked_of_decode({}) is None
+    with pytest.raises(InvalidArgument, match="expected a map"):
+        asked_of_decode({"kv_transfer_params": 3})
