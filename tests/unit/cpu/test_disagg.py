@@ -563,13 +563,7 @@ def test_whatever_happens_in_whatever_order_the_tokens_are_the_same(
     chance = random.Random(seed)
     common = [chance.randrange(90) for _ in range(12)]
     prompts = [[*common[: chance.choice([0, 8, 12])], *(chance.randrange(90) for _ in range(chance.randint(1, 20)))] for _ in range(6)]  # fmt: skip
-    options: list[dict[str, Any]] = [
-        {"max_tokens": chance.randint(1, 8)}
-        | chance.choice(
-            [{}, {"temperature": 0.9, "seed": 3}, {"choices": 2, "temperature": 0.8, "seed": 1}]
-        )  # fmt: skip
-        for _ in prompts
-    ]
+    options: list[dict[str, Any]] = [{"max_tokens": chance.randint(1, 8)} | chance.choice(SAMPLINGS) for _ in prompts]
     want = []
     for prompt, asked in zip(prompts, options, strict=True):
         core = Core(models[1], Scheduler(BlockPool(30, is_caching=False), sequences_max=4, batched_tokens_max=64), 4)
