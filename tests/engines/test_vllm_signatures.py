@@ -5,7 +5,6 @@ import os
 import subprocess
 
 import pytest
-
 from tests.engines.tiny_model import ROOT
 
 pytestmark = pytest.mark.engines
