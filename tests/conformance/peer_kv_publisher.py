@@ -18,6 +18,9 @@ def pushed(publisher):
     publisher.publish_stored([9, 10, 11, 12], [4], [13], parent_hash=-1, cache_salt="salt")
     publisher.publish_stored([9, 10, 11], [3], [14])
     publisher.publish_removed([11, -1])
+    shown = [{"mm_objects": [{"mm_hash": one, "offsets": [[1, 4]]} for one in images]} for images in ((7,), (7, 8))]
+    publisher.publish_stored([1, PAD, PAD, PAD, PAD, 2, PAD, PAD], [4, 4], [41, 42], None, shown)
+    publisher.publish_stored([1, 2, 3, 4, 5, 6, 7, 8], [4, 4], [43, 44], 42, shown)
     publisher.publish_batch(
         [
             {"type": "stored", "token_ids": [1, 2, 3, 4], "num_block_tokens": [4], "block_hashes": [21]},
@@ -27,6 +30,9 @@ def pushed(publisher):
     )
 
 
+PAD = 99
+"""The placeholder of an image."""
+IMAGE, OTHER = "c04e5527423bb9fb" + "0" * 48, "be55e72a82f09a72" + "0" * 48
 EVENTS = [
     {"type": "BlockStored", "block_hashes": [31, 32], "parent_block_hash": None, "token_ids": [1, 2, 3, 4, 5, 6, 7, 8],
      "block_size": 4, "lora_id": None, "medium": "GPU", "group_idx": 0},
@@ -39,6 +45,10 @@ EVENTS = [
      "block_size": 4, "medium": "GPU", "group_idx": 1},
     {"type": "BlockStored", "block_hashes": [37], "parent_block_hash": None, "token_ids": [2, 2, 2, 2],
      "block_size": 4, "lora_name": "adapter"},
+    {"type": "BlockStored", "block_hashes": [38, 39], "parent_block_hash": None, "token_ids": [1, PAD, PAD, PAD, PAD, 2, PAD, PAD],
+     "block_size": 4, "lora_id": None, "medium": "GPU", "extra_keys": [[[IMAGE, 1]], ["salt", "be55e72a82f09a72" + "1" * 48, [IMAGE, -3], [OTHER, 2]]]},
+    ["BlockStored", [40, 41], 39, [PAD, 1, PAD, 2, 3, 4, 5, 6], 4, None, "GPU", None, [[IMAGE], [OTHER]]],
+    ["BlockStored", [42], 41, [PAD, 1, PAD, 2], 4, None, "GPU", None, [["x", IMAGE[:16]]], 0],
     {"type": "BlockRemoved", "block_hashes": [32, 33], "medium": "GPU"},
     ["BlockRemoved", [31]],
     {"type": "BlockRemoved", "block_hashes": [5], "medium": "STORAGE"},
@@ -63,9 +73,9 @@ async def main(runtime: DistributedRuntime, mode, address):
     """Speaks once told to, and stays until it is told to end."""
     endpoint = runtime.endpoint("ns.comp.ep")
     if mode == "pushed":
-        publisher = KvEventPublisher(endpoint, kv_block_size=4, dp_rank=2)
+        publisher = KvEventPublisher(endpoint, kv_block_size=4, dp_rank=2, image_token_id=PAD)
     else:
-        publisher = KvEventPublisher(endpoint, kv_block_size=4, dp_rank=2, zmq_endpoint=address)
+        publisher = KvEventPublisher(endpoint, kv_block_size=4, dp_rank=2, image_token_id=PAD, zmq_endpoint=address)
     print("serving", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     if mode == "pushed":

@@ -204,7 +204,8 @@ def facts(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
         else:
             parent = data["stored"]["parent_hash"]
             for block in data["stored"]["blocks"]:
-                found.append((*about, "stored", parent, block["block_hash"], block["tokens_hash"]))
+                said = json.dumps(block["mm_extra_info"], sort_keys=True)
+                found.append((*about, "stored", parent, block["block_hash"], block["tokens_hash"], said))
                 parent = block["block_hash"]
     return found
 

@@ -36,7 +36,8 @@ UNREAD_MAX = 100_000  # Messages that wait for us, as upstream.
 MakeStored = Callable[..., KvEvent | None]
 """Makes an event of tokens, block sizes, hashes, parent, adapter and images; None where nothing can be published."""
 
-IMAGE_NAME_CHARS = 64  # vLLM's names of images are hashes of 256 bits in hexadecimal; of these routers know 64.
+IMAGE_DIGITS, IMAGE_ZEROS = 16, "0" * 48
+"""An engine knows an image by the frontend's hash of it, in hexadecimal and filled up; its other names are not minded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ def _event(fields: Mapping[str, Any], block_tokens: int, make_stored: MakeStored
 def shown_in(extra_keys: Any) -> list[Any] | None:
     """What each block shows, of an engine's extra keys by block; None where none shows anything.
 
-    A key is an image where it is its name, or begins with it. Others, such as salts and adapters, are not for here.
+    A key is an image where it is the frontend's hash of one, or begins with it. Others, such as salts and adapters, are not for here.
     """
     if not isinstance(extra_keys, list):
         return None
@@ -174,9 +175,9 @@ def _shown(keys: list[Any]) -> dict[str, Any] | None:
     objects = []
     for key in keys:
         name = key[0] if isinstance(key, list) and key else key
-        if isinstance(name, str) and len(name) == IMAGE_NAME_CHARS:
+        if isinstance(name, str) and len(name) > IMAGE_DIGITS and name[IMAGE_DIGITS:] == IMAGE_ZEROS:
             with contextlib.suppress(ValueError):
-                objects.append({"mm_hash": int(name, 16) >> 192, "offsets": []})
+                objects.append({"mm_hash": int(name[:IMAGE_DIGITS], 16), "offsets": []})
     return {"mm_objects": objects} if objects else None
 
 

@@ -70,8 +70,8 @@ def test_maps_and_arrays_say_the_same() -> None:
 
 
 def test_images_are_told_by_the_names_that_an_engine_gives_them() -> None:
-    """Observed of ai-dynamo 1.6.1: names of 64 digits count, with or without where the image begins."""
-    image, other = "c04e5527423bb9fb" + "0" * 48, "be55e72a82f09a72" + "f" * 48
+    """Observed of ai-dynamo 1.6.1: names that the frontend gave count, with or without where the image begins."""
+    image, other = "c04e5527423bb9fb" + "0" * 48, "be55e72a82f09a72" + "0" * 48
     shown = {"mm_objects": [{"mm_hash": 0xC04E5527423BB9FB, "offsets": []}]}
     both = {"mm_objects": [*shown["mm_objects"], {"mm_hash": 0xBE55E72A82F09A72, "offsets": []}]}
     two = {**STORED, "block_hashes": [7, 8], "token_ids": list(range(8))}
@@ -79,7 +79,8 @@ def test_images_are_told_by_the_names_that_an_engine_gives_them() -> None:
         ([[image], [image, other]], [shown, both]),
         ([["salt", [image, 1]], [[image, -3], [other, 2]]], [shown, both]),
         ([None, [other[:16], image]], [None, shown]),
-        ([["x" * 64], ["c04e5527423bb9fb"]], [None, None]),
+        ([["x" * 16 + "0" * 48], ["c04e5527423bb9fb"]], [None, None]),
+        ([["c04e5527423bb9fb" + "1" * 48], [[]]], [None, None]),
         (None, [None, None]),
         ("x", [None, None]),
     ):
