@@ -1,0 +1,32 @@
+"""The launch script of one worker: it starts what it says, forwards what it does not know, and leaves nothing."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.engines.conftest import PLAIN, Servers, wait_for
+from tests.engines.tiny_model import ROOT
+from tests.integration.graph import free_port
+
+pytestmark = pytest.mark.engines
+
+
+def test_one_worker_and_a_frontend(serve: Callable[[str], Servers], engines_python: str) -> None:
+    servers = serve("launch")
+    servers.port, metrics = free_port(), free_port()
+    servers.system.append(metrics)
+    script = str(Path(ROOT) / "examples" / "backends" / "vllm" / "launch" / "agg.sh")
+    process = servers.run(
+        "agg", [script, "--model", servers.model, "--served-model-name", "tiny", *PLAIN],
+        PYTHON=engines_python, DYN_HTTP_PORT=str(servers.port), DYN_SYSTEM_PORT1=str(metrics),
+    )  # fmt: skip
+    servers.until_ready()
+    assert servers.complete("a page", max_tokens=4)["usage"]["completion_tokens"] == 4
+    assert servers.metric("vllm:generation_tokens_total") == 4
+    process.terminate()
+    assert process.wait(120) == 143
+    servers.processes.remove(process)
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert servers.model not in "\n".join(line for line in listed.splitlines() if f"--http-port {servers.port}" in line)
+    wait_for(lambda: not servers.models(), "the frontend is still there")
