@@ -22,7 +22,7 @@ from dynamo.llm.http.routes_system import SystemPages
 async def test_health_says_what_keeps_the_frontend_from_serving(
     is_draining: bool, is_sound: bool, status: int, said: dict[str, Any]
 ) -> None:
-    pipeline, models = SimpleNamespace(is_draining=is_draining), SimpleNamespace(all_sets=list)
+    pipeline, models = SimpleNamespace(is_draining=is_draining), SimpleNamespace(all_sets=list, every_set=list)
     context = RouteContext(cast(Any, pipeline), cast(Any, models), MetricsRegistry(), lambda: is_sound)
     pages = SystemPages(RouteTable(), context)
     answer = await pages.health(cast(Any, None))
