@@ -1,6 +1,6 @@
 """KV transfer: how fast blocks get from one process into another, by each way, against memcpy in the same run.
 
-    python -m benchmarks.kv_transfer [--mib 256] [--rounds 7]
+    python -m benchmarks.kv_transfer [--mib 128] [--rounds 15]
 
 The source is a process of its own and holds a cache in the form of a small model's (28 layers, 8 heads, blocks of 16
 tokens); the puller fills blocks of its own cache, which lie elsewhere and in another order. `memcpy` is the same copy
@@ -14,10 +14,9 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from dynamo.kvbm.transfer.tcp import TcpPuller
 LAYOUT = Layout(model="bench", dtype="float16", item_bytes=2, block_tokens=16, layers=28, kv_heads=8, head_dim=128)
 DEADLINE_S = 120.0
 MIB, GB = 2**20, 1e9
+ONE_PIECE, BLOCK_BY_BLOCK = "memcpy, one piece", "memcpy, block by block"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,51 +100,76 @@ def pairs_of(blocks: int) -> list[tuple[int, int]]:
     return list(enumerate(order))
 
 
-def measure(way: str, blocks: int, rounds: int) -> Row:
-    """The median of some rounds after one that makes acquaintance; what arrives is looked at."""
-    region = Region(LAYOUT, np.zeros(blocks * LAYOUT.block_bytes, np.uint8))
-    puller = Puller(region, [member_of(way, region)])
-    pairs = pairs_of(blocks)
-    times = []
-    with source_of(way, blocks) as publish:
-        for _ in range(rounds + 1):
-            descriptor = publish()
-            began = time.perf_counter()
-            puller.pull(descriptor, pairs, Deadline.after(DEADLINE_S))
-            times.append(time.perf_counter() - began)
-            puller.release(descriptor)
-    want = np.arange(region.flat.size // 8, dtype=np.uint64).view(np.uint8).reshape(region.pages.shape)
-    for place, block in pairs[:: max(1, blocks // 16)]:
-        assert (region.pages[:, block] == want[:, place]).all(), f"block {block} is wrong"
-    puller.close()
-    return Row(way, statistics.median(times[1:]), region.flat.nbytes)
+class Way:
+    """One way between two processes, open."""
+
+    def __init__(self, name: str, blocks: int, publish: Callable[[], Descriptor]) -> None:
+        self.name = name
+        self.size = blocks * LAYOUT.block_bytes
+        self._region = Region(LAYOUT, np.zeros(self.size, np.uint8))
+        self._puller = Puller(self._region, [member_of(name, self._region)])
+        self._pairs = pairs_of(blocks)
+        self._publish = publish
+
+    def move(self) -> float:
+        """Seconds of one transfer; what arrived is looked at afterwards."""
+        self._region.flat[:] = 0
+        descriptor = self._publish()
+        began = time.perf_counter()
+        self._puller.pull(descriptor, self._pairs, Deadline.after(DEADLINE_S))
+        seconds = time.perf_counter() - began
+        self._puller.release(descriptor)
+        want = np.arange(self.size // 8, dtype=np.uint64).view(np.uint8).reshape(self._region.pages.shape)
+        for place, block in self._pairs[:: max(1, len(self._pairs) // 16)]:
+            assert (self._region.pages[:, block] == want[:, place]).all(), f"block {block} is wrong"
+        return seconds
+
+    def close(self) -> None:
+        self._puller.close()
 
 
-def measure_memcpy(blocks: int, rounds: int) -> list[Row]:
-    """One long copy, and the same blocks in the same order as the others move them."""
-    source = Region(LAYOUT, np.arange(blocks * LAYOUT.block_bytes // 8, dtype=np.uint64).view(np.uint8))
-    region = Region(LAYOUT, np.zeros(blocks * LAYOUT.block_bytes, np.uint8))
-    pairs = pairs_of(blocks)
-    works: dict[str, Callable[[], Any]] = {
-        "memcpy, one piece": lambda: np.copyto(region.flat, source.flat),
-        "memcpy, block by block": lambda: region.copy(source, pairs),
-    }
-    rows = []
-    for name, work in works.items():
-        times = []
-        for _ in range(rounds + 1):
-            began = time.perf_counter()
-            work()
-            times.append(time.perf_counter() - began)
-        rows.append(Row(name, statistics.median(times[1:]), region.flat.nbytes))
-    return rows
+class Memcpy:
+    """The same copy within this process."""
+
+    def __init__(self, name: str, blocks: int) -> None:
+        self.name = name
+        self.size = blocks * LAYOUT.block_bytes
+        self._source = Region(LAYOUT, np.arange(self.size // 8, dtype=np.uint64).view(np.uint8))
+        self._region = Region(LAYOUT, np.zeros(self.size, np.uint8))
+        self._pairs = pairs_of(blocks)
+
+    def move(self) -> float:
+        """Seconds of one copy."""
+        began = time.perf_counter()
+        if self.name == ONE_PIECE:
+            np.copyto(self._region.flat, self._source.flat)
+        else:
+            self._region.copy(self._source, self._pairs)
+        return time.perf_counter() - began
+
+
+def measure(blocks: int, rounds: int, names: list[str]) -> list[Row]:
+    """Medians of rounds in which each has its turn, so that a machine's moods are shared by all."""
+    with ExitStack() as stack:
+        movers: list[Way | Memcpy] = [Memcpy(ONE_PIECE, blocks), Memcpy(BLOCK_BY_BLOCK, blocks)]
+        for name in names:
+            way = Way(name, blocks, stack.enter_context(source_of(name, blocks)))
+            stack.callback(way.close)
+            movers.append(way)
+        for mover in movers:
+            mover.move()  # Connections are made and memory is touched.
+        times: dict[str, list[float]] = {mover.name: [] for mover in movers}
+        for _ in range(rounds):
+            for mover in movers:
+                times[mover.name].append(mover.move())
+        return [Row(mover.name, statistics.median(times[mover.name]), mover.size) for mover in movers]
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=256, help="Size of a transfer")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--mib", type=int, default=128, help="Size of a transfer")
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     blocks = max(1, options.mib * MIB // LAYOUT.block_bytes)
@@ -154,7 +179,7 @@ def main() -> None:
         "tcp+digest",
         *(["nixl"] if nixl.is_available() else []),
     ]
-    rows = measure_memcpy(blocks, options.rounds) + [measure(way, blocks, options.rounds) for way in ways]
+    rows = measure(blocks, options.rounds, ways)
     if options.json:
         print(json.dumps([{"way": row.name, "gb_s": row.gb_s, "bytes": row.size} for row in rows]))
         return
