@@ -94,7 +94,10 @@ class Core:
     def step(self) -> Outcome:
         """Computes what the scheduler planned and samples wherever all known tokens are computed."""
         outcome = Outcome()
-        outcome.said, self._early = self._early, []
+        if self._early:  # Said before anything is computed: it is known already.
+            outcome.said, self._early = self._early, []
+            outcome.load = self.load()
+            return outcome
         tiers = self._tiers
         chunks = _in_rows(self.scheduler.plan())
         if tiers is not None:
