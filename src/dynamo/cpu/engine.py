@@ -288,6 +288,8 @@ class CpuEngine:
     def _open_transfers(self, model: Model, path: str) -> None:
         """What prefill and decode workers need of each other."""
         config = self._config
+        if config.role is DisaggregationMode.AGGREGATED:
+            return
         self._layout = layout_of(path, model.shape, config.block_size)
         tcp = tcp_options(options=config)
         if self._lending is not None:
