@@ -12,7 +12,7 @@ from dynamo.replay.timeline import Timeline
 
 COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 WIDTH, HEIGHT = 560, 240
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 34
+LEFT, RIGHT, TOP, BOTTOM = 60, 26, 12, 42
 POINTS = 240  # Of a line: more than this no screen shows.
 STYLE = """
 :root{color-scheme:light dark;--line:#8884}
@@ -21,9 +21,9 @@ h1{font-size:1.4rem}h2{font-size:1.05rem;margin:0 0 .3rem}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(340px,1fr));gap:1.5rem;margin:1.5rem 0}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 td,th{padding:.25rem .8rem;text-align:right;border-bottom:1px solid var(--line)}td:first-child,th:first-child{text-align:left}
-svg{width:100%;height:auto}svg text{font-size:11px;fill:currentColor}
+svg{width:100%;height:auto}svg text{font-size:15px;fill:currentColor}
 .axis{stroke:currentColor;stroke-opacity:.5}.grid{stroke:currentColor;stroke-opacity:.12}
-.key span{display:inline-block;margin-right:1rem}.key i{display:inline-block;width:.8em;height:.8em;margin-right:.35em;border-radius:2px}
+.key{font-size:13px}.key span{display:inline-block;margin-right:1rem}.key i{display:inline-block;width:.8em;height:.8em;margin-right:.35em;border-radius:2px}
 """
 
 Points = Sequence[tuple[float, float]]
@@ -40,6 +40,9 @@ def page(outcomes: Mapping[str, Outcome], summaries: Mapping[str, dict[str, Any]
         plot("Prompt tokens found in caches, %", _hits(outcomes), "s"),
         plot("Output tokens per second", _rates(outcomes, "output_tokens"), "s"),
     ]
+    crews = {name: _crew(outcome) for name, outcome in outcomes.items() if outcome.planner is not None}
+    if crews:
+        plots.insert(0, plot("Workers in service", crews, "s"))
     for name in names:
         timeline = outcomes[name].timeline
         for level, title in (("running", "requests that run"), ("used_blocks", "KV blocks in use")):
@@ -93,6 +96,20 @@ def _sums(outcomes: Mapping[str, Outcome], level: str) -> dict[str, Points]:
         sums = [sum(values) for values in zip(*_all(timeline, level), strict=True)]
         found[name] = _over_time(timeline, sums)
     return found
+
+
+def _crew(outcome: Outcome) -> Points:
+    """How many workers were in service, step by step."""
+    assert outcome.planner is not None
+    count, found = 0, list[tuple[float, float]]()
+    for row in outcome.planner.lifecycle_operations:
+        change = {"worker_ready": 1, "worker_draining": -1, "worker_failed": -1}.get(row["operation"], 0)
+        if change and row["at_s"]:
+            found.append((row["at_s"], float(count)))
+        count += change
+        if change:
+            found.append((row["at_s"], float(count)))
+    return [*found, (outcome.duration_ms / 1000, float(count))]
 
 
 def _all(timeline: Timeline, level: str) -> list[list[float]]:
@@ -162,11 +179,11 @@ def plot(title: str, lines: Mapping[str, Points], unit: str, *, is_log: bool = F
     parts = [f"<h2>{html.escape(title)}</h2><svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img>"]
     for y in _round_steps(top):
         parts.append(f"<line class=grid x1={LEFT} x2={WIDTH - RIGHT} y1={up(y):.1f} y2={up(y):.1f} />")
-        parts.append(f"<text x={LEFT - 6} y={up(y) + 4:.1f} text-anchor=end>{_short(y)}</text>")
+        parts.append(f"<text x={LEFT - 6} y={up(y) + 5:.1f} text-anchor=end>{_short(y)}</text>")
     for x in ticks:
         parts.append(f"<line class=grid x1={across(x):.1f} x2={across(x):.1f} y1={TOP} y2={HEIGHT - BOTTOM} />")
-        parts.append(f"<text x={across(x):.1f} y={HEIGHT - BOTTOM + 16} text-anchor=middle>{_short(x)}</text>")
-    parts.append(f"<text x={WIDTH - RIGHT} y={HEIGHT - 4} text-anchor=end>{unit}</text>")
+        parts.append(f"<text x={across(x):.1f} y={HEIGHT - BOTTOM + 18} text-anchor=middle>{_short(x)}</text>")
+    parts.append(f"<text x={WIDTH - RIGHT} y={HEIGHT - 5} text-anchor=end>{unit}</text>")
     parts.append(f"<line class=axis x1={LEFT} x2={WIDTH - RIGHT} y1={HEIGHT - BOTTOM} y2={HEIGHT - BOTTOM} />")
     for at, line in enumerate(lines.values()):
         path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line)
@@ -185,10 +202,10 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _round_steps(high: float) -> list[float]:
-    """Some four round numbers from 0 on."""
-    raw = high / 4
+    """Some five round numbers from 0 on."""
+    raw = high / 5
     size = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
-    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw)
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw)
     return [step * at for at in range(int(high / step + 1e-9) + 1)]
 
 

@@ -111,7 +111,7 @@ def test_pools_that_do_not_fit_each_other_are_refused(chatty: list[Session]) -> 
         split(chatty, prefill_workers=0).run()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     concurrency=st.none() | st.integers(1, 30),
