@@ -6,8 +6,11 @@ from typing import Any, Literal
 import msgspec
 
 from dynamo.core.errors import ConfigError
+from dynamo.mocker.profile import profiled
 from dynamo.mocker.simulation.rules import EngineType, EvictionName, HostRules, Limits, SglangRules, TransferRules
-from dynamo.mocker.simulation.timing import FittedTiming, ProfiledTiming, StepTimes, Timing
+from dynamo.mocker.simulation.timing import FittedTiming, StepTimes, Timing
+
+__all__ = ["KV_BYTES_PER_TOKEN", "EngineArgs", "engine_args", "given", "profiled"]
 
 KV_BYTES_PER_TOKEN = 131_072  # 32 layers, 8 KV heads of 128, two bytes each, keys and values: a model of 8B.
 
@@ -132,37 +135,3 @@ def engine_args(text: str | None, flag: str = "--extra-engine-args") -> EngineAr
         return msgspec.convert(given(text, flag), EngineArgs).check()
     except msgspec.ValidationError as error:
         raise ConfigError(f"{flag}: {error}") from None
-
-
-PROFILE = ("prefill_isl", "prefill_ttft_ms", "decode_active_kv_tokens", "decode_context_length", "decode_itl")
-
-
-def profiled(path: str, speedup: float = 1.0, decode_speedup: float = 1.0) -> ProfiledTiming:
-    """The step times in a profile. Raises `ConfigError` where it cannot be read or lacks something."""
-    place = Path(path)
-    if place.is_dir():
-        found = sorted(one for one in place.iterdir() if one.suffix in {".npz", ".json"})
-        if len(found) != 1:
-            raise ConfigError(f"planner_profile_data {path}: expected one NPZ or JSON file there, not {len(found)}")
-        place = found[0]
-    try:
-        arrays = _arrays(place)
-    except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise ConfigError(f"planner_profile_data: cannot read {place}: {error}") from None
-    missing = [name for name in PROFILE if name not in arrays]
-    if missing:
-        raise ConfigError(f"planner_profile_data {place}: {missing[0]} is missing")
-    isl, ttft, kv, context, itl = (arrays[name] for name in PROFILE)
-    fits = len(isl) == len(ttft) and len(itl) == len(kv) and all(len(row) == len(context) for row in itl)
-    if not isl or not itl or not fits:
-        raise ConfigError(f"planner_profile_data {place}: its arrays do not fit each other")
-    return ProfiledTiming(isl, ttft, kv, context, itl, speedup, decode_speedup)
-
-
-def _arrays(place: Path) -> dict[str, list[Any]]:
-    if place.suffix == ".json":
-        return msgspec.json.decode(place.read_bytes(), type=dict[str, list[Any]])
-    import numpy as np
-
-    with np.load(place, allow_pickle=False) as data:
-        return {name: data[name].tolist() for name in data.files}

@@ -1,0 +1,60 @@
+"""Answers that are not random: recorded ones, and ones with marks in them."""
+
+from pathlib import Path
+
+import pytest
+
+from dynamo.core.errors import ConfigError
+from dynamo.mocker.reasoning import read_reasoning
+from dynamo.mocker.scripts import read_answers
+
+
+def test_thoughts_lie_between_two_marks() -> None:
+    text = '{"start_thinking_token_id": 7, "end_thinking_token_id": 9, "thinking_ratio": 0.5}'
+    assert read_reasoning(text).marks(10) == {0: 7, 4: 9}
+    assert read_reasoning(text).marks(2) == {}, "there is no room for two marks"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{}", "start_thinking_token_id"),
+        ("[", "--reasoning"),
+        ('{"start_thinking_token_id": 7, "end_thinking_token_id": 9, "thinking_ratio": 2}', "expected 0 to 1"),
+        ('{"start_thinking_token_id": -7, "end_thinking_token_id": 9, "thinking_ratio": 0}', "zero or more"),
+    ],
+)
+def test_thoughts_that_cannot_be_are_refused(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        read_reasoning(text)
+
+
+def test_recorded_answers_are_known_by_their_id_or_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"timestamp": 0, "output_length": 2, "output_token_ids": [5, 6], "output_replay_id": "a"}\n'
+        '{"output_token_ids": [7], "request_id": 12}\n\n'
+        '{"output_length": 3}\n'
+        '{"output_token_ids": [8]}\n'
+    )
+    assert read_answers(str(path)) == {"a": [5, 6], "12": [7], "4": [8]}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"output_length": 3, "output_token_ids": [5]}', "output_length is 3"),
+        ('{"output_token_ids": [5], "output_replay_id": 1}\n' * 2, "line 2: 1 is there twice"),
+        ("no", "line 1"),
+    ],
+)
+def test_a_trace_that_is_wrong_is_refused_by_line(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        read_answers(str(path))
+
+
+def test_a_trace_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_answers(str(tmp_path / "none"))
