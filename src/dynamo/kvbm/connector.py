@@ -10,11 +10,20 @@ The engine's own hashes are not used: blocks are named by their tokens, so that 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from dynamo.kvbm.logical.blocks import Identity
-from dynamo.kvbm.manager import BlockManager, Ticket
 from dynamo.tokens.hashing import block_hashes, next_sequence_hash, seed_of
+
+
+class Keeper(Protocol):
+    """The block manager, in this process or in another one; what its tickets are is its own affair."""
+
+    def begin(self, identities: Sequence[Identity]) -> Any: ...
+    def is_over(self, ticket: Any) -> bool: ...
+    def end(self, ticket: Any) -> None: ...
+    def find(self, hashes: Sequence[int]) -> list[int]: ...
+    def release(self, slots: Sequence[int]) -> None: ...
 
 
 class Tokens(Protocol):
@@ -54,7 +63,7 @@ class _Followed:
         self.first = 0
         """The block behind the engine's own part of the prefix."""
         self.held: list[int] = []
-        self.ticket: Ticket | None = None
+        self.ticket: Any = None
         self.has_asked = False
         self._identities: list[Identity] = []
 
@@ -84,7 +93,7 @@ class Tracker:
 
     def match(
         self,
-        manager: BlockManager,
+        manager: Keeper,
         request: Tokens,
         computed: int,
         *,
@@ -110,7 +119,7 @@ class Tracker:
         one.held = manager.find([identity.sequence_hash for identity in wanted])
         return len(one.held) * self._block_tokens
 
-    def allocated(self, manager: BlockManager, request: Tokens, blocks: Sequence[int], loaded: int) -> None:
+    def allocated(self, manager: Keeper, request: Tokens, blocks: Sequence[int], loaded: int) -> None:
         """The request has these blocks; so many tokens of them, behind what was computed, are to be loaded."""
         one = self._followed.setdefault(request.request_id, _Followed(request.all_token_ids, seed_of()))
         one.blocks = list(blocks)
@@ -151,13 +160,13 @@ class Tracker:
                 one.saved = end
         return step
 
-    def finished(self, manager: BlockManager | None, request_id: str) -> None:
+    def finished(self, manager: Keeper | None, request_id: str) -> None:
         """The request is over, however it ended."""
         one = self._followed.pop(request_id, None)
         if one is not None and manager is not None:
             self._let_go(manager, one)
 
-    def _let_go(self, manager: BlockManager, one: _Followed, *, is_ticket: bool = True) -> None:
+    def _let_go(self, manager: Keeper, one: _Followed, *, is_ticket: bool = True) -> None:
         held, one.held = one.held, []
         manager.release(held)
         if is_ticket and one.ticket is not None:

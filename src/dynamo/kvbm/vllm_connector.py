@@ -3,8 +3,9 @@
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "DynamoConnector", "kv_role": "kv_both",
                                             "kv_connector_module_path": "dynamo.kvbm.vllm_connector"}'
 
-vLLM makes two of these, one for its scheduler and one for its worker; with one worker both live in one process, and share
-one block manager. Several workers (tensor or pipeline parallel) are refused. Sizes are the block manager's variables.
+vLLM makes two of these, one for its scheduler and one for its worker. The block manager is the worker's; where that is a
+process of its own, as on CPU, the scheduler asks over a local socket. Several workers (tensor or pipeline parallel) are
+refused. Sizes are the block manager's variables.
 """
 
 import logging
@@ -24,6 +25,7 @@ from dynamo.kvbm.connector import Step, Tracker
 from dynamo.kvbm.manager import Array, BlockManager, Outgoing
 from dynamo.kvbm.metrics import MetricsServer, show
 from dynamo.kvbm.physical.layout import BlockLayout
+from dynamo.kvbm.remote import ManagerServer, RemoteManager
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class _Shared:
 
     manager: BlockManager | None = None
     server: MetricsServer | None = None
+    remote: ManagerServer | None = None
 
 
 _engines: dict[str, _Shared] = {}
@@ -67,6 +70,8 @@ class DynamoConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._engine_id = str(vllm_config.kv_transfer_config.engine_id)
         with _guard:
             self._shared = _engines.setdefault(self._engine_id, _Shared())
+        self._away: RemoteManager | None = None
+        """The manager of a worker in another process."""
         self._tracker = Tracker(self._block_tokens)
         self._caches: list[tuple[torch.Tensor, int]] = []
         """Each layer's cache, and the dimension that counts its blocks."""
@@ -75,7 +80,7 @@ class DynamoConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # The scheduler's side.
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        manager = self._shared.manager
+        manager = self._keeper()
         if manager is None or request.mm_features:  # Images are not part of the tokens' hashes.
             return 0, False
         lora = request.lora_request.lora_name if request.lora_request is not None else None
@@ -85,9 +90,10 @@ class DynamoConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return found, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        if self._shared.manager is not None and not request.mm_features:
+        manager = self._keeper()
+        if manager is not None and not request.mm_features:
             ids: Sequence[int] = blocks.get_block_ids()[0]
-            self._tracker.allocated(self._shared.manager, request, ids, num_external_tokens)
+            self._tracker.allocated(manager, request, ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         cached = scheduler_output.scheduled_cached_reqs
@@ -101,14 +107,25 @@ class DynamoConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return StepMetadata(self._tracker.plan(scheduled, computed, more, frozenset(cached.resumed_req_ids)))
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self._tracker.finished(self._shared.manager, request.request_id)
+        self._tracker.finished(self._keeper(), request.request_id)
         return False, None
 
     def reset_cache(self) -> bool | None:
-        if self._shared.manager is None:
+        manager = self._keeper()
+        if manager is None:
             return None
-        self._shared.manager.clear()
+        manager.clear()
         return True
+
+    def _keeper(self) -> BlockManager | RemoteManager | None:
+        """The block manager, wherever it is; None before the worker has its caches."""
+        if self._shared.manager is not None or self._away is not None:
+            return self._shared.manager or self._away
+        try:
+            self._away = RemoteManager(self._engine_id)
+        except OSError:
+            logger.debug("the worker has no block manager yet")
+        return self._away
 
     # The worker's side.
 
@@ -130,6 +147,7 @@ class DynamoConnector(KVConnectorBase_V1):  # type: ignore[misc]
             show(registry, manager, self._block_tokens)
             self._shared.server = MetricsServer(registry, self._config.metrics_port)
         self._shared.manager = manager
+        self._shared.remote = ManagerServer(manager, self._engine_id)
         logger.info("KV tiers: %s", manager.status()["tiers"])
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -156,6 +174,10 @@ class DynamoConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def shutdown(self) -> None:
         with _guard:
             shared = _engines.pop(self._engine_id, None)
+        if self._away is not None:
+            self._away.close()
+        if shared is not None and shared.remote is not None:
+            shared.remote.close()
         if shared is not None and shared.server is not None:
             shared.server.close()
         if shared is not None and shared.manager is not None:
