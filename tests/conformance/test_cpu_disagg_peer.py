@@ -50,9 +50,6 @@ class Stand:
         self.start(
             [*cpu, "--model-name", "parts", "--disaggregation-mode", "decode"], DYN_SYSTEM_PORT=str(self.metrics_port)
         )
-        for house in HOUSES:
-            for model in ("whole", "parts"):
-                self.wait(house, model)
 
     def start(self, command: list[str], **variables: str) -> None:
         env = stack_environment(str(self.home), dict(os.environ)) | variables
@@ -122,6 +119,9 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
         pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
     stand = Stand(tmp_path_factory.mktemp("cpu-disagg"))
     try:
+        for house in HOUSES:
+            for model in ("whole", "parts"):
+                stand.wait(house, model)
         yield stand
     finally:
         stand.stop()
