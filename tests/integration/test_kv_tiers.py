@@ -1,0 +1,87 @@
+"""KV tiers with real processes: the router knows who holds what, and a worker copies it from there."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.integration.graph import DEADLINE_S, Graph, free_port, wait_for
+
+pytestmark = pytest.mark.integration
+
+PROMPT = " ".join(f"worker {number} holds block {number * 7}" for number in range(16))
+
+
+class Tiered(Graph):
+    """Two workers of the bundled model that lend each other their blocks."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "--router-mode", "kv")
+        self.ports = [free_port(), free_port()]
+        for count, port in enumerate(self.ports, 1):
+            self.run(
+                "cpu", "--model-name", "m",
+                DYN_SYSTEM_PORT=str(port), DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS="512", DYN_KVBM_PEERS="true",
+                DYN_KVBM_PEER_HOST="127.0.0.1", DYN_KVBM_ONBOARD_TIMEOUT_SECS=str(DEADLINE_S),
+            )  # fmt: skip
+            wait_for(lambda count=count: self.workers() == count, "the worker never appeared")  # type: ignore[misc]
+
+    def chat(self, worker: int | None = None) -> tuple[str, dict[str, Any], int]:
+        """The answer, what is told of its routing, and how many tokens of the prompt were not computed."""
+        nvext: dict[str, Any] = {"extra_fields": ["routing"]}
+        if worker is not None:
+            nvext["backend_instance_id"] = worker
+        body = {
+            "model": "m",
+            "messages": [{"role": "user", "content": PROMPT}],
+            "max_tokens": 8,
+            "temperature": 0,
+            "nvext": nvext,
+        }
+        answer = self.http.post("/v1/chat/completions", json=body, headers={"x-dynamo-explain": "1"})
+        assert answer.status_code == 200, answer.text
+        told = answer.json()
+        cached = (told["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return told["choices"][0]["message"]["content"], told["nvext"]["routing"], cached
+
+    def held(self) -> dict[int, int]:
+        """How many blocks each worker has told of."""
+        (router,) = self.http.get("/routing/state").json()["routers"]
+        return {rank["worker_id"]: rank["held_blocks"] for rank in router["ranks"]}
+
+    def metric(self, name: str) -> float:
+        """The sum over both workers."""
+        total = 0.0
+        for port in self.ports:
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S).text
+            found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+            assert found is not None, text[:2000]
+            total += float(found[1])
+        return total
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Iterator[Tiered]:
+    graph = Tiered(tmp_path)
+    try:
+        yield graph
+    finally:
+        graph.stop()
+
+
+def test_a_prompt_that_another_worker_has_is_copied_from_there(graph: Tiered) -> None:
+    first, routing, _ = graph.chat()
+    holder, blocks = routing["worker_id"], routing["prompt_blocks"]
+    assert blocks >= 5
+    wait_for(lambda: graph.held().get(holder, 0) >= blocks, "the router never heard of the blocks")
+    other = next(worker for worker in graph.held() if worker != holder)
+    answer, routing, cached = graph.chat(other)
+    assert routing["worker_id"] == other
+    assert answer == first
+    assert cached >= (blocks - 1) * 16
+    assert graph.metric("kvbm_onboard_blocks_p2d") >= blocks - 1
+    assert graph.metric("kvbm_peer_failures") == 0
+    status = httpx.post(f"http://127.0.0.1:{graph.ports[0]}/engine/kvbm", json={}, timeout=DEADLINE_S)
+    assert status.json()["tiers"]["host"]["stored"] >= blocks - 1
