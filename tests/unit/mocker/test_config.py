@@ -5,6 +5,7 @@ import pytest
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
 from dynamo.mocker.config import MockerConfig
+from dynamo.mocker.simulation.timing import Timing
 
 
 def read(*argv: str) -> MockerConfig:
@@ -17,7 +18,7 @@ def test_defaults_are_upstreams() -> None:
     assert (limits.num_blocks, limits.block_tokens) == (16384, 64)
     assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (256, 8192)
     assert (limits.enable_prefix_caching, limits.enable_chunked_prefill, limits.preempts_oldest) == (True, True, False)
-    assert (config.timing().speedup_ratio, config.timing().decode_speedup_ratio) == (1.0, 1.0)
+    assert config.timing() == Timing(1.0, 1.0)
     assert str(config.endpoint_id()) == "dynamo.backend.generate"
 
 
@@ -32,7 +33,7 @@ def test_flags_reach_the_simulation() -> None:
     limits = config.limits()
     assert limits.num_blocks == 10
     assert (limits.enable_prefix_caching, limits.enable_chunked_prefill, limits.preempts_oldest) == (False, False, True)
-    assert config.timing().speedup_ratio == 0
+    assert config.timing() == Timing(0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,13 @@ def test_flags_reach_the_simulation() -> None:
         "--startup-time=-1",
         "--engine-type=tgi",
         "--preemption-mode=random",
+        "--num-host-blocks=0",
+        "--kv-transfer-bandwidth=-1",
+        "--bootstrap-ports=1,2",
+        "--zmq-replay-ports=5",
+        "--sglang-schedule-conservativeness=2",
+        "--reasoning={}",
+        "--kv-transfer-timing-mode=half",
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(argument: str) -> None:
@@ -70,3 +78,39 @@ def test_workers_start_one_after_another_by_their_number() -> None:
     assert [auto.stagger_s(index) for index in (0, 1, 32)] == [0.0, 0.1, 2.1]
     assert read("--num-workers=200", "--stagger-delay=-1").stagger_s(1) == 0.2
     assert read("--num-workers=4", "--stagger-delay=-1").stagger_s(1) == 0.0
+
+
+@pytest.mark.parametrize(("engine", "tokens"), [("vllm", 64), ("sglang", 1), ("trtllm", 32)])
+def test_a_block_is_as_long_as_the_engine_has_it(engine: str, tokens: int) -> None:
+    assert read(f"--engine-type={engine}").limits().block_tokens == tokens
+    assert read(f"--engine-type={engine}", "--block-size=8").limits().block_tokens == 8
+
+
+def test_a_page_is_a_block_of_sglang() -> None:
+    assert read("--engine-type=sglang", "--sglang-page-size=16").block_tokens == 16
+    with pytest.raises(ConfigError, match="--sglang-page-size"):
+        read("--engine-type=sglang", "--sglang-page-size=16", "--block-size=8")
+
+
+def test_roles_have_components_of_their_own() -> None:
+    assert str(read("--disaggregation-mode=prefill").endpoint_id()) == "dynamo.prefill.generate"
+    assert str(read("--is-decode-worker").endpoint_id()) == "dynamo.backend.generate"
+
+
+def test_the_host_tier_is_vllms_and_needs_the_prefix_cache() -> None:
+    for other in ("--engine-type=sglang", "--no-enable-prefix-caching"):
+        with pytest.raises(ConfigError, match="--num-host-blocks"):
+            read("--num-host-blocks=8", other)
+    with pytest.raises(ConfigError, match="--host-offload"):
+        read("--host-offload-d2h-bandwidth-gbps=3")
+    host = read("--num-host-blocks=8", "--kv-bytes-per-token=10", "--host-offload-h2d-bandwidth-gbps=3").limits().host
+    assert host is not None
+    assert (host.num_blocks, host.block_bytes, host.to_host_gbps, host.to_device_gbps) == (8, 640, 32.0, 3.0)
+
+
+def test_frontends_are_told_how_to_route() -> None:
+    routing = read("--router-mode=kv", "--active-decode-blocks-threshold=0.5").routing()
+    assert routing is not None
+    assert routing.on_card()["router_mode"] == "kv"
+    with pytest.raises(ConfigError, match="--router-mode"):
+        read("--active-decode-blocks-threshold=0.5")

@@ -1,6 +1,7 @@
 """The engine lives its simulation through: tokens when steps end, silence for who left, sleep when idle."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -17,7 +18,14 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.engine import LATE_MAX_S, TURN_TOKENS, MockerEngine
 from dynamo.mocker.simulation.timing import Timing
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
+from dynamo.protocols.engine import (
+    BootstrapInfo,
+    EngineOutput,
+    PrefillResult,
+    PreprocessedRequest,
+    Routing,
+    StopConditions,
+)
 from dynamo.protocols.kv_events import KvEvent, Stored
 from dynamo.protocols.load import ForwardPass, WorkerLoad
 
@@ -27,13 +35,16 @@ class Host:
 
     def __init__(self) -> None:
         self.metrics = MetricsRegistry()
+        self.worker_id = 1
+        self.tiers: set[str] = set()
         self.events: list[tuple[KvEvent, int]] = []
         self.loads: list[WorkerLoad] = []
         self.passes: list[ForwardPass] = []
         self.failure: BaseException | None = None
 
-    def publish_kv_event(self, event: KvEvent, dp_rank: int = 0) -> None:
+    def publish_kv_event(self, event: KvEvent, dp_rank: int = 0, tier: str = "device") -> None:
         self.events.append((event, dp_rank))
+        self.tiers.add(tier)
 
     def publish_load(self, load: WorkerLoad) -> None:
         self.loads.append(load)
@@ -57,6 +68,9 @@ class Heard:
         self.is_finished = False
         self.error: BaseException | None = None
 
+    def finished_with(self) -> str | None:
+        return self.last.finish_reason if self.last is not None and self.is_finished else None
+
     def on_cancel(self, callback: Callable[[], None]) -> None:
         """Nobody cancels here."""
 
@@ -78,7 +92,7 @@ class Bench:
     """An engine, its host, and its clock."""
 
     def __init__(self, config: MockerConfig) -> None:
-        self.host = Host()
+        self.host: Any = Host()
         self.clock = ManualClock()
         self.engine = MockerEngine(config, clock=self.clock)
         self.config: EngineConfig
@@ -282,3 +296,89 @@ async def test_a_crash_is_told_to_the_worker(model_dir: Path, monkeypatch: pytes
     await bench.pass_ms(100)
     assert isinstance(bench.host.failure, RuntimeError)
     await bench.engine.stop()
+
+
+async def test_a_prefill_worker_says_one_token_and_ends_when_the_blocks_are_gone(model_dir: Path) -> None:
+    flags = ["--disaggregation-mode=prefill", "--kv-bytes-per-token=1000000", "--kv-transfer-bandwidth=1"]
+    async with running(model_dir, *flags) as bench:
+        heard = bench.ask(8, prompt=20)
+        await bench.pass_ms(0)
+        await bench.pass_ms(18)
+        first = heard.last
+        assert first is not None
+        assert (len(first.token_ids), first.finish_reason) == (1, None)
+        assert first.disaggregated_params is not None
+        assert heard.finished_with() is None, "20 tokens of a megabyte take 20 ms at 1 GB/s"
+        await bench.pass_ms(25)
+        assert heard.finished_with() == "length"
+
+
+async def test_a_decode_worker_begins_with_the_first_token_and_tells_no_cache(model_dir: Path) -> None:
+    async with running(model_dir, "--disaggregation-mode=decode") as bench:
+        heard = Heard()
+        request = PreprocessedRequest(
+            model="m",
+            token_ids=[1] * 20,
+            stop_conditions=StopConditions(max_tokens=3),
+            prefill_result=PrefillResult({"engine": "mocker"}),
+        )
+        bench.engine.submit(request, heard)
+        await bench.pass_ms(0)
+        await bench.pass_ms(7)
+        assert len(heard.tokens) == 1, "a prompt of 20 tokens would have taken 17 ms"
+        assert bench.host.events == []
+        with pytest.raises(InvalidArgument, match="prefill_result"):
+            bench.ask(3)
+
+
+async def test_both_legs_meet_over_a_room(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_HTTP_RPC_HOST", "127.0.0.1")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    prefill = running(model_dir, "--disaggregation-mode=prefill", f"--bootstrap-ports={port}")
+    async with prefill as source, running(model_dir, "--disaggregation-mode=decode") as target:
+        assert source.config.bootstrap_port == port
+        heard: list[Heard] = []
+        for bench, max_tokens in ((target, 3), (source, 1)):
+            heard.append(Heard())
+            request = PreprocessedRequest(
+                model="m",
+                token_ids=[1] * 20,
+                stop_conditions=StopConditions(max_tokens=max_tokens),
+                bootstrap_info=BootstrapInfo("127.0.0.1", port, 7),
+            )
+            bench.engine.submit(request, heard[-1])
+        async with asyncio.timeout(20):
+            while not all(one.is_finished for one in heard):
+                await source.pass_ms(2)
+                await target.pass_ms(2)
+                await asyncio.sleep(0.002)
+        assert len(heard[0].tokens) == 2, "and the last one"
+
+
+async def test_thoughts_and_recorded_answers_are_said(model_dir: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"output_token_ids": [7, 8, 9], "output_replay_id": "a"}')
+    text = '--reasoning={"start_thinking_token_id": 5, "end_thinking_token_id": 6, "thinking_ratio": 0.5}'
+    flags = ["--speedup-ratio=0", text, f"--response-replay-trace-path={trace}"]
+    async with running(model_dir, *flags) as bench:
+        thoughtful, recorded = bench.ask(8), Heard()
+        stop = StopConditions(max_tokens=50)
+        request = PreprocessedRequest("m", [1] * 5, stop, annotations=["output_replay_id:a"])
+        bench.engine.submit(request, recorded)
+        for _ in range(20):
+            await bench.pass_ms(1)
+        assert (thoughtful.tokens[0], thoughtful.tokens[3]) == (5, 6)
+        assert recorded.last is not None
+        assert recorded.tokens + recorded.last.token_ids == [7, 8, 9]
+        with pytest.raises(InvalidArgument, match="not in the trace"):
+            bench.engine.submit(PreprocessedRequest("m", [1], stop, annotations=["output_replay_id:b"]), Heard())
+
+
+async def test_routers_hear_of_the_hosts_tier(model_dir: Path) -> None:
+    async with running(model_dir, "--speedup-ratio=0", "--num-host-blocks=8") as bench:
+        bench.ask(2, prompt=20)
+        for _ in range(10):
+            await bench.pass_ms(1)
+        assert bench.host.tiers == {"device", "host_pinned"}

@@ -14,12 +14,15 @@ from dynamo.protocols.load import ForwardPass, WorkerLoad
 class Host:
     def __init__(self) -> None:
         self.metrics = MetricsRegistry()
+        self.worker_id = 1
+        self.tiers: set[str] = set()
         self.events: list[tuple[KvEvent, int]] = []
         self.loads: list[WorkerLoad] = []
         self.passes: list[tuple[ForwardPass, int]] = []
 
-    def publish_kv_event(self, event: KvEvent, dp_rank: int = 0) -> None:
+    def publish_kv_event(self, event: KvEvent, dp_rank: int = 0, tier: str = "device") -> None:
         self.events.append((event, dp_rank))
+        self.tiers.add(tier)
 
     def publish_load(self, load: WorkerLoad) -> None:
         self.loads.append(load)

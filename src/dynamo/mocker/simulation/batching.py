@@ -90,6 +90,8 @@ class Batching(Generic[Owner]):
         """True when a step would do nothing."""
         if self.decoding or self.partial is not None or self.waiting or self.loaded:
             return False
+        if self.host is not None and self.host.next_ms < math.inf:
+            return False
         return not self.loading or all(sequence.ready_ms == math.inf for sequence in self.loading)
 
     def blocks_of(self, tokens: int) -> int:
@@ -185,6 +187,8 @@ class Batching(Generic[Owner]):
         new_tokens, decodes = scheduled.sum_prefill_tokens, scheduled.num_decode_requests
         if not new_tokens and not decodes:
             ready_ms = min((sequence.ready_ms for sequence in self.loading), default=math.inf)
+            if self.host is not None:
+                ready_ms = min(ready_ms, self.host.next_ms)
             return min(max(ready_ms - self.now_ms, 0.0), IDLE_STEP_MS)
         decode_ms = self.timing.decode_ms(scheduled.sum_decode_kv_tokens, capacity_tokens, decodes)
         return self.timing.prefill_ms(new_tokens) + decode_ms

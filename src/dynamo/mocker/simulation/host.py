@@ -7,6 +7,7 @@ Blocks are copied as soon as they are complete (write-through), so that the devi
 gives up what was used least recently.
 """
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,11 @@ class HostTier:
             self.held[copy.block.block_hash] = None
             self.offloaded += 1
             self._tell_stored(copy)
+
+    @property
+    def next_ms(self) -> float:
+        """When the next copy is over; never, where there is none."""
+        return self._copies[0].done_ms if self._copies else math.inf
 
     def match(self, hashes: Sequence[int]) -> int:
         """How many leading blocks are readable."""

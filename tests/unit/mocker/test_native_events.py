@@ -1,0 +1,73 @@
+"""KV events in vLLM's own form: what they say, and that they are told again."""
+
+import asyncio
+import struct
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from dynamo.core.codec import msgpack_decode
+from dynamo.core.errors import ConfigError
+from dynamo.llm.kv_event_relay import relayed
+from dynamo.mocker.native_events import NativeEvents, native
+from dynamo.protocols.kv_events import Cleared, Removed, Stored, StoredBlock
+
+HOST = "127.0.0.1"
+WAIT_S = 10.0
+STORED = Stored(3, None, [StoredBlock(11, 1), StoredBlock(12, 2)])
+TOKENS = {11: [5, 6], 12: [7, 8]}
+
+
+def free_port() -> int:
+    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
+        return socket.bind_to_random_port(f"tcp://{HOST}")
+
+
+def test_an_event_is_a_map_in_vllms_words() -> None:
+    told = native(STORED, TOKENS, 2)
+    assert told["type"] == "BlockStored"
+    assert (told["block_hashes"], told["parent_block_hash"], told["token_ids"]) == ([11, 12], 3, [5, 6, 7, 8])
+    assert (told["block_size"], told["medium"], told["group_idx"]) == (2, "GPU", 0)
+    assert native(Removed([11]), {}, 2, "host_pinned")["medium"] == "CPU"
+    assert native(Cleared(), {}, 2) == {"type": "AllBlocksCleared"}
+
+
+async def test_messages_are_told_again_from_a_number_on() -> None:
+    port = free_port()
+    events = NativeEvents(HOST, free_port(), port, dp_rank=1)
+    answering = asyncio.create_task(events.answer())
+    context = zmq.asyncio.Context()
+    try:
+        for _ in range(3):
+            events.publish([native(STORED, TOKENS, 2)], 1.5)
+        asker = context.socket(zmq.DEALER)
+        asker.connect(f"tcp://{HOST}:{port}")
+        await asker.send_multipart([b"", struct.pack(">Q", 1)])
+        heard = []
+        while True:
+            frames = await asyncio.wait_for(asker.recv_multipart(), WAIT_S)
+            if not frames[-1]:
+                break
+            heard.append(frames)
+        assert [struct.unpack(">Q", frames[2])[0] for frames in heard] == [1, 2]
+        time_s, told, rank = msgpack_decode(heard[0][3])
+        assert (time_s, rank, told[0]["block_hashes"]) == (1.5, 1, [11, 12])
+        (found,) = relayed(
+            heard[0][3], 2, 0, lambda tokens, *_, **__: Stored(None, None, [StoredBlock(len(tokens), 0)])
+        )
+        assert found.dp_rank == 1, "our own relay reads it"
+    finally:
+        answering.cancel()
+        context.destroy(linger=0)
+        events.close()
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    port = free_port()
+    first = NativeEvents(HOST, port, None, 0)
+    try:
+        with pytest.raises(ConfigError, match=str(port)):
+            NativeEvents(HOST, port, None, 0)
+    finally:
+        first.close()
