@@ -42,6 +42,7 @@ def graph(serve: Callable[[str], Servers]) -> Servers:
     servers.frontend("--router-mode", "kv")
     more = (
         *("--enable-prefix-caching", "--enable-lora", "--max-lora-rank", "8", "--enable-rl"),
+        *("--max-loras", "2"),  # vLLM's CPU kernels give requests without an adapter the last slot's: it must be free.
         *("--structured-outputs-config", '{"disable_any_whitespace":true}'),  # A random model would say nothing else.
     )
     for number in range(2):
