@@ -43,7 +43,8 @@ def graph(serve: Callable[[str], Servers]) -> Servers:
     more = (
         *("--enable-prefix-caching", "--enable-lora", "--max-lora-rank", "8", "--enable-rl"),
         *("--max-loras", "2"),  # vLLM's CPU kernels give requests without an adapter the last slot's: it must be free.
-        *("--structured-outputs-config", '{"disable_any_whitespace":true}'),  # A random model would say nothing else.
+        # A random model would say nothing but spaces.
+        *("--structured-outputs-config", '{"backend":"xgrammar","disable_any_whitespace":true}'),
     )
     for number in range(2):
         port = str(free_port())

@@ -63,7 +63,7 @@ def read_engine_args(library: Library, rest: Sequence[str]) -> Any:
     """VLLM's `AsyncEngineArgs`. Raises `ConfigError` with vLLM's own words."""
 
     def refuse(message: str) -> NoReturn:
-        raise ConfigError(f"{message} (of vLLM's engine arguments; ours: {PROG} --help)")
+        raise ConfigError(f"{' '.join(message.split())} (of vLLM's engine arguments; ours: {PROG} --help)")
 
     parser = library.FlexibleArgumentParser(prog=PROG, add_help=False)
     parser = library.AsyncEngineArgs.add_cli_args(parser)
