@@ -21,8 +21,9 @@ from dynamo.cpu.sequence import Sequence
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity
 from dynamo.kvbm.logical.consolidator import Consolidator, Told
-from dynamo.kvbm.manager import Array, BlockManager, Outgoing, Peer, Ticket
+from dynamo.kvbm.manager import BlockManager
 from dynamo.kvbm.metrics import MetricsServer, show
+from dynamo.kvbm.orders import Array, Outgoing, Peer, Ticket
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.transfer.tcp import PLAIN
 from dynamo.llm.kv_peers import ADDRESS

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity, Tier
 from dynamo.kvbm.logical.book import Copy
 from dynamo.kvbm.logical.pool import Change
+from dynamo.kvbm.orders import Array, Outgoing, Peer, Ticket, Traffic
 from dynamo.kvbm.peers import PeerBlocks, PeerServer
 from dynamo.kvbm.physical.disk import DiskFull
 from dynamo.kvbm.physical.layout import BlockLayout, Corrupt
@@ -34,9 +34,6 @@ from dynamo.runtime.request_plane.tcp import TcpTls
 
 logger = logging.getLogger(__name__)
 
-Array = npt.NDArray[Any]
-Fill = Callable[[Array], None]
-"""Writes a block into the array that it is given."""
 
 ONBOARDERS = 2  # One may wait for an object store while the other reads from disk.
 TICKETS_MAX = 256  # Prompts that wait for their blocks; one more computes them.
@@ -45,51 +42,6 @@ LENT_SHARE = 4  # At most one block of so many is held for peers.
 PAUSE_S = 30.0  # After a failed write nothing is written to a tier for so long: a full disk does not empty itself.
 FLUSH_S = 2.0  # At the end: for what waits to be written.
 IDLE_S = 60.0  # A thread without work looks again, though it is woken for work.
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A block on the device that is complete, and how it is copied."""
-
-    identity: Identity
-    fill: Fill
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Another worker that holds a prefix."""
-
-    address: str
-    blocks: int
-    """How many of the blocks that are asked for, from the first on."""
-
-
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """A prefix on its way into the host."""
-
-    deadline: float
-    copies: deque[Copy]
-    peer: "Peer | None" = None
-    held: list[int] = field(default_factory=list)
-    is_done: bool = False
-    is_ended: bool = False
-
-
-@dataclass(slots=True)
-class Traffic:
-    """What the threads did since the start."""
-
-    object_bytes_out: int = 0
-    object_bytes_in: int = 0
-    object_read_failures: int = 0
-    object_write_failures: int = 0
-    disk_write_failures: int = 0
-    disk_read_failures: int = 0
-    peer_failures: int = 0
-    tickets: int = 0
-    tickets_late: int = 0
-    """Prompts that were computed because their blocks did not come in time."""
 
 
 class BlockManager:

@@ -14,7 +14,8 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from dynamo.kvbm.logical.blocks import Identity
-from dynamo.kvbm.manager import BlockManager, Ticket
+from dynamo.kvbm.manager import BlockManager
+from dynamo.kvbm.orders import Ticket
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.connector import Step, Tracker
-from dynamo.kvbm.manager import Array, BlockManager, Outgoing
+from dynamo.kvbm.manager import BlockManager
 from dynamo.kvbm.metrics import MetricsServer, show
+from dynamo.kvbm.orders import Array, Outgoing
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.remote import ManagerServer, RemoteManager
 

@@ -251,4 +251,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -12,7 +12,8 @@ import pytest
 
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.connector import Step, Tracker
-from dynamo.kvbm.manager import BlockManager, Outgoing
+from dynamo.kvbm.manager import BlockManager
+from dynamo.kvbm.orders import Outgoing
 from dynamo.kvbm.physical.layout import BlockLayout
 
 SIZE = 4

@@ -15,8 +15,9 @@ from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity, Tier
-from dynamo.kvbm.manager import PAUSE_S, BlockManager, Outgoing, Ticket
+from dynamo.kvbm.manager import PAUSE_S, BlockManager
 from dynamo.kvbm.metrics import MetricsServer, show
+from dynamo.kvbm.orders import Outgoing, Ticket
 from dynamo.kvbm.physical import disk as disk_module
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.physical.objects import ObjectFailure

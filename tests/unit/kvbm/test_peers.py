@@ -12,7 +12,8 @@ import pytest
 
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity, Tier
-from dynamo.kvbm.manager import BlockManager, Outgoing, Peer, Ticket
+from dynamo.kvbm.manager import BlockManager
+from dynamo.kvbm.orders import Outgoing, Peer, Ticket
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.transfer.tcp import TcpPuller
 

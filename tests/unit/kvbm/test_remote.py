@@ -11,7 +11,8 @@ import pytest
 
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity, Tier
-from dynamo.kvbm.manager import BlockManager, Outgoing
+from dynamo.kvbm.manager import BlockManager
+from dynamo.kvbm.orders import Outgoing
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.remote import ManagerServer, RemoteManager
 
