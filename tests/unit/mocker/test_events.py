@@ -35,7 +35,7 @@ class Host:
 
 
 def made(num_blocks: int = 64, dp_rank: int = 0) -> tuple[Host, Simulation[Any], StepReporter]:
-    host = Host()
+    host: Any = Host()
     limits = Limits(num_blocks=num_blocks, block_tokens=4)
     simulation = Simulation[Any](limits, Timing(), TokenSource(100, seed=1), dp_rank)
     return host, simulation, StepReporter(host, EngineMetrics(host.metrics, "0", "m"), simulation)

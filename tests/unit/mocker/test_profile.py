@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,8 @@ def test_the_same_points_as_arrays(tmp_path: Path) -> None:
             arrays["max_kv_tokens"] = [arrays["max_kv_tokens"]]
         where = tmp_path / "arrays" / f"selected_{name}_interpolation"
         where.mkdir(parents=True)
-        np.savez(where / "raw_data.npz", **{key: np.array(value) for key, value in arrays.items()})
+        columns: dict[str, Any] = {key: np.array(value) for key, value in arrays.items()}
+        np.savez(where / "raw_data.npz", **columns)
     assert profiled(str(tmp_path / "arrays")).decode_ms(4000, 10_000, 8) == profiled(str(tmp_path)).decode_ms(
         4000, 10_000, 8
     )

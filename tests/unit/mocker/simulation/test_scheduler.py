@@ -205,7 +205,7 @@ def test_the_newest_is_preempted_in_lifo_and_the_oldest_in_fifo() -> None:
 
 def two_that_do_not_fit(**limits: int | bool) -> tuple[Simulation[Client], list[Sequence[Client]]]:
     """Stopped in front of the step in which one of them must be preempted."""
-    machine = simulation(num_blocks=4, **limits)
+    machine = simulation(num_blocks=4, **limits)  # type: ignore[arg-type]
     sequences = [machine.submit(Client(), prompt(7, 100 * index), 8, 0) for index in range(2)]
     deliver(machine.step(0))
     deliver(machine.step(0))
