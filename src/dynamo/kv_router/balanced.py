@@ -1,4 +1,4 @@
-"""Balanced: our cost function, the seconds that a request adds to the world on each rank (docs/replay.md has what it is worth).
+"""Balanced: our cost function, the seconds that a request adds to the world on each rank (docs/balanced.md has what it is worth).
 
 Upstream's cost weighs blocks to be computed against blocks that are occupied, and so buys a short wait for the first
 token with slower ones afterwards: whoever holds a popular prefix is given ever more requests. Here both are counted in

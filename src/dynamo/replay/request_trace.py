@@ -1,4 +1,4 @@
-"""Request trace: what a frontend wrote down (`DYN_REQUEST_TRACE`, docs/observability.md), to be asked again; and the same, written by a replay.
+"""Request trace: what a frontend wrote down (`DYN_REQUEST_TRACE`, docs/observability.md), to be asked again; or written.
 
 Of its rows those of ended requests count, as far as they say what their prompts were made of. Rows of agents' sessions
 become the turns of sessions; such rows and others are not mixed, for one kind would be asked at times that the other made.

@@ -1,4 +1,4 @@
-"""Disaggregated clusters, ranks, other engines, restarts: what must hold in every run."""
+"""Plan: disaggregated clusters, ranks, other engines, restarts: what must hold in every run."""
 
 import dataclasses
 
