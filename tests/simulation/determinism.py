@@ -21,6 +21,7 @@ import dynamo.backend.worker
 import dynamo.core.tasks
 import dynamo.llm.models
 import dynamo.llm.pipeline
+import dynamo.llm.served_model
 import dynamo.runtime.discovery.base
 import dynamo.runtime.discovery.memory
 import dynamo.runtime.push_router
@@ -80,6 +81,7 @@ SETS = (
     dynamo.backend.admission,
     dynamo.core.tasks,
     dynamo.llm.models,
+    dynamo.llm.served_model,
     dynamo.llm.pipeline,
     dynamo.runtime.request_plane.memory,
     dynamo.runtime.request_plane.tcp.plane,
@@ -89,7 +91,7 @@ SETS = (
 """Modules that iterate over sets of objects."""
 WEAK_SETS = (dynamo.runtime.discovery.base, dynamo.runtime.discovery.memory)
 
-_real_load = dynamo.llm.models.load
+_real_load = dynamo.llm.served_model.load
 _real_make_card = dynamo.backend.worker.make_card
 _loaded: dict[str, Any] = {}
 _cards: dict[str, Any] = {}
@@ -141,7 +143,7 @@ def determinism(loop: SimLoop, seed: int, keep: Callable[[logging.LogRecord], No
         patch(mock.patch.object(time, "time", loop.wall))
         patch(mock.patch.object(time, "time_ns", loop.wall_ns))
         patch(mock.patch.object(dynamo.runtime.push_router, "random", seeded_random))
-        patch(mock.patch.object(dynamo.llm.models, "load", load_once))
+        patch(mock.patch.object(dynamo.llm.served_model, "load", load_once))
         patch(mock.patch.object(dynamo.backend.worker, "make_card", make_card_once))
         for module in SETS:
             patch(mock.patch.object(module, "set", OrderedSet, create=True))

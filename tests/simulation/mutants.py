@@ -11,8 +11,8 @@ from dynamo.backend.admission import Admission, Ticket
 from dynamo.llm import migration, prefill_router
 from dynamo.llm.generation import Generation
 from dynamo.llm.http.answers import BaseAnswer, StreamAnswer
-from dynamo.llm.models import ServedModel
 from dynamo.llm.prefill_leg import PrefillLeg
+from dynamo.llm.served_model import ServedModel
 from dynamo.runtime.client import Client
 from dynamo.runtime.discovery.base import Watch
 from dynamo.runtime.event_plane.memory import MemorySubscriber

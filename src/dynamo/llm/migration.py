@@ -24,8 +24,8 @@ from dynamo.kv_router.router import Decision
 from dynamo.llm.generation import Generation
 from dynamo.llm.http.metrics import FrontendMetrics
 from dynamo.llm.kv_push_router import KvPushRouter
-from dynamo.llm.models import ServedModel
 from dynamo.llm.prefill_leg import PrefillLeg
+from dynamo.llm.served_model import ServedModel
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 
 logger = logging.getLogger(__name__)

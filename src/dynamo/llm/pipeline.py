@@ -32,7 +32,7 @@ from dynamo.llm.http.errors import ErrorAnswer, answer_to
 from dynamo.llm.http.metrics import FrontendMetrics, RequestRecord
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.migration import Dispatch, MigrationPolicy
-from dynamo.llm.models import Models, ServedModel
+from dynamo.llm.models import Models
 from dynamo.llm.placement import Placement, headed
 from dynamo.llm.postprocessor import (
     ChatChunks,
@@ -46,6 +46,7 @@ from dynamo.llm.readers import PLAIN, Reader
 from dynamo.llm.relay import Form, OnSuccess, RelayAnswer
 from dynamo.llm.request_headers import agent_context, trigger_of, with_headers
 from dynamo.llm.request_trace import RequestTrace
+from dynamo.llm.served_model import ServedModel
 from dynamo.llm.speculation import Speculation, Unheard, speculation_of
 from dynamo.llm.text_models import SHAPES, TextAnswer
 from dynamo.llm.text_surfaces import TextWriter

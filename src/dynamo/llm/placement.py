@@ -12,9 +12,9 @@ from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import InvalidArgument
 from dynamo.kv_router.router import Decision
 from dynamo.llm.kv_push_router import KvPushRouter, Progress
-from dynamo.llm.models import ServedModel
 from dynamo.llm.preprocessor import routing_of
 from dynamo.llm.request_headers import Headers, agent_context, with_headers
+from dynamo.llm.served_model import ServedModel
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 
 

@@ -16,7 +16,7 @@ from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PrefillDetails,
 from dynamo.runtime.request_plane.base import Call, Item, Receiver
 
 if TYPE_CHECKING:
-    from dynamo.llm.models import ServedModel
+    from dynamo.llm.served_model import ServedModel
 
 _decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder(EngineOutput).decode}
 

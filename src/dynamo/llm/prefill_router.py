@@ -27,9 +27,9 @@ from dynamo.core.errors import (
 )
 from dynamo.llm.generation import Generation
 from dynamo.llm.migration import FIRST_SENDS_MAX, Dispatch, telling
-from dynamo.llm.models import ServedModel
 from dynamo.llm.prefill_leg import PrefillLeg
 from dynamo.llm.prefill_plan import Facts, decode_leg, prefill_ask, prefill_leg, whole
+from dynamo.llm.served_model import ServedModel
 from dynamo.llm.topology import taints_of, transfer_constraints
 from dynamo.protocols.engine import BootstrapInfo, PrefillResult, PreprocessedRequest, Routing
 from dynamo.runtime.push_router import RouterMode

@@ -20,7 +20,7 @@ from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.metrics import RequestRecord
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.http.websocket import WebSocket
-from dynamo.llm.models import ServedModel
+from dynamo.llm.served_model import ServedModel
 from dynamo.runtime.request_plane.base import Call, Item
 from dynamo.runtime.request_plane.request_frames import RequestFrames
 

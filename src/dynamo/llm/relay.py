@@ -18,9 +18,9 @@ from dynamo.llm.http.answers import BaseAnswer, Closed
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.metrics import RequestRecord
 from dynamo.llm.http.protocol import Exchange
-from dynamo.llm.models import ServedModel
 from dynamo.llm.placement import Placement
 from dynamo.llm.postprocessor import DONE
+from dynamo.llm.served_model import ServedModel
 from dynamo.llm.text_models import TextAnswer
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.runtime.request_plane.base import Call, Item

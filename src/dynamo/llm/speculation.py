@@ -9,9 +9,9 @@ nobody reads, to the worker that gave the answer.
 import msgspec
 
 from dynamo.llm.generation import Generation
-from dynamo.llm.models import ServedModel
 from dynamo.llm.postprocessor import chat_message
 from dynamo.llm.readers import PLAIN, Reader
+from dynamo.llm.served_model import ServedModel
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.openai import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from dynamo.runtime.request_plane.base import Item

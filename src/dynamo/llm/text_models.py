@@ -16,8 +16,8 @@ from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.metrics import RequestRecord
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.migration import telling
-from dynamo.llm.models import ServedModel
 from dynamo.llm.postprocessor import DONE
+from dynamo.llm.served_model import ServedModel
 from dynamo.llm.text_surfaces import TextWriter
 from dynamo.runtime.request_plane.base import Call, Item
 

@@ -13,8 +13,8 @@ from dynamo.llm.http import routes_embeddings, routes_native
 from dynamo.llm.http.routes import RouteContext, RouteTable
 from dynamo.llm.kv_push_router import KvPushRouter
 from dynamo.llm.model_types import ModelType
-from dynamo.llm.models import ServedModel
 from dynamo.llm.placement import headed
+from dynamo.llm.served_model import ServedModel
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.runtime.distributed import DistributedRuntime
 

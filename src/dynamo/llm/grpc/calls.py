@@ -19,8 +19,9 @@ from dynamo.llm.http.errors import ErrorAnswer, answer_to
 from dynamo.llm.http.gate import Account
 from dynamo.llm.http.internal import InternalExchange
 from dynamo.llm.http.metrics import RequestRecord
-from dynamo.llm.models import Models, ServedModel
+from dynamo.llm.models import Models
 from dynamo.llm.pipeline import Pipeline, new_id
+from dynamo.llm.served_model import ServedModel
 from dynamo.runtime.streams import ResponseStream
 
 BUILT_HERE_BYTES = 1 << 20  # What is larger is built off the loop: a MiB takes tens of milliseconds.

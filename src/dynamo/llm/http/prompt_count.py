@@ -3,8 +3,9 @@
 import asyncio
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.llm.models import Models, ServedModel
+from dynamo.llm.models import Models
 from dynamo.llm.preprocessor import THREAD_CHARS_MIN, Preprocessor, size_of
+from dynamo.llm.served_model import ServedModel
 from dynamo.protocols.openai import ChatCompletionRequest
 
 

@@ -5,8 +5,9 @@ from typing import NoReturn
 from dynamo.core.errors import NotFound
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.routes import ErrorBody
-from dynamo.llm.models import Models, ServedModel
+from dynamo.llm.models import Models
 from dynamo.llm.pipeline import Surface
+from dynamo.llm.served_model import ServedModel
 
 
 def never(*_: object) -> NoReturn:

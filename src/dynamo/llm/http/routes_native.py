@@ -9,9 +9,10 @@ from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.http.relayed import relayed
 from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
-from dynamo.llm.models import Models, ServedModel
+from dynamo.llm.models import Models
 from dynamo.llm.native_forms import SglangForm, VllmForm, sglang_error, vllm_error
 from dynamo.llm.pipeline import Pipeline
+from dynamo.llm.served_model import ServedModel
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.native import (
     SGLANG_CAPABILITY,

@@ -12,8 +12,9 @@ from dynamo.llm.anthropic.errors import error_body
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.protocol import Exchange, HotHandler
 from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable, as_json, refuse
-from dynamo.llm.models import Models, ServedModel
+from dynamo.llm.models import Models
 from dynamo.llm.request_template import RequestTemplate
+from dynamo.llm.served_model import ServedModel
 from dynamo.protocols.anthropic import ModelInfo, ModelPage
 from dynamo.protocols.openai import (
     ChatCompletion,

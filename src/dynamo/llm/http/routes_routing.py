@@ -13,7 +13,8 @@ from dynamo.kv_router.runs import WIDTH
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.routes import Operation, RouteContext, RouteTable, as_json, refuse
 from dynamo.llm.kv_push_router import KvPushRouter
-from dynamo.llm.models import Models, ServedModel
+from dynamo.llm.models import Models
+from dynamo.llm.served_model import ServedModel
 
 DECISIONS_SHOWN = 20
 UUID_CHARS = 36
