@@ -1,7 +1,9 @@
 """`dynamo.vllm` with vLLM in it, behind our frontend: two workers, the KV router, and vLLM's own server beside them."""
 
+import asyncio
 import concurrent.futures
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,11 @@ import openai
 import pytest
 from tests.engines.conftest import ANSWER_S, Servers, wait_for
 from tests.integration.graph import free_port
+
+from dynamo.core.config import load
+from dynamo.llm.forward_pass_api import FpmEventSubscriber, read_metrics
+from dynamo.runtime.config import RuntimeOptions
+from dynamo.runtime.distributed import DistributedRuntime
 
 pytestmark = pytest.mark.engines
 
@@ -154,7 +161,28 @@ def test_the_second_turn_goes_where_the_first_ones_blocks_are(graph: Servers) ->
         [sys.executable, "-m", "dynamo.cli", "route", "explain", "--url", graph.url("")],
         capture_output=True, text=True, timeout=60, check=True,
     ).stdout  # fmt: skip
-    assert "overlap" in said or "cached" in said, said
+    chosen = re.search(r"→ \w+\s+(\d+)\+", said)  # Blocks of the prompt that the chosen worker holds.
+    assert chosen is not None, said
+    assert int(chosen[1]) >= 3, said
+
+
+async def test_planners_hear_of_every_step(graph: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_FILE_KV", str(graph.folder / "kv"))
+    runtime = DistributedRuntime.from_options(load(RuntimeOptions, ["--discovery-backend", "file"]))
+    await runtime.connect()
+    heard = FpmEventSubscriber(runtime.endpoint("dynamo.backend.generate"))
+    heard.start_tracking()
+    asking = asyncio.create_task(asyncio.to_thread(graph.complete, PROMPTS[1], max_tokens=1500, ignore_eos=True))
+    steps: list[Any] = []
+    while not asking.done():
+        told = [read_metrics(one) for one in heard.get_recent_stats().values()]
+        steps += [one for one in told if one.scheduled_requests.num_decode_requests]
+        await asyncio.sleep(0.02)
+    heard.shutdown()
+    await runtime.shutdown_and_wait()
+    assert (await asking)["usage"]["completion_tokens"] == 1500
+    assert steps
+    assert all(0 < one.wall_time < ANSWER_S and one.scheduled_requests.sum_decode_kv_tokens for one in steps)
 
 
 def test_a_loaded_adapter_is_a_model_of_its_own(graph: Servers, adapter: str) -> None:
