@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dynamo.core.codec import json_encode
 from dynamo.llm.postprocessor import REASONING_FIELD, ChatChunks, TokenEntry
 from dynamo.parsers.base import CallArguments, CallBegin, Event, Reasoning
-from dynamo.protocols.openai import FunctionCalled, ResponseToolCall
+from dynamo.protocols.openai_answers import FunctionCalled, ResponseToolCall
 
 REASONING_FIELDS = (REASONING_FIELD, "reasoning")
 

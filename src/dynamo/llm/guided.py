@@ -17,7 +17,8 @@ from dynamo.llm.strict_schemas import check_strict
 from dynamo.llm.tool_call_tags import Calls, TaggedTool, TagPolicy, structural_tag
 from dynamo.protocols.engine import GuidedDecoding
 from dynamo.protocols.model_card import RuntimeConfig
-from dynamo.protocols.openai import ChatCompletionRequest, CommonRequest, chosen_tool
+from dynamo.protocols.openai import ChatCompletionRequest, CommonRequest
+from dynamo.protocols.openai_ranges import chosen_tool
 
 SCHEMA_BYTES_MAX = 1 << 18  # A schema is read by people; this is a book of them.
 TEXT_CHARS_MAX = 1 << 16  # Of a regular expression, a grammar or the choices.

@@ -10,7 +10,8 @@ import msgspec
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.llm.media_source import FetchLimits, check_base64, check_data_url, environment_limits, is_data
-from dynamo.protocols.openai import MEDIA_PARTS, ContentPart, InputAudio, MediaUrl, Message
+from dynamo.protocols.openai import ContentPart, InputAudio, MediaUrl, Message
+from dynamo.protocols.openai_ranges import MEDIA_PARTS
 
 SCHEMES = ("http://", "https://", "file://")
 """What workers fetch, and of what hosts, is theirs to say."""

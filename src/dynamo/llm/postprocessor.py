@@ -18,7 +18,7 @@ from dynamo.llm.detokenizer import json_text
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
 from dynamo.protocols.engine import CompletionUsage, TopLogprob
-from dynamo.protocols.openai import (
+from dynamo.protocols.openai_answers import (
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,

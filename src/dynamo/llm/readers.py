@@ -17,7 +17,8 @@ from dynamo.parsers.reasoning import opened_by_prompt
 from dynamo.parsers.registry import before_calls, reasoning_family, tool_call_family
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.model_card import RuntimeConfig
-from dynamo.protocols.openai import ChatCompletionRequest, chosen_tool
+from dynamo.protocols.openai import ChatCompletionRequest
+from dynamo.protocols.openai_ranges import chosen_tool
 
 logger = logging.getLogger(__name__)
 

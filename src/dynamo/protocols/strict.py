@@ -6,6 +6,7 @@ For APIs whose requests are nested deeply. A field that no Struct declares is an
 client asks for is dropped silently; what a declared field asks for is judged by whoever converts the request.
 """
 
+from collections.abc import Callable
 from typing import Generic, NoReturn, TypeVar
 
 import msgspec
@@ -24,40 +25,6 @@ MISSING_FIELD = "Object missing required field "
 WRONG_VALUE = "Invalid value "
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a body raises that is no JSON. `ValidationError` is one of the first: catch that before."""
-
-
-class StrictDecoder(Generic[S]):
-    """Decodes one kind of Struct, which forbids unknown fields."""
-
-    def __init__(self, kind: type[S]) -> None:
-        self._decoder = msgspec.json.Decoder(kind)
-        self._fields = frozenset(kind.__struct_encode_fields__)
-
-    def decode(self, body: bytes | msgspec.Raw, where: str = "", *, ignore_unknown: bool = False) -> S:
-        """`where` is the place of the value in the whole body. `ignore_unknown` drops unknown fields of the first level."""
-        try:
-            return self._decoder.decode(body)
-        except msgspec.ValidationError as error:
-            text = str(error)
-            if where or not text.startswith(UNKNOWN_FIELD) or " - at `" in text:
-                fail(text, where)
-        except UNREADABLE as error:
-            fail_to_read(error, where)
-        return self.decode(self._without_unknown(body, ignore_unknown=ignore_unknown))
-
-    def _without_unknown(self, body: bytes | msgspec.Raw, *, ignore_unknown: bool) -> bytes:
-        """The body without its unknown fields where that is wanted; otherwise raises `InvalidArgument` that names them."""
-        try:
-            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        except UNREADABLE as error:
-            fail_to_read(error, "")
-        unknown = [name for name in fields if name not in self._fields]
-        if not ignore_unknown:
-            shown = ", ".join(f"`{name[:NAME_CHARS_MAX]}`" for name in unknown[:NAMES_SHOWN_MAX])
-            raise InvalidArgument(f"{INVALID}Unsupported parameter(s): {shown}", param=unknown[0][:NAME_CHARS_MAX])
-        for name in unknown:
-            del fields[name]
-        return msgspec.json.encode(fields)
 
 
 def fail_to_read(error: Exception, where: str) -> NoReturn:
@@ -91,3 +58,39 @@ def joined(where: str, path: str) -> str:
 def refuse(param: str, why: str = "is not supported by this release") -> NoReturn:
     """Raises `InvalidArgument` for a field that would change the answer and cannot be honoured."""
     raise InvalidArgument(f"{INVALID}`{param}` {why}", param=param)
+
+
+class StrictDecoder(Generic[S]):
+    """Decodes one kind of Struct, which forbids unknown fields."""
+
+    def __init__(self, kind: type[S], tell: Callable[[str, str], NoReturn] = fail) -> None:
+        """`tell` raises for what msgspec says of a value, as `fail` does unless an API has words of its own."""
+        self._decoder = msgspec.json.Decoder(kind)
+        self._tell = tell
+        self._fields = frozenset(kind.__struct_encode_fields__)
+
+    def decode(self, body: bytes | msgspec.Raw, where: str = "", *, ignore_unknown: bool = False) -> S:
+        """`where` is the place of the value in the whole body. `ignore_unknown` drops unknown fields of the first level."""
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            text = str(error)
+            if where or not text.startswith(UNKNOWN_FIELD) or " - at `" in text:
+                self._tell(text, where)
+        except UNREADABLE as error:
+            fail_to_read(error, where)
+        return self.decode(self._without_unknown(body, ignore_unknown=ignore_unknown))
+
+    def _without_unknown(self, body: bytes | msgspec.Raw, *, ignore_unknown: bool) -> bytes:
+        """The body without its unknown fields where that is wanted; otherwise raises `InvalidArgument` that names them."""
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        except UNREADABLE as error:
+            fail_to_read(error, "")
+        unknown = [name for name in fields if name not in self._fields]
+        if not ignore_unknown:
+            shown = ", ".join(f"`{name[:NAME_CHARS_MAX]}`" for name in unknown[:NAMES_SHOWN_MAX])
+            raise InvalidArgument(f"{INVALID}Unsupported parameter(s): {shown}", param=unknown[0][:NAME_CHARS_MAX])
+        for name in unknown:
+            del fields[name]
+        return msgspec.json.encode(fields)

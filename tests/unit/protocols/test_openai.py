@@ -4,7 +4,6 @@ import contextlib
 import json
 from typing import Any, get_type_hints
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,8 +11,6 @@ from openai.types import completion_create_params as openai_text
 from openai.types.chat import completion_create_params as openai_chat
 
 from dynamo.core.errors import HttpError, InvalidArgument
-from dynamo.protocols import openai
-from dynamo.protocols.engine import CompletionUsage
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
 
 HI = [{"role": "user", "content": "hi"}]
@@ -413,46 +410,6 @@ def test_any_bytes_are_a_request_or_an_invalid_argument(body: bytes, at: int) ->
     for broken in (body, good[:at] + body + good[at:], good[:at] + body + good[at + len(body) :]):
         with contextlib.suppress(InvalidArgument, HttpError):
             assert isinstance(decode_chat(broken), ChatCompletionRequest)
-
-
-# ---- responses ----------------------------------------------------------------------------------------------------
-
-
-def test_a_whole_chat_answer_is_written_as_upstream_writes_it() -> None:
-    usage = CompletionUsage(prompt_tokens=10, completion_tokens=2, total_tokens=12)
-    choice = openai.ChatChoice(index=0, message=openai.ResponseMessage(content="hi"), finish_reason="length")
-    answer = openai.ChatCompletion(id="chatcmpl-1", choices=[choice], created=5, model="m", usage=usage)
-    assert msgspec.json.encode(answer).decode() == (
-        '{"id":"chatcmpl-1","choices":[{"index":0,"message":{"content":"hi","refusal":null,"role":"assistant"},'
-        '"finish_reason":"length","logprobs":null}],"created":5,"model":"m","object":"chat.completion",'
-        '"usage":{"prompt_tokens":10,"completion_tokens":2,"total_tokens":12}}'
-    )
-
-
-def test_a_chat_chunk_is_written_as_upstream_writes_it() -> None:
-    choice = openai.ChunkChoice(index=0, delta=openai.Delta(content="hi", role="assistant"))
-    chunk = openai.ChatCompletionChunk(id="chatcmpl-1", choices=[choice], created=5, model="m")
-    assert msgspec.json.encode(chunk).decode() == (
-        '{"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":"hi","role":"assistant"},"finish_reason":null,'
-        '"logprobs":null}],"created":5,"model":"m","object":"chat.completion.chunk"}'
-    )
-
-
-def test_a_text_completion_is_written_as_upstream_writes_it() -> None:
-    choice = openai.TextChoice(text="hi", index=0, finish_reason="stop")
-    answer = openai.TextCompletion(id="cmpl-1", choices=[choice], created=5, model="m")
-    assert msgspec.json.encode(answer).decode() == (
-        '{"id":"cmpl-1","choices":[{"text":"hi","index":0,"finish_reason":"stop","logprobs":null}],"created":5,'
-        '"model":"m","system_fingerprint":null,"object":"text_completion","usage":null}'
-    )
-
-
-def test_the_list_of_models_is_written_as_upstream_writes_it() -> None:
-    models = openai.ModelList(data=[openai.ModelObject(id="m", created=5, context_window=9)])
-    assert msgspec.json.decode(msgspec.json.encode(models)) == {
-        "object": "list",
-        "data": [{"id": "m", "object": "model", "created": 5, "owned_by": "nvidia", "context_window": 9}],
-    }
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"model": "\xff"}', b'{"model":' * 50_000])

@@ -16,14 +16,8 @@ from dynamo.llm.models import Models
 from dynamo.llm.request_template import RequestTemplate
 from dynamo.llm.served_model import ServedModel
 from dynamo.protocols.anthropic import ModelInfo, ModelPage
-from dynamo.protocols.openai import (
-    ChatCompletion,
-    ChatCompletionRequest,
-    CompletionRequest,
-    ModelList,
-    ModelObject,
-    TextCompletion,
-)
+from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
+from dynamo.protocols.openai_answers import ChatCompletion, ModelList, ModelObject, TextCompletion
 
 
 def no_model(name: str) -> ErrorAnswer:

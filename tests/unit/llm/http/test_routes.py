@@ -12,7 +12,7 @@ from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.openapi import describe
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.http.routes import Operation, RouteTable, as_json, refuse
-from dynamo.protocols.openai import ModelList
+from dynamo.protocols.openai_answers import ModelList
 
 
 async def thing(request: Request) -> Response:

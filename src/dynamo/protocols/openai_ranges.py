@@ -1,0 +1,296 @@
+"""Ranges: which values of a request of OpenAI's are in range, and which cannot be honoured (serving-plane.md §1.4).
+
+    check_common(request), check_chat(request), check_completion(request)   raise `InvalidArgument`
+
+The wording is upstream's.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dynamo.core.errors import HttpError, InvalidArgument
+from dynamo.protocols.strict import INVALID, MALFORMED, NAME_CHARS_MAX
+
+if TYPE_CHECKING:
+    from dynamo.protocols.openai import (
+        ChatCompletionRequest,
+        CommonRequest,
+        CompletionRequest,
+        ContentPart,
+        Message,
+        Role,
+    )
+
+TOP_LOGPROBS_MAX = 20  # OpenAI's limit, as the three below are upstream's.
+MAX_TOKENS_MAX = 1 << 20
+STOPS_MAX = 32
+CHOICES_MAX = 128  # Prompts of a batch times `n`.
+
+TEXT_PARTS = ("text", "refusal")
+MEDIA_PARTS = ("image_url", "video_url", "audio_url")
+MEDIA_ROLES = ("user", "tool", "system", "developer")  # An assistant has shown nothing.
+AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "aac", "opus", "m4a", "pcm16")
+PARTS = (*TEXT_PARTS, *MEDIA_PARTS, "input_audio")
+MODALITIES = ("text",)
+URL = re.compile(r"(?:data:[^,]*,|[a-z][a-z0-9+.-]*://)[^\s]", re.IGNORECASE)
+"""How a URL begins. Which ones may be fetched is for those to say who fetch them."""
+
+RANGES: Sequence[tuple[str, str, float, float]] = (
+    ("temperature", "Temperature", 0, 2),
+    ("top_p", "Top_p", 0, 1),
+    ("frequency_penalty", "Frequency penalty", -2, 2),
+    ("presence_penalty", "Presence penalty", -2, 2),
+    ("min_p", "Min_p", 0, 1),
+    ("n", "n", 1, 128),
+)
+
+GUIDED = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
+
+DEPRECATED = (("function_call", "tool_choice"), ("functions", "tools"))
+
+Refusal = tuple[str, Callable[[Any], bool], str]
+"""A field, which of its values would change the answer, and what to tell the caller."""
+
+NOT_YET = "is not supported by this release"
+
+
+def _always(_: Any) -> bool:
+    return True
+
+
+def _is_more_than_text(value: Any) -> bool:
+    return any(one not in MODALITIES for one in value)
+
+
+REFUSALS_CHAT: Sequence[Refusal] = (
+    ("audio", _always, f"audio output {NOT_YET}"),
+    ("modalities", _is_more_than_text, f"modalities other than `text` {NOT_YET}"),
+    ("web_search_options", _always, f"web_search_options {NOT_YET}: no search stands behind it"),
+)
+REFUSALS_COMPLETION: Sequence[Refusal] = (
+    ("suffix", bool, f"suffix {NOT_YET}: no engine fills in the middle"),
+    ("prompt_embeds", _always, f"prompt_embeds {NOT_YET}"),
+)
+
+
+def _invalid(message: str, param: str) -> NoReturn:
+    raise InvalidArgument(f"{INVALID}{message}", param=param)
+
+
+def check_common(request: "CommonRequest") -> None:
+    """What chats and completions share."""
+    for name, label, low, high in RANGES:
+        value = getattr(request, name)
+        if value is not None and not low <= value <= high:
+            _invalid(f"{label} must be between {low} and {high}, got {value:g}", name)
+    if request.max_tokens is not None:
+        _check_max_tokens(request.max_tokens, "Max tokens", "max_tokens")
+    if request.top_k is not None and request.top_k < -1:
+        _invalid("Top_k must be null or greater than or equal to -1", "top_k")
+    if request.repetition_penalty is not None and not 0 < request.repetition_penalty <= 2:
+        _invalid(
+            f"Repetition penalty must be between 0 and 2, got {request.repetition_penalty:g}", "repetition_penalty"
+        )
+    if request.logit_bias:
+        _check_logit_bias(request.logit_bias)
+    if request.stop is not None:
+        _check_stop(request.stop)
+    if request.stream_options is not None and not request.stream:
+        _invalid("The 'stream_options' field is only allowed when 'stream' is set to true.", "stream_options")
+    given = [name for name in GUIDED if getattr(request, name) is not None]
+    if len(given) > 1:
+        received = ", ".join(name.removeprefix("guided_") for name in given)
+        raise InvalidArgument(f"Only one guided-decoding constraint can be set; received: {received}", param=given[1])
+
+
+def _check_max_tokens(value: int, label: str, param: str) -> None:
+    if value < 1:
+        _invalid(f"{label} must be greater than 0, got {value}", param)
+    if value > MAX_TOKENS_MAX:
+        _invalid(f"{label} must not exceed {MAX_TOKENS_MAX}, got {value}", param)
+
+
+def _check_stop(stop: str | list[str]) -> None:
+    if not stop:
+        _invalid(f"Stop sequence{'' if isinstance(stop, str) else 's array'} cannot be empty", "stop")
+    if isinstance(stop, list):
+        if "" in stop:
+            _invalid(f"Stop sequence at index {stop.index('')} cannot be empty", "stop")
+        if len(stop) > STOPS_MAX:
+            raise InvalidArgument(f"Maximum of {STOPS_MAX} stop sequences allowed, got {len(stop)}", param="stop")
+
+
+def _check_logit_bias(logit_bias: dict[int, float]) -> None:
+    for token_id, bias in logit_bias.items():
+        if not 0 <= token_id < 1 << 32:
+            _invalid("Logit bias key must be a non-negative 32-bit integer token id", "logit_bias")
+        if not -100 <= bias <= 100:
+            _invalid(f"Logit bias for token '{token_id}' must be between -100 and 100, got {bias:g}", "logit_bias")
+
+
+def check_chat(request: "ChatCompletionRequest") -> None:
+    """What chats have of their own. Raises `HttpError` 501 for what OpenAI has deprecated."""
+    for name, instead in DEPRECATED:
+        if getattr(request, name) is not None:
+            raise HttpError(501, f"{INVALID}`{name}` is deprecated. Please migrate to use `{instead}` instead.")
+    if not request.messages:
+        _invalid("The 'messages' field cannot be empty. At least one message is required.", "messages")
+    if request.max_completion_tokens is not None:
+        _check_max_tokens(request.max_completion_tokens, "Max completion tokens", "max_completion_tokens")
+    for number, message in enumerate(request.messages):
+        if message.content.__class__ is not str or message.role == "tool" or message.function_call is not None:
+            _check_unusual_message(message, f"messages[{number}]")
+    if request.top_logprobs is not None:
+        if request.top_logprobs > TOP_LOGPROBS_MAX:
+            _invalid(
+                f"Top_logprobs must be between 0 and {TOP_LOGPROBS_MAX}, got {request.top_logprobs}", "top_logprobs"
+            )
+        if request.top_logprobs > 0 and not request.logprobs:
+            _invalid("Top_logprobs is only allowed when logprobs is true", "top_logprobs")
+    if request.continue_final_message and request.add_generation_prompt:
+        _invalid(
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.", "continue_final_message"
+        )
+    if request.chat_template_args is not None and request.chat_template_kwargs is not None:
+        raise InvalidArgument(f"{MALFORMED}duplicate field `chat_template_args`", param="chat_template_kwargs")
+    if request.thinking is not None:
+        _check_thinking(request.thinking)
+    if request.tools:
+        for number, tool in enumerate(request.tools):
+            _check_tool(tool, f"tools[{number}]")
+    if request.tool_choice is not None and request.tool_choice not in ("none", "auto"):
+        _check_tool_choice(request)
+    _refuse(request, REFUSALS_CHAT)
+
+
+def _check_unusual_message(message: "Message", where: str) -> None:
+    """A tool's message, or one whose content is not plain text."""
+    if message.function_call is not None:
+        _invalid(f"{where}.function_call is deprecated. Please migrate to use `tool_calls` instead.", where)
+    if message.role == "tool" and message.tool_call_id is None:
+        raise InvalidArgument(f"{MALFORMED}{where}: missing field `tool_call_id`", param=f"{where}.tool_call_id")
+    if isinstance(message.content, str):
+        return
+    if message.content is None:
+        if message.role != "assistant":
+            raise InvalidArgument(f"{MALFORMED}{where}: missing field `content`", param=f"{where}.content")
+        return
+    for number, part in enumerate(message.content):
+        _check_part(part, message.role, f"{where}.content[{number}]")
+
+
+def _check_part(part: "ContentPart", role: "Role", spot: str) -> None:
+    kind = part.type
+    if kind not in PARTS:
+        _invalid(f"{spot}: `{kind[:NAME_CHARS_MAX]}` parts {NOT_YET}, only {', '.join(PARTS)}", spot)
+    value = getattr(part, kind)
+    if value is None:
+        raise InvalidArgument(f"{MALFORMED}{spot}: missing field `{kind}`", param=spot)
+    if kind in TEXT_PARTS:
+        return
+    if role not in MEDIA_ROLES:
+        _invalid(f"{spot}: a message of role `{role}` cannot have `{kind}` parts", spot)
+    if kind == "input_audio":
+        if value.format not in AUDIO_FORMATS:
+            expected = ", ".join(AUDIO_FORMATS)
+            _invalid(f"{spot}.input_audio.format: expected one of {expected}", f"{spot}.input_audio.format")
+    elif not URL.match(value.url):
+        _invalid(f"{spot}.{kind}.url is no URL", f"{spot}.{kind}.url")
+
+
+def _check_tool(tool: dict[str, Any], where: str) -> None:
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise InvalidArgument(f'{MALFORMED}{where} must be {{"type": "function", "function": {{…}}}}', param=where)
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        _invalid(f"{where}.function.name must be a non-empty string", f"{where}.function.name")
+    if not isinstance(function.get("parameters", {}), dict | None):
+        _invalid(f"{where}.function.parameters must be a JSON schema object", f"{where}.function.parameters")
+
+
+def _check_tool_choice(request: "ChatCompletionRequest") -> None:
+    choice = request.tool_choice
+    if choice == "required":
+        if not request.tools:
+            _invalid('tool_choice is "required" but tools is empty', "tool_choice")
+        return
+    name = chosen_tool(choice)
+    if name is None:
+        raise InvalidArgument(
+            f"{MALFORMED}tool_choice must be `none`, `auto`, `required` or a named function", param="tool_choice"
+        )
+    if not any(tool["function"]["name"] == name for tool in request.tools or ()):
+        _invalid(f'tool named "{name[:NAME_CHARS_MAX]}" in tool_choice is not present in tools', "tool_choice")
+
+
+def chosen_tool(choice: str | dict[str, Any] | None) -> str | None:
+    """The name of the function that `tool_choice` names, None where it names none."""
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        return None
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _check_thinking(thinking: bool | dict[str, Any]) -> None:
+    if isinstance(thinking, dict) and thinking.get("type") not in ("enabled", "disabled", "adaptive"):
+        _invalid("`thinking.type` must be `enabled`, `disabled`, or `adaptive`", "thinking")
+
+
+def check_completion(request: "CompletionRequest") -> None:
+    """What completions have of their own."""
+    _refuse(request, REFUSALS_COMPLETION)
+    if request.prompt is None:
+        raise InvalidArgument(f"{MALFORMED}missing field `prompt`", param="prompt")
+    if not request.prompt:
+        _invalid(f"Prompt string{'' if isinstance(request.prompt, str) else ' array'} cannot be empty", "prompt")
+    if isinstance(request.prompt, list):
+        _check_prompts(request.prompt, request.n or 1)
+    if request.logprobs is not None and request.logprobs > 5:
+        _invalid(f"Logprobs must be between 0 and 5, got {request.logprobs}", "logprobs")
+    if request.best_of and request.best_of < (request.n or 1):
+        _invalid(
+            f"Best_of must be greater than or equal to n, got best_of={request.best_of} and n={request.n}", "best_of"
+        )
+    if (request.best_of or 1) > (request.n or 1):
+        _check_best_of(request)
+    if request.echo and request.logprobs is not None and request.stream:
+        _invalid("echo together with logprobs cannot be streamed", "echo")
+
+
+def _check_best_of(request: "CompletionRequest") -> None:
+    if request.stream:
+        _invalid("best_of greater than n cannot be streamed: which texts are best is known at their end", "best_of")
+    if request.best_of is not None and request.best_of > CHOICES_MAX:
+        _invalid(f"Best_of must be between 1 and {CHOICES_MAX}, got {request.best_of}", "best_of")
+
+
+def _check_prompts(prompts: list[str | int | list[int]], n: int) -> None:
+    kinds = set(map(type, prompts))
+    if len(kinds) > 1:
+        raise InvalidArgument(
+            f"{MALFORMED}prompt must be a string, a list of strings, a list of token ids or a list of those",
+            param="prompt",
+        )
+    if int in kinds:
+        if not 0 <= min(prompts) <= max(prompts) < 1 << 32:  # type: ignore[operator]
+            raise InvalidArgument(f"{MALFORMED}a token id is out of range", param="prompt")
+        return
+    if len(prompts) * n > CHOICES_MAX:
+        _invalid(
+            f"Total choices (batch_size × n = {len(prompts)} × {n} = {len(prompts) * n}) "
+            f"exceeds maximum of {CHOICES_MAX}",
+            "prompt",
+        )
+    for number, prompt in enumerate(prompts):
+        if not prompt:
+            kind = "string" if isinstance(prompt, str) else "integer array"
+            _invalid(f"Prompt {kind} at index {number} cannot be empty", "prompt")
+
+
+def _refuse(request: "CommonRequest", refusals: Sequence[Refusal]) -> None:
+    for name, is_refused, message in refusals:
+        value = getattr(request, name)
+        if value is not None and is_refused(value):
+            _invalid(message, name)
