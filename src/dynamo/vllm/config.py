@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from dynamo.backend.config import DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.backend.waiting import WAITING as SHARED_WAITING
-from dynamo.core.config import build_parser, environ, from_namespace, option, read_bool, setting
+from dynamo.core.config import build_parser, environ, from_namespace, option, setting
 from dynamo.core.errors import ConfigError
 from dynamo.core.waiting import declared_flags, without_waiting
 from dynamo.vllm.library import Library
@@ -79,8 +79,3 @@ def wants_forward_passes(variables: Mapping[str, str]) -> bool:
 def forward_pass_port() -> int:
     """Where the scheduler of rank 0 tells its steps; the other ranks are at the ports above it."""
     return setting(FORWARD_PASS_VARIABLE, FORWARD_PASS_PORT, int)
-
-
-def adapters_enabled() -> bool:
-    """`DYN_LORA_ENABLED`: whether adapters may be loaded while the worker runs."""
-    return setting("DYN_LORA_ENABLED", False, read_bool)
