@@ -9,6 +9,16 @@ from typing import Any
 
 from msgspec import UNSET
 
+from dynamo.backend.asked import (
+    check_prompt,
+    ends_of,
+    hidden_ends_of,
+    json_text,
+    media_of,
+    own_options,
+    rank_of,
+    token_biases,
+)
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.engine import (
     CompletionUsage,
@@ -19,8 +29,6 @@ from dynamo.protocols.engine import (
     TopLogprob,
 )
 
-TO_ENGINE = "sampling_options"
-"""In `extra_args`: sampling options that the protocol has no field for."""
 EXTRAS = ("logit_bias", "allowed_token_ids", "bad_words")
 
 
@@ -57,14 +65,7 @@ class Asked:
 def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
     """Raises `InvalidArgument` that names the field."""
     tokens = request.token_ids
-    if not tokens:
-        raise InvalidArgument("the prompt is empty", param="prompt")
-    if len(tokens) >= limits.context_length:
-        raise InvalidArgument(
-            f"the prompt has {len(tokens)} tokens; with at least one token of output it must fit into the model's "
-            f"context of {limits.context_length}",
-            param="prompt",
-        )
+    check_prompt(request, limits.context_length)
     if request.sampling_options.use_beam_search:
         raise InvalidArgument("use_beam_search is not supported by vLLM's engine", param="use_beam_search")
     routing = request.routing
@@ -81,7 +82,7 @@ def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
         media=media,
         lora_name=routing.lora_name if routing is not None else None,
         priority=-(routing.priority or 0) if routing is not None and limits.has_priorities else 0,
-        rank=rank_of(request, limits),
+        rank=rank_of(routing.dp_rank if routing is not None else None, limits.ranks, limits.first_rank),
     )
 
 
@@ -106,8 +107,7 @@ def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
         "prompt_logprobs": output.prompt_logprobs,
         "thinking_token_budget": stop.max_thinking_tokens,
     }
-    extra = {} if request.extra_args is UNSET else request.extra_args
-    own = extra.get(TO_ENGINE) or {}
+    own = own_options(request)
     given |= {name: own.get(name) for name in EXTRAS}
     sampling = {name: value for name, value in limits.defaults.items() if name != "max_tokens"}
     sampling |= {name: value for name, value in given.items() if value is not None}
@@ -115,21 +115,11 @@ def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
     if "min_tokens" in sampling:
         sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
     if "logit_bias" in sampling:
-        sampling["logit_bias"] = _token_biases(sampling["logit_bias"])
-    ends = {*(stop.stop_token_ids or ()), *(stop.stop_token_ids_visible or ()), *(stop.stop_token_ids_hidden or ())}
-    if not stop.ignore_eos:
-        ends |= set(request.eos_token_ids)
-    if ends:
-        sampling["stop_token_ids"] = sorted(ends)
+        sampling["logit_bias"] = token_biases(sampling["logit_bias"])
+    if ends := ends_of(request):
+        sampling["stop_token_ids"] = ends
     sampling["detokenize"] = "bad_words" in sampling
     return sampling
-
-
-def _token_biases(given: Any) -> dict[int, float]:
-    try:
-        return {int(token): float(value) for token, value in given.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise InvalidArgument("logit_bias must map token ids to numbers", param="logit_bias") from None
 
 
 def guided_of(guided: GuidedDecoding | None) -> dict[str, Any] | None:
@@ -141,44 +131,10 @@ def guided_of(guided: GuidedDecoding | None) -> dict[str, Any] | None:
         "regex": guided.regex,
         "choice": guided.choice,
         "grammar": guided.grammar,
-        "structural_tag": _text_of(guided.structural_tag),
+        "structural_tag": json_text(guided.structural_tag),
         "whitespace_pattern": guided.whitespace_pattern,
     }
     return {name: value for name, value in given.items() if value is not None} or None
-
-
-def _text_of(value: Any) -> str | None:
-    """A structural tag as vLLM reads it: JSON in a string."""
-    if value is None or isinstance(value, str):
-        return value
-    import msgspec
-
-    return msgspec.json.encode(value).decode()
-
-
-def media_of(request: PreprocessedRequest) -> dict[str, list[str]]:
-    """The URLs of what the prompt shows, by kind. Raises `InvalidArgument` for what is not given by URL."""
-    if not request.multi_modal_data:
-        return {}
-    found: dict[str, list[str]] = {}
-    for kind, items in request.multi_modal_data.items():
-        for item in items:
-            if "Url" not in item:
-                raise InvalidArgument(f"{kind}: expected a URL, got {', '.join(item)}", param="messages")
-            found.setdefault(kind, []).append(item["Url"])
-    return found
-
-
-def rank_of(request: PreprocessedRequest, limits: Limits) -> int | None:
-    """Which of this worker's ranks is asked for. Raises `InvalidArgument` for one that is not here."""
-    wanted = request.routing.dp_rank if request.routing is not None else None
-    if wanted is None:
-        return None
-    here = wanted - limits.first_rank
-    if not 0 <= here < limits.ranks:
-        last = limits.first_rank + limits.ranks - 1
-        raise InvalidArgument(f"dp_rank {wanted}: this worker has {limits.first_rank} to {last}", param="dp_rank")
-    return here if limits.ranks > 1 else None
 
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}
@@ -191,9 +147,8 @@ class Answer:
     __slots__ = ("_cached_tokens", "_hidden", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_said", "unfinished")
 
     def __init__(self, request: PreprocessedRequest) -> None:
-        stop = request.stop_conditions
         self._prompt_tokens = len(request.token_ids)
-        self._hidden = {*(stop.stop_token_ids_hidden or ()), *(() if stop.ignore_eos else request.eos_token_ids)}
+        self._hidden = hidden_ends_of(request)
         self._logprobs = request.output_options.logprobs
         self._prompt_logprobs: list[Any] | None = None
         self._cached_tokens = 0

@@ -15,6 +15,9 @@ from typing import Any
 
 from dynamo.backend.disagg import DisaggregationMode, prefill_output, prefill_request, prefill_result_of
 from dynamo.backend.engine import EngineConfig, EngineHost
+from dynamo.backend.health import watch
+from dynamo.backend.listeners import PassListener
+from dynamo.backend.media import media_items
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
 from dynamo.core.tasks import TaskOwner
@@ -25,11 +28,9 @@ from dynamo.vllm import transfer
 from dynamo.vllm.config import SCHEDULER, VllmConfig, forward_pass_port, wants_forward_passes
 from dynamo.vllm.controls import Controls
 from dynamo.vllm.convert import Answer, Asked, Limits, to_asked
-from dynamo.vllm.events import PassListener, kv_listeners, publishes
-from dynamo.vllm.health import watch
+from dynamo.vllm.events import kv_listeners, publishes
 from dynamo.vllm.library import Library
 from dynamo.vllm.lora import Adapters
-from dynamo.vllm.media import media_items
 from dynamo.vllm.metrics import LoadReporter
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class VllmEngine:
             reporter.blocks = blocks
         self._adapters = Adapters(self._llm, self._library.LoRARequest, settings.lora_config)
         self._listen(settings)
-        self._tasks.start(watch(self._llm, self.die), "health")
+        self._tasks.start(watch(self._llm.check_health, self.die), "health")
         host.metrics.add_text(self._library.render_metrics)
         names = list(self._args.served_model_name)
         controls = Controls(self._llm, host, has_training=self._config.enable_rl)

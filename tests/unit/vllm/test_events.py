@@ -10,12 +10,13 @@ import pytest
 from tests.unit.vllm import scripted
 from tests.unit.vllm.conftest import Host
 
+from dynamo.backend.health import watch
+from dynamo.backend.listeners import PassListener, reachable
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError
 from dynamo.protocols.kv_events import Cleared, Removed, Stored
 from dynamo.protocols.load import ForwardPass, ScheduledRequests
-from dynamo.vllm.events import PassListener, kv_listeners, publishes, reachable
-from dynamo.vllm.health import watch
+from dynamo.vllm.events import kv_listeners, publishes
 from dynamo.vllm.steps import queued_requests, scheduled_requests
 
 
@@ -93,7 +94,7 @@ def test_a_step_is_counted_from_the_schedulers_books() -> None:
 
 async def test_a_dead_engine_is_noticed_at_the_next_look() -> None:
     llm, clock, told = scripted.AsyncLLM(None), ManualClock(), []
-    watching = asyncio.ensure_future(watch(llm, told.append, clock))
+    watching = asyncio.ensure_future(watch(llm.check_health, told.append, clock))
     for _ in range(3):
         await asyncio.sleep(0)
         clock.advance(2.0)

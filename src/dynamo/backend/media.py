@@ -1,6 +1,6 @@
-"""Media: images, videos and sounds from their URLs, as vLLM takes them: `{"image": […]}`.
+"""Media: images, videos and sounds from their URLs, as engines take them: `{"image": […]}`.
 
-What may be fetched, and how much, is decided by `llm.media_fetch`, as everywhere; vLLM only decodes what came.
+What may be fetched, and how much, is decided by `llm.media_fetch`, as everywhere; an engine only decodes what came.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from dynamo.llm.media_fetch import fetch
 from dynamo.llm.media_source import Media
 
 KINDS = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
-"""The field of a request, and vLLM's word."""
+"""The field of a request, and the engines' word."""
 
 Decode = Callable[[str, Media], Awaitable[Any]]
 
@@ -21,7 +21,7 @@ async def media_items(urls: Mapping[str, Sequence[str]], decode: Decode) -> dict
     """Everything that a prompt shows, fetched side by side. Raises `InvalidArgument` for what cannot be had."""
     unknown = [kind for kind in urls if kind not in KINDS]
     if unknown:
-        raise InvalidArgument(f"{', '.join(unknown)} parts are not known to vLLM", param="messages")
+        raise InvalidArgument(f"{', '.join(unknown)} parts are not known to this engine", param="messages")
 
     async def one(kind: str, url: str) -> Any:
         return await decode(kind, await fetch(url))

@@ -1,0 +1,87 @@
+"""Asked: what every engine's adapter looks for in a request before its own words for it. Pure."""
+
+from typing import Any
+
+import msgspec
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.engine import PreprocessedRequest
+
+TO_ENGINE = "sampling_options"
+"""In `extra_args`: sampling options that the protocol has no field for."""
+
+
+def check_prompt(request: PreprocessedRequest, context_length: int) -> None:
+    """Raises `InvalidArgument` for a prompt without tokens, or one that leaves no room for an answer."""
+    count = len(request.token_ids)
+    if not count:
+        raise InvalidArgument("the prompt is empty", param="prompt")
+    if count >= context_length:
+        raise InvalidArgument(
+            f"the prompt has {count} tokens; with at least one token of output it must fit into the model's "
+            f"context of {context_length}",
+            param="prompt",
+        )
+
+
+def own_options(request: PreprocessedRequest) -> dict[str, Any]:
+    """The sampling options that the protocol has no field for."""
+    extra = {} if request.extra_args is msgspec.UNSET else request.extra_args
+    return extra.get(TO_ENGINE) or {}
+
+
+def ends_of(request: PreprocessedRequest) -> list[int]:
+    """The tokens that end an answer, in order."""
+    stop = request.stop_conditions
+    ends = {*(stop.stop_token_ids or ()), *(stop.stop_token_ids_visible or ()), *(stop.stop_token_ids_hidden or ())}
+    if not stop.ignore_eos:
+        ends |= set(request.eos_token_ids)
+    return sorted(ends)
+
+
+def hidden_ends_of(request: PreprocessedRequest) -> frozenset[int]:
+    """Those of them that nobody is shown."""
+    stop = request.stop_conditions
+    return frozenset({*(stop.stop_token_ids_hidden or ()), *(() if stop.ignore_eos else request.eos_token_ids)})
+
+
+def rank_of(wanted: int | None, ranks: int, first_rank: int) -> int | None:
+    """Which of this worker's ranks is asked for, counted from 0; None where there is nothing to choose.
+
+    Raises `InvalidArgument` for one that is not here.
+    """
+    if wanted is None:
+        return None
+    here = wanted - first_rank
+    if not 0 <= here < ranks:
+        last = first_rank + ranks - 1
+        raise InvalidArgument(f"dp_rank {wanted}: this worker has {first_rank} to {last}", param="dp_rank")
+    return here if ranks > 1 else None
+
+
+def token_biases(given: Any) -> dict[int, float]:
+    """`logit_bias` by token. Raises `InvalidArgument`."""
+    try:
+        return {int(token): float(value) for token, value in given.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidArgument("logit_bias must map token ids to numbers", param="logit_bias") from None
+
+
+def json_text(value: Any) -> str | None:
+    """A schema or a structural tag as engines read it: JSON in a string."""
+    if value is None or isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode()
+
+
+def media_of(request: PreprocessedRequest) -> dict[str, list[str]]:
+    """The URLs of what the prompt shows, by kind. Raises `InvalidArgument` for what is not given by URL."""
+    if not request.multi_modal_data:
+        return {}
+    found: dict[str, list[str]] = {}
+    for kind, items in request.multi_modal_data.items():
+        for item in items:
+            if "Url" not in item:
+                raise InvalidArgument(f"{kind}: expected a URL, got {', '.join(item)}", param="messages")
+            found.setdefault(kind, []).append(item["Url"])
+    return found

@@ -1,0 +1,221 @@
+"""Controls: what the system port does to an engine, at `POST /engine/<name>` (serving-plane.md §5.2).
+
+An engine hands over the objects for what it can do; what it has none for is no route. A worker whose engine sleeps is not
+found; woken whole, it is found again. An answer says `{"status": "ok"}`, or `{"status": "error", "message": …}` for what
+the engine refuses.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from dynamo.backend.engine import EngineHost
+from dynamo.core.errors import InvalidArgument
+
+logger = logging.getLogger(__name__)
+
+SLEEP_LEVELS = (1, 2, 3)
+DRAIN_S = 300.0  # For answers under way before the engine sleeps: the longest a client is promised.
+
+Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class Panel:
+    """The controls of one engine: one at a time, and what goes wrong is the answer."""
+
+    def __init__(self) -> None:
+        self._one_at_a_time = asyncio.Lock()
+
+    def guarded(self, routes: Mapping[str, Work]) -> dict[str, Work]:
+        return {name: self._guarded(name, work) for name, work in routes.items()}
+
+    def _guarded(self, name: str, work: Work) -> Work:
+        async def run(body: dict[str, Any]) -> dict[str, Any]:
+            async with self._one_at_a_time:
+                try:
+                    return await work(body if isinstance(body, dict) else {})
+                except InvalidArgument as error:
+                    return {"status": "error", "message": str(error)}
+                except Exception as error:  # The request's boundary: the engine's own words.
+                    logger.exception("engine route %s failed", name)
+                    return {"status": "error", "message": f"{type(error).__name__}: {error}"}
+
+        return run
+
+
+class Sleeper(Protocol):
+    """An engine that can give its memory back."""
+
+    async def sleep(self, level: int) -> None:
+        """Nothing runs, and nothing will be asked until it is awake."""
+
+    async def wake_up(self, tags: list[str] | None) -> bool | None:
+        """Wakes these parts of it, or all; False while others sleep on."""
+
+
+class SleepControls:
+    """`control/sleep`, `control/wake_up`."""
+
+    def __init__(self, engine: Sleeper, host: EngineHost) -> None:
+        self._engine = engine
+        self._host = host
+        self._is_asleep = False
+
+    def routes(self) -> dict[str, Work]:
+        return {"control/sleep": self.sleep, "control/wake_up": self.wake_up}
+
+    async def sleep(self, body: dict[str, Any]) -> dict[str, Any]:
+        level = body.get("level", 1)
+        if level not in SLEEP_LEVELS:
+            raise InvalidArgument(f"level {level!r}: expected one of 1, 2, 3")
+        if self._is_asleep:
+            return {"status": "ok", "message": "Engine already asleep"}
+        await out_of_service(self._host)
+        try:
+            await self._engine.sleep(level)
+        except BaseException:
+            await self._host.return_to_service()
+            raise
+        self._is_asleep = True
+        return {"status": "ok", "message": f"Engine slept (level={level})"}
+
+    async def wake_up(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not self._is_asleep:
+            return {"status": "ok", "message": "Engine already awake"}
+        if await self._engine.wake_up(body.get("tags")) is False:
+            return {"status": "ok", "message": "Engine partly awake"}
+        self._is_asleep = False
+        await self._host.return_to_service()
+        return {"status": "ok", "message": "Engine woke"}
+
+
+class Profiled(Protocol):
+    """An engine that writes down what its time goes into."""
+
+    async def start_profile(self, prefix: str | None) -> None:
+        """From now on; `prefix` is for the names of the files."""
+
+    async def stop_profile(self) -> str | None:
+        """Where it was written, if the engine says."""
+
+
+class ProfileControls:
+    """`control/start_profile`, `control/stop_profile`."""
+
+    def __init__(self, engine: Profiled) -> None:
+        self._engine = engine
+
+    def routes(self) -> dict[str, Work]:
+        return {"control/start_profile": self.start, "control/stop_profile": self.stop}
+
+    async def start(self, body: dict[str, Any]) -> dict[str, Any]:
+        await self._engine.start_profile(body.get("profile_prefix"))
+        return {"status": "ok", "message": "Profiling started"}
+
+    async def stop(self, body: dict[str, Any]) -> dict[str, Any]:
+        path = await self._engine.stop_profile()
+        return {"status": "ok", "message": "Profiling stopped"} | ({"path": path} if isinstance(path, str) else {})
+
+
+class Caching(Protocol):
+    """An engine with a prefix cache."""
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets it; False where that cannot be at the moment."""
+
+
+class CacheControls:
+    """`clear_kv_blocks`, an endpoint, and the trainer's word for the same, a route."""
+
+    def __init__(self, engine: Caching) -> None:
+        self._engine = engine
+
+    def endpoints(self) -> dict[str, Work]:
+        return {"clear_kv_blocks": self.clear}
+
+    async def clear(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not await self._engine.reset_prefix_cache():
+            return {"status": "error", "message": "KV cache reset failed"}
+        return {"status": "success", "message": "KV cache cleared"}
+
+    async def flush(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not await self._engine.reset_prefix_cache():
+            raise InvalidArgument("the cache was not flushed: requests still use it")
+        return {"status": "ok", "message": "Cache flushed"}
+
+
+class Trained(Caching, Protocol):
+    """An engine whose weights are replaced while it lives."""
+
+    async def check_health(self) -> None:
+        """Raises what is wrong with it."""
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; harmless for one that is gone."""
+
+    async def update_weights(self, path: str, version: str | None) -> None:
+        """No request is answered with some of the old and some of the new. Raises `InvalidArgument`."""
+
+    async def get_weight_version(self) -> str:
+        """What the weights are called."""
+
+    async def update_weight_version(self, version: str) -> None:
+        """They are called so from now on."""
+
+
+class TrainerControls:
+    """What a trainer asks of any engine with `--enable-rl`."""
+
+    def __init__(self, engine: Trained) -> None:
+        self._engine = engine
+        self._cache = CacheControls(engine)
+
+    def routes(self) -> dict[str, Work]:
+        return {
+            "liveness_probe": self.liveness_probe,
+            "flush_cache": self._cache.flush,
+            "abort_request": self.abort_request,
+            "update_weights_from_disk": self.update_weights_from_disk,
+            "get_weight_version": self.get_weight_version,
+            "set_weight_version": self.set_weight_version,
+        }
+
+    async def liveness_probe(self, body: dict[str, Any]) -> dict[str, Any]:
+        await self._engine.check_health()
+        return {"status": "ok", "alive": True}
+
+    async def abort_request(self, body: dict[str, Any]) -> dict[str, Any]:
+        request_id = body.get("request_id")
+        if not isinstance(request_id, str):
+            raise InvalidArgument(f"request_id {request_id!r}: expected text")
+        await self._engine.abort(request_id)
+        return {"status": "ok", "request_id": request_id}
+
+    async def update_weights_from_disk(self, body: dict[str, Any]) -> dict[str, Any]:
+        path = body.get("model_path")
+        if not isinstance(path, str) or not path:
+            raise InvalidArgument(f"model_path {path!r}: expected a directory")
+        version = body.get("weight_version")
+        await self._engine.update_weights(path, None if version is None else str(version))
+        return {"status": "ok", "message": "Weights updated", "model_path": path}
+
+    async def get_weight_version(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"status": "ok", "version": await self._engine.get_weight_version()}
+
+    async def set_weight_version(self, body: dict[str, Any]) -> dict[str, Any]:
+        version = body.get("weight_version")
+        if version is None:
+            raise InvalidArgument("weight_version is missing")
+        await self._engine.update_weight_version(str(version))
+        return {"status": "ok", "version": str(version)}
+
+
+async def out_of_service(host: EngineHost) -> None:
+    """Returns when nobody finds the worker and nothing runs; back in service and `TimeoutError` if that takes too long."""
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            await host.leave_service()
+    except BaseException:
+        await host.return_to_service()
+        raise

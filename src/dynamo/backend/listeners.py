@@ -1,0 +1,95 @@
+"""Listeners: what an engine's processes say of their caches and steps over sockets of their own, told to the host."""
+
+import logging
+import struct
+from collections.abc import Callable
+
+from dynamo.backend.engine import EngineHost
+from dynamo.core.codec import UNREADABLE, msgpack_decoder
+from dynamo.llm.engine_events import EngineEvents, EngineListener
+from dynamo.protocols.kv_events import Cleared, KvEvent, WorkerKvEvent
+from dynamo.protocols.load import ForwardPass
+
+logger = logging.getLogger(__name__)
+
+UNREAD_MAX = 10_000  # Steps that wait for us; who misses one knows it from the number of the next.
+
+read_pass = msgpack_decoder(ForwardPass).decode
+
+
+def kv_listener(
+    endpoint: str,
+    replay_endpoint: str | None,
+    rank: int,
+    block_tokens: int,
+    host: EngineHost,
+    *,
+    is_eagle: bool = False,
+) -> EngineListener:
+    """Who listens to one rank that publishes. Raises `InvalidArgument` for an endpoint that is none."""
+    events = EngineEvents(0, rank, block_tokens, teller(host, rank), is_eagle=is_eagle, name=f"rank {rank}")
+    replay = None if replay_endpoint is None else reachable(replay_endpoint)
+    return EngineListener(events, reachable(endpoint), replay_endpoint=replay)
+
+
+def teller(host: EngineHost, rank: int) -> Callable[[WorkerKvEvent], None]:
+    """Passes an event on to the host."""
+    return lambda told: host.publish_kv_event(event_of(told), rank, told.storage_tier)
+
+
+def event_of(told: WorkerKvEvent) -> KvEvent:
+    """The event without its number, which the host gives it anew."""
+    data = told.event.data
+    if isinstance(data, str):
+        return Cleared()
+    event = data.stored or data.removed
+    assert event is not None, "an event is one of three"
+    return event
+
+
+def reachable(endpoint: str) -> str:
+    """Where a publisher that binds to all addresses is connected to, from the same host."""
+    return endpoint.replace("*", "127.0.0.1").replace("0.0.0.0", "127.0.0.1").replace("[::]", "127.0.0.1")  # noqa: S104
+
+
+class PassListener:
+    """Hears the steps that one rank of an engine tells, until it is cancelled."""
+
+    def __init__(self, endpoint: str, rank: int, host: EngineHost) -> None:
+        self._endpoint = endpoint
+        self._rank = rank
+        self._host = host
+        self._next = 0
+
+    async def run(self) -> None:
+        import zmq
+        import zmq.asyncio
+
+        context = zmq.asyncio.Context()
+        socket = context.socket(zmq.SUB)
+        try:
+            socket.setsockopt(zmq.RCVHWM, UNREAD_MAX)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.subscribe("")
+            socket.connect(self._endpoint)
+            while True:
+                self.hear(await socket.recv_multipart())
+        finally:
+            socket.close()
+            context.term()
+
+    def hear(self, frames: list[bytes]) -> None:
+        """One step: topic, number, payload; one that cannot be read is told and left out."""
+        if len(frames) != 3 or len(frames[1]) != 8:
+            logger.warning("a message of %s that is none: expected topic, number and a step", self._endpoint)
+            return
+        (number,) = struct.unpack(">Q", frames[1])
+        if number > self._next > 0:
+            logger.warning("%d steps of rank %d were lost", number - self._next, self._rank)
+        self._next = number + 1
+        try:
+            passed = read_pass(frames[2])
+        except UNREADABLE as error:
+            logger.warning("step %d of rank %d cannot be read: %s", number, self._rank, error)
+            return
+        self._host.publish_forward_pass(passed, self._rank)
