@@ -20,6 +20,7 @@ import dynamo.backend.admission
 import dynamo.backend.worker
 import dynamo.core.tasks
 import dynamo.llm.models
+import dynamo.llm.open_requests
 import dynamo.llm.pipeline
 import dynamo.llm.served_model
 import dynamo.runtime.discovery.base
@@ -82,6 +83,7 @@ SETS = (
     dynamo.core.tasks,
     dynamo.llm.models,
     dynamo.llm.served_model,
+    dynamo.llm.open_requests,
     dynamo.llm.pipeline,
     dynamo.runtime.request_plane.memory,
     dynamo.runtime.request_plane.tcp.plane,

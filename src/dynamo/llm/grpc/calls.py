@@ -20,7 +20,8 @@ from dynamo.llm.http.gate import Account
 from dynamo.llm.http.internal import InternalExchange
 from dynamo.llm.http.metrics import RequestRecord
 from dynamo.llm.models import Models
-from dynamo.llm.pipeline import Pipeline, new_id
+from dynamo.llm.pipeline import Pipeline
+from dynamo.llm.request_identity import new_id
 from dynamo.llm.served_model import ServedModel
 from dynamo.runtime.streams import ResponseStream
 

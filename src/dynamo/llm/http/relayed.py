@@ -6,8 +6,8 @@ from dynamo.core.errors import NotFound
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.routes import ErrorBody
 from dynamo.llm.models import Models
-from dynamo.llm.pipeline import Surface
 from dynamo.llm.served_model import ServedModel
+from dynamo.llm.surfaces import Surface
 
 
 def never(*_: object) -> NoReturn:

@@ -14,8 +14,9 @@ from dynamo.llm.http.prompt_count import count_prompt, counted_model
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
 from dynamo.llm.models import Models
-from dynamo.llm.pipeline import Pipeline, Surface
+from dynamo.llm.pipeline import Pipeline
 from dynamo.llm.postprocessor import FinishedChoice
+from dynamo.llm.surfaces import Surface
 from dynamo.protocols.anthropic import (
     ErrorMessage,
     Message,

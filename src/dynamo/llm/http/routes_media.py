@@ -16,8 +16,9 @@ from dynamo.llm.http.relayed import relayed, text_model
 from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
 from dynamo.llm.media_forms import FramesForm, ImagesForm, SpeechForm, VideoEventsForm, VideosForm
 from dynamo.llm.models import Models
-from dynamo.llm.pipeline import Pipeline, Surface
+from dynamo.llm.pipeline import Pipeline
 from dynamo.llm.relay import Form
+from dynamo.llm.surfaces import Surface
 from dynamo.protocols.media import (
     Clips,
     ImageRequest,

@@ -16,7 +16,7 @@ from dynamo.llm.http.relayed import relayed, text_model
 from dynamo.llm.http.routes import Operation, RouteContext, RouteTable
 from dynamo.llm.http.websocket import Message, Op, WebSocket, accept_key
 from dynamo.llm.models import Models
-from dynamo.llm.pipeline import Pipeline, metadata_of, trace_headers
+from dynamo.llm.pipeline import Pipeline
 from dynamo.llm.realtime import (
     INVALID_REQUEST,
     SERVER_ERROR,
@@ -26,6 +26,7 @@ from dynamo.llm.realtime import (
     model_of,
     read_event,
 )
+from dynamo.llm.request_identity import metadata_of, trace_headers
 
 logger = logging.getLogger(__name__)
 

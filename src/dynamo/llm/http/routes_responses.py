@@ -18,7 +18,7 @@ from dynamo.llm.http.prompt_count import count_prompt, counted_model
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable, as_json, refuse
 from dynamo.llm.models import Models
-from dynamo.llm.pipeline import Pipeline, Surface
+from dynamo.llm.pipeline import Pipeline
 from dynamo.llm.postprocessor import FinishedChoice
 from dynamo.llm.responses.archive import PAGE, ResponseArchive, page_of
 from dynamo.llm.responses.convert import PARAMETERS, to_chat, to_response, wants_logprobs, without_oldest
@@ -26,6 +26,7 @@ from dynamo.llm.responses.directory_store import DirectoryStore
 from dynamo.llm.responses.ids import new_response_id
 from dynamo.llm.responses.store import Dropped, MemoryStore, ResponseStore
 from dynamo.llm.responses.writer import Keep, ResponseWriter
+from dynamo.llm.surfaces import Surface
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.protocols.openai import ChatCompletionRequest
 from dynamo.protocols.responses import (

@@ -1,0 +1,45 @@
+"""Completion choices: which texts of a completion are shown, and what stands before them."""
+
+from collections.abc import Callable, Sequence
+
+from dynamo.llm.generation import Choice, Generation, best_choices
+from dynamo.llm.http.answers import all_choices
+from dynamo.llm.served_model import ServedModel
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.openai import CompletionRequest
+
+
+def finisher_of(request: CompletionRequest) -> Callable[[Sequence[Generation]], list[Choice]]:
+    """What of everything that was generated for a text completion is shown."""
+    count = request.n or 1
+
+    def finish(generations: Sequence[Generation]) -> list[Choice]:
+        shown = all_choices(generations)
+        if (request.best_of or 1) > count:
+            shown = [
+                choice
+                for place, generation in enumerate(generations)
+                for choice in best_choices(generation.choices, count, place * count)
+            ]
+        for choice in shown:
+            if request.logprobs is None:
+                choice.entries = None
+        if request.echo and request.logprobs is not None:
+            for generation in generations:
+                before = generation.prompt_entries()
+                for choice in generation.choices:
+                    choice.entries = [*before, *(choice.entries or ())]
+        return shown
+
+    return finish
+
+
+def echo_of(model: ServedModel, request: CompletionRequest, place: int, prepared: PreprocessedRequest) -> str:
+    """The prompt as `echo` repeats it: the text given, or the tokens' text."""
+    if not request.echo:
+        return ""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return prompt
+    given = prompt[place] if prompt is not None and place < len(prompt) else None
+    return given if isinstance(given, str) else model.preprocessor.tokenizer.decode(prepared.token_ids)
