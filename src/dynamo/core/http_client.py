@@ -1,0 +1,270 @@
+"""HTTP client: one server, asked over connections that are used again; an answer is read as it comes.
+
+    async with client.ask("POST", "/v1/completions", body, headers) as answer:
+        while (events := await answer.events()) is not None: ...
+
+Whoever leaves the block before the answer's end closes its connection at once: that is how a server hears that nobody
+listens any more.
+"""
+
+import asyncio
+import ssl
+import urllib.parse
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httptools
+
+from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, ResponseTimeout
+
+READ_BYTES = 1 << 16
+EVENT_BYTES_MAX = 8 << 20  # Of an event that has no end: a server that never ends one would fill the memory.
+BODY_BYTES_MAX = 256 << 20  # Of an answer that is read whole; thousands of embeddings are a tenth of it.
+BODILESS = frozenset({204, 304})
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long to wait for what."""
+
+    connect_s: float
+    first_s: float
+    """From the request to the first byte of its answer."""
+    between_s: float
+    """Between two pieces of it."""
+
+
+class _Parsed:
+    """What the parser has found and nobody has taken."""
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self.headers: dict[str, str] = {}
+        self.has_headers = False
+        self.is_complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.has_headers = True
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """Whether the body has no other end."""
+        if not self.has_headers or self.is_complete:
+            return False
+        return not {"content-length", "transfer-encoding"} & self.headers.keys()
+
+
+class HttpAnswer:
+    """What a server says to one request."""
+
+    def __init__(self, reader: asyncio.StreamReader, deadlines: Deadlines) -> None:
+        self._reader = reader
+        self._deadlines = deadlines
+        self._parsed = _Parsed()
+        self._parser = httptools.HttpResponseParser(self._parsed)
+        self._rest = bytearray()
+        self.has_begun = False
+        """Whether a byte of it came."""
+        self.is_whole = False
+        """Whether all of it came."""
+
+    @property
+    def status(self) -> int:
+        return int(self._parser.get_status_code())
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """By their names in small letters."""
+        return self._parsed.headers
+
+    @property
+    def keeps_connection(self) -> bool:
+        """Whether another request may follow on the same connection."""
+        parsed = self._parsed
+        says_close = parsed.headers.get("connection", "").lower() == "close" or self._parser.get_http_version() != "1.1"
+        return self.is_whole and not parsed.ends_with_connection and not says_close
+
+    async def begin(self) -> None:
+        """Returns when status and headers are there. Raises as `part`."""
+        while not self._parsed.has_headers:
+            await self._feed()
+
+    async def part(self) -> bytes | None:
+        """What came since; None at the end. Raises `ResponseTimeout` for silence, `Disconnected` for less than all."""
+        parsed = self._parsed
+        while not parsed.body:
+            if parsed.is_complete or self.is_whole:
+                self.is_whole = True
+                return None
+            await self._feed()
+        found = bytes(parsed.body)
+        parsed.body.clear()
+        return found
+
+    async def read(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+        """All of it."""
+        found = bytearray()
+        while (part := await self.part()) is not None:
+            found += part
+            if len(found) > bytes_max:
+                raise Disconnected(f"an answer of more than {bytes_max} bytes")
+        return bytes(found)
+
+    async def events(self) -> list[bytes] | None:
+        """The data of the server-sent events that came since, perhaps none; None at the end."""
+        part = await self.part()
+        if part is None:
+            return None
+        rest = self._rest
+        rest += part.replace(b"\r", b"") if b"\r" in part else part  # Inside of JSON it is never bare.
+        end = rest.rfind(b"\n\n")
+        if end < 0:
+            if len(rest) > EVENT_BYTES_MAX:
+                raise Disconnected(f"an event of more than {EVENT_BYTES_MAX} bytes")
+            return []
+        whole = bytes(rest[:end])
+        del rest[: end + 2]
+        return [line[5:].strip() for line in whole.split(b"\n") if line.startswith(b"data:")]
+
+    async def _feed(self) -> None:
+        """Reads once."""
+        limit_s = self._deadlines.between_s if self.has_begun else self._deadlines.first_s
+        try:
+            async with asyncio.timeout(limit_s):
+                data = await self._reader.read(READ_BYTES)
+        except TimeoutError:
+            raise ResponseTimeout(f"nothing came for {limit_s:g} s") from None
+        if not data:
+            if self._parsed.ends_with_connection:
+                self.is_whole = True
+                return
+            raise Disconnected("the server closed the connection before the answer's end")
+        self.has_begun = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise Disconnected(f"no HTTP came back: {error}") from None
+        if self._parsed.has_headers and self.status in BODILESS:
+            self._parsed.is_complete = True
+
+
+class HttpClient:
+    """A server at a URL. `close` when done."""
+
+    def __init__(
+        self,
+        url: str,
+        deadlines: Deadlines,
+        *,
+        setting: str = "--url",
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`headers` go with every request; `tls` stands in for the system's authorities.
+
+        Raises `ConfigError` that names the `setting` for a URL that is none.
+        """
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
+            raise ConfigError(f"{setting} {url!r}: expected something like http://localhost:8000")
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._host = parts.hostname
+        self._port = port or (443 if self._tls else 80)
+        self._path = parts.path.rstrip("/")
+        self._deadlines = deadlines
+        authority = f"[{self._host}]" if ":" in self._host else self._host
+        self.authority = f"{authority}:{self._port}"
+        """Host and port."""
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+        self._idle: deque[Connection] = deque()
+
+    def close(self) -> None:
+        """Closes the connections that nobody uses."""
+        while self._idle:
+            self._idle.popleft()[1].close()
+
+    @asynccontextmanager
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> AsyncIterator[HttpAnswer]:
+        """One request; the block begins when status and headers of its answer are there.
+
+        Raises `CannotConnect`, `Disconnected` and `ResponseTimeout`.
+        """
+        limits = deadlines or self._deadlines
+        sent = self._request(method, path, body, headers or {})
+        connection, answer = await self._begin(sent, limits)
+        try:
+            yield answer
+        except OSError as error:
+            raise Disconnected(f"the connection broke: {error}") from None
+        finally:
+            if answer.keeps_connection:
+                self._idle.append(connection)
+            else:
+                connection[1].close()
+
+    def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        head = f"{method} {self._path}{path} HTTP/1.1\r\nhost: {self.authority}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{self._head}"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"{head}\r\n".encode("latin-1") + body
+
+    async def _begin(self, sent: bytes, limits: Deadlines) -> tuple[Connection, HttpAnswer]:
+        """Sends it, once more where a connection that lay idle turns out to be closed: that is no fault of the server."""
+        while True:
+            connection = self._lying_idle()
+            was_idle = connection is not None
+            connection = connection or await self._connect(limits.connect_s)
+            answer = HttpAnswer(connection[0], limits)
+            try:
+                connection[1].write(sent)
+                await answer.begin()
+            except (OSError, Disconnected) as error:
+                connection[1].close()
+                if was_idle and not answer.has_begun:
+                    continue
+                raise Disconnected(f"the connection broke: {error}") from None
+            except BaseException:
+                connection[1].close()
+                raise
+            return connection, answer
+
+    def _lying_idle(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection[0].at_eof() and not connection[1].is_closing():
+                return connection
+            connection[1].close()
+        return None
+
+    async def _connect(self, limit_s: float) -> Connection:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=READ_BYTES)
+        except TimeoutError:
+            raise CannotConnect(f"no connection to {self.authority} within {limit_s:g} s") from None
+        except OSError as error:
+            raise CannotConnect(f"no connection to {self.authority}: {error.strerror or error}") from None
