@@ -28,6 +28,7 @@ from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.protocols.load import ForwardPass, QueuedRequests, ScheduledRequests, WorkerLoad
 from dynamo.tokens.hashing import SEED
 
+PAUSE_MS = 1e-3  # No pause is shorter: one that is lost in rounding would be made again for ever.
 IDLE_STEP_MS = 1.0  # How long a step takes that finds nothing to compute and somebody who waits.
 WATERMARK = 0.01  # Of the blocks: kept free when a prompt is admitted, so that running sequences can grow.
 
@@ -189,7 +190,7 @@ class Batching(Generic[Owner]):
             ready_ms = min((sequence.ready_ms for sequence in self.loading), default=math.inf)
             if self.host is not None:
                 ready_ms = min(ready_ms, self.host.next_ms)
-            return min(max(ready_ms - self.now_ms, 0.0), IDLE_STEP_MS)
+            return min(max(ready_ms - self.now_ms, PAUSE_MS), IDLE_STEP_MS)
         decode_ms = self.timing.decode_ms(scheduled.sum_decode_kv_tokens, capacity_tokens, decodes)
         return self.timing.prefill_ms(new_tokens) + decode_ms
 
