@@ -68,7 +68,7 @@ def test_the_released_frontend_serves_both_roles(graph: Servers, aggregated: lis
         pytest.skip("the released Dynamo is not here: DYNAMO_PEER_HOME names its environment")
     ours, graph.port = graph.port, free_port()
     command = [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(graph.port)]
-    peer = graph.run("peer", [*command, "--discovery-backend", "file"], HOME=str(graph.folder))
+    peer = graph.run("peer", [*command, "--discovery-backend", "file"], HOME=str(graph.folder), PYTHONPATH="")
     try:
         graph.until_ready()
         wait_for(lambda: _answers(graph), f"the released frontend never answered: {graph.tails()}")
