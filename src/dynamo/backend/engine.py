@@ -31,7 +31,10 @@ class EngineConfig:
     """What an engine says about itself once it is loaded; it becomes the model's card."""
 
     model_path: str
-    """Directory in Hugging Face layout: tokenizer, chat template, generation config."""
+    """Directory in Hugging Face layout: tokenizer, chat template, generation config.
+
+    Empty: there are no files, and the worker takes text.
+    """
     served_model_name: str
     context_length: int
     """Prompt and output together, in tokens."""
@@ -49,7 +52,9 @@ class EngineConfig:
     """What the model is asked for, where that is not for the worker's options to say."""
     model_input: Literal["Tokens", "Text"] = "Tokens"
     """What its requests hold."""
-    request_type: type[PreprocessedRequest] | type[EmbeddingWork] | type[ClassifyRequest] = PreprocessedRequest
+    request_type: (
+        type[PreprocessedRequest] | type[EmbeddingWork] | type[ClassifyRequest] | type[dict[str, Any]]
+    ) = PreprocessedRequest
     """What requests are read as."""
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None

@@ -40,6 +40,7 @@ from dynamo.llm.kv_source import KvEventSource
 from dynamo.llm.kv_stream import KvStreamPublisher
 from dynamo.llm.model_card import build_card
 from dynamo.llm.publishers import KV_METRICS_TOPIC, WorkerMetricsPublisher
+from dynamo.llm.register import bare_card
 from dynamo.llm.thinking import DEFAULT_MODE_KEY
 from dynamo.llm.topology import read_topology
 from dynamo.protocols.discovery import MODEL_CARDS
@@ -175,7 +176,7 @@ class Worker:
     def _enter_traced(self, tracer: tracing.Tracer, request: Request, prepared: Any, reply: Reply) -> None:
         facts: dict[str, tracing.Value] = {
             "request_id": request.id,
-            "model": prepared.model,
+            "model": str(prepared.get("model")) if isinstance(prepared, dict) else prepared.model,
         }
         if isinstance(prepared, PreprocessedRequest):
             facts["input_tokens"] = len(prepared.token_ids)
@@ -368,6 +369,16 @@ def make_card(options: WorkerOptions, config: EngineConfig) -> ModelDeploymentCa
         policy.put_on(runtime_config)
     if config.bootstrap_port is not None:
         runtime_config.disaggregated_endpoint = DisaggregatedEndpoint(config.bootstrap_host, config.bootstrap_port)
+    if not config.model_path:
+        common = {
+            "model_type": config.model_type or options.model_type(),
+            "model_input": config.model_input,
+            "worker_type": role.worker_type,
+            "needs": role.needs,
+            "model_aliases": list(config.model_aliases),
+            "router_config": config.router_config,
+        }
+        return bare_card(config.served_model_name, config.served_model_name, runtime_config, common, None, None)
     return build_card(
         config.model_path,
         config.served_model_name,

@@ -1,0 +1,34 @@
+"""`python -m dynamo.openai_proxy`: a running server as a worker, or as one for each of its models."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from dynamo.backend.engine import LLMEngine
+from dynamo.backend.waiting import WAITING
+from dynamo.backend.worker import run_worker
+from dynamo.core import logging as log
+from dynamo.core.config import exit_on_config_error
+from dynamo.core.waiting import load
+from dynamo.openai_proxy.config import ProxyConfig
+from dynamo.openai_proxy.facts import Offer, find_offers
+from dynamo.openai_proxy.text_engine import TextEngine
+from dynamo.openai_proxy.token_engine import TokenEngine
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Until it is told to stop; the exit status."""
+    config = load(ProxyConfig, sys.argv[1:] if argv is None else argv, WAITING)
+    log.setup()
+    facts, offers = asyncio.run(find_offers(config))
+    left = iter(offers)
+
+    def make() -> LLMEngine:
+        offer: Offer = next(left)
+        return TextEngine(config, facts, offer) if config.takes_text else TokenEngine(config, facts, offer)
+
+    return run_worker(config, make, count=len(offers))
+
+
+if __name__ == "__main__":
+    exit_on_config_error(main)

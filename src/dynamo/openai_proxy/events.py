@@ -1,0 +1,27 @@
+"""Events: what the server's ranks say of their caches, told to the host."""
+
+from dynamo.backend.engine import EngineHost
+from dynamo.backend.listeners import kv_listener
+from dynamo.core.errors import ConfigError
+from dynamo.llm.engine_events import EngineListener
+
+
+def kv_listeners(
+    endpoint: str, replay_endpoint: str | None, ranks: int, block_tokens: int, host: EngineHost
+) -> list[EngineListener]:
+    """Who listens to each rank: of several, each tells at the port after the one before. Raises `ConfigError`."""
+    listeners = []
+    for rank in range(ranks):
+        replay = None if replay_endpoint is None else at_rank(replay_endpoint, rank)
+        listeners.append(kv_listener(at_rank(endpoint, rank), replay, rank, block_tokens, host))
+    return listeners
+
+
+def at_rank(endpoint: str, rank: int) -> str:
+    """Where that rank's socket is. Raises `ConfigError` for an endpoint without a port."""
+    if rank == 0:
+        return endpoint
+    address, _, port = endpoint.rpartition(":")
+    if not endpoint.startswith("tcp://") or not port.isdigit():
+        raise ConfigError(f"--kv-events-endpoint {endpoint}: expected tcp://host:port for a server of several ranks")
+    return f"{address}:{int(port) + rank}"

@@ -1,0 +1,62 @@
+"""TextEngine: the client's requests go to the server as they are, and its chunks come back."""
+
+from typing import Any
+
+from dynamo.backend.engine import EngineConfig
+from dynamo.core.errors import StreamIncomplete, Unknown
+from dynamo.core.http_client import HttpAnswer
+from dynamo.openai_proxy.convert import Chunks, TextRequest, text_request
+from dynamo.openai_proxy.engine import ProxyEngine, chunks_of
+from dynamo.openai_proxy.tokens import Asked
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.runtime.request_plane.base import Reply
+
+
+class TextEngine(ProxyEngine):
+    """`dynamo.backend.engine.LLMEngine` in text."""
+
+    async def describe(self) -> EngineConfig:
+        config, offer = self._config, self._offer
+        canary: dict[str, Any] = {"model": offer.name, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        if offer.embeds:
+            canary = {"model": offer.name, "input": "a"}
+        return EngineConfig(
+            model_path="",
+            served_model_name=offer.name,
+            context_length=config.context_length or 0,  # Servers that differ in it stand behind one name all the same.
+            kv_cache_block_size=0,
+            total_kv_blocks=0,
+            max_num_seqs=config.max_connections,
+            max_num_batched_tokens=0,
+            health_check_payload=canary,
+            model_type="Embedding" if offer.embeds else None,
+            model_input="Text",
+            request_type=dict,
+            publishes_kv_events=False,
+        )
+
+    def submit(self, request: PreprocessedRequest | dict[str, Any], reply: Reply) -> None:
+        assert isinstance(request, dict), "the worker reads what the engine's configuration names"
+        asked = text_request(request, self._offer.model)
+
+        async def read(answer: HttpAnswer) -> None:
+            await (self._stream(answer, asked, reply) if asked.is_stream else self._whole(answer, reply))
+
+        accept = {"accept": "text/event-stream"} if asked.is_stream else {}
+        self.begin(reply, Asked(self._config.api(asked.path), asked.body, accept), read)
+
+    async def _stream(self, answer: HttpAnswer, asked: TextRequest, reply: Reply) -> None:
+        """Raises `StreamIncomplete` for a stream that stops before a choice's end."""
+        chunks = Chunks(asked, self._offer.name)
+        async for one in chunks_of(answer):
+            chunk = chunks.take(one)
+            if chunk is not None:
+                reply.item(chunk)
+        if not chunks.is_finished:
+            raise StreamIncomplete("the server ended its stream before the answer's end")
+
+    async def _whole(self, answer: HttpAnswer, reply: Reply) -> None:
+        async for whole in chunks_of(answer):
+            if not isinstance(whole, dict):
+                raise Unknown("the server's answer is no object")
+            reply.item({**whole, "model": self._offer.name})
