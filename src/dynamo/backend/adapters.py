@@ -4,26 +4,30 @@
     load_lora, unload_lora, list_loras                                              of the worker's component
 
 An adapter's card is the base model's under another name, so that a frontend lists it and its requests say which it is.
+Unloaded, it leaves discovery first; requests of those who have not heard of that yet are still taken for a moment, and
+what runs goes on to its end.
 """
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET
 
+from dynamo.backend.adapter_files import AdapterFiles
 from dynamo.core.config import read_bool, setting
-from dynamo.core.errors import DynamoException, InvalidArgument
-from dynamo.llm.hub import resolve_model
+from dynamo.core.errors import ConfigError, DynamoException, InvalidArgument, NotFound, WorkerUnavailable
 from dynamo.llm.model_card import slug_of
+from dynamo.llm.register import lora_name_to_id
 from dynamo.protocols.model_card import ModelDeploymentCard
 
 logger = logging.getLogger(__name__)
 
-ROUTES = ("load_lora", "unload_lora", "list_loras")
+HOT_SWAP = "DYN_LORA_HOTSWAP_ENABLED"
+
+A = TypeVar("A")
 
 
 class AdapterEngine(Protocol):
@@ -44,6 +48,74 @@ class AdapterEngine(Protocol):
         """The adapter's number. Raises `NotFound`."""
 
 
+class LoadedAdapters(Generic[A]):
+    """`AdapterEngine` over an engine's own idea of an adapter. On the loop's thread."""
+
+    def __init__(
+        self,
+        take: Callable[[str, int, str], Awaitable[A]],
+        drop: Callable[[A], Awaitable[None]] | None = None,
+        *,
+        slots: int | None,
+        count_max: int | None = None,
+    ) -> None:
+        """`take` makes an adapter of a name, its number and a directory; `drop` forgets it. `slots` None: takes none."""
+        self._take = take
+        self._drop = drop
+        self._slots = slots
+        self._count_max = count_max
+        self._loaded: dict[str, A] = {}
+
+    @property
+    def ids(self) -> Mapping[str, int]:
+        return {name: lora_name_to_id(name) for name in self._loaded}
+
+    @property
+    def slots(self) -> int | None:
+        return self._slots
+
+    def of(self, name: str | None) -> A | None:
+        """What a request is computed with; None for the base model. Raises `WorkerUnavailable`: another may have it."""
+        if not name:
+            return None
+        found = self._loaded.get(name)
+        if found is None:
+            raise WorkerUnavailable(f"LoRA adapter {name!r} is not loaded on this worker")
+        return found
+
+    async def load(self, name: str, path: str) -> int:
+        """Loading one that is loaded changes nothing. Raises `InvalidArgument` for one that the engine does not take."""
+        if self._slots is None:
+            raise InvalidArgument("this worker was started without --enable-lora")
+        number = lora_name_to_id(name)
+        if name in self._loaded:
+            return number
+        if self._count_max is not None and len(self._loaded) >= self._count_max:
+            raise InvalidArgument(
+                f"{len(self._loaded)} adapters are loaded, as many as --max-cpu-loras allows: unload one"
+            )
+        try:
+            self._loaded[name] = await self._take(name, number, path)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"LoRA adapter {name!r}: {error}") from error
+        except Exception as error:  # The engine's own words.
+            raise InvalidArgument(f"LoRA adapter {name!r} at {path}: {error}") from error
+        return number
+
+    async def unload(self, name: str) -> int:
+        """Raises `NotFound`."""
+        if name not in self._loaded:
+            raise NotFound(f"LoRA adapter {name!r} is not loaded on this worker")
+        found = self._loaded.pop(name)
+        if self._drop is not None:
+            await self._drop(found)
+        return lora_name_to_id(name)
+
+    def replace(self, loaded: Mapping[str, A]) -> None:
+        """Others under the same names: the base model's weights are new. One that was unloaded meanwhile stays so."""
+        self._loaded |= {name: one for name, one in loaded.items() if name in self._loaded}
+
+
 Announce = Callable[[str, ModelDeploymentCard], Awaitable[None]]
 """Publishes a card under an adapter's slug."""
 Withdraw = Callable[[str], Awaitable[None]]
@@ -53,8 +125,22 @@ class AdapterService:
     """The adapters of one worker: in its engine, and among the models that frontends know."""
 
     def __init__(
-        self, engine: AdapterEngine, base: ModelDeploymentCard, announce: Announce, withdraw: Withdraw
+        self,
+        engine: AdapterEngine,
+        base: ModelDeploymentCard,
+        announce: Announce,
+        withdraw: Withdraw,
+        *,
+        settle: Callable[[], Awaitable[None]] | None = None,
+        files: AdapterFiles | None = None,
     ) -> None:
+        """`settle` returns when frontends have heard of what was withdrawn. Raises `ConfigError`."""
+        if setting(HOT_SWAP, False, read_bool):
+            raise ConfigError(f"{HOT_SWAP}=true: a loaded adapter is not replaced; unload it first")
+        self._settle = settle
+        self._files = files or AdapterFiles()
+        self._paths: dict[str, str] = {}
+        self._is_found = True
         self._engine = engine
         self._base = base
         self._announce = announce
@@ -72,12 +158,11 @@ class AdapterService:
             if name == self._base.display_name:
                 raise InvalidArgument(f"lora_name {name!r} is the base model's")
             async with self._one_at_a_time:
-                path = await asyncio.to_thread(resolve_adapter, uri)
-                number = await self._engine.load(name, path)
-                await self._announce(slug_of(name), self._card(name, number))
+                known = self._engine.ids.get(name)
+                number = await self._load(name, uri) if known is None else known
         except DynamoException as error:
             return {"status": "error", "message": str(error)}
-        logger.info("LoRA adapter %s loaded from %s", name, uri)
+        logger.info("LoRA adapter %s %s", name, f"loaded from {uri}" if known is None else "is loaded already")
         message = f"LoRA adapter '{name}' loaded successfully"
         return {"status": "success", "message": message, "lora_name": name, "lora_id": number, "hot_swap": False}
 
@@ -88,7 +173,10 @@ class AdapterService:
             async with self._one_at_a_time:
                 if name in self._engine.ids:
                     await self._withdraw(slug_of(name))
+                    if self._settle is not None:
+                        await self._settle()
                 number = await self._engine.unload(name)
+                self._files.release(self._paths.pop(name, ""))
         except DynamoException as error:
             return {"status": "error", "message": str(error)}
         logger.info("LoRA adapter %s unloaded", name)
@@ -101,13 +189,29 @@ class AdapterService:
 
     async def leave(self) -> None:
         """Nobody finds the adapters any more; they stay loaded."""
+        self._is_found = False
         for name in self._engine.ids:
             await self._withdraw(slug_of(name))
 
     async def join(self) -> None:
         """They are found again."""
+        self._is_found = True
         for name, number in self._engine.ids.items():
             await self._announce(slug_of(name), self._card(name, number))
+
+    async def _load(self, name: str, uri: str) -> int:
+        if any(slug_of(one) == slug_of(name) for one in (self._base.display_name, *self._engine.ids)):
+            raise InvalidArgument(f"lora_name {name!r} cannot be told apart from another model's")
+        path = await asyncio.to_thread(self._files.hold, uri)
+        try:
+            number = await self._engine.load(name, path)
+        except BaseException:
+            self._files.release(path)
+            raise
+        self._paths[name] = path
+        if self._is_found:
+            await self._announce(slug_of(name), self._card(name, number))
+        return number
 
     def _card(self, name: str, number: int) -> ModelDeploymentCard:
         lora: dict[str, Any] = {"name": name}
@@ -121,24 +225,6 @@ class AdapterService:
             lora=lora,
             user_data={"lora_adapter": True, "lora_id": number},
         )
-
-
-def resolve_adapter(uri: str) -> str:
-    """The local directory of an adapter: `file://` and paths as they are, `hf://org/model` downloaded.
-
-    Raises `InvalidArgument` for what is not there, and for other schemes.
-    """
-    scheme, found, rest = uri.partition("://")
-    if not found or scheme == "file":
-        path = rest if found else uri
-        if not os.path.isdir(path):
-            raise InvalidArgument(f"{uri}: no such directory")
-        return path
-    if not setting("DYN_LORA_ENABLED", False, read_bool):
-        raise InvalidArgument(f"{uri}: adapters are fetched only where DYN_LORA_ENABLED=true")
-    if scheme == "hf":
-        return resolve_model(rest)
-    raise InvalidArgument(f"{uri}: expected file:// or hf://")
 
 
 def _text(body: Mapping[str, Any], name: str) -> str:

@@ -159,7 +159,9 @@ class Worker:
         """What the engine offers beside its answers: adapters, and small endpoints."""
         routes = dict(config.endpoints)
         if config.adapters is not None:
-            self._adapters = AdapterService(config.adapters, card, self._announce, self._withdraw)
+            self._adapters = AdapterService(
+                config.adapters, card, self._announce, self._withdraw, settle=lambda: self._clock.sleep(QUIET_S)
+            )
             for name, route in self._adapters.routes().items():
                 self.runtime.register_engine_route(name, route)
                 routes[name] = route

@@ -12,6 +12,8 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
+from dynamo.core import memory
+
 F32 = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intp]
 
@@ -42,15 +44,20 @@ class KvCache:
     """The keys and values of every layer, by slot. Keys of all heads come first, then values."""
 
     def __init__(
-        self, layers: int, kv_heads: int, slots: int, head_dim: int, memory: npt.NDArray[np.uint8] | None = None
+        self, layers: int, kv_heads: int, slots: int, head_dim: int, place: npt.NDArray[np.uint8] | None = None
     ) -> None:
-        """`memory`, where it is to lie in some that is there already, is zero and as large as `cache_bytes` says."""
+        """`place`, where it is to lie in some that is there already, is zero and as large as `cache_bytes` says."""
         self.kv_heads = kv_heads
         shape = (layers, 2 * kv_heads, slots, head_dim)
         # The memory of slots that were never used is never touched, so that a generous cache costs nothing.
-        self._pages = np.zeros(shape, np.float32) if memory is None else memory.view(np.float32).reshape(shape)
+        self._pages = np.zeros(shape, np.float32) if place is None else place.view(np.float32).reshape(shape)
         self._rows = self._pages.reshape(layers, 2 * kv_heads * slots, head_dim)
         self._heads = np.arange(2 * kv_heads, dtype=np.intp) * slots
+
+    def release(self) -> None:
+        """Gives its memory back, which is taken again as it is used. What it held is gone."""
+        if not memory.forget(self._pages.ctypes.data, self._pages.nbytes):
+            self._pages[...] = 0
 
     @property
     def pages(self) -> F32:

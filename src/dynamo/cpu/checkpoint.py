@@ -30,12 +30,13 @@ class _Entry:
 class Checkpoint:
     """Tensors by name, read when they are asked for. Remembers which were, so that none is overlooked."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, single: str = SINGLE) -> None:
+        """`single` is the file's name where all tensors are in one."""
         self.path = path
         self._entries: dict[str, _Entry] = {}
         self._maps: dict[str, npt.NDArray[np.uint8]] = {}
         self._read: set[str] = set()
-        for file in _files(path):
+        for file in _files(path, single):
             self._entries |= _header(file)
 
     def __contains__(self, name: str) -> bool:
@@ -86,8 +87,8 @@ def read_json(path: str) -> dict[str, Any]:
     return value
 
 
-def _files(path: str) -> list[str]:
-    single = os.path.join(path, SINGLE)
+def _files(path: str, name: str) -> list[str]:
+    single = os.path.join(path, name)
     if os.path.exists(single):
         return [single]
     index = os.path.join(path, INDEX)

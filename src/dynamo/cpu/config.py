@@ -90,6 +90,17 @@ class CpuConfig(DisaggregatedOptions):
     kv_hold_share: float = option(
         0.5, "--kv-hold-share", None, "Part of a prefill worker's KV cache that may be kept so at most, 0-1"
     )
+    enable_lora: bool = option(False, "--enable-lora", None, "Take LoRA adapters, which are loaded while it serves")
+    max_loras: int = option(8, "--max-loras", None, "LoRA adapters that are used in one step")
+    max_lora_rank: int = option(64, "--max-lora-rank", None, "Largest rank of a LoRA adapter")
+    max_cpu_loras: int = option(64, "--max-cpu-loras", None, "LoRA adapters that are loaded at the same time")
+    enable_rl: bool = option(False, "--enable-rl", "DYN_ENABLE_RL", "Offer what a trainer needs: new weights, and more")
+    profile_dir: str | None = option(
+        None,
+        "--profile-dir",
+        "DYN_CPU_PROFILE_DIR",
+        "Directory for what /engine/control/stop_profile writes; that of temporary files without it",
+    )
     threads: int | None = option(
         None,
         "--threads",
@@ -110,11 +121,16 @@ class CpuConfig(DisaggregatedOptions):
             "--max-num-seqs": self.max_num_seqs,
             "--max-num-batched-tokens": self.max_num_batched_tokens,
             "--threads": self.threads,
+            "--max-loras": self.max_loras,
+            "--max-lora-rank": self.max_lora_rank,
+            "--max-cpu-loras": self.max_cpu_loras,
         }.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} {value}: expected 1 or more")
         if self.embedding_worker and self.classify_worker:
             raise ConfigError("--embedding-worker and --classify-worker: expected one of them")
+        if self.enable_lora and (self.embedding_worker or self.classify_worker):
+            raise ConfigError("--enable-lora: adapters are for workers that generate text")
         if self.max_waiting_requests < 0:
             raise ConfigError(f"--max-waiting-requests {self.max_waiting_requests}: expected 0 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from msgspec import UNSET
 
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.cpu.adapter import Adapter
 from dynamo.cpu.checkpoint import read_json
 from dynamo.cpu.generation import Choice, Generation, StopRules
 from dynamo.cpu.sampler import History, Sampling
@@ -58,7 +59,9 @@ class Limits:
     choices_max: int
 
 
-def to_generation(request: PreprocessedRequest, reply: Reply, limits: Limits, defaults: Defaults) -> Generation:
+def to_generation(
+    request: PreprocessedRequest, reply: Reply, limits: Limits, defaults: Defaults, adapter: Adapter | None = None
+) -> Generation:
     """Raises `InvalidArgument` for a request that this engine cannot serve."""
     _check_prompt(request.token_ids, limits)
     _refuse_unsupported(request)
@@ -67,13 +70,13 @@ def to_generation(request: PreprocessedRequest, reply: Reply, limits: Limits, de
     if not 1 <= choices <= limits.choices_max:
         raise InvalidArgument(f"n is {choices}; the engine runs 1 to {limits.choices_max} choices", param="n")
     routing = request.routing
-    hash_seed = seed_of(cache_salt=routing.cache_salt if routing else None)
+    hash_seed = seed_of(adapter.name if adapter else None, routing.cache_salt if routing else None)
     seed = request.sampling_options.seed
     seed = secrets.randbits(64) if seed is None else seed & U64
     generation = Generation(reply, [])
     leader: Sequence | None = None
     for index in range(choices):
-        sequence = Sequence(request.token_ids, limits.block_tokens, hash_seed=hash_seed, leader=leader)
+        sequence = Sequence(request.token_ids, limits.block_tokens, hash_seed=hash_seed, leader=leader, adapter=adapter)
         sequence.priority = min(100, max(0, (routing.priority or 0) if routing else 0))
         sequence.peer = _peer(request)
         sampling = _sampling(request, limits, defaults, seed, index)
@@ -116,7 +119,6 @@ def _refuse_unsupported(request: PreprocessedRequest) -> None:
         "best_of": (options.best_of or 1) > (options.n or 1),
         "prompt_logprobs": request.output_options.prompt_logprobs is not None,
         "max_thinking_tokens": request.stop_conditions.max_thinking_tokens is not None,
-        "lora_name": bool(routing and routing.lora_name),
         "dp_rank": bool(routing and routing.dp_rank),
     }
     for name, is_asked in refused.items():

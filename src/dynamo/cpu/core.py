@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dynamo.core.tally import Tally
+from dynamo.cpu.adapter import Adapted, Adapter, rows_of
 from dynamo.cpu.attention import F32, Span
 from dynamo.cpu.disagg import Borrower, Lender, params_of
 from dynamo.cpu.generation import Choice, Fetch, Generation
@@ -126,6 +127,16 @@ class Core:
         if self._tiers is not None:
             self._tiers.clear()
 
+    def forget_cache(self) -> None:
+        """Gives the cache's memory back; what the tiers below it hold stays. Nobody uses it."""
+        assert not self._choices, "the cache was taken from requests that run"
+        self.scheduler.pool.clear()
+        self._model.cache.release()
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
     def load(self) -> WorkerLoad:
         """How busy this engine is."""
         scheduler = self.scheduler
@@ -200,7 +211,10 @@ class Core:
         if descriptor is None:
             self.scheduler.take_back(blocks)
         sequence = choice.sequence
-        output.disaggregated_params = params_of(descriptor, output, sequence.prompt_tokens, sequence.cached_tokens)
+        output.disaggregated_params = params_of(
+            descriptor, output, sequence.prompt_tokens, sequence.cached_tokens,
+            None if sequence.adapter is None else sequence.adapter.fingerprint,
+        )  # fmt: skip
         output.finish_reason, output.stop_reason = "length", None  # Why an answer ends is for decode to say.
 
     def _borrow(self, generation: Generation, fetch: Fetch) -> None:
@@ -262,10 +276,13 @@ def _batch(chunks: Items[Chunk], ending: Items[bool], block_tokens: int) -> Batc
     slots: list[int] = []
     spans: list[Span] = []
     wanted: list[int] = []
+    adapted: dict[Adapter, list[int]] = {}
     for chunk, is_last in zip(chunks, ending, strict=True):
         sequence, first = chunk.sequence, chunk.sequence.computed
         end = first + chunk.count
         spans.append(Span(len(tokens), chunk.count, end, sequence.visible_runs(end)))
+        if sequence.adapter is not None:
+            adapted.setdefault(sequence.adapter, []).extend(range(len(tokens), len(tokens) + chunk.count))
         tokens += sequence.tokens[first:end]
         positions += range(first, end)
         blocks = sequence.blocks
@@ -273,4 +290,5 @@ def _batch(chunks: Items[Chunk], ending: Items[bool], block_tokens: int) -> Batc
         if is_last:
             wanted.append(len(tokens) - 1)
     arrays = [np.array(values, dtype=np.intp) for values in (tokens, positions, slots, wanted)]
-    return Batch(arrays[0], arrays[1], arrays[2], spans, arrays[3])
+    rows = [Adapted(adapter, rows_of(found)) for adapter, found in adapted.items()]
+    return Batch(arrays[0], arrays[1], arrays[2], spans, arrays[3], rows)

@@ -62,18 +62,31 @@ class Params(msgspec.Struct, omit_defaults=True):
     kv: Descriptor | None = None
     first: First | None = None
     cached_tokens: int | None = None
+    adapter: int | None = None
+    """The fingerprint of the LoRA adapter that computed it."""
 
 
 def params_of(
-    descriptor: Descriptor | None, output: EngineOutput, prompt_tokens: int, cached_tokens: int | None
+    descriptor: Descriptor | None,
+    output: EngineOutput,
+    prompt_tokens: int,
+    cached_tokens: int | None,
+    adapter: int | None = None,
 ) -> dict[str, Any]:
     """What the prefill worker says."""
-    value: dict[str, Any] = msgspec.to_builtins(Params(prompt_tokens, descriptor, First.of(output), cached_tokens))
+    params = Params(prompt_tokens, descriptor, First.of(output), cached_tokens, adapter)
+    value: dict[str, Any] = msgspec.to_builtins(params)
     return value
 
 
 def read_params(
-    value: Mapping[str, Any], prompt: Sequence[int], layout: Layout, vocab_size: int, *, asks_logprobs: bool
+    value: Mapping[str, Any],
+    prompt: Sequence[int],
+    layout: Layout,
+    vocab_size: int,
+    *,
+    asks_logprobs: bool,
+    adapter: int | None = None,
 ) -> tuple[Descriptor, Sampled | None, int | None]:
     """What the decode worker understands of it. Raises `TransferError` where it is of no use for this prompt."""
     try:
@@ -82,6 +95,8 @@ def read_params(
         raise TransferError(f"the prefill worker's disaggregated_params are not this engine's: {error}") from None
     if params.kv is None:
         raise TransferError("the prefill worker kept no blocks")
+    if params.adapter != adapter:
+        raise TransferError("the prefill worker computed the prompt with another LoRA adapter")
     descriptor = Descriptor.check(params.kv)
     layout.check(descriptor.layout)
     blocks = -(-len(prompt) // layout.block_tokens)
@@ -105,7 +120,10 @@ def fetch_of(
     deadline: Deadline,
     *,
     asks_logprobs: bool,
+    adapter: int | None = None,
 ) -> Fetch:
     """What is to be fetched for a request. Raises `TransferError` where nothing can be."""
-    descriptor, first, cached_tokens = read_params(value, prompt, layout, vocab_size, asks_logprobs=asks_logprobs)
+    descriptor, first, cached_tokens = read_params(
+        value, prompt, layout, vocab_size, asks_logprobs=asks_logprobs, adapter=adapter
+    )
     return Fetch(descriptor, deadline, first, cached_tokens)

@@ -10,8 +10,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -22,11 +22,14 @@ import numpy.typing as npt
 from dynamo.backend.disagg import DisaggregationMode, prefill_result_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerOverloaded
+from dynamo.cpu.adapter import Adapter
+from dynamo.cpu.adapters import Adapters
 from dynamo.cpu.architecture import Architecture
 from dynamo.cpu.attention import cache_bytes
 from dynamo.cpu.blocks import BlockPool
 from dynamo.cpu.compiler import Compiler, CompilerMetrics
 from dynamo.cpu.config import DEMO_MODEL, CpuConfig
+from dynamo.cpu.controls import Controls
 from dynamo.cpu.convert import Defaults, Limits, to_generation
 from dynamo.cpu.core import Core, Outcome, Said
 from dynamo.cpu.disagg import fetch_of
@@ -37,8 +40,11 @@ from dynamo.cpu.guided import Grammars, Guide
 from dynamo.cpu.layout import layout_of
 from dynamo.cpu.lending import Lending
 from dynamo.cpu.model import Model, load_weights
+from dynamo.cpu.orders import Add, Call, Drop, Fetched, Look, Order, Stop, TakeBack
+from dynamo.cpu.room import room_of
 from dynamo.cpu.scheduler import Scheduler
 from dynamo.cpu.tiers import CacheTiers, open_tiers
+from dynamo.cpu.trace import StepTrace
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.transfer.base import Deadline, Layout, Region, TransferError, Transport
 from dynamo.kvbm.transfer.puller import Pulled
@@ -56,47 +62,18 @@ STEPS_AHEAD_MAX = 64  # Steps whose words the loop has not delivered yet; beyond
 STOP_TIMEOUT_S = 30.0  # The longest step is one chunk of a prompt: a second, not half a minute.
 
 
-@dataclass(frozen=True, slots=True)
-class _Add:
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class _Drop:
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class _Fetched:
-    fetch: Fetch
-    is_whole: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _TakeBack:
-    blocks: Sequence[int]
-
-
-class _Clear:
-    """Forget the cache."""
-
-
-class _Look:
-    """Something changed in the tiers below the cache: it is to be told."""
-
-
-class _Stop:
-    """Compute no more."""
-
-
 class CpuEngine:
     """`dynamo.backend.engine.LLMEngine` on numpy."""
 
     def __init__(self, config: CpuConfig) -> None:
         self._config = config
-        self._orders: SimpleQueue[_Add | _Drop | _Fetched | _TakeBack | _Clear | _Look | _Stop] = SimpleQueue()
+        self._orders: SimpleQueue[Order] = SimpleQueue()
         self._steps_ahead = threading.BoundedSemaphore(STEPS_AHEAD_MAX)
         self._thread: threading.Thread | None = None
+        self._calls: set[Call] = set()
+        self.trace: StepTrace | None = None
+        """Who is told of every step, while somebody wants to know."""
+        self.is_asleep = False
         self._live: dict[int, Generation] = {}
         """By the identity of the reply."""
         self._is_quiet = asyncio.Event()
@@ -108,6 +85,7 @@ class CpuEngine:
         self._core: Core
         self._tiers: CacheTiers | None = None
         self._limits: Limits
+        self._adapters: Adapters
         self._defaults: Defaults
         self._compiler: Compiler
         self._lending: Lending | None = None
@@ -130,6 +108,13 @@ class CpuEngine:
                 routes={**config.routes, "kvbm": self._tiers.route},
                 runtime_data={**config.runtime_data, **self._tiers.runtime_data},
             )
+        controls = Controls(self, host, self._config, self._adapters, has_tiers=self._tiers is not None)
+        config = replace(
+            config,
+            routes={**config.routes, **controls.routes()},
+            endpoints=controls.endpoints(),
+            adapters=self._adapters if self._config.enable_lora else None,
+        )
         grammars = Grammars(config.model_path, self._limits.vocab_size)
         self._compiler = Compiler(grammars, CompilerMetrics(host.metrics, config.served_model_name))
         if self._lending is not None:
@@ -144,6 +129,8 @@ class CpuEngine:
     def submit(self, request: PreprocessedRequest, reply: Reply) -> None:
         if self._is_stopping or self._thread is None:
             raise EngineShutdown("the engine is stopped")
+        if self.is_asleep:
+            raise EngineShutdown("the engine sleeps")
         running, waiting = self._config.max_num_seqs, self._config.max_waiting_requests
         if len(self._live) >= running + waiting:
             raise WorkerOverloaded(f"{running} requests run and {waiting} wait already")
@@ -155,20 +142,21 @@ class CpuEngine:
         self._live[id(reply)] = generation
         self._is_quiet.clear()
         if guided is None:
-            self._orders.put(_Add(generation))
+            self._orders.put(Add(generation))
 
     def _generation(self, request: PreprocessedRequest, reply: Reply) -> Generation:
         """The part of a request that is this worker's."""
+        adapter = self._adapters.of(request.routing.lora_name if request.routing is not None else None)
         if self._lending is not None:
-            generation = to_generation(prompt_of(request), reply, self._limits, self._defaults)
+            generation = to_generation(prompt_of(request), reply, self._limits, self._defaults, adapter)
             generation.is_prefill = True
             return generation
-        generation = to_generation(request, reply, self._limits, self._defaults)
+        generation = to_generation(request, reply, self._limits, self._defaults, adapter)
         if self._fetching is not None:
-            generation.fetch = self._fetch(request)
+            generation.fetch = self._fetch(request, adapter)
         return generation
 
-    def _fetch(self, request: PreprocessedRequest) -> Fetch | None:
+    def _fetch(self, request: PreprocessedRequest, adapter: Adapter | None) -> Fetch | None:
         """Where the request's prompt was computed; None where this worker is to do that, or has to."""
         result = prefill_result_of(request)
         assert self._fetch_metrics is not None, "a decode worker without its metrics"
@@ -183,6 +171,7 @@ class CpuEngine:
                 self._limits.vocab_size,
                 Deadline.after(self._config.kv_transfer_timeout),
                 asks_logprobs=request.output_options.logprobs is not None,
+                adapter=None if adapter is None else adapter.fingerprint,
             )
         except TransferError as error:
             logger.warning("request for %s: its prompt is computed here: %s", request.model, error)
@@ -197,11 +186,32 @@ class CpuEngine:
         generation = self._live.get(id(reply))
         if generation is not None:
             self._close(generation)
-            self._orders.put(_Drop(generation))
+            self._orders.put(Drop(generation))
 
-    def clear_cache(self) -> None:
-        """Forgets all prefixes at the next step."""
-        self._orders.put(_Clear())
+    @property
+    def core(self) -> Core:
+        """For what is done in `between_steps`."""
+        return self._core
+
+    async def between_steps(self, work: Callable[[], None]) -> None:
+        """Has something done by the engine's thread while it computes nothing. Raises what `work` raises."""
+        if self._is_stopping or self._thread is None:
+            raise EngineShutdown("the engine is stopped")
+        call = Call(work, self._loop.create_future())
+        self._calls.add(call)
+        self._orders.put(call)
+        try:
+            await call.done
+        finally:
+            self._calls.discard(call)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request where it is; harmless for one that is gone."""
+        for generation in [one for one in self._live.values() if one.reply.request_id == request_id]:
+            reply = generation.reply
+            self.cancel(reply)
+            reply.item(EngineOutput([], 0, finish_reason="cancelled"))
+            reply.finish()
 
     async def drain(self) -> None:
         await self._is_quiet.wait()
@@ -210,7 +220,7 @@ class CpuEngine:
         self._is_stopping = True
         if self._thread is not None:
             await self._compiler.close()
-            self._orders.put(_Stop())
+            self._orders.put(Stop())
             await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
             if self._thread.is_alive():
                 logger.error("the engine's thread did not end within %.0f s", STOP_TIMEOUT_S)
@@ -231,7 +241,7 @@ class CpuEngine:
         shape = Architecture.read(path)
         if shape.labels:
             raise ConfigError(f"{path}: the model tells classes apart and does not speak: expected --classify-worker")
-        context_length, blocks = _room(config, shape)
+        context_length, blocks = room_of(config, shape)
         model = Model(
             shape,
             load_weights(path, shape),
@@ -242,7 +252,7 @@ class CpuEngine:
         )
         kvbm = KvbmConfig.read()
         if kvbm.is_enabled and config.enable_prefix_caching:
-            worker_id, wake = f"{self._host.worker_id:x}", lambda: self._orders.put(_Look())
+            worker_id, wake = f"{self._host.worker_id:x}", lambda: self._orders.put(Look())
             tls = tcp_options(options=config).tls
             self._tiers = open_tiers(kvbm, path, model.cache, config.block_size, worker_id, wake, tls)
         self._open_transfers(model, path)
@@ -251,10 +261,12 @@ class CpuEngine:
             sequences_max=config.max_num_seqs,
             batched_tokens_max=config.max_num_batched_tokens,
             tiers=self._tiers,
+            adapters_max=config.max_loras if config.enable_lora else None,
         )
         self._core = Core(
             model, scheduler, config.block_size, self._tiers, lender=self._lending, borrower=self._fetching
         )
+        self._adapters = Adapters(config, shape)
         self._defaults = Defaults.read(path)
         self._limits = Limits(
             vocab_size=shape.vocab_size,
@@ -302,7 +314,7 @@ class CpuEngine:
                 tls=tcp.tls,
             )
             self._lending.open(
-                self._layout, model.cache.pages, options, lambda freed: self._orders.put(_TakeBack(freed))
+                self._layout, model.cache.pages, options, lambda freed: self._orders.put(TakeBack(freed))
             )
         elif config.role is DisaggregationMode.DECODE:
             puller = open_puller(Region(self._layout, model.cache.pages), self._transports, tcp.tls)
@@ -310,7 +322,7 @@ class CpuEngine:
                 puller,
                 config.block_size,
                 config.kv_transfer_timeout,
-                ended=lambda fetch, is_whole: self._orders.put(_Fetched(fetch, is_whole)),
+                ended=lambda fetch, is_whole: self._orders.put(Fetched(fetch, is_whole)),
                 heard=self._heard,
             )
 
@@ -328,7 +340,10 @@ class CpuEngine:
                 began = time.perf_counter()
                 outcome = self._core.step()
                 if outcome.passed is not None:
-                    outcome.passed.wall_time = time.perf_counter() - began
+                    ended = time.perf_counter()
+                    outcome.passed.wall_time = ended - began
+                    if (trace := self.trace) is not None:
+                        trace.add(began, ended, outcome.passed, outcome.load)
                 is_idle = not self._core.has_work
                 while not self._steps_ahead.acquire(timeout=1.0):
                     if self._is_stopping:
@@ -346,25 +361,35 @@ class CpuEngine:
                 order = self._orders.get(block=not self._core.has_work)
             except Empty:
                 return True
-            if isinstance(order, _Add):
+            if isinstance(order, Add):
                 self._core.add(order.generation)
-            elif isinstance(order, _Drop):
+            elif isinstance(order, Drop):
                 self._core.drop(order.generation)
                 if not self._core.has_work:
                     return True  # Nothing is left to compute, but what was freed is to be told.
-            elif isinstance(order, _Fetched):
+            elif isinstance(order, Fetched):
                 self._core.end_fetch(order.fetch, is_whole=order.is_whole)
                 if not self._core.has_work:
                     return True
-            elif isinstance(order, _TakeBack):
+            elif isinstance(order, TakeBack):
                 self._core.scheduler.take_back(order.blocks)
                 if not self._core.has_work:
                     return True
-            elif isinstance(order, _Clear):
-                self._core.clear()
-                return True
+            elif isinstance(order, Call):
+                self._carry_out(order)
+                if not self._core.has_work:
+                    return True
             else:
-                return isinstance(order, _Look)
+                return isinstance(order, Look)
+
+    def _carry_out(self, call: Call) -> None:
+        error: Exception | None = None
+        try:
+            call.work()
+        except Exception as raised:  # Whoever asked for it hears it.
+            error = raised
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            self._loop.call_soon_threadsafe(call.end, error)
 
     # The loop's thread.
 
@@ -409,7 +434,7 @@ class CpuEngine:
             return
         for choice in generation.choices:
             choice.guide = outcome.fresh()
-        self._orders.put(_Add(generation))
+        self._orders.put(Add(generation))
 
     def _close(self, generation: Generation) -> None:
         generation.is_open = False
@@ -418,6 +443,8 @@ class CpuEngine:
             self._is_quiet.set()
 
     def _fail_all(self, error: Exception) -> None:
+        for call in self._calls:
+            call.end(error)
         for generation in list(self._live.values()):
             self._close(generation)
             generation.reply.fail(error)
@@ -440,32 +467,3 @@ def thoughts_end_of(parser: str | None) -> str | None:
     if parser is None:
         return None
     return next(iter(reasoning_family(parser).closed_by), None)
-
-
-def _room(config: CpuConfig, shape: Architecture) -> tuple[int, int]:
-    """The longest sequence and the number of blocks. Raises `ConfigError` if what was asked for does not fit."""
-    context_length = config.max_model_len or shape.context_length
-    if context_length > shape.rope.reach:
-        raise ConfigError(f"--max-model-len {context_length}: the model is made for {shape.rope.reach}")
-    blocks = config.kv_cache_blocks or _affordable_blocks(config, shape, context_length)
-    room = blocks * config.block_size
-    if room >= context_length:
-        return context_length, blocks
-    if config.max_model_len is not None:
-        raise ConfigError(
-            f"--max-model-len {context_length}: the KV cache holds {blocks} blocks of {config.block_size} tokens"
-        )
-    logger.warning(
-        "the KV cache holds %d tokens: they are the context, not the model's %d (see --kv-cache-memory-mb)",
-        room,
-        context_length,
-    )
-    return room, blocks
-
-
-def _affordable_blocks(config: CpuConfig, shape: Architecture, context_length: int) -> int:
-    """As many as the memory holds, but no more than all slots could ever fill."""
-    token_bytes = shape.layers * 2 * shape.kv_heads * shape.head_dim * 4
-    affordable = config.kv_cache_memory_mb * 2**20 // (token_bytes * config.block_size)
-    wanted = config.max_num_seqs * -(-context_length // config.block_size)
-    return max(1, min(affordable, wanted))

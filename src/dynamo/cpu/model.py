@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamo.core.errors import ConfigError
+from dynamo.cpu.adapter import Adapted
 from dynamo.cpu.architecture import Architecture
 from dynamo.cpu.attention import Ids, KvCache, Span, plan
 from dynamo.cpu.checkpoint import Checkpoint
@@ -38,6 +39,8 @@ class Batch:
     spans: Sequence[Span]
     wanted: Ids
     """The rows whose logits are asked for."""
+    adapted: Sequence[Adapted] = ()
+    """The rows that adapters have a say in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,26 @@ class Model:
         """`memory` is what the cache is to lie in, where others read it."""
         self.shape = shape
         self.cache = KvCache(shape.layers, shape.kv_heads, slots, shape.head_dim, memory)
-        self._weights = weights
+        self._loaded: Weights | None = weights
         self._rotations = shape.rope.rotations(longest)
         self._buffers = _Buffers(shape, rows_max)
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._loaded is not None
+
+    def load(self, weights: Weights) -> None:
+        """Computes with these from now on. What the cache holds was computed with others."""
+        self._loaded = weights
+
+    def unload(self) -> None:
+        """Forgets its weights; there is nothing to compute until `load`."""
+        self._loaded = None
+
+    @property
+    def _weights(self) -> Weights:
+        assert self._loaded is not None, "a step without weights"
+        return self._loaded
 
     def forward(self, batch: Batch) -> F32:
         """Writes the tokens' keys and values and returns the logits of the wanted rows."""
@@ -100,15 +120,18 @@ class Model:
 
     def states(self, batch: Batch) -> F32:
         """Writes the tokens' keys and values and returns what the wanted rows have become, normalised."""
-        shape, eps = self.shape, self.shape.norm_eps
+        shape, eps, weights = self.shape, self.shape.norm_eps, self._weights
         work = self._buffers.of(len(batch.tokens))
         groups = plan(batch.spans, shape.kv_heads, shape.heads // shape.kv_heads)
         rotations = self._rotations[batch.positions][:, None]
         cache_rows = self.cache.rows_of(batch.slots)
-        np.take(self._weights.embedding, batch.tokens, axis=0, out=work.x)
-        for number, layer in enumerate(self._weights.layers):
+        np.take(weights.embedding, batch.tokens, axis=0, out=work.x)
+        for number, layer in enumerate(weights.layers):
             normalise(work.x, eps, work.normal)
             work.project(work.normal, layer.qkv, layer.qkv_bias, work.qkv)
+            for one in batch.adapted:
+                if (delta := one.adapter.layers[number].qkv) is not None:
+                    delta.add(work.normal, one.rows, work.qkv)
             if layer.qk_gain is not None:
                 normalise(work.queries_keys, eps, work.queries_keys)
                 work.queries_keys *= layer.qk_gain
@@ -118,15 +141,24 @@ class Model:
             for group in groups:
                 group.attend(work.queries, keys, values, work.attended_heads)
             work.project(work.attended, layer.out, layer.out_bias, work.normal)
+            for one in batch.adapted:
+                if (delta := one.adapter.layers[number].out) is not None:
+                    delta.add(work.attended, one.rows, work.normal)
             work.x += work.normal
             normalise(work.x, eps, work.normal)
             work.project(work.normal, layer.gate_up, layer.gate_up_bias, work.gate_up)
+            for one in batch.adapted:
+                if (delta := one.adapter.layers[number].gate_up) is not None:
+                    delta.add(work.normal, one.rows, work.gate_up)
             gated_silu(work.gate, work.up, work.inner)
             work.project(work.inner, layer.down, layer.down_bias, work.normal)
+            for one in batch.adapted:
+                if (delta := one.adapter.layers[number].down) is not None:
+                    delta.add(work.inner, one.rows, work.normal)
             work.x += work.normal
         x = work.x[batch.wanted]
         normalise(x, eps, x)
-        x *= self._weights.norm
+        x *= weights.norm
         return x
 
 
@@ -254,12 +286,12 @@ def _load_layer(checkpoint: Checkpoint, shape: Architecture, name: str) -> Layer
     qk_gain = None
     if gains[0] is not None and gains[1] is not None:
         repeated = [np.tile(gains[0] * scale, (shape.heads, 1)), np.tile(gains[1], (shape.kv_heads, 1))]
-        qk_gain = _interleaved(np.concatenate(repeated).reshape(-1), dim).reshape(-1, dim)
+        qk_gain = interleaved(np.concatenate(repeated).reshape(-1), dim).reshape(-1, dim)
     else:
         qkv[0] *= scale
         biases[0] = None if biases[0] is None else biases[0] * scale
-    qkv[:2] = [_interleaved(matrix, dim) for matrix in qkv[:2]]
-    biases[:2] = [None if bias is None else _interleaved(bias, dim) for bias in biases[:2]]
+    qkv[:2] = [interleaved(matrix, dim) for matrix in qkv[:2]]
+    biases[:2] = [None if bias is None else interleaved(bias, dim) for bias in biases[:2]]
     gate = checkpoint.tensor(f"{mlp}.gate_proj.weight", inner, hidden) * np.float32(0.5)
     gate_bias = checkpoint.optional(f"{mlp}.gate_proj.bias", inner)
     up_bias = checkpoint.optional(f"{mlp}.up_proj.bias", inner)
@@ -285,7 +317,7 @@ def _joined(biases: list[F32 | None]) -> F32 | None:
     return None if biases[0] is None else np.concatenate([bias for bias in biases if bias is not None])
 
 
-def _interleaved(rows: F32, dim: int) -> F32:
+def interleaved(rows: F32, dim: int) -> F32:
     """Puts a head's pairs side by side: they lie half a head apart in a checkpoint."""
     halves = rows.reshape(-1, 2, dim // 2, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)

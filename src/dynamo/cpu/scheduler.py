@@ -14,6 +14,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Protocol
 
+from dynamo.cpu.adapter import Adapter
 from dynamo.cpu.blocks import BlockPool, Content
 from dynamo.cpu.sequence import Sequence
 
@@ -54,8 +55,15 @@ class Scheduler:
     """Waiting and running sequences, in the order in which they came."""
 
     def __init__(
-        self, pool: BlockPool, *, sequences_max: int, batched_tokens_max: int, tiers: Tiers | None = None
+        self,
+        pool: BlockPool,
+        *,
+        sequences_max: int,
+        batched_tokens_max: int,
+        tiers: Tiers | None = None,
+        adapters_max: int | None = None,
     ) -> None:
+        """`adapters_max`: how many adapters may run at the same time."""
         assert batched_tokens_max >= sequences_max, "every running sequence needs a token of the budget"
         self.pool = pool
         self.waiting: deque[Sequence] = deque()
@@ -72,6 +80,7 @@ class Scheduler:
         """Somebody waits for blocks that are on their way from the tiers."""
         self._sequences_max = sequences_max
         self._batched_tokens_max = batched_tokens_max
+        self._adapters_max = adapters_max
 
     @property
     def has_work(self) -> bool:
@@ -204,9 +213,14 @@ class Scheduler:
 
     def _admit(self, chunks: dict[Sequence, Chunk], budget: int) -> None:
         """Lets sequences in, first come first served, as long as slots, tokens and blocks last."""
+        is_held_back = False
         for sequence in [sequence for sequence in self.waiting if sequence.is_ready]:
             if len(self.running) + len(self.fetching) >= self._sequences_max:
                 return
+            if sequence.adapter is not None and self._adapters_max is not None:
+                is_held_back = is_held_back or not self._has_slot(sequence.adapter, self._adapters_max)
+                if is_held_back:
+                    continue  # Nor may others with adapters overtake it: those that run would never end.
             if sequence.is_remote:
                 if not self._fetch(sequence):
                     return
@@ -221,6 +235,11 @@ class Scheduler:
                 return
             chunks[sequence] = Chunk(sequence, count)
             budget -= count
+
+    def _has_slot(self, adapter: Adapter, adapters_max: int) -> bool:
+        """Whether one more adapter may run, or this one does already."""
+        used = {id(one.adapter) for one in (*self.running, *self.fetching) if one.adapter is not None}
+        return id(adapter) in used or len(used) < adapters_max
 
     def _start(self, sequence: Sequence, budget: int) -> int:
         """Holds blocks for a waiting sequence and returns how many tokens it computes first; 0 if it must wait on.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Items
 
+from dynamo.cpu.adapter import Adapter
 from dynamo.cpu.blocks import Content
 from dynamo.tokens.hashing import SEED, block_hashes, next_sequence_hash
 
@@ -10,12 +11,20 @@ class Sequence:
     """Tokens that grow at the end; a part of them is computed."""
 
     def __init__(
-        self, prompt: Items[int], block_tokens: int, *, hash_seed: int = SEED, leader: "Sequence | None" = None
+        self,
+        prompt: Items[int],
+        block_tokens: int,
+        *,
+        hash_seed: int = SEED,
+        leader: "Sequence | None" = None,
+        adapter: Adapter | None = None,
     ) -> None:
         self.tokens = list(prompt)
         self.prompt_tokens = len(self.tokens)
         self.leader = leader
         """A sequence with the same prompt, whose blocks this one waits for."""
+        self.adapter = adapter
+        """Whose tokens it says; None: the model's own."""
         self.computed = 0
         self.cached_tokens: int | None = None
         """How much of the prompt was found in the cache; None until the sequence first runs."""
@@ -31,6 +40,8 @@ class Sequence:
         """The blocks as runs of slots."""
         self._block_tokens = block_tokens
         self._hash_seed = hash_seed
+        self._origin = None if adapter is None else adapter.fingerprint
+        """What its blocks' hashes begin with: blocks of different weights are never equal, not even under one name."""
         self._tokens_hashes: list[int] = []
         self._hashes: list[int] = []
         self._stored = 0
@@ -113,6 +124,6 @@ class Sequence:
     def _hash_complete_blocks(self) -> None:
         hashed = len(self._tokens_hashes) * self._block_tokens
         for tokens_hash in block_hashes(self.tokens[hashed:], self._block_tokens, self._hash_seed):
-            previous = self._hashes[-1] if self._hashes else None
+            previous = self._hashes[-1] if self._hashes else self._origin
             self._tokens_hashes.append(tokens_hash)
             self._hashes.append(next_sequence_hash(previous, tokens_hash))

@@ -13,6 +13,7 @@ import os
 from collections.abc import Coroutine
 from typing import Any
 
+from dynamo.backend.adapters import LoadedAdapters
 from dynamo.backend.disagg import DisaggregationMode, prefill_output, prefill_request, prefill_result_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.backend.health import watch
@@ -30,7 +31,7 @@ from dynamo.vllm.controls import Controls
 from dynamo.vllm.convert import Answer, Asked, Limits, to_asked
 from dynamo.vllm.events import kv_listeners, publishes
 from dynamo.vllm.library import Library
-from dynamo.vllm.lora import Adapters
+from dynamo.vllm.lora import adapters_of
 from dynamo.vllm.metrics import LoadReporter
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class VllmEngine:
         self._handshake: transfer.Handshake | None = None
         self._limits: Limits
         self._host: EngineHost
-        self._adapters: Adapters
+        self._adapters: LoadedAdapters[Any]
 
     async def start(self, host: EngineHost) -> EngineConfig:
         self._host = host
@@ -71,7 +72,7 @@ class VllmEngine:
         blocks = (settings.cache_config.num_gpu_blocks or 0) // self._limits.ranks
         for reporter in self._reporters:
             reporter.blocks = blocks
-        self._adapters = Adapters(self._llm, self._library.LoRARequest, settings.lora_config)
+        self._adapters = adapters_of(self._llm, self._library.LoRARequest, settings.lora_config)
         self._listen(settings)
         self._tasks.start(watch(self._llm.check_health, self.die), "health")
         host.metrics.add_text(self._library.render_metrics)

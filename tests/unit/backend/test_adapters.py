@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.backend.adapters import AdapterService, resolve_adapter
+from dynamo.backend.adapter_files import AdapterFiles
+from dynamo.backend.adapters import AdapterService
 from dynamo.core.errors import InvalidArgument, NotFound
 from dynamo.protocols.model_card import ModelDeploymentCard
 
@@ -79,11 +80,11 @@ async def test_what_is_not_loaded_cannot_be_unloaded() -> None:
 
 
 def test_where_adapters_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert resolve_adapter(f"file://{tmp_path}") == str(tmp_path)
+    assert AdapterFiles().hold(f"file://{tmp_path}") == str(tmp_path)
     with pytest.raises(InvalidArgument, match="no such directory"):
-        resolve_adapter("file:///nowhere/at/all")
+        AdapterFiles().hold("file:///nowhere/at/all")
     with pytest.raises(InvalidArgument, match="DYN_LORA_ENABLED"):
-        resolve_adapter("hf://a/b")
+        AdapterFiles().hold("hf://a/b")
     monkeypatch.setenv("DYN_LORA_ENABLED", "true")
     with pytest.raises(InvalidArgument, match="expected file"):
-        resolve_adapter("ftp://a/b")
+        AdapterFiles().hold("ftp://a/b")

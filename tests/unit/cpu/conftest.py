@@ -1,7 +1,7 @@
 """A tiny model with random weights, the same model computed naively, and the parts of an engine around it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from dynamo.cpu.adapter import Adapter
 from dynamo.cpu.architecture import Architecture
 from dynamo.cpu.blocks import BlockPool
 from dynamo.cpu.core import Core, Outcome
@@ -20,7 +21,7 @@ from dynamo.cpu.generation import Choice, Generation, StopRules
 from dynamo.cpu.model import Model, load_weights
 from dynamo.cpu.sampler import History, Sampling
 from dynamo.cpu.scheduler import Scheduler
-from dynamo.cpu.sequence import Sequence
+from dynamo.cpu.sequence import Sequence as Tokens
 
 BLOCK_TOKENS = 4
 CONFIG = {
@@ -83,6 +84,55 @@ def write_model(tmp_path: Path) -> Callable[..., str]:
         (path / "config.json").write_text(json.dumps(config))
         tensors = random_tensors(config, has_qk_norm=has_qk_norm, has_bias=has_bias)
         save_file(tensors, path / "model.safetensors")
+        return str(path)
+
+    return write
+
+
+def random_adapter(
+    config: dict[str, Any], *, targets: Sequence[str], rank: int = 4, seed: int = 3, strength: float = 1.0
+) -> dict[str, Any]:
+    """Tensors as PEFT names them. Both halves are random, so that the adapter does something."""
+    rng = np.random.default_rng(seed)
+    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    sizes = {
+        "q_proj": ("self_attn", q, hidden), "k_proj": ("self_attn", kv, hidden), "v_proj": ("self_attn", kv, hidden),
+        "o_proj": ("self_attn", hidden, q), "gate_proj": ("mlp", inner, hidden), "up_proj": ("mlp", inner, hidden),
+        "down_proj": ("mlp", hidden, inner),
+    }  # fmt: skip
+    tensors: dict[str, Any] = {}
+    for number in range(config["num_hidden_layers"]):
+        for target in targets:
+            block, outputs, inputs = sizes[target]
+            name = f"base_model.model.model.layers.{number}.{block}.{target}"
+            tensors[f"{name}.lora_A.weight"] = (rng.standard_normal((rank, inputs)) / inputs**0.5).astype(np.float32)
+            up = rng.standard_normal((outputs, rank)) / rank**0.5 * strength
+            tensors[f"{name}.lora_B.weight"] = up.astype(np.float32)
+    return tensors
+
+
+def merged(tensors: dict[str, Any], adapter: dict[str, Any], scale: float) -> dict[str, Any]:
+    """The model's weights with an adapter's in them: what they make together, made naively."""
+    found = dict(tensors)
+    for name, down in adapter.items():
+        if name.endswith(".lora_A.weight"):
+            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            up = adapter[name.replace("lora_A", "lora_B")]
+            found[f"{module}.weight"] = found[f"{module}.weight"] + np.float32(scale) * (up @ down)
+    return found
+
+
+@pytest.fixture
+def write_adapter(tmp_path: Path) -> Callable[..., str]:
+    """Writes an adapter of the tiny model, and says where."""
+
+    def write(tensors: dict[str, Any], *, rank: int = 4, alpha: float = 8, **config: Any) -> str:
+        path = tmp_path / f"adapter{len(list(tmp_path.iterdir()))}"
+        path.mkdir()
+        told = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", **config}
+        (path / "adapter_config.json").write_text(json.dumps(told))
+        save_file(tensors, path / "adapter_model.safetensors")
         return str(path)
 
     return write
@@ -185,10 +235,17 @@ def heard() -> type[Heard]:
 @pytest.fixture
 def make_core(tiny_model: Model) -> Callable[..., Core]:
     def make(
-        *, blocks: int = 128, sequences_max: int = 8, batched_tokens_max: int = 32, is_caching: bool = True
+        *,
+        blocks: int = 128,
+        sequences_max: int = 8,
+        batched_tokens_max: int = 32,
+        is_caching: bool = True,
+        adapters_max: int | None = None,
     ) -> Core:
         pool = BlockPool(blocks, is_caching=is_caching)
-        scheduler = Scheduler(pool, sequences_max=sequences_max, batched_tokens_max=batched_tokens_max)
+        scheduler = Scheduler(
+            pool, sequences_max=sequences_max, batched_tokens_max=batched_tokens_max, adapters_max=adapters_max
+        )
         return Core(tiny_model, scheduler, BLOCK_TOKENS)
 
     return make
@@ -196,14 +253,18 @@ def make_core(tiny_model: Model) -> Callable[..., Core]:
 
 @pytest.fixture
 def make_generation() -> Callable[..., Generation]:
-    def make(prompt: list[int], *, max_tokens: int = 12, choices: int = 1, **sampling: Any) -> Generation:
+    def make(
+        prompt: list[int], *, max_tokens: int = 12, choices: int = 1, adapter: Adapter | None = None, **sampling: Any
+    ) -> Generation:
         rules = StopRules(max_tokens=max_tokens, **sampling.pop("rules", {}))
         made: list[Choice] = []
         for index in range(choices):
             leader = made[0].sequence if made else None
             chosen = Sampling(index=index, **({"temperature": 0.0} | sampling))
             history = History.of(prompt, CONFIG["vocab_size"]) if chosen.has_penalties else None
-            made.append(Choice(index, Sequence(prompt, BLOCK_TOKENS, leader=leader), chosen, rules, history))
+            made.append(
+                Choice(index, Tokens(prompt, BLOCK_TOKENS, leader=leader, adapter=adapter), chosen, rules, history)
+            )
         return Generation(Heard(), made)
 
     return make

@@ -115,7 +115,6 @@ def test_the_tokens_that_may_come_are_read_from_the_extras(heard: Any) -> None:
         ({"sampling_options": SamplingOptions(repetition_penalty=0.0)}, "repetition_penalty", "expected"),
         ({"output_options": OutputOptions(logprobs=1000)}, "logprobs", "expected 0 to 100"),
         ({"output_options": OutputOptions(prompt_logprobs=1)}, "prompt_logprobs", "not supported"),
-        ({"routing": Routing(lora_name="x")}, "lora_name", "not supported"),
         ({"routing": Routing(dp_rank=1)}, "dp_rank", "not supported"),
         ({"extra_args": {"sampling_options": {"allowed_token_ids": "x"}}}, "allowed_token_ids", "must be a list"),
         ({"extra_args": {"sampling_options": {"allowed_token_ids": [500]}}}, "allowed_token_ids", "lists no token"),

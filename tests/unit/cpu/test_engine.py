@@ -245,7 +245,7 @@ async def test_a_cleared_cache_is_told(begin: Any, listening: Any) -> None:
     first, second = listening(), listening()
     engine.submit(request(), first)
     await first.end()
-    engine.clear_cache()
+    await engine.between_steps(engine.core.clear)
     engine.submit(request(), second)
     await second.end()
     assert Cleared() in host.events

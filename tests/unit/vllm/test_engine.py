@@ -9,7 +9,7 @@ from tests.unit.vllm.conftest import Heard, Start, request
 from tests.unit.vllm.scripted import said
 
 from dynamo.backend.disagg import prefill_request
-from dynamo.core.errors import EngineShutdown, InvalidArgument, NotFound, Unknown, WorkerUnavailable
+from dynamo.core.errors import EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
 from dynamo.protocols.engine import EngineOutput, GuidedDecoding, PrefillResult, Routing, SamplingOptions
 
 NIXL = SimpleNamespace(kv_connector="NixlConnector", kv_connector_extra_config={}, engine_id="e")
@@ -145,7 +145,7 @@ async def test_guided_text_and_adapters_reach_vllm(start: Start) -> None:
     told = running.llm.asked[0]
     assert told.params.structured_outputs.regex == "a+"
     assert told.lora.lora_name == "tuned"
-    with pytest.raises(NotFound):
+    with pytest.raises(WorkerUnavailable):
         running.engine.submit(request(routing=Routing(lora_name="none")), Heard())
 
 

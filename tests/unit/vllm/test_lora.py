@@ -1,16 +1,20 @@
 """Adapters of one engine."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from tests.unit.vllm import scripted
 
-from dynamo.core.errors import InvalidArgument, NotFound
+from dynamo.backend.adapters import LoadedAdapters
+from dynamo.core.errors import InvalidArgument, WorkerUnavailable
 from dynamo.llm.register import lora_name_to_id
-from dynamo.vllm.lora import Adapters
+from dynamo.vllm.lora import adapters_of
 
 
-def made(settings: object = object()) -> tuple[Adapters, scripted.AsyncLLM]:
+def made(settings: object = SimpleNamespace(max_loras=2)) -> tuple[LoadedAdapters[Any], scripted.AsyncLLM]:
     llm = scripted.AsyncLLM(None)
-    return Adapters(llm, scripted.LoRARequest, settings), llm
+    return adapters_of(llm, scripted.LoRARequest, settings), llm
 
 
 async def test_an_adapter_is_loaded_once_and_unloaded() -> None:
@@ -20,7 +24,7 @@ async def test_an_adapter_is_loaded_once_and_unloaded() -> None:
     assert adapters.of("a").lora_path == "/a"
     assert await adapters.unload("a") == number
     assert llm.calls == [("add_lora", "a"), ("remove_lora", number)]
-    with pytest.raises(NotFound):
+    with pytest.raises(WorkerUnavailable):
         adapters.of("a")
     assert adapters.of(None) is None
 

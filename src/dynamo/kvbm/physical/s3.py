@@ -1,4 +1,4 @@
-"""S3: an object store over HTTP, as much of the protocol as blocks need: put if absent, get, head."""
+"""S3: an object store over HTTP, as much of the protocol as blocks and files need: put if absent, get, head."""
 
 import hashlib
 import http.client
@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import BinaryIO
 from urllib.parse import quote, urlsplit
 
 from dynamo.core.errors import ConfigError
@@ -26,11 +27,12 @@ class S3Objects:
         credentials: Credentials,
         *,
         wall_clock: Callable[[], float] = time.time,
+        variable: str = "DYN_KVBM_OBJECT_ENDPOINT",
     ) -> None:
-        """Raises `ConfigError` for an endpoint that is none."""
+        """Raises `ConfigError` for an endpoint that is none, which `variable` said."""
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"DYN_KVBM_OBJECT_ENDPOINT={endpoint!r}: expected http(s)://host[:port] or file:///path")
+            raise ConfigError(f"{variable}={endpoint!r}: expected http(s)://host[:port] or file:///path")
         if not bucket:
             raise ConfigError("DYN_KVBM_OBJECT_BUCKET: expected the bucket's name")
         self._is_secure = parts.scheme == "https"
@@ -57,6 +59,13 @@ class S3Objects:
             raise ObjectFailure(f"GET {name}: status {status}")
         return body
 
+    def download(self, name: str, file: BinaryIO, size: int, timeout_s: float) -> bool:
+        """Fills a file with an object of so many bytes at most; False if there is none. Raises `ObjectFailure`."""
+        status, _ = self._ask("GET", name, timeout_s, size=size, into=file)
+        if status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
+            raise ObjectFailure(f"GET {name}: status {status}")
+        return status == HTTPStatus.OK
+
     def has(self, name: str, timeout_s: float) -> bool:
         status, _ = self._ask("HEAD", name, timeout_s)
         if status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
@@ -77,13 +86,14 @@ class S3Objects:
         body: bytes | None = None,
         more: dict[str, str] | None = None,
         size: int = 1 << 16,
+        into: BinaryIO | None = None,
     ) -> tuple[int, bytes]:
         """One request; a second try where a kept connection had been closed. Raises `ObjectFailure`."""
         deadline = time.monotonic() + timeout_s
         for is_last in (False, True):
             connection, is_fresh = self._connection(max(0.001, deadline - time.monotonic()))
             try:
-                return self._exchange(connection, method, f"{self._prefix}/{name}", body, more, size, deadline)
+                return self._exchange(connection, method, f"{self._prefix}/{name}", body, more, size, deadline, into)
             except (OSError, http.client.HTTPException) as error:
                 self._drop(connection)
                 is_stale = not is_fresh and isinstance(error, http.client.RemoteDisconnected | ConnectionError)
@@ -100,20 +110,33 @@ class S3Objects:
         more: dict[str, str] | None,
         size: int,
         deadline: float,
+        into: BinaryIO | None,
     ) -> tuple[int, bytes]:
+        """The answer's status and body; the body of a good one goes `into` a file where one is given."""
         digest = EMPTY_SHA256 if body is None else hashlib.sha256(body).hexdigest()
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._wall_clock()))
         headers = {"host": self._authority, **(more or {})}
         headers = signed(method, path, headers, digest, self._credentials, stamp)
         connection.request(method, quote(path, safe="/-_.~"), body, headers)
         response = connection.getresponse()
+        told = None if method == "HEAD" else response.length
+        if into is not None:
+            into.seek(0)
+            into.truncate()
         pieces: list[bytes] = []
+        read = 0
         while piece := response.read(READ_BYTES):
-            pieces.append(piece)
-            if sum(map(len, pieces)) > size:
+            read += len(piece)
+            if into is not None and response.status == HTTPStatus.OK:
+                into.write(piece)
+            else:
+                pieces.append(piece)
+            if read > size:
                 raise http.client.HTTPException(f"more than {size} bytes")
             if time.monotonic() > deadline:
                 raise TimeoutError("the answer took too long")
+        if told is not None and read != told:
+            raise http.client.HTTPException(f"cut short: {read} of {told} bytes")
         return response.status, b"".join(pieces)
 
     def _connection(self, timeout_s: float) -> tuple[http.client.HTTPConnection, bool]:

@@ -17,6 +17,8 @@ class Credentials:
     access_key: str = ""
     secret_key: str = ""
     region: str = "us-east-1"
+    session_token: str = ""
+    """Of keys that are lent for a while."""
 
 
 def signed(
@@ -33,6 +35,8 @@ def signed(
     full |= {"x-amz-date": stamp, "x-amz-content-sha256": payload_sha256}
     if not credentials.access_key:
         return full
+    if credentials.session_token:
+        full["x-amz-security-token"] = credentials.session_token
     names = ";".join(sorted(full))
     canonical = "\n".join(
         [

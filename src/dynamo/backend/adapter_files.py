@@ -1,0 +1,223 @@
+"""Adapter files: the local directory of a LoRA adapter, given its URI; what comes from elsewhere is kept on disk.
+
+    file:///path, /path       as they are
+    hf://owner/name[@rev]     from the Hugging Face hub
+    s3://bucket/prefix        from an object store
+
+A directory of the cache is there whole or not at all: it is filled under another name, its sizes are written down, and then
+it is renamed. One whose files are not of those sizes any more is fetched again. What is used least recently is deleted when
+the cache outgrows its bound, but nothing that is loaded.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from blake3 import blake3
+
+from dynamo.core.config import environ, read_bool, setting
+from dynamo.core.errors import InvalidArgument
+from dynamo.kvbm.physical.objects import ObjectFailure
+from dynamo.kvbm.physical.s3 import S3Objects
+from dynamo.kvbm.physical.sigv4 import Credentials
+
+logger = logging.getLogger(__name__)
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+MANIFEST = ".files.json"
+FRESH = ".new-"
+"""What the name of a directory begins with that is still being filled."""
+ABANDONED_S = 3600.0  # No download takes longer: who began it has died.
+DOWNLOAD_S = 600.0  # For one adapter; a connection that delivers less than this needs is no connection.
+FILE_BYTES_MAX = 8 << 30  # More is a model, not an adapter.
+CACHE_MB = 16_384
+
+Fetch = Callable[[str, str], None]
+"""Fetches what follows the scheme into a directory. Raises `InvalidArgument`."""
+
+
+class AdapterFiles:
+    """Directories of adapters by their URIs. Blocks while it downloads; one URI at a time, from any thread."""
+
+    def __init__(
+        self,
+        directory: str | None = None,
+        bytes_max: int | None = None,
+        fetchers: Mapping[str, Fetch] | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Without them: `DYN_LORA_PATH`, `DYN_LORA_CACHE_MB`, the hub and S3."""
+        self._given = directory
+        self._bytes_max = bytes_max
+        self._fetchers = fetchers if fetchers is not None else {"hf": fetch_from_hub, "s3": fetch_from_s3}
+        self._wall_clock = wall_clock
+        self._lock = threading.Lock()
+        self._used: dict[str, int] = {}
+
+    @property
+    def directory(self) -> str:
+        """Where they are kept."""
+        return os.path.expanduser(self._given or setting("DYN_LORA_PATH", "~/.cache/dynamo_loras", str))
+
+    def hold(self, uri: str) -> str:
+        """The adapter's directory, which is not deleted until `release`. Raises `InvalidArgument` where there is none."""
+        scheme, found, rest = uri.partition("://")
+        if not found or scheme == "file":
+            path = rest if found else uri
+            if not os.path.isdir(path):
+                raise InvalidArgument(f"{uri}: no such directory")
+            return path
+        if not setting("DYN_LORA_ENABLED", False, read_bool):
+            raise InvalidArgument(f"{uri}: adapters are fetched only where DYN_LORA_ENABLED=true")
+        fetch = self._fetchers.get(scheme)
+        if fetch is None:
+            raise InvalidArgument(f"{uri}: expected file://, {' or '.join(f'{one}://' for one in self._fetchers)}")
+        with self._lock:
+            path = os.path.join(self.directory, _name_of(uri))
+            if not _is_whole(path):
+                self._fetch(fetch, uri, rest, path)
+            now = self._wall_clock()
+            os.utime(os.path.join(path, MANIFEST), (now, now))
+            self._used[path] = self._used.get(path, 0) + 1
+            self._shrink()
+        return path
+
+    def release(self, path: str) -> None:
+        """Nobody here uses it any more; it stays until its room is needed."""
+        with self._lock:
+            left = self._used.pop(path, 0) - 1
+            if left > 0:
+                self._used[path] = left
+
+    def _fetch(self, fetch: Fetch, uri: str, rest: str, path: str) -> None:
+        try:
+            os.makedirs(self.directory, exist_ok=True)
+            self._sweep()
+            fresh = tempfile.mkdtemp(prefix=FRESH, dir=self.directory)
+            try:
+                fetch(rest, fresh)
+                _seal(fresh, uri)
+                shutil.rmtree(path, ignore_errors=True)  # What is torn.
+                os.rename(fresh, path)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+        except OSError as error:
+            if not _is_whole(path):  # Another process may have been faster.
+                raise InvalidArgument(f"{uri}: {error}") from error
+
+    def _sweep(self) -> None:
+        """Deletes what a process left behind that died while it downloaded."""
+        for name in os.listdir(self.directory):
+            path = os.path.join(self.directory, name)
+            with contextlib.suppress(OSError):
+                if name.startswith(FRESH) and self._wall_clock() - os.path.getmtime(path) > ABANDONED_S:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _shrink(self) -> None:
+        limit = self._bytes_max
+        if limit is None:
+            limit = max(0, setting("DYN_LORA_CACHE_MB", CACHE_MB, int)) << 20
+        kept: list[tuple[float, int, str]] = []
+        for name in os.listdir(self.directory):
+            path = os.path.join(self.directory, name)
+            with contextlib.suppress(OSError):
+                kept.append((os.path.getmtime(os.path.join(path, MANIFEST)), _size_of(path), path))
+        total = sum(size for _, size, _ in kept)
+        for _, size, path in sorted(kept):
+            if total <= limit:
+                return
+            if path not in self._used:
+                logger.info("%s is deleted: the cache of adapters is full", path)
+                shutil.rmtree(path, ignore_errors=True)
+                total -= size
+
+
+def fetch_from_s3(rest: str, directory: str) -> None:
+    """`bucket/prefix` from the store that the AWS variables speak of. Raises `InvalidArgument`."""
+    bucket, _, prefix = rest.partition("/")
+    prefix = prefix.strip("/")
+    if not bucket or not prefix:
+        raise InvalidArgument(f"s3://{rest}: expected s3://bucket/prefix")
+    variables = environ()
+    region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or "us-east-1"
+    endpoint = next(
+        (
+            found
+            for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+            if (found := variables.get(name))
+        ),
+        f"https://s3.{region}.amazonaws.com",
+    )
+    credentials = Credentials(
+        variables.get("AWS_ACCESS_KEY_ID", ""),
+        variables.get("AWS_SECRET_ACCESS_KEY", ""),
+        region,
+        variables.get("AWS_SESSION_TOKEN", ""),
+    )
+    store = S3Objects(endpoint, bucket, credentials, variable="AWS_ENDPOINT_URL")
+    try:
+        for name in FILES:
+            with open(os.path.join(directory, name), "wb") as file:
+                if not store.download(f"{prefix}/{name}", file, FILE_BYTES_MAX, DOWNLOAD_S):
+                    raise InvalidArgument(f"s3://{bucket}/{prefix}: {name} is not there")
+    except ObjectFailure as error:
+        raise InvalidArgument(f"s3://{bucket}/{prefix}: {error}") from None
+    finally:
+        store.close()
+
+
+def fetch_from_hub(rest: str, directory: str) -> None:
+    """`owner/name[@revision]` from the Hugging Face hub. Raises `InvalidArgument`."""
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = rest.partition("@")
+    try:
+        snapshot_download(name, revision=revision or None, allow_patterns=list(FILES), local_dir=directory)
+    except (ValueError, OSError) as error:  # Its own errors are of these kinds.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InvalidArgument(f"hf://{rest}: {reason}") from None
+    shutil.rmtree(os.path.join(directory, ".cache"), ignore_errors=True)  # The hub's own notes.
+
+
+def _name_of(uri: str) -> str:
+    """A directory's name: readable, and another one for every URI."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", uri.partition("://")[2]).strip("-.")[-60:]
+    return f"{readable}-{blake3(uri.encode()).hexdigest()[:16]}"
+
+
+def _seal(directory: str, uri: str) -> None:
+    """Writes down what is there, when it is on the disk. Raises `InvalidArgument` where a file is missing."""
+    sizes: dict[str, int] = {}
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+            sizes[name] = os.path.getsize(path)
+    missing = [name for name in FILES if not sizes.get(name)]
+    if missing:
+        raise InvalidArgument(f"{uri}: {missing[0]} is not there")
+    with open(os.path.join(directory, MANIFEST), "w", encoding="utf-8") as out:
+        json.dump({"uri": uri, "files": sizes}, out)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _is_whole(directory: str) -> bool:
+    try:
+        with open(os.path.join(directory, MANIFEST), encoding="utf-8") as file:
+            sizes = json.load(file)["files"]
+        return all(os.path.getsize(os.path.join(directory, name)) == size for name, size in sizes.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _size_of(directory: str) -> int:
+    return sum(entry.stat().st_size for entry in os.scandir(directory) if entry.is_file())

@@ -1,0 +1,237 @@
+"""Adapters from their files to logits: what they add is what merging them into the weights would make."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from tests.unit.cpu.conftest import BLOCK_TOKENS, CONFIG, merged, random_adapter, random_tensors
+
+from dynamo.core.errors import ConfigError
+from dynamo.cpu.adapter import Adapter
+from dynamo.cpu.architecture import Architecture
+from dynamo.cpu.core import Core
+from dynamo.cpu.generation import Generation
+from dynamo.cpu.lora import TARGETS, read_adapter
+from dynamo.cpu.model import Model
+
+Write = Callable[..., str]
+PROMPT = [5, 17, 3, 88, 41, 2, 9, 60, 33, 71, 4]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., Adapter]:
+    """Reads an adapter of the tiny model."""
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps(CONFIG))
+    save_file(random_tensors(CONFIG), base / "model.safetensors")
+    shape = Architecture.read(str(base))
+
+    def of(path: str, *, name: str = "tuned", rank_max: int = 16) -> Adapter:
+        return read_adapter(path, name, 1, model_path=str(base), shape=shape, rank_max=rank_max)
+
+    return of
+
+
+def answers(core: Core, run: Any, *generations: Generation) -> list[list[int]]:
+    for generation in generations:
+        core.add(generation)
+    run(core)
+    return [generation.reply.tokens for generation in generations]  # type: ignore[attr-defined]
+
+
+def greedily(naive_logits: Any, tensors: dict[str, Any], prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(naive_logits(tokens, CONFIG, tensors)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "targets", [TARGETS, ("q_proj", "v_proj"), ("k_proj",), ("gate_proj", "down_proj"), ("up_proj",)]
+)
+def test_an_adapter_answers_as_its_merged_weights_do(
+    targets: tuple[str, ...],
+    read: Any,
+    write_adapter: Write,
+    make_core: Any,
+    make_generation: Any,
+    run: Any,
+    naive_logits: Any,
+) -> None:
+    tensors = random_adapter(CONFIG, targets=targets)
+    adapter = read(write_adapter(tensors, target_modules=list(targets)))
+    want = greedily(naive_logits, merged(random_tensors(CONFIG), tensors, 8 / 4), PROMPT, 12)
+    assert answers(make_core(), run, make_generation(PROMPT, adapter=adapter)) == [want]
+    assert answers(make_core(), run, make_generation(PROMPT)) != [want], "an adapter that does nothing proves nothing"
+
+
+@pytest.mark.parametrize(
+    ("settings_of", "scale"),
+    [
+        ({"use_rslora": True}, 8 / 4**0.5),
+        ({"alpha_pattern": {"q_proj": 2, "layers.0.self_attn.v_proj": 2}}, 2 / 4),
+        ({"rank_pattern": {".*_proj": 4}, "rank": 9}, 8 / 4),
+    ],
+)
+def test_scales_are_those_of_peft(
+    settings_of: dict[str, Any], scale: float, read: Any, write_adapter: Write, naive_logits: Any, tiny_model: Model
+) -> None:
+    tensors = {
+        name: tensor
+        for name, tensor in random_adapter(CONFIG, targets=("q_proj", "v_proj")).items()
+        if "v_proj" not in name or "layers.0" in name
+    }
+    adapter = read(write_adapter(tensors, **settings_of))
+    down, up = (tensors[f"base_model.model.model.layers.0.self_attn.v_proj.lora_{half}.weight"] for half in "AB")
+    gain = random_tensors(CONFIG)["model.layers.0.input_layernorm.weight"]
+    delta = adapter.layers[0].qkv
+    assert delta is not None
+    found = delta.parts[-1].up @ delta.down[delta.parts[-1].ranks]
+    np.testing.assert_allclose(found, scale * (up @ (down * gain)), rtol=1e-4, atol=1e-6)
+    assert adapter.layers[1].qkv is not None
+    assert len(adapter.layers[1].qkv.parts) == 1
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    asked=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 24)), min_size=2, max_size=8),
+    adapters_max=st.integers(1, 3),
+)
+def test_a_mixed_batch_answers_as_separate_runs_do(
+    asked: list[tuple[int, int]],
+    adapters_max: int,
+    read: Any,
+    write_adapter: Write,
+    make_core: Any,
+    make_generation: Any,
+    run: Any,
+    tmp_path: Path,
+) -> None:
+    adapters = [None, *_adapters(read, write_adapter, tmp_path)]
+    prompts = [[*PROMPT, *PROMPT, *PROMPT][:length] for _, length in asked]
+    together = answers(
+        make_core(adapters_max=adapters_max),
+        run,
+        *(make_generation(prompt, adapter=adapters[who]) for prompt, (who, _) in zip(prompts, asked, strict=True)),
+    )
+    for prompt, (who, _), found in zip(prompts, asked, together, strict=True):
+        assert answers(make_core(), run, make_generation(prompt, adapter=adapters[who])) == [found]
+
+
+def _adapters(read: Any, write_adapter: Write, tmp_path: Path) -> list[Adapter]:
+    """Three, written once."""
+    found = sorted(tmp_path.glob("adapter*"))
+    if len(found) < 3:
+        for seed, targets in enumerate((TARGETS, ("q_proj", "o_proj"), ("up_proj", "down_proj"))):
+            write_adapter(random_adapter(CONFIG, targets=targets, rank=2 + seed, seed=seed), rank=2 + seed)
+        found = sorted(tmp_path.glob("adapter*"))
+    return [read(str(path), name=path.name) for path in found]
+
+
+def test_adapters_never_share_blocks_not_even_under_one_name(
+    read: Any, write_adapter: Write, make_core: Any, make_generation: Any, run: Any
+) -> None:
+    old, new = (read(write_adapter(random_adapter(CONFIG, targets=TARGETS, seed=seed))) for seed in (1, 2))
+    core = make_core()
+    prompt = PROMPT * 2
+    wanted = [
+        answers(make_core(is_caching=False), run, make_generation(prompt, adapter=one))[0] for one in (None, old, new)
+    ]
+    for _ in range(2):
+        for one, want in zip((None, old, new), wanted, strict=True):
+            generation = make_generation(prompt, adapter=one)
+            assert answers(core, run, generation) == [want]
+    cached = [generation.choices[0].sequence.cached_tokens for generation in [generation]]
+    assert cached == [(len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS], "its own blocks are used again"
+
+
+def test_no_more_adapters_run_than_may_and_none_starves(
+    read: Any, write_adapter: Write, make_core: Any, make_generation: Any, run: Any, deliver: Any
+) -> None:
+    first, second = (read(write_adapter(random_adapter(CONFIG, targets=TARGETS, seed=seed))) for seed in (1, 2))
+    core = make_core(adapters_max=1)
+    asked = [make_generation(PROMPT, adapter=one) for one in (first, second, first, None)]
+    for generation in asked:
+        core.add(generation)
+    core.step()
+    assert [one.adapter for one in core.scheduler.running] == [first, None]
+    while core.has_work:
+        deliver(core.step())
+        core.scheduler.validate()
+        assert len({id(one.adapter) for one in core.scheduler.running if one.adapter}) <= 1
+    assert all(generation.reply.is_finished for generation in asked)
+
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+    ({"use_dora": True}, "use_dora is not supported"),
+    ({"bias": "all"}, "bias 'all'"),
+    ({"modules_to_save": ["lm_head"]}, "modules_to_save is not supported"),
+    ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+    ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
+    ({"target_modules": ["q_proj", "embed_tokens"]}, "target_modules embed_tokens"),
+    ({"target_modules": ["v_proj"]}, "target_modules does not name it"),
+    ({"target_modules": r".*\.mlp\..*"}, "target_modules does not name it"),
+    ({"target_modules": "("}, "no regular expression"),
+    ({"target_modules": 3}, "expected names"),
+    ({"rank": 17}, "expected 1 to --max-lora-rank 16"),
+    ({"rank": 3}, "has shape"),
+    ({"rank": 2.5}, "rank 2.5"),
+    ({"alpha": "x"}, "lora_alpha is 'x'"),
+    ({"rank_pattern": [1]}, "rank_pattern"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), REFUSALS)
+def test_what_cannot_be_computed_is_refused_by_name(
+    config: dict[str, Any], message: str, read: Any, write_adapter: Write
+) -> None:
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        read(write_adapter(random_adapter(CONFIG, targets=("q_proj",)), **config))
+
+
+@pytest.mark.parametrize(
+    "target", ["all-linear", r"model\.layers\.\d+\.self_attn\.q_proj", ["q_proj"], ["self_attn.q_proj"]]
+)
+def test_targets_are_named_as_peft_names_them(target: Any, read: Any, write_adapter: Write) -> None:
+    adapter = read(write_adapter(random_adapter(CONFIG, targets=("q_proj",)), target_modules=target))
+    assert all(layer.qkv is not None and layer.down is None for layer in adapter.layers)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: {}, "empty"),
+        (
+            lambda tensors: tensors | {"base_model.model.model.embed_tokens.lora_embedding_A": np.ones(2, np.float32)},
+            "embed",
+        ),
+        (lambda tensors: tensors | {"base_model.model.lm_head.lora_A.weight": np.ones(2, np.float32)}, "lm_head"),
+        (lambda tensors: dict(list(tensors.items())[1:]), "only"),
+        (lambda tensors: {name.replace("layers.1", "layers.7"): one for name, one in tensors.items()}, "2 layers"),
+        (lambda tensors: {name: one * np.float32("nan") for name, one in tensors.items()}, "no numbers"),
+    ],
+)
+def test_a_file_that_is_not_this_models_adapter_is_refused(
+    change: Any, message: str, read: Any, write_adapter: Write
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(write_adapter(change(random_adapter(CONFIG, targets=("q_proj",)))))
+
+
+def test_a_torn_file_is_refused(read: Any, write_adapter: Write) -> None:
+    path = Path(write_adapter(random_adapter(CONFIG, targets=TARGETS)))
+    file = path / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(ConfigError, match="cut short"):
+        read(str(path))
+    file.unlink()
+    with pytest.raises(ConfigError, match="is not there"):
+        read(str(path))
