@@ -60,6 +60,7 @@ class Relays:
         directory: str | None = None,
         data: Mapping[str, Any] | None = None,
         worker: DistributedRuntime | None = None,
+        role: WorkerType = WorkerType.Aggregated,
     ) -> None:
         """A worker, of `worker` or of the one process; it takes tokens where there is a model's directory."""
         worker = worker or self.worker
@@ -73,7 +74,8 @@ class Relays:
                 self.ended.set()
                 raise
 
-        endpoint = worker.endpoint(f"tests.{name}.generate")
+        component = "prefill" if role == WorkerType.Prefill else name
+        endpoint = worker.endpoint(f"tests.{component}.generate")
         config = ModelRuntimeConfig()
         for key, value in (data or {}).items():
             config.set_engine_specific(key, value)
@@ -83,7 +85,7 @@ class Relays:
             endpoint,
             directory or name,
             name,
-            worker_type=WorkerType.Aggregated,
+            worker_type=role,
             runtime_config=config,
             skip_model_assets=directory is None,
         )
@@ -93,7 +95,7 @@ class Relays:
                 await asyncio.sleep(0)
 
     def _present(self, name: str) -> list[int]:
-        return [one for served in self.models.served().get(name, ()) for one in served.worker_ids()]
+        return [one for served in self.models.every_set() if served.name == name for one in served.worker_ids()]
 
     def begin(
         self, path: str, body: Any, headers: Mapping[str, str] | None = None, method: str = "POST"

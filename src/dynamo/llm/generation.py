@@ -24,7 +24,7 @@ from dynamo.protocols.engine import (
     PreprocessedRequest,
     PromptTokensDetails,
 )
-from dynamo.runtime.request_plane.base import Call, Item
+from dynamo.runtime.request_plane.base import Call, Item, Receiver
 
 _decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder(EngineOutput).decode}
 
@@ -55,6 +55,29 @@ class Way(Protocol):
 
     def can_move(self) -> bool:
         """Whether somebody else could take over from the worker it has now."""
+
+
+class Sent(Receiver, Protocol):
+    """What is sent to workers, and may have to go to another one."""
+
+    request: PreprocessedRequest
+    tokens: int
+    """How much of its answer has come."""
+    is_over: bool
+    """Whether nobody waits for it any more."""
+    call: Call | None
+    heard: list[int] | None
+    """Every token so far, where it may have to go on elsewhere after its first; else None."""
+    failed_instance: int | None
+    """The worker on which it broke off."""
+    dispatch: Any
+    """Its `Way`."""
+
+    def end_spent(self) -> None:
+        """It had all its tokens, and lacked only its end."""
+
+    def broke(self, error: Exception) -> None:
+        """Nobody else can take it."""
 
 
 class Frame:
@@ -344,6 +367,10 @@ class Generation:
             if choice.finish_reason is None:
                 choice.close("length")
         self._over()
+
+    def broke(self, error: Exception) -> None:
+        """Nobody else can take it over."""
+        self.answer.failed(self, error)
 
     @property
     def worker_id(self) -> int | None:

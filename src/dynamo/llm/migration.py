@@ -21,7 +21,7 @@ from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import CannotConnect, Disconnected, DynamoException, StreamIncomplete, WorkerUnavailable
 from dynamo.kv_router.router import Decision
-from dynamo.llm.generation import Generation
+from dynamo.llm.generation import Sent
 from dynamo.llm.http.metrics import FrontendMetrics
 from dynamo.llm.kv_push_router import KvPushRouter
 from dynamo.llm.prefill_leg import PrefillLeg
@@ -85,7 +85,7 @@ class Dispatch:
     def __init__(
         self,
         model: ServedModel,
-        generation: Generation,
+        generation: Sent,
         request_id: str,
         headers: Mapping[str, str],
         *,
@@ -266,7 +266,7 @@ class Dispatch:
             outcome = "failure"
             logger.warning("Cannot recreate stream: request=%s error=%s", self._request_id, last)
             self._repeats_left = self._moves_left = 0  # Nobody is left who would answer.
-            generation.answer.failed(generation, telling(error, last))
+            generation.broke(telling(error, last))
         finally:
             seconds = time.perf_counter() - started_s
             self._metrics.migration_duration.labels(model=self._model.name, outcome=outcome).observe(seconds)

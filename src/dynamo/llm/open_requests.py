@@ -12,6 +12,7 @@ from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import DynamoException, EngineShutdown, ResponseTimeout
 from dynamo.core.logging import current_request, scope_fields
 from dynamo.core.tasks import TaskOwner
+from dynamo.llm.errand import Errand
 from dynamo.llm.generation import Generation
 from dynamo.llm.http.answers import BaseAnswer, Closed
 from dynamo.llm.http.errors import answer_to
@@ -21,7 +22,7 @@ from dynamo.llm.migration import Dispatch
 from dynamo.llm.request_identity import begin_span, end_span, identify, new_id, trace_headers
 from dynamo.llm.request_trace import RequestTrace
 from dynamo.llm.served_model import ServedModel
-from dynamo.llm.speculation import Speculation, Unheard
+from dynamo.llm.speculation import Speculation, Unheard, led
 from dynamo.llm.surfaces import Surface
 
 logger = logging.getLogger(__name__)
@@ -147,8 +148,13 @@ class OpenRequests:
         """Has the next turn's prompt computed where its beginning already is; what cannot be is left."""
         with contextlib.suppress(DynamoException):
             ahead = await asyncio.to_thread(speculation.prompt, generation)
-            if ahead is not None:
-                await speculation.model.send(
+            if ahead is None:
+                return
+            model = speculation.model.current
+            if model.is_decode:
+                await Errand(model, led(ahead, generation), Unheard(), self.tasks).send(new_id(), {}, {}, self.metrics)
+            else:
+                await model.send(
                     msgpack_encode(ahead),
                     Unheard(),
                     request_id=new_id(),

@@ -27,7 +27,7 @@ from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.migration import Dispatch, MigrationPolicy
 from dynamo.llm.models import Models
 from dynamo.llm.open_requests import Open, OpenRequests
-from dynamo.llm.placement import Placement, headed
+from dynamo.llm.placement import headed
 from dynamo.llm.postprocessor import chat_body
 from dynamo.llm.prefill_router import dispatch_of
 from dynamo.llm.readers import PLAIN, Reader
@@ -99,8 +99,7 @@ class Pipeline(OpenRequests):
             self._place(exchange, model, request, [prepared])
             self._annotate(answer, model, request, [prepared])
             reader = model.preprocessor.readers.of_chat(request, prepared)
-            if not model.is_decode:  # Its workers compute no prompts.
-                answer.speculation = speculation_of(model, request, reader)
+            answer.speculation = speculation_of(model, request, reader)
             await self._dispatch(model, [prepared], answer, reader)
 
     async def complete(self, exchange: Exchange) -> None:
@@ -211,8 +210,7 @@ class Pipeline(OpenRequests):
                 prompt = headed(prompt, exchange.headers)
             return RelayAnswer(
                 exchange, record, closed,
-                model=model, tasks=self.tasks, request=body, form=form, on_success=on_success,
-                placement=None if prompt is None else Placement(model, prompt, body),
+                model=model, tasks=self.tasks, request=body, form=form, on_success=on_success, prompt=prompt,
             )  # fmt: skip
 
         answer = self.adopt(exchange, endpoint, model, made, stream=stream)

@@ -25,7 +25,7 @@ from dynamo.core.errors import (
     StreamIncomplete,
     WorkerUnavailable,
 )
-from dynamo.llm.generation import Generation
+from dynamo.llm.generation import Sent
 from dynamo.llm.migration import FIRST_SENDS_MAX, Dispatch, telling
 from dynamo.llm.prefill_leg import PrefillLeg
 from dynamo.llm.prefill_plan import Facts, decode_leg, prefill_ask, prefill_leg, whole
@@ -46,7 +46,7 @@ ONE_AFTER_THE_OTHER = frozenset((RouterMode.POWER_OF_TWO, RouterMode.LEAST_LOADE
 class DisaggregatedDispatch(Dispatch):
     """One generation's way to a prefill worker and a decode worker, and to others if one of them fails."""
 
-    def __init__(self, model: ServedModel, generation: Generation, request_id: str, *more: Any, **named: Any) -> None:
+    def __init__(self, model: ServedModel, generation: Sent, request_id: str, *more: Any, **named: Any) -> None:
         super().__init__(model, generation, request_id, *more, **named)
         self._outgoing = self._request
         """The leg that a decode worker is sent."""
@@ -305,7 +305,7 @@ class DisaggregatedDispatch(Dispatch):
 
 
 def dispatch_of(
-    model: ServedModel, generation: Generation, request_id: str, headers: Mapping[str, str], **named: Any
+    model: ServedModel, generation: Sent, request_id: str, headers: Mapping[str, str], **named: Any
 ) -> Dispatch:
     """The way of a generation to whoever answers it: in two legs where prompts are computed elsewhere."""
     kind = DisaggregatedDispatch if model.is_decode else Dispatch

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo.core.codec import decode
-from dynamo.core.errors import CannotConnect, DynamoException, Unknown
+from dynamo.core.errors import CannotConnect, DynamoException, NotFound, Unknown
 from dynamo.core.tasks import TaskOwner
+from dynamo.llm.errand import Errand
 from dynamo.llm.extras import EXPLAIN, YES, explained
 from dynamo.llm.http.answers import BaseAnswer, Closed
 from dynamo.llm.http.errors import ErrorAnswer
@@ -22,7 +23,7 @@ from dynamo.llm.placement import Placement
 from dynamo.llm.postprocessor import DONE
 from dynamo.llm.served_model import ServedModel
 from dynamo.llm.text_models import TextAnswer
-from dynamo.protocols.engine import CompletionUsage
+from dynamo.protocols.engine import CompletionUsage, PreprocessedRequest
 from dynamo.runtime.request_plane.base import Call, Item
 
 KEPT_BYTES_MAX = 512 << 20  # Of an answer that is told whole; above any video that somebody would want in JSON.
@@ -87,17 +88,30 @@ class RelayAnswer(TextAnswer):
         request: bytes,
         form: Form,
         on_success: OnSuccess | None = None,
-        placement: Placement | None = None,
+        prompt: PreprocessedRequest | None = None,
     ) -> None:
-        """`placement` says where it goes, and holds the place until the answer is over."""
+        """`prompt`: what a router is told of it, and what the worker is sent where there is no `request`."""
 
         def ended(answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
-            if placement is not None:
-                placement.release()
+            if self._placement is not None:
+                self._placement.release()
+            if self._errand is not None and self._errand.prefill is not None:
+                record.prefill = self._errand.prefill.instance_id, self._errand.prefill.done_s
             closed(answer, error_type, error)
 
         super().__init__(exchange, record, ended, model=model, name=model.name, tasks=tasks, request=request)
-        self._placement = placement
+        self._errand: Errand | None = None
+        """How it goes where prompts are computed elsewhere."""
+        self._placement: Placement | None = None
+        """Where it goes elsewhere; the place is held until the answer is over."""
+        if prompt is not None and model.is_decode:
+            if request:
+                raise NotFound(
+                    f"Model not found: {model.name!r} is served by prefill and decode workers, which only generate"
+                )
+            self._errand = Errand(model, prompt, self, tasks)
+        elif prompt is not None:
+            self._placement = Placement(model, prompt, request)
         self.tokens = 0
         """Output tokens so far."""
         self._form = form
@@ -111,11 +125,15 @@ class RelayAnswer(TextAnswer):
     async def forward(
         self, headers: Mapping[str, str], metadata: Mapping[str, str], instance_id: int | None = None
     ) -> None:
-        """Sends the request to where its placement says. Raises what the last one tried answered."""
-        await super().forward(headers, metadata, instance_id)
-        if self._placement is not None and self.exchange.header(EXPLAIN) in YES:
-            worker = None if self._call is None else self._call.instance_id
-            self.exchange.header_bytes += explained(worker, self._placement.decision)
+        """Sends the request to where a router says. Raises what the last one tried answered."""
+        errand = self._errand
+        if errand is None:
+            await super().forward(headers, metadata, instance_id)
+        else:
+            await errand.send(self.record.request_id, headers, metadata, self.record.frontend)
+        way, call = errand or self._placement, self._call if errand is None else errand.call
+        if way is not None and self.exchange.header(EXPLAIN) in YES:
+            self.exchange.header_bytes += explained(None if call is None else call.instance_id, way.decision)
 
     async def _send_to(
         self,
@@ -175,6 +193,13 @@ class RelayAnswer(TextAnswer):
                 self.exchange.open(self._form.media)
             self.exchange.write(written)
 
+    def on_error(self, error: Exception) -> None:
+        """The worker failed; an errand has been taken wherever it could be."""
+        if self._errand is None:
+            super().on_error(error)
+        else:
+            self.fail(error)
+
     def on_end(self) -> None:
         """The worker has said everything."""
         if self.is_over:
@@ -225,6 +250,11 @@ class RelayAnswer(TextAnswer):
             self.exchange.transport.abort()
         else:
             self.exchange.end(last)
+
+    def _cancel_generations(self) -> None:
+        super()._cancel_generations()
+        if self._errand is not None:
+            self._errand.cancel()
 
     def _respond(self, whole: Whole) -> None:
         self.exchange.header_bytes += whole.headers

@@ -3,7 +3,7 @@
 A template shows an old answer in another way than it was generated: without its thoughts, with its end. The worker's
 cache therefore lacks the next turn's beginning, although all that it says is known as soon as the answer ends. A client
 that will go on can have it computed meanwhile: the conversation and the answer are sent once more, for one token that
-nobody reads, to the worker that gave the answer.
+nobody reads, to the worker that gave the answer; where another one computes prompts, by way of the one that did.
 """
 
 import msgspec
@@ -12,7 +12,7 @@ from dynamo.llm.generation import Generation
 from dynamo.llm.postprocessor import chat_message
 from dynamo.llm.readers import PLAIN, Reader
 from dynamo.llm.served_model import ServedModel
-from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
+from dynamo.protocols.engine import PreprocessedRequest, Routing, SamplingOptions, StopConditions
 from dynamo.protocols.openai import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from dynamo.runtime.request_plane.base import Item
 
@@ -70,6 +70,17 @@ def speculation_of(model: ServedModel, request: ChatCompletionRequest, reader: R
     hints = request.nvext.agent_hints if request.nvext is not None else None
     is_wanted = hints is not None and bool(hints.speculative_prefill) and (request.n or 1) == 1
     return Speculation(model, request, reader) if is_wanted else None
+
+
+def led(ahead: PreprocessedRequest, generation: Generation) -> PreprocessedRequest:
+    """The same of two legs: to the workers that computed the last prompt and answered it."""
+    prefill = None if generation.dispatch is None else generation.dispatch.prefill
+    routing = msgspec.structs.replace(
+        ahead.routing or Routing(),
+        backend_instance_id=generation.worker_id,
+        prefill_worker_id=None if prefill is None else prefill.instance_id,
+    )
+    return msgspec.structs.replace(ahead, routing=routing)
 
 
 class Unheard:

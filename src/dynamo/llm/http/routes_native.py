@@ -117,7 +117,7 @@ class NativePages:
 def capable_model(models: Models, name: str | None, capability: str) -> ServedModel:
     """A set whose card says that it answers such requests. Raises `NotFound`."""
     able = [one for one in models.all_sets() if one.card.runtime_config.runtime_data.get(capability) in (True, "true")]
-    ready = [one for one in able if one.worker_ids() and not one.takes_text]
+    ready = [one for one in able if one.is_ready and not one.takes_text]
     if not ready:
         raise NotFound("no generate-capable model is registered" if not name else f"Model not found: {name}")
     named = [one for one in ready if name is None or name in (one.name, *(one.card.model_aliases or ()))]
