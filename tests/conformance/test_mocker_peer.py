@@ -12,11 +12,12 @@ import pytest
 from benchmarks.corpus import bench_model
 from benchmarks.mocker_fidelity import compare, ratios
 from benchmarks.peer import is_ready, peer_home, peer_python
-from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, free_port, ours, theirs
+from benchmarks.stacks import HOST, MODEL_NAME, House, Recipe, Stack, free_port, ours, stack_environment, theirs
 
 pytestmark = pytest.mark.conformance
 
 STOP_S = 20.0
+PLACES = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_HTTP_RPC_HOST")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,19 +27,46 @@ def peer() -> str:
     return peer_python()
 
 
+def registry(home: Path) -> dict[str, str]:
+    """Where all processes of a test find each other."""
+    place = {"DYN_FILE_KV": str(home / "kv"), "DYN_EVENT_PLANE": "zmq", "DYN_LOG": "error"}
+    return place | dict.fromkeys(PLACES, HOST)
+
+
 @contextlib.contextmanager
-def workers(registry: dict[str, str], *roles: list[str]) -> Iterator[None]:
-    """Mockers of ours, one for each list of flags."""
-    command = [sys.executable, "-m", "dynamo.mocker", "--discovery-backend", "file"]
-    command += ["--model-path", bench_model(), "--model-name", MODEL_NAME, "--block-size", "16"]
-    processes = [subprocess.Popen([*command, *flags], env=os.environ | registry) for flags in roles]
+def workers(home: Path, *roles: list[str], pythons: tuple[str, ...] = ()) -> Iterator[None]:
+    """Mockers, one for each list of flags: ours, unless an interpreter is named for each."""
+    flags = ["--model-path", bench_model(), "--model-name", MODEL_NAME, "--block-size", "16"]
+    processes = []
     try:
+        for python, role in zip(pythons or (sys.executable,) * len(roles), roles, strict=True):
+            variables = stack_environment(str(home), os.environ) | registry(home)
+            command = [python, "-m", "dynamo.mocker", *flags, *role]
+            processes.append(subprocess.Popen(command, env=variables, cwd=home, stdin=subprocess.DEVNULL))
         yield
     finally:
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait(STOP_S)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def serve_a_pair(home: Path, frontend: House, prefill: str, decode: str, *flags: str, at_once: bool) -> None:
+    """Asks a prefill and a decode worker of whichever house some questions."""
+    meets = ["--bootstrap-ports", str(free_port())] if at_once else []
+    recipe = Recipe(name=frontend.name, frontend=frontend, engine=ours(), workers=0, variables=registry(home))
+    roles = (["--disaggregation-mode", "prefill", *meets, *flags], ["--disaggregation-mode", "decode", *flags])
+    with workers(home, *roles, pythons=(prefill, decode)), Stack(recipe, bench_model()) as stack:
+        for number in range(3):
+            status, body = stack.ask("POST", "/v1/chat/completions", question(number), timeout_s=30)
+            assert status == 200, body
+            assert body["usage"]["completion_tokens"] == 5
+            placed = body["nvext"]["worker_id"]
+            assert placed["prefill_worker_id"] != placed["decode_worker_id"]
 
 
 @pytest.mark.parametrize("meeting", ["one after the other", "at once"])
@@ -46,31 +74,26 @@ def workers(registry: dict[str, str], *roles: list[str]) -> Iterator[None]:
 def test_a_frontend_drives_our_mocker_as_prefill_and_decode(
     peer: str, tmp_path: Path, frontend: str, meeting: str
 ) -> None:
-    registry = {
-        "DYN_FILE_KV": str(tmp_path / "kv"),
-        "DYN_EVENT_PLANE": "zmq",
-        "DYN_LOG": "error",
-        **dict.fromkeys(
-            ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_HTTP_RPC_HOST"), HOST
-        ),
-    }
-    prefill = ["--disaggregation-mode", "prefill"]
-    if meeting == "at once":
-        prefill += ["--bootstrap-ports", str(free_port())]
-    recipe = Recipe(
-        name=frontend,
-        frontend=theirs(peer) if frontend == "theirs" else ours(),
-        engine=ours(),
-        workers=0,
-        variables=registry,
-    )
-    with workers(registry, prefill, ["--disaggregation-mode", "decode"]), Stack(recipe, bench_model()) as stack:
-        for number in range(3):
-            status, body = stack.ask("POST", "/v1/chat/completions", question(number))
-            assert status == 200, body
-            assert body["usage"]["completion_tokens"] == 5
-            placed = body["nvext"]["worker_id"]
-            assert placed["prefill_worker_id"] != placed["decode_worker_id"]
+    house = theirs(peer) if frontend == "theirs" else ours()
+    serve_a_pair(tmp_path, house, sys.executable, sys.executable, at_once=meeting == "at once")
+
+
+@pytest.mark.parametrize("meeting", ["one after the other", "at once"])
+@pytest.mark.parametrize("prefill", ["ours", "theirs"])
+@pytest.mark.parametrize("frontend", ["ours", "theirs"])
+def test_a_mocker_of_each_house_hands_prompts_to_the_other(
+    peer: str, tmp_path: Path, frontend: str, prefill: str, meeting: str
+) -> None:
+    house = theirs(peer) if frontend == "theirs" else ours()
+    pair = (sys.executable, peer) if prefill == "ours" else (peer, sys.executable)
+    serve_a_pair(tmp_path, house, *pair, at_once=meeting == "at once")
+
+
+@pytest.mark.parametrize("prefill", ["ours", "theirs"])
+def test_sglang_workers_of_each_house_meet_too(peer: str, tmp_path: Path, prefill: str) -> None:
+    """They reserve room before the prompt is computed, and not when it is."""
+    pair = (sys.executable, peer) if prefill == "ours" else (peer, sys.executable)
+    serve_a_pair(tmp_path, ours(), *pair, "--engine-type", "sglang", at_once=True)
 
 
 def question(number: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ its turns, or nothing would be sent: with first tokens at once, else when a turn
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 
 from dynamo.backend.disagg import DisaggregationMode, bootstrap_of, leg_of, prefill_output, prefill_request
 from dynamo.backend.engine import EngineConfig, EngineHost
@@ -25,7 +26,7 @@ from dynamo.mocker.native_events import NativeEvents
 from dynamo.mocker.scripts import ScriptedReply, read_answers
 from dynamo.mocker.simulation.batching import Batching
 from dynamo.mocker.simulation.engines import simulate
-from dynamo.mocker.simulation.sequence import Sequence
+from dynamo.mocker.simulation.sequence import Sequence, State
 from dynamo.mocker.simulation.step import StepResult
 from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PreprocessedRequest
@@ -49,6 +50,8 @@ class Rank:
         self._last_end = 0.0
         self._unsent = 0
         self._say: Callable[[Sequence[Reply]], None] = say_last
+        self._looking: dict[Sequence[Reply], asyncio.Event] = {}
+        """Who wants to hear when there is room."""
 
     @property
     def requests(self) -> int:
@@ -64,6 +67,19 @@ class Rank:
         return self.simulation.submit(
             reply, asked.prompt, asked.max_tokens, now_ms, asked.hash_seed, is_remote=is_remote, stays=stays
         )
+
+    async def room_for(self, sequence: Sequence[Reply]) -> None:
+        """Returns when a sequence holds its blocks, or is gone."""
+        there = self._looking[sequence] = asyncio.Event()
+        try:
+            await there.wait()
+        finally:
+            del self._looking[sequence]
+
+    def _tell_of_room(self) -> None:
+        for sequence, there in self._looking.items():
+            if sequence.state is not State.WAITING:
+                there.set()
 
     def let_go(self, sequence: Sequence[Reply]) -> None:
         """The blocks of a prompt that was computed for another worker."""
@@ -88,6 +104,8 @@ class Rank:
                 await self._sleep_until_work()
                 end = self._last_end = self._clock.now()
             result = self.simulation.step(end * 1000)
+            if self._looking:
+                self._tell_of_room()
             end += result.duration_ms / 1000
             end = max(end, self._clock.now() - LATE_MAX_S)
             left = end - self._clock.now()
@@ -125,6 +143,18 @@ def say_last(sequence: Sequence[Reply]) -> None:
     sequence.owner.finish()
 
 
+@dataclass(slots=True, eq=False)
+class Running:
+    """A request that is not answered yet."""
+
+    rank: Rank
+    sequence: Sequence[Reply] | None = None
+    """None until it is clear when its part begins."""
+    room: int | None = None
+    """Where the decode worker of a request is met that is computed here."""
+    meeting: asyncio.Task[None] | None = None
+
+
 class MockerEngine:
     """An `LLMEngine` that answers random tokens at the pace of a GPU."""
 
@@ -137,9 +167,7 @@ class MockerEngine:
         self._thoughts = config.thoughts()
         self._answers: dict[str, list[int]] = {}
         self._ranks: list[Rank] = []
-        self._running: dict[Reply, tuple[Rank, Sequence[Reply]]] = {}
-        self._rooms: dict[Reply, int] = {}
-        """Where the decode workers of requests are met that are computed here."""
+        self._running: dict[Reply, Running] = {}
         self._handoffs: HandoffServer | None = None
         self._native_events: list[NativeEvents] = []
         self._tasks: TaskOwner | None = None
@@ -202,28 +230,37 @@ class MockerEngine:
         owner: Reply = reply if asked.script is None else ScriptedReply(reply, asked.script)
         rank = self._least_busy() if asked.dp_rank is None else self._ranks[asked.dp_rank]
         stays = role is DisaggregationMode.PREFILL
-        sequence = rank.submit(asked, owner, is_remote=leg is not None, stays=stays)
-        self._running[reply] = rank, sequence
-        meeting = bootstrap_of(request)
-        if stays and meeting is not None and self._handoffs is not None:
-            self._rooms[owner] = meeting.bootstrap_room
+        running = self._running[reply] = Running(rank)
+        meeting, handoffs = bootstrap_of(request), self._handoffs
+        if stays and meeting is not None and handoffs is not None:
+            running.room = meeting.bootstrap_room
+            if handoffs.decode_is_first:
+                running.meeting = self._start(self._compute_when_reserved(running, asked, owner), "room")
+                return
         if isinstance(leg, BootstrapInfo):
-            self._start(self._take_over(leg, rank, sequence, reply), "handoff")
-        elif leg is not None:
-            rank.simulation.arrive(sequence, 0.0)
+            running.meeting = self._start(self._take_over(leg, running, asked, owner), "handoff")
+            return
+        running.sequence = rank.submit(asked, owner, is_remote=leg is not None, stays=stays)
+        if leg is not None:
+            rank.simulation.arrive(running.sequence, 0.0)
 
     def cancel(self, reply: Reply) -> None:
-        found = self._running.pop(reply, None)
-        if found is not None:
-            rank, sequence = found
-            rank.simulation.cancel(sequence)
-            room = self._rooms.pop(sequence.owner, None)
-            if room is not None and self._handoffs is not None:
-                self._handoffs.lost(room)
+        running = self._running.pop(reply, None)
+        if running is None:
+            return
+        if running.meeting is not None:
+            running.meeting.cancel()
+        if running.sequence is not None:
+            running.rank.simulation.cancel(running.sequence)
+            running.rank.wake()
+        if running.room is not None and self._handoffs is not None:
+            self._handoffs.lost(running.room)
 
     async def drain(self) -> None:
         for rank in self._ranks:
             await rank.idle.wait()
+        if self._handoffs is not None:
+            await self._handoffs.settled()
 
     async def stop(self) -> None:
         handoffs, self._handoffs = self._handoffs, None
@@ -237,7 +274,6 @@ class MockerEngine:
         self._native_events.clear()
         self._ranks.clear()
         self._running.clear()
-        self._rooms.clear()
 
     # Answers that are not random, and how they end.
 
@@ -254,19 +290,19 @@ class MockerEngine:
         return asked
 
     def _done(self, owner: Reply) -> None:
-        self._running.pop(owner.reply if isinstance(owner, ScriptedReply) else owner, None)
+        self._running.pop(reply_of(owner), None)
 
     def _say_last(self, sequence: Sequence[Reply]) -> None:
         if self._config.role is not DisaggregationMode.PREFILL:
             say_last(sequence)
             return
-        rank = self._rank_of(sequence)
-        room = self._rooms.pop(sequence.owner, None)
+        running = self._running[reply_of(sequence.owner)]
+        rank, room = running.rank, running.room
         words = {"engine": "mocker", "prompt_tokens": len(sequence.prompt)}
         output = prefill_output([sequence.last_token], words, usage_of(sequence), finish_reason=None)
         sequence.owner.item(output)
         if room is not None and self._handoffs is not None:
-            self._handoffs.computed(room, lambda: rank.let_go(sequence))
+            self._handoffs.computed(room, len(sequence.prompt), lambda: rank.let_go(sequence))
             self._end_prefill(sequence)
         else:
             self._start(self._send_off(rank, sequence), "transfer")
@@ -281,35 +317,59 @@ class MockerEngine:
         rank.let_go(sequence)
         self._end_prefill(sequence)
 
-    async def _take_over(self, info: BootstrapInfo, rank: Rank, sequence: Sequence[Reply], reply: Reply) -> None:
-        """The decode side: waits for the prompt, and then for its blocks."""
-        handoff = Handoff(info, self._config.handoff_timeout_ms / 1000)
+    async def _compute_when_reserved(self, running: Running, asked: Asked, owner: Reply) -> None:
+        """The prefill side of a handoff in which the decode worker finds room first."""
+        assert self._handoffs is not None
+        assert running.room is not None
         try:
-            await handoff.ready()
-            transfer = rank.simulation.limits.transfer
-            missing = sequence.cached_tokens if transfer.only_missing else 0
-            took_s = transfer.transfer_ms(max(len(sequence.prompt) - missing, 0)) / 1000
-            await self._clock.sleep(took_s)
-            rank.simulation.arrive(sequence, self._clock.now() * 1000)
-            rank.wake()
+            await self._handoffs.reserved(running.room)
         except DynamoException as error:
-            if self._running.pop(reply, None) is not None:
-                rank.simulation.cancel(sequence)
-                reply.fail(error)
-        finally:
-            await handoff.done()
+            self._fail(owner, error)
+        else:
+            running.sequence = running.rank.submit(asked, owner, stays=True)
+
+    async def _take_over(self, info: BootstrapInfo, running: Running, asked: Asked, owner: Reply) -> None:
+        """The decode side of a handoff: finds room when it is told to, and goes on when the blocks are there."""
+        rank, limits = running.rank, running.rank.simulation.limits
+
+        async def reserve() -> int:
+            sequence = running.sequence = rank.submit(asked, owner, is_remote=True)
+            await rank.room_for(sequence)
+            blocks = rank.simulation.blocks_of(len(asked.prompt))
+            return blocks * limits.block_tokens - sequence.cached_tokens
+
+        def activate() -> None:
+            assert running.sequence is not None, "it was told to begin before it had room"
+            rank.simulation.arrive(running.sequence, self._clock.now() * 1000)
+            rank.wake()
+
+        number, timeout_s = rank.simulation.dp_rank, self._config.handoff_timeout_ms / 1000
+        handoff = Handoff(info, owner.request_id, limits.engine_type, timeout_s, number)
+        try:
+            await handoff.receive(reserve, activate)
+        except DynamoException as error:
+            if running.sequence is not None:
+                rank.simulation.cancel(running.sequence)
+                rank.wake()
+            self._fail(owner, error)
+
+    def _fail(self, owner: Reply, error: DynamoException) -> None:
+        if self._running.pop(reply_of(owner), None) is not None:
+            owner.fail(error)
 
     # What is opened.
 
-    def _start(self, work: Coroutine[None, None, None], name: str) -> None:
+    def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         assert self._tasks is not None
-        self._tasks.start(work, name)
+        return self._tasks.start(work, name)
 
     async def _open_handoffs(self) -> int | None:
         config = self._config
         if config.role is not DisaggregationMode.PREFILL or not config.bootstrap_ports:
             return None
-        self._handoffs = HandoffServer(config.handoff_timeout_ms / 1000)
+        limits = self._ranks[0].simulation.limits
+        timeout_s = config.handoff_timeout_ms / 1000
+        self._handoffs = HandoffServer(timeout_s, limits.engine_type, limits.transfer, self._clock)
         return await self._handoffs.open(own_address(), config.bootstrap_ports[self._index])
 
     def _open_native_events(self, dp_rank: int) -> NativeEvents | None:
@@ -323,14 +383,15 @@ class MockerEngine:
         self._start(opened.answer(), f"kv-replay-{dp_rank}")
         return opened
 
-    def _rank_of(self, sequence: Sequence[Reply]) -> Rank:
-        owner = sequence.owner
-        return self._running[owner.reply if isinstance(owner, ScriptedReply) else owner][0]
-
     def _least_busy(self) -> Rank:
         if len(self._ranks) == 1:
             return self._ranks[0]
         return min(self._ranks, key=lambda rank: rank.requests)
+
+
+def reply_of(owner: Reply) -> Reply:
+    """The reply that was given with a request, behind whatever speaks in its place."""
+    return owner.reply if isinstance(owner, ScriptedReply) else owner
 
 
 def own_address() -> str:

@@ -1,34 +1,56 @@
 """Handoff: where a prefill worker and a decode worker meet over one request (serving-plane.md §5.7).
 
-    decode ── {"room": 7} ──▶ prefill      as soon as the request came
-    decode ◀── {"ready": true} ── prefill  when the prompt is computed; {"error": "…"} when it will not be
-    decode ── {"done": true} ──▶ prefill   when the blocks were taken over; the connection's end says the same
+    decode                     prefill
+    Register            ──▶
+                        ◀──    Registered
+                        ◀──    SourceHeld             the prompt is computed, and how long its blocks will travel
+                        ◀──    ReserveDestination     is there room?
+    DestinationReserved ──▶
+                        ◀──    ActivateDestination    the blocks are there
+    ActionAck           ──▶
+                        ◀──    Complete
 
-Each side waits no longer than a session may last.
+SGLang's workers reserve before the prompt is computed, vLLM's when it is. Each side waits no longer than a session may
+last.
 """
 
 import asyncio
-import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
-from dynamo.core.codec import json_encode
+from dynamo.core.clock import Clock
 from dynamo.core.errors import ConfigError, WorkerUnavailable
+from dynamo.mocker.handoff_wire import (
+    ACCEPTED,
+    ACK,
+    ACTION,
+    ACTIVATE,
+    APPLIED,
+    COMPLETE,
+    DESTINATION_FIRST,
+    FACT,
+    HELD,
+    RESERVE,
+    RESERVED,
+    SOURCE_FIRST,
+    Identity,
+    Registration,
+    Wire,
+    WireError,
+    identity_of,
+)
+from dynamo.mocker.simulation.rules import EngineType, TransferRules
 from dynamo.protocols.engine import BootstrapInfo
 
 ROOMS_MAX = 1 << 16  # More than the sequences of any worker; beyond it the oldest that nobody came to is given up.
-LINE_MAX = 1 << 12
+RESERVE_FIRST, RESERVE_SECOND, ACTIVATE_LAST = 0, 1, 3
+"""The numbers that upstream gives these actions; those between are the prefill worker's own."""
+BROKEN = (OSError, EOFError, WireError)
 
 
-class _Word(msgspec.Struct, omit_defaults=True):
-    """A line of the conversation."""
-
-    room: int | None = None
-    ready: bool = False
-    done: bool = False
-    error: str | None = None
+def order_of(engine_type: EngineType) -> str:
+    """Whose room is first."""
+    return DESTINATION_FIRST if engine_type == "sglang" else SOURCE_FIRST
 
 
 @dataclass(slots=True, eq=False)
@@ -36,9 +58,17 @@ class Room:
     """One request's two sides."""
 
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    reserved: asyncio.Event = field(default_factory=asyncio.Event)
+    prompt_tokens: int = 0
     error: str | None = None
     let_go: Callable[[], None] | None = None
     expiry: asyncio.TimerHandle | None = None
+
+    def fail(self, why: str) -> None:
+        """Nothing comes of it, whoever waits."""
+        self.error = self.error or why
+        self.ready.set()
+        self.reserved.set()
 
     def leave(self) -> None:
         """Nobody needs the blocks any more."""
@@ -52,19 +82,33 @@ class Room:
 class HandoffServer:
     """The prefill side: a port, and a room for each request."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, engine_type: EngineType, transfer: TransferRules, clock: Clock) -> None:
         self._timeout_s = timeout_s
+        self._engine_type = engine_type
+        self._order = order_of(engine_type)
+        self._transfer = transfer
+        self._clock = clock
         self._rooms: dict[int, Room] = {}
         self._server: asyncio.Server | None = None
         self._talks: set[asyncio.Task[None]] = set()
 
+    @property
+    def decode_is_first(self) -> bool:
+        """Whether a prompt is computed only when there is room for it in the decode worker."""
+        return self._order == DESTINATION_FIRST
+
     async def open(self, host: str, port: int) -> int:
         """Listens; the port that it is, which is another one for port 0. Raises `ConfigError` where it is taken."""
         try:
-            self._server = await asyncio.start_server(self._meet, host, port, limit=LINE_MAX)
+            self._server = await asyncio.start_server(self._meet, host, port)
         except OSError as error:
             raise ConfigError(f"--bootstrap-ports {port}: {error.strerror or error}") from None
         return int(self._server.sockets[0].getsockname()[1])
+
+    async def settled(self) -> None:
+        """Returns when no conversation is going on."""
+        while self._talks:
+            await asyncio.wait(self._talks)
 
     async def close(self) -> None:
         """Ends every conversation and lets everything go."""
@@ -76,20 +120,28 @@ class HandoffServer:
         if self._talks:
             await asyncio.wait(self._talks)
         for room in self._rooms.values():
+            room.fail("the worker stops")
             room.leave()
         self._rooms.clear()
 
-    def computed(self, number: int, let_go: Callable[[], None]) -> None:
+    async def reserved(self, number: int) -> None:
+        """Returns when the decode worker has room. Raises `WorkerUnavailable` where it will not."""
+        room = self._room(number)
+        await room.reserved.wait()
+        if room.error is not None:
+            raise WorkerUnavailable(f"the decode worker: {room.error}")
+
+    def computed(self, number: int, prompt_tokens: int, let_go: Callable[[], None]) -> None:
         """A prompt is computed. `let_go` is called when its blocks were taken over, or nobody came for them."""
         room = self._room(number)
-        room.let_go = let_go
+        room.prompt_tokens, room.let_go = prompt_tokens, let_go
+        if room.error is not None:
+            self._forget(number)
         room.ready.set()
 
     def lost(self, number: int) -> None:
         """A prompt will not be computed."""
-        room = self._room(number)
-        room.error = "the prefill was cancelled"
-        room.ready.set()
+        self._room(number).fail("the prefill was cancelled")
 
     def _room(self, number: int) -> Room:
         room = self._rooms.get(number)
@@ -104,33 +156,74 @@ class HandoffServer:
     def _forget(self, number: int) -> None:
         room = self._rooms.pop(number, None)
         if room is not None:
+            room.fail("handoff session timed out")
             room.leave()
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._talks.add(task)
+        wire = Wire(reader, writer)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._talk(reader, writer)
-        except (OSError, TimeoutError, ValueError, msgspec.DecodeError, asyncio.CancelledError):
+                await self._talk(wire)
+        except (*BROKEN, asyncio.CancelledError):
             pass  # Whoever came is gone, says nonsense or waited too long; its room has a limit of its own.
         finally:
             self._talks.discard(task)
-            writer.close()
+            wire.close()
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        number = msgspec.json.decode(await reader.readline(), type=_Word).room
-        if number is None:
+    async def _talk(self, wire: Wire) -> None:
+        identity, who = await wire.registered()
+        wanted = ("Destination", self._order, self._engine_type)
+        if (who.role, who.order, who.engine_type) != wanted:
+            await wire.give_up(f"expected {wanted}, not {(who.role, who.order, who.engine_type)}")
             return
-        room = self._room(number)
+        room = self._room(identity.bootstrap_room)
         try:
-            await room.ready.wait()
-            writer.write(json_encode(_Word(ready=room.error is None, error=room.error)) + b"\n")
-            await writer.drain()
-            await reader.readline()
+            await self._hand_over(wire, room)
         finally:
-            self._forget(number)
+            if room.ready.is_set():
+                self._forget(identity.bootstrap_room)
+            else:
+                room.fail("it left before the prompt was computed")
+
+    async def _hand_over(self, wire: Wire, room: Room) -> None:
+        await wire.say("Registered")
+        tokens = 0
+        if self.decode_is_first:
+            tokens = await self._reserve(wire, RESERVE_FIRST)
+            room.reserved.set()
+        await room.ready.wait()
+        if room.error is not None:
+            await wire.give_up(room.error)
+            return
+        await wire.tell(HELD, transfer_timing=self._timing(room.prompt_tokens))
+        if not self.decode_is_first:
+            tokens = await self._reserve(wire, RESERVE_SECOND)
+        moved = min(tokens, room.prompt_tokens) if self._transfer.only_missing else room.prompt_tokens
+        await self._clock.sleep(self._transfer.transfer_ms(moved) / 1000)
+        await wire.act(ACTIVATE_LAST, ACTIVATE)
+        room.leave()
+        await wire.say(COMPLETE)
+
+    async def _reserve(self, wire: Wire, number: int) -> int:
+        """How many tokens of the prompt the decode worker has room for, and does not hold already."""
+        await wire.act(number, RESERVE)
+        fact = await wire.expect(FACT, RESERVED)
+        tokens = fact[RESERVED].get("transferable_prompt_tokens") if isinstance(fact[RESERVED], dict) else None
+        if not isinstance(tokens, int):
+            raise WireError(f"{RESERVED} without a number of tokens")
+        return tokens
+
+    def _timing(self, prompt_tokens: int) -> dict[str, object]:
+        transfer = self._transfer
+        return {
+            "mode": "destination_missing" if transfer.only_missing else "full_prompt",
+            "full_prompt_tokens": prompt_tokens,
+            "kv_bytes_per_token": transfer.bytes_per_token,
+            "bandwidth_gb_s": transfer.bandwidth_gbps or None,
+        }
 
 
 @dataclass(slots=True)
@@ -138,32 +231,64 @@ class Handoff:
     """The decode side of one request."""
 
     info: BootstrapInfo
+    request_id: str
+    engine_type: EngineType
     timeout_s: float
-    _writer: asyncio.StreamWriter | None = None
+    dp_rank: int = 0
 
-    async def ready(self) -> None:
-        """Returns when the prompt is computed. Raises `WorkerUnavailable` where it will not be."""
+    async def receive(self, reserve: Callable[[], Awaitable[int]], activate: Callable[[], None]) -> None:
+        """Takes a prompt over: `reserve` finds room and says for how many tokens, `activate` hears that they are there.
+
+        Returns when both sides are done. Raises `WorkerUnavailable` where the prompt will not come.
+        """
         where = f"{self.info.bootstrap_host}:{self.info.bootstrap_port}"
+        wire: Wire | None = None
         try:
             async with asyncio.timeout(self.timeout_s):
-                reader, self._writer = await asyncio.open_connection(
-                    self.info.bootstrap_host, self.info.bootstrap_port, limit=LINE_MAX
-                )
-                self._writer.write(json_encode(_Word(room=self.info.bootstrap_room)) + b"\n")
-                word = msgspec.json.decode(await reader.readline(), type=_Word)
+                wire = Wire(*await asyncio.open_connection(self.info.bootstrap_host, self.info.bootstrap_port))
+                await wire.register(self.identity, self._registration)
+                await self._follow(wire, reserve, activate)
         except TimeoutError:
             raise WorkerUnavailable(f"handoff session timed out: {where}") from None
-        except (OSError, ValueError, msgspec.DecodeError) as error:
+        except BROKEN as error:
             raise WorkerUnavailable(f"the prefill worker at {where} cannot be met: {error}") from None
-        if not word.ready:
-            raise WorkerUnavailable(f"the prefill worker at {where}: {word.error or 'it left'}")
+        finally:
+            if wire is not None:
+                wire.close()
 
-    async def done(self) -> None:
-        """The blocks were taken over, or nobody wants them any more."""
-        writer, self._writer = self._writer, None
-        if writer is None:
-            return
-        with contextlib.suppress(OSError):
-            writer.write(json_encode(_Word(done=True)) + b"\n")
-            await writer.drain()
-        writer.close()
+    @property
+    def identity(self) -> Identity:
+        """What both sides call the request."""
+        return identity_of(self.info, self.request_id)
+
+    @property
+    def _registration(self) -> Registration:
+        return Registration("Destination", self.dp_rank, order_of(self.engine_type), self.engine_type)
+
+    async def _follow(self, wire: Wire, reserve: Callable[[], Awaitable[int]], activate: Callable[[], None]) -> None:
+        """Does what the prefill worker says, until it says that it is done."""
+        has_room = is_active = False
+        while True:
+            try:
+                message = await wire.hear()
+            except BROKEN:
+                if is_active:
+                    return  # The blocks are here: how the other side ends is its own business.
+                raise
+            if message.name == COMPLETE:
+                if not is_active:
+                    raise WireError("it ended before the blocks were there")
+                return
+            if message.name != ACTION:
+                continue
+            number, action = message.body.get("id"), message.body.get("action")
+            if action is not None and RESERVE in action and not has_room:
+                has_room = True
+                await wire.say(ACK, {"action_id": number, "outcome": ACCEPTED})
+                await wire.tell(RESERVED, transferable_prompt_tokens=await reserve())
+            elif action is not None and ACTIVATE in action and has_room and not is_active:
+                is_active = True
+                activate()
+                await wire.say(ACK, {"action_id": number, "outcome": APPLIED})
+            else:
+                raise WireError(f"it asks for {action}")

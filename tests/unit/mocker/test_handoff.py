@@ -1,81 +1,298 @@
 """A prefill worker and a decode worker meet over one request, or hear that they will not."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Self
 
 import pytest
 
+from dynamo.core.clock import ManualClock
 from dynamo.core.errors import WorkerUnavailable
 from dynamo.mocker.handoff import Handoff, HandoffServer
+from dynamo.mocker.simulation.rules import EngineType, TransferRules
 from dynamo.protocols.engine import BootstrapInfo
 
 HOST = "127.0.0.1"
 WAIT_S = 10.0
+HANDOFF_ID = bytes(range(16))
+IDENTITY = {
+    "handoff_id": "00010203-0405-0607-0809-0a0b0c0d0e0f",
+    "bootstrap_room": 7,
+    "request_id": "r-1",
+}
+
+
+class WatchedClock(ManualClock):
+    """A clock that says when somebody sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_slept = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        asyncio.get_running_loop().call_soon(self.is_slept.set)
+        await super().sleep(seconds)
+
+
+class Place:
+    """A prefill worker's side, whose clock moves when it is told to."""
+
+    def __init__(self, engine_type: EngineType = "vllm", *, only_missing: bool = False, timeout_s: float = WAIT_S):
+        self.clock = WatchedClock()
+        rules = TransferRules(1_000_000, 1.0, only_missing)
+        self.server = HandoffServer(timeout_s, engine_type, rules, self.clock)
+        self.engine_type = engine_type
+        self.port = 0
+
+    async def __aenter__(self) -> Self:
+        self.port = await self.server.open(HOST, 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.server.close()
+
+    def decode(self, timeout_s: float = WAIT_S, engine_type: EngineType | None = None) -> Handoff:
+        info = BootstrapInfo(HOST, self.port, 7, HANDOFF_ID)
+        return Handoff(info, "r-1", engine_type or self.engine_type, timeout_s)
+
+
+class Decode:
+    """What the decode worker is asked for."""
+
+    def __init__(self, tokens: int = 32) -> None:
+        self.reserved = asyncio.Event()
+        self.active = asyncio.Event()
+        self._tokens = tokens
+
+    async def reserve(self) -> int:
+        self.reserved.set()
+        return self._tokens
+
+    async def take(self, handoff: Handoff) -> None:
+        await handoff.receive(self.reserve, self.active.set)
 
 
 @pytest.fixture
-async def place() -> AsyncIterator[tuple[HandoffServer, int]]:
-    server = HandoffServer(timeout_s=WAIT_S)
-    port = await server.open(HOST, 0)
-    yield server, port
-    await server.close()
+async def place() -> AsyncIterator[Place]:
+    async with Place() as made:
+        yield made
 
 
-def decode_side(port: int, room: int = 7, timeout_s: float = WAIT_S) -> Handoff:
-    return Handoff(BootstrapInfo(HOST, port, room), timeout_s)
+async def travel(place: Place, ms: float) -> None:
+    """Waits until the blocks are on their way, and then as long as that takes."""
+    await asyncio.wait_for(place.clock.is_slept.wait(), WAIT_S)
+    place.clock.advance(ms / 1000)
 
 
-@pytest.mark.parametrize("decode_first", [True, False])
-async def test_they_meet_whoever_comes_first(place: tuple[HandoffServer, int], decode_first: bool) -> None:
-    server, port = place
-    gone = asyncio.Event()
-    side = decode_side(port)
-    if decode_first:
-        waiting = asyncio.create_task(side.ready())
+@pytest.mark.parametrize("decode_is_first", [True, False])
+async def test_they_meet_whoever_comes_first(place: Place, decode_is_first: bool) -> None:
+    gone, decode = asyncio.Event(), Decode()
+    taking = asyncio.create_task(decode.take(place.decode())) if decode_is_first else None
+    if decode_is_first:
         await asyncio.sleep(0)
-        server.computed(7, gone.set)
-        await waiting
-    else:
-        server.computed(7, gone.set)
-        await side.ready()
+    place.server.computed(7, 20, gone.set)
+    taking = taking or asyncio.create_task(decode.take(place.decode()))
+    await asyncio.wait_for(decode.reserved.wait(), WAIT_S)
+    await travel(place, 19)
+    assert not decode.active.is_set(), "20 tokens of a megabyte take 20 ms at 1 GB/s"
     assert not gone.is_set(), "the blocks are held until they were taken over"
-    await side.done()
+    place.clock.advance(0.001)
+    await asyncio.wait_for(taking, WAIT_S)
+    assert decode.active.is_set()
     await asyncio.wait_for(gone.wait(), WAIT_S)
 
 
-async def test_decode_hears_that_the_prefill_is_lost(place: tuple[HandoffServer, int]) -> None:
-    server, port = place
-    server.lost(7)
-    side = decode_side(port)
+async def test_what_the_destination_holds_does_not_travel() -> None:
+    async with Place(only_missing=True) as place:
+        decode = Decode(tokens=4)
+        taking = asyncio.create_task(decode.take(place.decode()))
+        place.server.computed(7, 20, lambda: None)
+        await travel(place, 4)
+        await asyncio.wait_for(taking, WAIT_S)
+
+
+async def test_sglang_reserves_before_the_prompt_is_computed() -> None:
+    async with Place("sglang") as place:
+        decode = Decode()
+        taking = asyncio.create_task(decode.take(place.decode()))
+        await asyncio.wait_for(place.server.reserved(7), WAIT_S)
+        assert decode.reserved.is_set()
+        assert not decode.active.is_set()
+        place.server.computed(7, 20, lambda: None)
+        await travel(place, 20)
+        await asyncio.wait_for(taking, WAIT_S)
+
+
+async def test_a_prompt_is_not_computed_for_a_decode_worker_that_left() -> None:
+    async with Place("sglang") as place:
+
+        async def leave() -> int:
+            raise WorkerUnavailable("no room")
+
+        with pytest.raises(WorkerUnavailable, match="no room"):
+            await place.decode().receive(leave, lambda: None)
+        with pytest.raises(WorkerUnavailable, match="it left"):
+            await asyncio.wait_for(place.server.reserved(7), WAIT_S)
+
+
+async def test_blocks_of_a_decode_worker_that_left_are_let_go(place: Place) -> None:
+    async def leave() -> int:
+        raise WorkerUnavailable("no room")
+
+    gone = asyncio.Event()
+    place.server.computed(7, 20, gone.set)
+    with pytest.raises(WorkerUnavailable, match="no room"):
+        await place.decode().receive(leave, lambda: None)
+    await asyncio.wait_for(gone.wait(), WAIT_S)
+
+
+async def test_decode_hears_that_the_prefill_is_lost(place: Place) -> None:
+    place.server.lost(7)
     with pytest.raises(WorkerUnavailable, match="cancelled"):
-        await side.ready()
-    await side.done()
+        await Decode().take(place.decode())
 
 
-async def test_nobody_there_is_an_error_that_may_be_tried_elsewhere(place: tuple[HandoffServer, int]) -> None:
-    server, port = place
-    await server.close()
+async def test_another_engine_is_not_served(place: Place) -> None:
+    with pytest.raises(WorkerUnavailable, match="expected"):
+        await Decode().take(place.decode(engine_type="sglang"))
+    place.server.computed(7, 1, lambda: None)
+    taking = asyncio.create_task(Decode().take(place.decode()))
+    await travel(place, 1)
+    await asyncio.wait_for(taking, WAIT_S)
+
+
+async def test_nobody_there_is_an_error_that_may_be_tried_elsewhere(place: Place) -> None:
+    await place.server.close()
     with pytest.raises(WorkerUnavailable, match="cannot be met"):
-        await decode_side(port).ready()
+        await Decode().take(place.decode())
 
 
-async def test_decode_waits_no_longer_than_a_session_lasts(place: tuple[HandoffServer, int]) -> None:
-    side = decode_side(place[1], timeout_s=0.05)
+async def test_decode_waits_no_longer_than_a_session_lasts(place: Place) -> None:
     with pytest.raises(WorkerUnavailable, match="timed out"):
-        await side.ready()
-    await side.done()
+        await Decode().take(place.decode(timeout_s=0.05))
 
 
 async def test_blocks_that_nobody_comes_for_are_let_go() -> None:
-    server = HandoffServer(timeout_s=0.01)
-    gone = asyncio.Event()
-    server.computed(1, gone.set)
+    place, gone = Place(timeout_s=0.01), asyncio.Event()
+    place.server.computed(1, 20, gone.set)
     await asyncio.wait_for(gone.wait(), WAIT_S)
-    await server.close()
+    await place.server.close()
 
 
-async def test_closing_lets_everything_go(place: tuple[HandoffServer, int]) -> None:
+async def test_closing_lets_everything_go(place: Place) -> None:
     gone = asyncio.Event()
-    place[0].computed(1, gone.set)
-    await place[0].close()
+    place.server.computed(1, 20, gone.set)
+    await place.server.close()
     assert gone.is_set()
+
+
+# Frame by frame, as the released mocker was seen to speak.
+
+
+def frame(message: Any) -> bytes:
+    data = json.dumps({"identity": IDENTITY, "message": message}).encode()
+    return struct.pack("<I", len(data)) + data
+
+
+async def read(reader: asyncio.StreamReader) -> Any:
+    (length,) = struct.unpack("<I", await reader.readexactly(4))
+    said = json.loads(await reader.readexactly(length))
+    assert said["identity"] == IDENTITY
+    return said["message"]
+
+
+def fact(name: str, **words: Any) -> Any:
+    return {"Fact": {name: {"handoff_id": IDENTITY["handoff_id"], **words}}}
+
+
+def action(number: int, name: str) -> Any:
+    return {"Action": {"id": number, "action": {name: {"handoff_id": IDENTITY["handoff_id"]}}}}
+
+
+REGISTER = {"Register": {"role": "Destination", "dp_rank": 0, "order": "SourceFirst", "engine_type": "vllm"}}
+
+
+async def test_the_prefill_side_speaks_as_the_released_one(place: Place) -> None:
+    gone = asyncio.Event()
+    reader, writer = await asyncio.open_connection(HOST, place.port)
+    writer.write(b"DMHF\x01\x00\x00\x00" + frame(REGISTER))
+    async with asyncio.timeout(WAIT_S):
+        assert await read(reader) == "Registered"
+        place.server.computed(7, 20, gone.set)
+        timing = {"mode": "full_prompt", "full_prompt_tokens": 20, "kv_bytes_per_token": 1_000_000}
+        assert await read(reader) == fact("SourceHeld", transfer_timing=timing | {"bandwidth_gb_s": 1.0})
+        assert await read(reader) == action(1, "ReserveDestination")
+        writer.write(frame({"ActionAck": {"action_id": 1, "outcome": "Accepted"}}))
+        writer.write(frame(fact("DestinationReserved", transferable_prompt_tokens=32)))
+        await travel(place, 20)
+        assert await read(reader) == action(3, "ActivateDestination")
+        writer.write(frame({"ActionAck": {"action_id": 3, "outcome": "Applied"}}))
+        assert await read(reader) == "Complete"
+        assert gone.is_set()
+    writer.close()
+
+
+async def test_the_decode_side_speaks_as_the_released_one() -> None:
+    heard: list[Any] = []
+
+    async def source(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readexactly(8))
+        heard.append(await read(reader))
+        writer.write(frame("Registered") + frame(fact("SourceHeld")) + frame(action(1, "ReserveDestination")))
+        heard.extend([await read(reader), await read(reader)])
+        writer.write(frame(action(3, "ActivateDestination")))
+        heard.append(await read(reader))
+        writer.write(frame("Complete"))
+        writer.close()
+
+    decode = Decode(tokens=32)
+    async with served(source) as port, asyncio.timeout(WAIT_S):
+        await decode.take(Handoff(BootstrapInfo(HOST, port, 7, HANDOFF_ID), "r-1", "vllm", WAIT_S))
+    assert decode.active.is_set()
+    assert heard == [
+        b"DMHF\x01\x00\x00\x00",
+        REGISTER,
+        {"ActionAck": {"action_id": 1, "outcome": "Accepted"}},
+        fact("DestinationReserved", transferable_prompt_tokens=32),
+        {"ActionAck": {"action_id": 3, "outcome": "Applied"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (frame({"Abort": {"message": "no"}}), "Abort no"),
+        (frame("Registered") + frame("Complete"), "before the blocks"),
+        (frame("Registered") + frame(action(1, "Dance")), "Dance"),
+        (frame("Registered") + frame(action(3, "ActivateDestination")), "Activate"),
+        (struct.pack("<I", 1 << 30), "bytes"),
+        (struct.pack("<I", 3) + b"{}}", "not a frame"),
+        (b"", "cannot be met"),
+    ],
+)
+async def test_what_cannot_be_ends_the_decode_side(said: bytes, why: str) -> None:
+    async def source(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)
+        await read(reader)
+        writer.write(said)
+        writer.close()
+
+    async with served(source) as port, asyncio.timeout(WAIT_S):
+        with pytest.raises(WorkerUnavailable, match=why):
+            await Decode().take(Handoff(BootstrapInfo(HOST, port, 7, HANDOFF_ID), "r-1", "vllm", WAIT_S))
+
+
+class served:  # noqa: N801
+    """A server of one test."""
+
+    def __init__(self, talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
+        self._talk = talk
+
+    async def __aenter__(self) -> int:
+        self._server = await asyncio.start_server(self._talk, HOST, 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
