@@ -1,6 +1,7 @@
 """WorkerOptions: the flags that every worker has, whatever its engine (serving-plane.md §3.8)."""
 
 import os
+import socket
 from dataclasses import dataclass
 
 from dynamo.backend.disagg import DisaggregationMode, mode_of
@@ -141,6 +142,12 @@ class DisaggregatedOptions(WorkerOptions):
             is_prefill_worker=self.is_prefill_worker,
             is_decode_worker=self.is_decode_worker,
         )
+
+
+def own_address() -> str:
+    """Where others reach this machine."""
+    told = setting("DYN_HTTP_RPC_HOST", "", str) or setting("DYN_TCP_RPC_HOST", "", str)
+    return told or socket.gethostbyname(socket.gethostname())
 
 
 def grace_period_s() -> float:

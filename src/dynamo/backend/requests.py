@@ -46,6 +46,10 @@ class Requests:
         """Whether nobody waits for its answer any more."""
         return reply in self._dropped
 
+    def answered(self, reply: Reply) -> None:
+        """The answer is whole; what its task still does is between it and the engine."""
+        self._dropped.add(reply)
+
     def drop(self, reply: Reply, after_s: float = ABORT_S) -> None:
         """Nobody waits for the answer. Its task ends by itself, or is ended after that time."""
         task = self._running.get(reply)

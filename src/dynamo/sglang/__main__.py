@@ -1,0 +1,26 @@
+"""`python -m dynamo.sglang`: a worker with SGLang in it."""
+
+import sys
+from collections.abc import Sequence
+
+from dynamo.backend.worker import run_worker
+from dynamo.core.config import exit_on_config_error
+from dynamo.sglang.config import engine_words, read_command_line
+from dynamo.sglang.engine import SglangEngine
+from dynamo.sglang.library import check_installed, load_library
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Until it is told to stop; the exit status."""
+    config, rest = read_command_line(sys.argv[1:] if argv is None else argv)
+    check_installed()
+    library = load_library()
+    args = library.read_server_args(engine_words(config, rest))
+    if args.node_rank > 0:
+        library.Engine(server_args=args)  # Computes for the first node, and returns when that has ended.
+        return 0
+    return run_worker(config, lambda: SglangEngine(config, args, library))
+
+
+if __name__ == "__main__":
+    exit_on_config_error(main)

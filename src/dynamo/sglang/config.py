@@ -1,0 +1,82 @@
+"""SglangConfig: the flags of `python -m dynamo.sglang` that are ours (serving-plane.md §5.3); all others are SGLang's own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dynamo.backend.config import WorkerOptions
+from dynamo.backend.disagg import DisaggregationMode
+from dynamo.backend.waiting import WAITING as SHARED_WAITING
+from dynamo.core.config import build_parser, environ, from_namespace, option
+from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.waiting import declared_flags, without_waiting
+from dynamo.sglang.controls import read_engine_route
+from dynamo.sglang.waiting import WAITING
+
+PROG = "python -m dynamo.sglang"
+MODES = {
+    "null": DisaggregationMode.AGGREGATED,
+    "agg": DisaggregationMode.AGGREGATED,
+    "prefill": DisaggregationMode.PREFILL,
+    "decode": DisaggregationMode.DECODE,
+}
+FORWARD_PASS_VARIABLE = "DYN_FORWARDPASS_METRIC_PORT"  # noqa: S105 - the name of a variable
+STORE_EVENTS_VARIABLE = "DYN_MOONCAKE_KV_EVENTS_ENDPOINT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangConfig(WorkerOptions):
+    """SGLang as a worker. Every server argument of SGLang may be given beside these: see `sglang serve --help`."""
+
+    disaggregation_mode: str | None = option(
+        None,
+        "--disaggregation-mode",
+        None,
+        "What this worker does of each request: null (all of it), prefill or decode",
+        choices=tuple(MODES),
+    )
+    enable_multimodal: bool = option(
+        False, "--enable-multimodal", "DYN_SGL_ENABLE_MULTIMODAL", "Take images, videos and sounds, by their URLs"
+    )
+    enable_rl: bool = option(
+        False, "--enable-rl", "DYN_SGL_ENABLE_RL", "Offer what a trainer needs: pause, resume, new weights"
+    )
+    engine_routes: list[str] = option(
+        [],
+        "--engine-route",
+        "DYN_SGLANG_ENGINE_ROUTES",
+        "A method of SGLang's to be called at POST /engine/<path>: <path>[=<method>][:engine|tm]",
+    )
+
+    def __post_init__(self) -> None:
+        WorkerOptions.__post_init__(self)
+        for text in self.engine_routes:
+            try:
+                read_engine_route(text)
+            except InvalidArgument as error:
+                raise ConfigError(f"--engine-route {text}: {error}") from None
+
+    @property
+    def role(self) -> DisaggregationMode:
+        return MODES[self.disaggregation_mode or "null"]
+
+
+def read_command_line(argv: Sequence[str]) -> tuple[SglangConfig, list[str]]:
+    """Our own flags, and the rest, which is SGLang's. Raises `ConfigError`."""
+    variables = environ()
+    kept = without_waiting((*SHARED_WAITING, *WAITING), argv, variables, declared_flags(SglangConfig))
+    parser = build_parser(SglangConfig, variables=variables, prog=PROG)
+    parser.usage = "%(prog)s [options] [SGLang's server arguments]"
+    namespace, rest = parser.parse_known_args(kept)
+    return from_namespace(SglangConfig, namespace), rest
+
+
+def engine_words(config: SglangConfig, rest: Sequence[str]) -> list[str]:
+    """SGLang's command line: what was given, and the role that both sides must know."""
+    role = config.role
+    words = [] if role is DisaggregationMode.AGGREGATED else ["--disaggregation-mode", role.value]
+    return [*rest, *words]
+
+
+def wants_forward_passes(variables: Mapping[str, str]) -> bool:
+    """Whether the engine is to tell each of its steps: setting the port turns it on, as for every engine."""
+    return bool(variables.get(FORWARD_PASS_VARIABLE))

@@ -1,0 +1,228 @@
+"""Convert: a request in upstream's words into SGLang's, and SGLang's answer into ours. Pure.
+
+SGLang is asked in mappings: the arguments of `Engine.async_generate`, and in them those of its `SamplingParams`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET
+
+from dynamo.backend.asked import check_prompt, ends_of, hidden_ends_of, json_text, own_options, rank_of, token_biases
+from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, Unknown
+from dynamo.protocols.engine import (
+    CompletionUsage,
+    EngineOutput,
+    GuidedDecoding,
+    PreprocessedRequest,
+    PromptTokensDetails,
+    TopLogprob,
+)
+
+NEITHER = ("allowed_token_ids", "bad_words")
+"""Options of other engines that this one has no word for."""
+BAD_REQUEST, SERVER_ERROR = 400, 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the engine can take."""
+
+    context_length: int
+    ranks: int = 1
+    first_rank: int = 0
+    has_grammars: bool = True
+    """Whether it was started with its tokenizer, which grammars are compiled for."""
+    has_priorities: bool = False
+    """Whether its scheduler looks at them; otherwise it refuses them."""
+    is_low_first: bool = False
+    """Whether low priorities come first."""
+
+
+def to_asked(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
+    """The arguments of `Engine.async_generate`. Raises `InvalidArgument` that names the field."""
+    check_prompt(request, limits.context_length)
+    routing, output = request.routing, request.output_options
+    asked: dict[str, Any] = {
+        "input_ids": request.token_ids,
+        "sampling_params": sampling_of(request, limits),
+        "stream": True,
+    }
+    if output.logprobs is not None or output.prompt_logprobs is not None:
+        asked["return_logprob"] = True
+        asked["top_logprobs_num"] = max(output.logprobs or 0, output.prompt_logprobs or 0)
+        asked["logprob_start_len"] = -1 if output.prompt_logprobs is None else 0
+    if request.require_reasoning is True:
+        asked["require_reasoning"] = True
+    if routing is None:
+        return asked
+    if routing.cache_salt:
+        asked["cache_salt"] = routing.cache_salt
+    if routing.lora_name:
+        asked["lora_path"] = routing.lora_name
+    if routing.priority is not None and limits.has_priorities:
+        asked["priority"] = -routing.priority if limits.is_low_first else routing.priority
+    rank = rank_of(routing.dp_rank, limits.ranks, limits.first_rank)
+    if rank is not None:
+        asked["routed_dp_rank"] = rank
+    return asked
+
+
+def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
+    """What `SamplingParams` is made of. Text is our frontend's business: no stop string is looked for here."""
+    options, stop = request.sampling_options, request.stop_conditions
+    if options.use_beam_search:
+        raise InvalidArgument("use_beam_search is not supported here", param="use_beam_search")
+    if stop.max_thinking_tokens is not None:
+        raise InvalidArgument("SGLang does not limit thoughts by their tokens", param="max_thinking_tokens")
+    own = own_options(request)
+    for name in NEITHER:
+        if own.get(name) is not None:
+            raise InvalidArgument(f"{name} is not supported by SGLang", param=name)
+    room = limits.context_length - len(request.token_ids)
+    given = {
+        "n": options.n,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "repetition_penalty": options.repetition_penalty,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "sampling_seed": options.seed,
+        "min_new_tokens": stop.min_tokens,
+        "ignore_eos": stop.ignore_eos,
+    }
+    sampling: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    sampling["max_new_tokens"] = room if stop.max_tokens is None else min(stop.max_tokens, room)
+    if "min_new_tokens" in sampling:
+        sampling["min_new_tokens"] = min(sampling["min_new_tokens"], sampling["max_new_tokens"])
+    if (biases := own.get("logit_bias")) is not None:
+        sampling["logit_bias"] = {str(token): bias for token, bias in token_biases(biases).items()}
+    if ends := ends_of(request):
+        sampling["stop_token_ids"] = ends
+    sampling["skip_special_tokens"] = False
+    return sampling | guided_of(options.guided_decoding, has_grammars=limits.has_grammars)
+
+
+def guided_of(guided: GuidedDecoding | None, *, has_grammars: bool) -> dict[str, Any]:
+    """The constraint on the text, in the fields of `SamplingParams`. Raises `InvalidArgument`."""
+    if guided is None:
+        return {}
+    if guided.whitespace_pattern is not None:
+        raise InvalidArgument(
+            "whitespace_pattern is SGLang's --constrained-json-whitespace-pattern, for all requests",
+            param="guided_whitespace_pattern",
+        )
+    regex = guided.regex
+    if guided.choice:
+        regex = "(" + "|".join(re.escape(one) for one in guided.choice) + ")"
+    given = {
+        "json_schema": json_text(guided.json),
+        "regex": regex,
+        "ebnf": guided.grammar,
+        "structural_tag": json_text(guided.structural_tag),
+    }
+    found = {name: value for name, value in given.items() if value is not None}
+    if found and not has_grammars:
+        raise InvalidArgument(
+            "this worker was started with --skip-tokenizer-init, without which SGLang compiles no grammar",
+            param="response_format",
+        )
+    return found
+
+
+class Answer:
+    """What was said so far of one request, and the pieces still to be said."""
+
+    __slots__ = ("_cached_tokens", "_hidden", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_said", "unfinished")
+
+    def __init__(self, request: PreprocessedRequest) -> None:
+        self._prompt_tokens = len(request.token_ids)
+        self._hidden = hidden_ends_of(request)
+        self._logprobs = request.output_options.logprobs
+        self._prompt_logprobs: list[Any] | None = None if request.output_options.prompt_logprobs is None else []
+        self._cached_tokens = 0
+        self._said = 0
+        self.unfinished = request.sampling_options.n or 1
+
+    def take(self, told: Mapping[str, Any]) -> EngineOutput:
+        """What is new in a chunk of SGLang's. Raises for an answer that it gave up."""
+        meta = told["meta_info"]
+        reason = meta.get("finish_reason")
+        if reason is not None and reason["type"] == "abort":
+            raise given_up(reason)
+        if meta.get("cached_tokens"):
+            self._cached_tokens = meta["cached_tokens"]
+        tokens = list(told["output_ids"])
+        self._said += len(tokens)
+        piece = EngineOutput(tokens, told.get("index", 0))
+        if self._logprobs is not None:
+            self._put_logprobs(piece, meta)
+        if self._prompt_logprobs == [] and meta.get("input_token_logprobs"):
+            tops = meta.get("input_top_logprobs") or [None] * len(meta["input_token_logprobs"])
+            pairs = zip(meta["input_token_logprobs"], tops, strict=False)
+            self._prompt_logprobs = [prompt_likelihoods(own, top) for own, top in pairs]
+        if reason is not None:
+            self._end(piece, reason)
+        return piece
+
+    def usage(self) -> CompletionUsage:
+        """The counts so far."""
+        details = PromptTokensDetails(cached_tokens=self._cached_tokens)
+        return CompletionUsage(self._prompt_tokens, self._said, self._prompt_tokens + self._said, details)
+
+    def _put_logprobs(self, piece: EngineOutput, meta: Mapping[str, Any]) -> None:
+        rows = meta.get("output_token_logprobs") or []
+        if not rows:
+            return
+        tops = meta.get("output_top_logprobs") or [None] * len(rows)
+        piece.log_probs = [row[0] for row in rows]
+        piece.top_logprobs = [alternatives(row, top, self._logprobs or 0) for row, top in zip(rows, tops, strict=False)]
+
+    def _end(self, piece: EngineOutput, reason: Mapping[str, Any]) -> None:
+        """The last piece of a choice."""
+        self.unfinished -= 1
+        matched = reason.get("matched")
+        piece.finish_reason = "length" if reason["type"] == "length" else "stop"
+        if piece.finish_reason == "stop" and matched in self._hidden:
+            piece.finish_reason = "eos"
+        elif piece.finish_reason == "stop":
+            piece.stop_reason = matched
+        if self.unfinished <= 0:
+            piece.completion_usage = self.usage()
+        if self._prompt_logprobs:
+            piece.engine_data = {"prompt_logprobs": self._prompt_logprobs}
+
+
+def given_up(reason: Mapping[str, Any]) -> DynamoException:
+    """Why an answer was not finished: whose fault it was, and whether another worker may finish it."""
+    status, message = reason.get("status_code"), str(reason.get("message") or "the engine dropped the request")
+    if status is not None and BAD_REQUEST <= status < SERVER_ERROR:
+        return InvalidArgument(message)
+    if status == SERVER_ERROR:
+        return Unknown(message)
+    return EngineShutdown(message)
+
+
+def alternatives(row: Sequence[Any], tops: Sequence[Sequence[Any]] | None, count: int) -> list[TopLogprob]:
+    """The likeliest tokens in the place of one, from the likeliest on; the token itself where none were asked for."""
+    if not count or not tops:
+        return [TopLogprob(1, row[1], logprob=row[0])]
+    return [TopLogprob(rank, top[1], logprob=top[0]) for rank, top in enumerate(tops[:count], 1)]
+
+
+def prompt_likelihoods(own: Sequence[Any], tops: Sequence[Sequence[Any]] | None) -> dict[str, dict[str, Any]] | None:
+    """What a token of the prompt could have been; null for the first."""
+    if own[0] is None:
+        return None
+    found = {str(top[1]): {"logprob": top[0], "rank": rank} for rank, top in enumerate(tops or (), 1)}
+    found.setdefault(str(own[1]), {"logprob": own[0], "rank": None})
+    return found
+
+
+def shows(request: PreprocessedRequest) -> bool:
+    """Whether the prompt shows something."""
+    return request.multi_modal_data is not UNSET and bool(request.multi_modal_data)

@@ -1,0 +1,364 @@
+"""SglangEngine: SGLang's `Engine` behind a worker.
+
+    submit ──▶ convert ──▶ Engine.async_generate ──chunks──▶ convert ──▶ tokens to the reply
+                              │ its own processes
+    KV events over ZMQ ◀──────┤      load in shared memory ──▶ a look now and then ──▶ load
+    steps over ZMQ     ◀──────┘      SIGQUIT, or a process that ended ──▶ host.fail
+
+A request is a task here. One that is cancelled is told to SGLang by its id, and followed to its end.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from base64 import b64encode
+from typing import Any
+
+import msgspec
+
+from dynamo.backend.adapters import LoadedAdapters
+from dynamo.backend.asked import media_of
+from dynamo.backend.config import own_address
+from dynamo.backend.disagg import DisaggregationMode, bootstrap_of, prefill_output, prefill_request
+from dynamo.backend.engine import EngineConfig, EngineHost
+from dynamo.backend.health import watch
+from dynamo.backend.listeners import PassListener
+from dynamo.backend.media import media_items
+from dynamo.backend.requests import STOP_S, Life, Requests
+from dynamo.core.config import environ
+from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument
+from dynamo.core.tasks import TaskOwner
+from dynamo.kv_router.hicache import RUNTIME_KEY
+from dynamo.llm.hub import resolve_model
+from dynamo.llm.media_source import Media
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
+from dynamo.runtime.request_plane.base import Reply
+from dynamo.sglang.config import STORE_EVENTS_VARIABLE, SglangConfig, wants_forward_passes
+from dynamo.sglang.controls import Controls, read_engine_route
+from dynamo.sglang.convert import Answer, Limits, shows, to_asked
+from dynamo.sglang.events import kv_listeners, publisher_of
+from dynamo.sglang.handshake import Meeting, decode_meeting, prefill_meeting
+from dynamo.sglang.hicache import layout_of
+from dynamo.sglang.library import Library
+from dynamo.sglang.lora import adapters_of
+from dynamo.sglang.metrics import LoadReporter
+from dynamo.sglang.processes import check_alive, deaths_told
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_S = 600.0  # The first prompt compiles kernels, which takes minutes on some models.
+WARM_UP_PROMPT = [10, 11, 12, 13]
+"""Tokens that every vocabulary has."""
+MEDIA = {"image": "image_data", "video": "video_data", "audio": "audio_data"}
+
+
+class SglangEngine:
+    """`dynamo.backend.engine.LLMEngine` over SGLang."""
+
+    def __init__(self, config: SglangConfig, args: Any, library: Library) -> None:
+        """`args` are SGLang's `ServerArgs`."""
+        self._config = config
+        self._args = args
+        self._library = library
+        self._role = config.role
+        self._life = Life()
+        self._tasks = TaskOwner("sglang", on_crash=lambda _name, error: self._life.die(error))
+        self._requests = Requests(self._tasks)
+        self._ids: dict[Reply, set[str]] = {}
+        """What SGLang calls the choices of each request."""
+        self._closing = contextlib.ExitStack()
+        self._engine: Any = None
+        self._limits: Limits
+        self._host: EngineHost
+        self._adapters: LoadedAdapters[str]
+
+    async def start(self, host: EngineHost) -> EngineConfig:
+        self._host = host
+        args, library = self._args, self._library
+        path = await asyncio.to_thread(self._resolve)
+        publisher = publisher_of(args.kv_events_config)
+        self._adjust()
+        self._life.began(host.fail)
+        died = RuntimeError("SGLang says that one of its processes failed")
+        listen = self._closing.enter_context(deaths_told(asyncio.get_running_loop(), lambda: self._life.die(died)))
+        self._engine = engine = await asyncio.to_thread(self._make)
+        manager = engine.tokenizer_manager
+        manager.auto_create_handle_loop()
+        listen()
+        if self._life.is_dead:
+            raise died
+        self._limits = Limits(
+            context_length=manager.context_len,
+            ranks=args.dp_size,
+            has_grammars=not args.skip_tokenizer_init,
+            has_priorities=args.enable_priority_scheduling,
+            is_low_first=args.schedule_low_priority_values_first,
+        )
+        if self._role is not DisaggregationMode.AGGREGATED:
+            await self._warm_up()
+        self._listen(publisher)
+        block = args.page_size or 1
+        reporter = LoadReporter(manager, host, block, is_busy=lambda: len(self._requests) > 0)
+        self._tasks.start(reporter.run(), "load")
+        self._tasks.start(watch(self._look, self._life.die), "health")
+        if args.enable_metrics:
+            host.metrics.add_text(library.render_metrics)
+        is_prefill = self._role is DisaggregationMode.PREFILL
+        controls = Controls(
+            engine,
+            library.io_struct,
+            host,
+            has_training=self._config.enable_rl,
+            own=[read_engine_route(text) for text in self._config.engine_routes],
+        )
+        self._adapters = adapters_of(engine, args)
+        (state, *_) = await manager.get_internal_state()
+        tokens = engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"]
+        return EngineConfig(
+            model_path=path,
+            served_model_name=args.served_model_name,
+            context_length=self._limits.context_length,
+            kv_cache_block_size=block,
+            total_kv_blocks=tokens // block,
+            max_num_seqs=state.get("effective_max_running_requests_per_dp") or args.max_running_requests or 0,
+            max_num_batched_tokens=args.max_prefill_tokens,
+            data_parallel_size=args.dp_size,
+            publishes_kv_events=publisher is not None and not args.disable_radix_cache,
+            runtime_data=self._runtime_data(manager),
+            bootstrap_host=own_address() if is_prefill else None,
+            bootstrap_port=args.disaggregation_bootstrap_port if is_prefill else None,
+            routes=controls.routes(),
+            endpoints=controls.endpoints(),
+            adapters=self._adapters if args.enable_lora else None,
+            health_check_payload=self._canary(args.served_model_name),
+        )
+
+    def submit(self, request: PreprocessedRequest, reply: Reply) -> None:
+        self._life.check()
+        logger.debug("New Request ID: %s", reply.request_id)
+        if shows(request) and not self._config.enable_multimodal:
+            kinds = ", ".join(request.multi_modal_data or ())
+            raise InvalidArgument(
+                f"{kinds} parts: this worker was started without --enable-multimodal", param="messages"
+            )
+        if self._role is DisaggregationMode.PREFILL:
+            meeting = self._meeting_of_prefill(request)
+            request = prefill_request(request)
+            asked = to_asked(request, self._limits) | meeting.words()
+            self._adapters.of(asked.get("lora_path"))
+            self._requests.begin(self._prefill(request, asked, meeting, reply), reply)
+            return
+        if self._role is DisaggregationMode.DECODE:
+            request = one_choice(request)
+        asked = to_asked(request, self._limits)
+        if self._role is DisaggregationMode.DECODE:
+            asked |= self._decode_words(request)
+        self._adapters.of(asked.get("lora_path"))
+        self._requests.begin(self._answer(request, asked, reply), reply)
+
+    def cancel(self, reply: Reply) -> None:
+        if reply not in self._requests:
+            return
+        logger.debug("Aborted Request ID: %s", reply.request_id)
+        self._requests.drop(reply)
+        for name in self._ids.get(reply) or {reply.request_id}:
+            self._engine.tokenizer_manager.abort_request(rid=name)
+
+    def is_quiescent(self) -> bool:
+        """Whether every prompt was fetched: SGLang's prefill ends with that."""
+        return len(self._requests) == 0
+
+    async def drain(self) -> None:
+        await self._requests.drain()
+
+    async def stop(self) -> None:
+        self._life.stopped()
+        await self._tasks.cancel_and_wait(STOP_S)
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.shutdown)
+        self._closing.close()
+
+    # The start.
+
+    def _resolve(self) -> str:
+        """The model's directory, whose name it keeps unless another is given."""
+        args = self._args
+        given = args.model_path
+        path = resolve_model(given)
+        if not args.served_model_name or args.served_model_name == given:
+            args.served_model_name = os.path.basename(os.path.abspath(path)) if given == path else given
+        args.model_path = path
+        if args.tokenizer_path in (None, given):
+            args.tokenizer_path = path
+        return path
+
+    def _adjust(self) -> None:
+        """What SGLang's arguments are to be beside what they were given as."""
+        args = self._args
+        args.incremental_streaming_output = True  # Only what is new, not all of it again with each token.
+        if wants_forward_passes(environ()):
+            folder = tempfile.mkdtemp(prefix="dynamo-steps-")
+            self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
+            args.enable_forward_pass_metrics = True
+            args.forward_pass_metrics_worker_id = str(self._host.worker_id)
+            args.forward_pass_metrics_ipc_name = f"ipc://{folder}/rank"
+
+    def _make(self) -> Any:
+        """Starts SGLang, which loads in processes of its own. In a thread: the loop has to show that this one lives."""
+        try:
+            return self._library.Engine(server_args=self._args)
+        except ValueError as error:  # Arguments that contradict each other, the model or the machine.
+            raise ConfigError(f"SGLang: {' '.join(str(error).split())}") from error
+
+    def _listen(self, publisher: Any) -> None:
+        """Follows what the engine's processes publish."""
+        args = self._args
+        if publisher is not None and self._role.tells_cache:
+            is_eagle = self._library.is_eagle(args.speculative_algorithm)
+            block = args.page_size or 1
+            for listener in kv_listeners(publisher, args.dp_size, block, self._host, is_eagle=is_eagle):
+                logger.info("KV events from %s", listener.endpoint)
+                self._tasks.start(listener.run(), f"KV events of {listener.endpoint}")
+        if wants_forward_passes(environ()):
+            for rank in range(args.dp_size):
+                endpoint = f"{args.forward_pass_metrics_ipc_name}.{rank}"
+                self._tasks.start(PassListener(endpoint, rank, self._host).run(), f"steps of rank {rank}")
+
+    async def _warm_up(self) -> None:
+        """The first step of one part of a request, with blocks that nobody sends and nobody waits for."""
+        asked = {
+            "input_ids": WARM_UP_PROMPT,
+            "sampling_params": {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True},
+            "stream": True,
+            **Meeting(self._library.fake_bootstrap_host, self._args.disaggregation_bootstrap_port, 0).words(),
+        }
+        try:
+            async with asyncio.timeout(WARM_UP_S):
+                async for _ in await self._engine.async_generate(**asked):
+                    pass
+        except TimeoutError:
+            raise ConfigError(f"SGLang did not answer its first prompt within {WARM_UP_S:g} s") from None
+
+    def _runtime_data(self, manager: Any) -> dict[str, Any]:
+        args, library = self._args, self._library
+        layout = layout_of(
+            args,
+            is_mla=library.is_mla(manager),
+            is_eagle=library.is_eagle(args.speculative_algorithm),
+            events_endpoint=environ().get(STORE_EVENTS_VARIABLE) or None,
+        )
+        return {} if layout is None else {RUNTIME_KEY: layout}
+
+    def _canary(self, model: str) -> dict[str, Any] | None:
+        """What an idle worker is asked: of one part of a request, with the host that nobody is."""
+        if self._role is DisaggregationMode.AGGREGATED:
+            return None
+        return {
+            "model": model,
+            "token_ids": [1],
+            "stop_conditions": {"max_tokens": 1, "ignore_eos": True},
+            "sampling_options": {"temperature": 0.0},
+            "bootstrap_info": Meeting(self._library.fake_bootstrap_host, 0, 0).words(),
+        }
+
+    async def _look(self) -> None:
+        """Raises for an engine that is gone."""
+        if self._engine.tokenizer_manager.gracefully_exit:
+            raise RuntimeError("SGLang is shutting itself down")
+        check_alive(self._engine.get_all_child_pids())
+
+    # A request.
+
+    def _meeting_of_prefill(self, request: PreprocessedRequest) -> Meeting:
+        return prefill_meeting(request, own_address(), self._args.disaggregation_bootstrap_port)
+
+    def _decode_words(self, request: PreprocessedRequest) -> dict[str, Any]:
+        """What a decode engine is told of the prefill beside the request."""
+        words = decode_meeting(request).words()
+        routing = request.routing
+        if routing is not None and routing.prefill_dp_rank is not None:
+            words["disagg_prefill_dp_rank"] = routing.prefill_dp_rank
+        return words
+
+    async def _chunks(self, request: PreprocessedRequest, asked: dict[str, Any], reply: Reply) -> Any:
+        """SGLang's answer. What it calls each choice is kept for a caller that leaves."""
+        if shows(request):
+            items = await media_items(media_of(request), as_data_url)
+            asked = asked | {MEDIA[kind]: shown for kind, shown in items.items()}
+        if self._requests.is_dropped(reply):
+            return
+        names = self._ids[reply] = set()
+        try:
+            async for told in await self._engine.async_generate(**asked, rid=reply.request_id):
+                name = told["meta_info"]["id"]
+                if name not in names:
+                    logger.debug("New SGLang Request ID: %s", name)
+                    names.add(name)
+                    if self._requests.is_dropped(reply):  # It left before its choices had names.
+                        self._engine.tokenizer_manager.abort_request(rid=name)
+                if not self._requests.is_dropped(reply):
+                    yield told
+        except ValueError as error:  # SGLang's own check of a request.
+            raise InvalidArgument(str(error)) from error
+        finally:
+            del self._ids[reply]
+
+    async def _answer(self, request: PreprocessedRequest, asked: dict[str, Any], reply: Reply) -> None:
+        """One request; the bare tokens of a single answer are written the fast way."""
+        answer = Answer(request)
+        async for told in self._chunks(request, asked, reply):
+            piece = answer.take(told)
+            if piece.finish_reason is None and piece.log_probs is None and piece.index == 0:
+                for token in piece.token_ids:
+                    reply.token(token)
+            else:
+                reply.item(piece)
+        self._finish(answer, reply)
+
+    async def _prefill(
+        self, request: PreprocessedRequest, asked: dict[str, Any], meeting: Meeting, reply: Reply
+    ) -> None:
+        """A prompt for a decode worker.
+
+        Where the router made the room, the decode worker is there already. Otherwise it is sent with the words of this
+        answer, which ends at once: SGLang's own ends when the blocks were fetched.
+        """
+        answer = Answer(request)
+        if bootstrap_of(request) is None:
+            reply.item(prefill_output([], meeting.words(), finish_reason="length"))
+            reply.finish()
+            self._requests.answered(reply)
+            async for told in await self._engine.async_generate(**asked, rid=reply.request_id):
+                answer.take(told)
+            return
+        last: EngineOutput | None = None
+        async for told in self._chunks(request, asked, reply):
+            last = answer.take(told)
+        if last is not None and last.finish_reason is not None:
+            reply.item(prefill_output(last.token_ids, meeting.words(), last.completion_usage, finish_reason="length"))
+        self._finish(answer, reply)
+
+    def _finish(self, answer: Answer, reply: Reply) -> None:
+        if self._requests.is_dropped(reply):
+            return
+        if answer.unfinished > 0:
+            raise EngineShutdown("the engine ended the answer in the middle")
+        reply.finish()
+
+
+def one_choice(request: PreprocessedRequest) -> PreprocessedRequest:
+    """The same with one choice: the blocks of a prompt come over once."""
+    if (request.sampling_options.n or 1) == 1:
+        return request
+    sampling = msgspec.structs.replace(request.sampling_options, n=1, best_of=None)
+    return msgspec.structs.replace(request, sampling_options=sampling)
+
+
+async def as_data_url(_kind: str, media: Media) -> str:
+    """As SGLang is given bytes: it asks no host for anything."""
+    content_type = media.content_type or "application/octet-stream"
+    return f"data:{content_type};base64,{b64encode(media.data).decode()}"

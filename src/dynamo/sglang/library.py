@@ -1,0 +1,91 @@
+"""Library: the names of SGLang's package that are used here, imported when a worker starts. Made for SGLang 0.5.23."""
+
+import contextlib
+import importlib.util
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from dynamo.core.errors import ConfigError
+
+MISSING = "SGLang is not installed: pip install 'dynamo-serve[sglang]' (it needs a GPU, see docs/sglang.md)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """SGLang's classes. Another set of them with the same signatures stands in for it in tests."""
+
+    Engine: Any
+    io_struct: ModuleType | Any
+    """Where the words of SGLang's processes to each other stand."""
+    read_server_args: Callable[[Sequence[str]], Any]
+    """`ServerArgs` of a command line. Raises `ConfigError`."""
+    fake_bootstrap_host: str
+    """A host that no prefill answers at: the blocks are not sent, or not waited for."""
+    is_eagle: Callable[[str | None], bool]
+    """Whether a speculative algorithm names blocks by pairs of tokens."""
+    is_mla: Callable[[Any], bool]
+    """Whether a `TokenizerManager`'s model keeps one latent instead of keys and values."""
+    render_metrics: Callable[[], str]
+    """The series of the engine's processes as text."""
+
+
+def check_installed() -> None:
+    """Raises `ConfigError`, one line that says what to install."""
+    if importlib.util.find_spec("sglang") is None:
+        raise ConfigError(MISSING)
+
+
+def load_library() -> Library:
+    """Imports SGLang, which takes some seconds. Raises `ConfigError` where it is missing, too old or cannot run here."""
+    check_installed()
+    try:
+        from sglang.srt.configs.model_config import AttentionArch
+        from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
+        from sglang.srt.entrypoints.engine import Engine
+        from sglang.srt.managers import io_struct
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    except ImportError as error:
+        raise ConfigError(f"this SGLang cannot be used, 0.5.23 or newer is expected: {error}") from None
+
+    def is_eagle(algorithm: str | None) -> bool:
+        return algorithm is not None and bool(SpeculativeAlgorithm.from_string(algorithm).is_eagle())
+
+    def is_mla(manager: Any) -> bool:
+        return bool(manager.model_config.attention_arch == AttentionArch.MLA)
+
+    return Library(
+        Engine=Engine,
+        io_struct=io_struct,
+        read_server_args=_read_server_args,
+        fake_bootstrap_host=FAKE_BOOTSTRAP_HOST,
+        is_eagle=is_eagle,
+        is_mla=is_mla,
+        render_metrics=_render_metrics,
+    )
+
+
+def _read_server_args(words: Sequence[str]) -> Any:
+    from sglang.srt.server_args import prepare_server_args
+
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            return prepare_server_args(list(words))
+    except SystemExit:
+        lines = told.getvalue().strip().splitlines() or ["the server arguments cannot be read"]
+        raise ConfigError(f"{lines[-1]} (of SGLang's server arguments; ours: python -m dynamo.sglang --help)") from None
+    except (ValueError, AssertionError) as error:  # Arguments that contradict each other, the model or the machine.
+        raise ConfigError(f"SGLang: {' '.join(str(error).split())}") from error
+
+
+def _render_metrics() -> str:
+    """SGLang's processes write their series into files that each of them can add up."""
+    from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    text: str = generate_latest(registry).decode()
+    return text

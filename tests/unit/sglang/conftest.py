@@ -1,0 +1,76 @@
+"""An engine over a scripted SGLang, and the host that it speaks to."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.sglang import scripted
+from tests.unit.vllm.conftest import Heard, Host, request
+
+from dynamo.sglang.config import SglangConfig
+from dynamo.sglang.engine import SglangEngine
+from dynamo.sglang.library import Library
+
+__all__ = ["Heard", "Host", "Running", "Start", "request"]
+
+
+def library(made: list[scripted.Engine], script: list[Any]) -> Library:
+    """One whose engines are kept in `made` and begin with this script."""
+
+    def make(**kwargs: Any) -> scripted.Engine:
+        engine = scripted.Engine(**kwargs)
+        engine.script = script
+        made.append(engine)
+        return engine
+
+    return Library(
+        Engine=make,
+        io_struct=scripted.io_struct,
+        read_server_args=lambda words: scripted.ServerArgs(),
+        fake_bootstrap_host=scripted.FAKE_BOOTSTRAP_HOST,
+        is_eagle=lambda name: name == "EAGLE",
+        is_mla=lambda manager: False,
+        render_metrics=lambda: "sglang:x 1\n",
+    )
+
+
+@dataclasses.dataclass
+class Running:
+    engine: SglangEngine
+    sglang: scripted.Engine
+    host: Host
+    config: Any
+
+    async def ask(self, asked: Any, *script: Any) -> tuple[Heard, BaseException | None]:
+        """Lets SGLang say the script, to the end."""
+        self.sglang.script = list(script)
+        reply = Heard()
+        self.engine.submit(asked, reply)
+        async with asyncio.timeout(30):
+            error = await reply.ended
+        return reply, error
+
+
+Start = Callable[..., Awaitable[Running]]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts an engine: the flags of its configuration, and SGLang's arguments."""
+    engines: list[SglangEngine] = []
+
+    async def make(args: dict[str, Any] | None = None, **flags: Any) -> Running:
+        made: list[scripted.Engine] = []
+        host = Host()
+        given = scripted.ServerArgs(**{"model_path": str(tmp_path), "served_model_name": "m", **(args or {})})
+        engine = SglangEngine(SglangConfig(**flags), given, library(made, [scripted.chunk(1, finish=scripted.LENGTH)]))
+        engines.append(engine)
+        config = await engine.start(host)
+        return Running(engine, made[0], host, config)
+
+    yield make
+    for one in engines:
+        await one.stop()

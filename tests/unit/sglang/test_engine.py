@@ -1,0 +1,293 @@
+"""SglangEngine over a scripted SGLang: requests in, tokens out, and what goes wrong in between."""
+
+import asyncio
+import json
+
+import pytest
+from msgspec import UNSET
+from tests.unit.sglang.conftest import Heard, Start, request
+from tests.unit.sglang.scripted import FAKE_BOOTSTRAP_HOST, LENGTH, chunk
+
+from dynamo.backend.disagg import prefill_request
+from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
+from dynamo.protocols.engine import (
+    BootstrapInfo,
+    EngineOutput,
+    OutputOptions,
+    PrefillResult,
+    Routing,
+    SamplingOptions,
+    StopConditions,
+)
+
+STORE = {"extra_backend_tag": "tag", "tp_lcm_size": 4}
+ROOM = BootstrapInfo("10.0.0.1", 8998, 77)
+
+
+async def test_the_card_says_what_the_engine_is(start: Start) -> None:
+    running = await start({"enable_metrics": True})
+    config = running.config
+    assert config.served_model_name == "m"
+    assert (config.context_length, config.kv_cache_block_size, config.total_kv_blocks) == (128, 16, 64)
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (8, 256)
+    assert not config.publishes_kv_events
+    assert (config.bootstrap_host, config.bootstrap_port) == (None, None)
+    assert running.sglang.server_args.incremental_streaming_output
+    assert "sglang:x 1" in running.host.metrics.render()
+
+
+async def test_only_a_prefill_worker_says_where_decode_workers_meet_it(start: Start) -> None:
+    prefill = await start({"disaggregation_bootstrap_port": 9001}, disaggregation_mode="prefill")
+    decode = await start(disaggregation_mode="decode")
+    assert prefill.config.bootstrap_port == 9001
+    assert prefill.config.bootstrap_host
+    assert decode.config.bootstrap_port is None
+
+
+async def test_halves_of_requests_are_warmed_up_with_the_host_that_nobody_is(start: Start) -> None:
+    for mode in ("prefill", "decode"):
+        running = await start(disaggregation_mode=mode)
+        (asked,) = running.sglang.asked
+        assert asked["bootstrap_host"] == FAKE_BOOTSTRAP_HOST
+        assert running.config.health_check_payload["bootstrap_info"]["bootstrap_host"] == FAKE_BOOTSTRAP_HOST
+    assert (await start()).sglang.asked == []
+
+
+async def test_the_card_says_how_the_shared_store_names_its_pages(start: Start) -> None:
+    running = await start(
+        {
+            "hicache_storage_backend": "mooncake",
+            "hicache_storage_backend_extra_config": json.dumps(STORE),
+            "hicache_mem_layout": "page_head",
+            "served_model_name": "org/m",
+            "tp_size": 2,
+        }
+    )
+    layout = running.config.runtime_data["sglang_hicache_mooncake"]
+    assert (layout["page_size"], layout["tp_size"], layout["should_split_heads"]) == (16, 2, True)
+    assert layout["key_prefix"] == "tag_org-m"
+
+
+async def test_tokens_are_written_as_they_come_and_the_last_with_the_costs(start: Start) -> None:
+    running = await start()
+    reply, error = await running.ask(request(), chunk(4), chunk(5, 6), chunk(7, finish=LENGTH, cached_tokens=2))
+    assert error is None
+    assert reply.tokens == [4, 5, 6, 7]
+    (last,) = reply.items
+    assert (last.finish_reason, last.completion_usage.completion_tokens) == ("length", 4)
+    assert last.completion_usage.prompt_tokens_details.cached_tokens == 2
+    (asked,) = running.sglang.asked
+    assert (asked["input_ids"], asked["stream"], asked["rid"]) == ([1, 2, 3], True, "r")
+
+
+async def test_several_choices_are_told_apart(start: Start) -> None:
+    running = await start()
+    asked = request(sampling_options=SamplingOptions(n=2))
+    reply, error = await running.ask(
+        asked,
+        chunk(4, rid="a", index=0),
+        chunk(5, rid="b", index=1),
+        chunk(6, rid="b", index=1, finish=LENGTH),
+        chunk(7, rid="a", index=0, finish=LENGTH),
+    )
+    assert error is None
+    assert [(item.index, item.token_ids) for item in reply.items] == [(1, [5]), (1, [6]), (0, [7])]
+    assert reply.items[1].completion_usage is None
+    assert reply.items[2].completion_usage.completion_tokens == 4
+
+
+async def test_logprobs_come_with_their_tokens(start: Start) -> None:
+    running = await start()
+    asked = request(output_options=OutputOptions(logprobs=2, prompt_logprobs=0))
+    told = chunk(
+        4,
+        finish=LENGTH,
+        output_token_logprobs=[(-0.5, 4, None)],
+        output_top_logprobs=[[(-0.5, 4, None), (-1.5, 8, None), (-2.5, 9, None)]],
+        input_token_logprobs=[(None, 1, None), (-0.25, 2, None)],
+    )
+    reply, _ = await running.ask(asked, told)
+    (item,) = reply.items
+    assert item.log_probs == [-0.5]
+    assert [(top.rank, top.token_id) for top in item.top_logprobs[0]] == [(1, 4), (2, 8)]
+    assert item.engine_data == {"prompt_logprobs": [None, {"2": {"logprob": -0.25, "rank": None}}]}
+    assert (running.sglang.asked[0]["top_logprobs_num"], running.sglang.asked[0]["return_logprob"]) == (2, True)
+
+
+async def test_a_caller_that_leaves_aborts_its_request_and_hears_nothing_more(start: Start) -> None:
+    running = await start()
+    gate = asyncio.Event()
+    running.sglang.tokenizer_manager.on_abort = lambda rid: gate.set()
+    running.sglang.script = [chunk(4), gate, chunk(5, finish={"type": "abort", "message": "Aborted"})]
+    reply = Heard()
+    running.engine.submit(request(), reply)
+    while not reply.tokens:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    running.engine.cancel(reply)
+    async with asyncio.timeout(30):
+        await running.engine.drain()
+    assert running.sglang.tokenizer_manager.aborted == ["r"]
+    assert reply.tokens == [4]
+    assert not reply.ended.done()
+
+
+async def test_choices_that_get_their_names_late_are_aborted_too(start: Start) -> None:
+    running = await start()
+    gate = asyncio.Event()
+    running.sglang.script = [gate, chunk(4, rid="a", index=0), chunk(5, rid="b", index=1)]
+    reply = Heard()
+    running.engine.submit(request(sampling_options=SamplingOptions(n=2)), reply)
+    while not running.sglang.asked:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    running.engine.cancel(reply)
+    gate.set()
+    async with asyncio.timeout(30):
+        await running.engine.drain()
+    assert running.sglang.tokenizer_manager.aborted == ["r", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ({"type": "abort", "message": "too long", "status_code": 400}, InvalidArgument),
+        ({"type": "abort", "message": "broken", "status_code": 500}, Unknown),
+        ({"type": "abort", "message": "full", "status_code": 503}, EngineShutdown),
+        ({"type": "abort", "message": "Aborted"}, EngineShutdown),
+    ],
+)
+async def test_an_answer_that_is_given_up_says_whose_fault_it_was(
+    start: Start, reason: dict[str, object], expected: type[Exception]
+) -> None:
+    running = await start()
+    reply, error = await running.ask(request(), chunk(4), chunk(finish=reason))
+    assert type(error) is expected
+    assert str(reason["message"]) in str(error)
+
+
+async def test_what_sglang_itself_refuses_is_the_callers_fault(start: Start) -> None:
+    running = await start()
+    _, error = await running.ask(request(), ValueError("temperature must be non-negative"))
+    assert isinstance(error, InvalidArgument)
+
+
+async def test_an_answer_that_ends_in_the_middle_is_finished_elsewhere(start: Start) -> None:
+    running = await start()
+    _, error = await running.ask(request(), chunk(4))
+    assert isinstance(error, EngineShutdown)
+
+
+async def test_a_prefill_in_the_routers_room_ends_with_its_token(start: Start) -> None:
+    running = await start(disaggregation_mode="prefill")
+    reply, error = await running.ask(request(bootstrap_info=ROOM), chunk(4, finish=LENGTH))
+    assert error is None
+    (item,) = reply.items
+    assert isinstance(item, EngineOutput)
+    assert item.disaggregated_params == {
+        "bootstrap_host": "10.0.0.1",
+        "bootstrap_port": 8998,
+        "bootstrap_room": 77,
+    }
+    assert item.finish_reason == "length"
+    asked = running.sglang.asked[-1]
+    assert (asked["bootstrap_room"], asked["sampling_params"]["max_new_tokens"]) == (77, 1)
+
+
+async def test_a_prefill_in_a_room_of_its_own_tells_it_at_once(start: Start) -> None:
+    running = await start({"disaggregation_bootstrap_port": 9001}, disaggregation_mode="prefill")
+    gate = asyncio.Event()
+    reply, error = await running.ask(prefill_request(request()), gate, chunk(4, finish=LENGTH))
+    assert error is None
+    (item,) = reply.items
+    assert item.disaggregated_params["bootstrap_port"] == 9001
+    assert 0 <= item.disaggregated_params["bootstrap_room"] < 1 << 63
+    assert not running.engine.is_quiescent()
+    gate.set()
+    async with asyncio.timeout(30):
+        await running.engine.drain()
+    assert running.engine.is_quiescent()
+
+
+async def test_decode_meets_its_prefill_and_makes_one_choice(start: Start) -> None:
+    running = await start(disaggregation_mode="decode")
+    words = {"bootstrap_host": "h", "bootstrap_port": 1, "bootstrap_room": 5}
+    asked = request(
+        sampling_options=SamplingOptions(n=3),
+        prefill_result=PrefillResult(words),
+        routing=Routing(prefill_dp_rank=2),
+    )
+    reply, error = await running.ask(asked, chunk(4, finish=LENGTH))
+    assert error is None
+    given = running.sglang.asked[-1]
+    assert {name: given[name] for name in words} == words
+    assert given["disagg_prefill_dp_rank"] == 2
+    assert given["sampling_params"]["n"] == 1
+    assert reply.items[0].completion_usage is not None
+
+
+@pytest.mark.parametrize("result", [UNSET, PrefillResult({"kv_transfer_params": {}})])
+async def test_decode_without_a_meeting_is_refused(start: Start, result: object) -> None:
+    running = await start(disaggregation_mode="decode")
+    with pytest.raises(InvalidArgument, match="prefill_result"):
+        running.engine.submit(request(prefill_result=result), Heard())
+
+
+async def test_images_are_refused_where_nobody_asked_for_them(start: Start) -> None:
+    running = await start()
+    with pytest.raises(InvalidArgument, match="--enable-multimodal"):
+        running.engine.submit(request(multi_modal_data={"image_url": [{"Url": "https://x"}]}), Heard())
+
+
+async def test_images_come_as_data(start: Start) -> None:
+    running = await start(enable_multimodal=True)
+    asked = request(multi_modal_data={"image_url": [{"Url": "data:image/png;base64,iVBORw0KGgo="}]})
+    _, error = await running.ask(asked, chunk(4, finish=LENGTH))
+    assert error is None
+    assert running.sglang.asked[-1]["image_data"] == ["data:image/png;base64,iVBORw0KGgo="]
+
+
+async def test_an_adapter_that_is_not_loaded_is_looked_for_elsewhere(start: Start) -> None:
+    running = await start({"enable_lora": True})
+    with pytest.raises(WorkerUnavailable):
+        running.engine.submit(request(routing=Routing(lora_name="a")), Heard())
+    await running.config.adapters.load("a", "/a")
+    _, error = await running.ask(request(routing=Routing(lora_name="a")), chunk(4, finish=LENGTH))
+    assert error is None
+    assert running.sglang.asked[-1]["lora_path"] == "a"
+    await running.config.adapters.unload("a")
+    assert running.config.adapters.ids == {}
+
+
+async def test_an_adapter_that_sglang_does_not_take_is_refused(start: Start) -> None:
+    running = await start({"enable_lora": True})
+    running.sglang.tokenizer_manager.succeeds = False
+    with pytest.raises(InvalidArgument, match="rank too high"):
+        await running.config.adapters.load("a", "/a")
+
+
+async def test_a_dead_engine_is_told_once_and_takes_nothing_more(start: Start) -> None:
+    running = await start()
+    running.engine._life.die(RuntimeError("gone"))
+    running.engine._life.die(RuntimeError("again"))
+    assert [str(error) for error in running.host.failed] == ["gone"]
+    with pytest.raises(EngineShutdown):
+        running.engine.submit(request(), Heard())
+
+
+async def test_a_stopped_engine_is_shut_down_once(start: Start) -> None:
+    running = await start()
+    await running.engine.stop()
+    await running.engine.stop()
+    assert running.sglang.is_shut
+    with pytest.raises(EngineShutdown):
+        running.engine.submit(request(stop=StopConditions()), Heard())
+
+
+async def test_events_by_another_way_than_zmq_are_refused(start: Start) -> None:
+    with pytest.raises(ConfigError, match="publisher"):
+        await start({"kv_events_config": '{"publisher": "kafka"}'})
+
+
+async def test_events_are_announced_where_they_are_published(start: Start) -> None:
+    running = await start({"kv_events_config": '{"publisher": "zmq", "endpoint": "tcp://127.0.0.1:1"}'})
+    assert running.config.publishes_kv_events
