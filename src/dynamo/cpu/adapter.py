@@ -15,29 +15,21 @@ Rows = slice | npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One of the projections that the model keeps as one matrix."""
-
-    columns: slice
-    """Its outputs."""
-    ranks: slice
-    up: F32
-    """(outputs, rank), with the adapter's scale in it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Delta:
-    """What is added to one matrix."""
+    """What is added to one matrix.
+
+    Where the model keeps several projections as one matrix, `up` is zero between one's ranks and another's outputs: a few
+    more sums cost less than a product for each.
+    """
 
     down: F32
-    """(ranks of all parts, inputs)."""
-    parts: tuple[Part, ...]
+    """(inputs, ranks)."""
+    up: F32
+    """(ranks, outputs), with the adapter's scale in it."""
 
     def add(self, x: F32, rows: Rows, out: F32) -> None:
         """Adds what it makes of these rows of `x` to the same rows of `out`."""
-        ranks = x[rows] @ self.down.T
-        for part in self.parts:
-            out[rows, part.columns] += ranks[:, part.ranks] @ part.up.T
+        out[rows] += (x[rows] @ self.down) @ self.up
 
 
 @dataclass(frozen=True, slots=True)

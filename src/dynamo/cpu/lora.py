@@ -13,7 +13,7 @@ import numpy as np
 from xxhash import xxh3_64
 
 from dynamo.core.errors import ConfigError
-from dynamo.cpu.adapter import F32, Adapter, Delta, LayerDeltas, Part
+from dynamo.cpu.adapter import F32, Adapter, Delta, LayerDeltas
 from dynamo.cpu.architecture import Architecture
 from dynamo.cpu.checkpoint import Checkpoint, read_json
 from dynamo.cpu.model import interleaved
@@ -167,6 +167,7 @@ class _Reader:
         return LayerDeltas(
             qkv=self._joined(
                 "input_layernorm",
+                hidden,
                 [
                     self._pair("self_attn.q_proj", q, hidden, factor=query, is_rotated=True),
                     self._pair("self_attn.k_proj", kv, hidden, is_rotated=True),
@@ -174,13 +175,14 @@ class _Reader:
                 ],
                 (q, kv, kv),
             ),
-            out=self._joined(None, [self._pair("self_attn.o_proj", hidden, q)], (hidden,)),
+            out=self._joined(None, q, [self._pair("self_attn.o_proj", hidden, q)], (hidden,)),
             gate_up=self._joined(
                 "post_attention_layernorm",
+                hidden,
                 [self._pair("mlp.gate_proj", inner, hidden, factor=0.5), self._pair("mlp.up_proj", inner, hidden)],
                 (inner, inner),
             ),
-            down=self._joined(None, [self._pair("mlp.down_proj", hidden, inner)], (hidden,)),
+            down=self._joined(None, inner, [self._pair("mlp.down_proj", hidden, inner)], (hidden,)),
         )
 
     def _pair(
@@ -198,26 +200,25 @@ class _Reader:
             raise ConfigError(f"{self._checkpoint.path}: {module} has weights that are no numbers")
         return down, (interleaved(up, self._shape.head_dim) if is_rotated else up)
 
-    def _joined(self, norm: str | None, pairs: Sequence[tuple[F32, F32] | None], sizes: Sequence[int]) -> Delta | None:
+    def _joined(
+        self, norm: str | None, inputs: int, pairs: Sequence[tuple[F32, F32] | None], sizes: Sequence[int]
+    ) -> Delta | None:
         """What is added to a matrix that joins these projections, behind a norm."""
-        downs: list[F32] = []
-        parts: list[Part] = []
-        column = rank = 0
+        ranks = sum(len(pair[0]) for pair in pairs if pair is not None)
+        if ranks == 0:
+            return None
+        down, up = np.empty((inputs, ranks), np.float32), np.zeros((ranks, sum(sizes)), np.float32)
+        rank = column = 0
         for pair, size in zip(pairs, sizes, strict=True):
             if pair is not None:
-                down, up = pair
-                parts.append(
-                    Part(slice(column, column + size), slice(rank, rank + len(down)), np.ascontiguousarray(up))
-                )
-                downs.append(down)
-                rank += len(down)
+                until = rank + len(pair[0])
+                down[:, rank:until] = pair[0].T
+                up[rank:until, column : column + size] = pair[1].T
+                rank = until
             column += size
-        if not downs:
-            return None
-        joined = np.concatenate(downs)
         if norm is not None:
-            joined *= self._base.tensor(f"{self._name}.{norm}.weight", self._shape.hidden_size)
-        return Delta(joined, tuple(parts))
+            down *= self._base.tensor(f"{self._name}.{norm}.weight", self._shape.hidden_size)[:, None]
+        return Delta(down, up)
 
 
 def _texts(value: Any, what: str) -> list[str]:
