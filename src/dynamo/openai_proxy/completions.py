@@ -111,6 +111,7 @@ class CompletionsAnswer(TokenAnswer):
         if usage:
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
             self._cached_tokens = self._cached_tokens if cached is None else int(cached)
+            self._counted = int(usage.get("completion_tokens") or 0)
         if isinstance(chunk.get("kv_transfer_params"), dict):
             self.kv_transfer_params = chunk["kv_transfer_params"]
         return [piece for choice in chunk.get("choices") or () for piece in self._choice(choice)]
@@ -119,11 +120,11 @@ class CompletionsAnswer(TokenAnswer):
         logged = choice.get("logprobs")
         if self._tells_ids:
             token_ids = [int(one) for one in choice.get("token_ids") or ()]
-            if not token_ids and choice.get("text"):
+            if choice.get("token_ids") is None and choice.get("text"):
                 raise Unknown("the server says no token_ids: it does not know return_token_ids (--token-api logprobs)")
         else:
             token_ids = [] if logged is None else [_token_id(one) for one in logged.get("tokens") or ()]
-            if not token_ids and choice.get("text"):
+            if logged is None and choice.get("text") and not self.said:
                 raise Unknown("the server says no logprobs: tokens cannot be had from it (--input text)")
         reason = choice.get("finish_reason")
         if not token_ids and reason is None:

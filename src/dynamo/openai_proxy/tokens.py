@@ -51,6 +51,8 @@ class TokenAnswer:
         self._logprobs = request.output_options.logprobs
         self._unfinished = request.sampling_options.n or 1
         self._cached_tokens: int | None = None
+        self._counted = 0
+        """Tokens of the answer by the server's count, which knows those that it shows nobody."""
         self._held: EngineOutput | None = None
         self._cum_log_probs: dict[int, float] = {}
         self.said = 0
@@ -86,7 +88,8 @@ class TokenAnswer:
     def usage(self) -> CompletionUsage:
         """The counts so far."""
         details = None if self._cached_tokens is None else PromptTokensDetails(cached_tokens=self._cached_tokens)
-        return CompletionUsage(self._prompt_tokens, self.said, self._prompt_tokens + self.said, details)
+        said = max(self.said, self._counted)
+        return CompletionUsage(self._prompt_tokens, said, self._prompt_tokens + said, details)
 
     def _piece(self, token_ids: list[int], index: int) -> EngineOutput:
         self.said += len(token_ids)

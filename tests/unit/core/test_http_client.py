@@ -1,0 +1,239 @@
+"""HttpClient: what a server says, whole or in parts, and what becomes of its connection."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, ResponseTimeout
+from dynamo.core.http_client import Deadlines, HttpClient
+
+DEADLINES = Deadlines(5.0, 5.0, 5.0)
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Wire:
+    """A writer that goes nowhere."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+class Lines:
+    """The connections that were opened; what the server says on each is fed to its reader."""
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[asyncio.StreamReader, Wire]] = []
+        self.says: list[bytes] = []
+        self.ends = False
+
+    async def open(self, *_: object, **__: object) -> tuple[asyncio.StreamReader, Wire]:
+        reader = asyncio.StreamReader()
+        if self.says:
+            reader.feed_data(self.says.pop(0))
+        if self.ends:
+            reader.feed_eof()
+        self.opened.append((reader, Wire()))
+        return self.opened[-1]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    made = Lines()
+    monkeypatch.setattr(asyncio, "open_connection", made.open)
+    return made
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def whole(body: bytes, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
+    return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n%s\r\n%s" % (status, len(body), more, body)
+
+
+async def got(client: HttpClient) -> tuple[int, bytes]:
+    async with client.ask("GET", "/x") as answer:
+        return answer.status, await answer.read()
+
+
+async def test_a_whole_answer_leaves_its_connection_for_the_next_request(lines: Lines) -> None:
+    lines.says = [whole(b"one")]
+    client = HttpClient("http://h:1/base/", DEADLINES, headers={"authorization": "Bearer k"})
+    assert await got(client) == (200, b"one")
+    lines.opened[0][0].feed_data(whole(b"no", b"503 Busy"))
+    assert await got(client) == (503, b"no")
+    assert len(lines.opened) == 1
+    sent = lines.opened[0][1].sent
+    assert sent.count(b"GET /base/x HTTP/1.1\r\nhost: h:1\r\n") == 2
+    assert sent.count(b"authorization: Bearer k\r\n") == 2
+    client.close()
+    assert lines.opened[0][1].is_closed
+
+
+async def test_who_leaves_before_the_end_closes_the_connection(lines: Lines) -> None:
+    lines.says = [HEAD + chunk(b"data: 1\n\n")]
+    client = HttpClient("http://h:1", DEADLINES)
+    async with client.ask("POST", "/x", b"{}") as answer:
+        assert await answer.events() == [b"1"]
+    assert lines.opened[0][1].is_closed
+
+
+async def test_a_cancelled_request_closes_the_connection(lines: Lines) -> None:
+    lines.says = [HEAD + chunk(b"data: 1\n\n")]
+    client = HttpClient("http://h:1", DEADLINES)
+    began = asyncio.Event()
+
+    async def ask() -> None:
+        async with client.ask("POST", "/x", b"{}") as answer:
+            began.set()
+            await answer.read()
+
+    task = asyncio.create_task(ask())
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert lines.opened[0][1].is_closed
+
+
+async def test_a_cancelled_wait_for_the_first_byte_closes_the_connection(lines: Lines) -> None:
+    client = HttpClient("http://h:1", DEADLINES)
+    task = asyncio.create_task(got(client))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert lines.opened[0][1].sent
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert lines.opened[0][1].is_closed
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+async def test_events_are_told_apart_wherever_they_are_cut(lines: Lines, size: int) -> None:
+    text = b'data: {"a": 1}\r\n\r\n: a comment\n\nevent: x\ndata: 2\n\ndata: [DONE]\n\n'
+    cut = b"".join(chunk(text[at : at + size]) for at in range(0, len(text), size))
+    lines.says = [HEAD + cut + b"0\r\n\r\n"]
+    found: list[bytes] = []
+    client = HttpClient("http://h:1", DEADLINES)
+    async with client.ask("GET", "/x") as answer:
+        while (events := await answer.events()) is not None:
+            found += events
+    assert found == [b'{"a": 1}', b"2", b"[DONE]"]
+    assert not lines.opened[0][1].is_closed
+
+
+async def test_a_connection_that_was_closed_while_it_lay_idle_is_no_fault(lines: Lines) -> None:
+    lines.says = [whole(b"one"), whole(b"two")]
+    client = HttpClient("http://h:1", DEADLINES)
+    await got(client)
+    reader = lines.opened[0][0]
+    was_at_eof = reader.at_eof
+    reader.at_eof = lambda: False  # type: ignore[method-assign] - its end comes only when it is read
+    reader.feed_eof()
+    assert await got(client) == (200, b"two")
+    assert was_at_eof()
+    assert [wire.is_closed for _, wire in lines.opened] == [True, False]
+
+
+async def test_a_fresh_connection_that_ends_at_once_is_a_fault(lines: Lines) -> None:
+    lines.ends = True
+    with pytest.raises(Disconnected):
+        await got(HttpClient("http://h:1", DEADLINES))
+    assert len(lines.opened) == 1
+
+
+async def test_an_answer_that_breaks_off_is_a_fault(lines: Lines) -> None:
+    lines.says, lines.ends = [HEAD + chunk(b"data: 1\n\n")], True
+    with pytest.raises(Disconnected):
+        await got(HttpClient("http://h:1", DEADLINES))
+
+
+async def test_a_body_may_end_with_its_connection(lines: Lines) -> None:
+    lines.says, lines.ends = [b"HTTP/1.1 200 OK\r\n\r\nall of it"], True
+    assert await got(HttpClient("http://h:1", DEADLINES)) == (200, b"all of it")
+    assert lines.opened[0][1].is_closed
+
+
+async def test_connections_that_the_server_closes_are_not_kept(lines: Lines) -> None:
+    lines.says = [whole(b"one", more=b"connection: close\r\n"), b"HTTP/1.0 200 OK\r\ncontent-length: 1\r\n\r\n2"]
+    client = HttpClient("http://h:1", DEADLINES)
+    assert await got(client) == (200, b"one")
+    assert await got(client) == (200, b"2")
+    assert [wire.is_closed for _, wire in lines.opened] == [True, True]
+
+
+async def test_an_answer_without_a_body_is_whole(lines: Lines) -> None:
+    lines.says = [b"HTTP/1.1 204 No Content\r\n\r\n"]
+    client = HttpClient("http://h:1", DEADLINES)
+    assert await got(client) == (204, b"")
+
+
+@pytest.mark.parametrize("limits", [Deadlines(5.0, 0.01, 5.0), Deadlines(5.0, 5.0, 0.01)])
+async def test_silence_before_and_between_has_its_own_deadline(lines: Lines, limits: Deadlines) -> None:
+    lines.says = [b""] if limits.first_s < 1 else [HEAD + chunk(b"data: 1\n\n")]
+    with pytest.raises(ResponseTimeout, match=r"0\.01 s"):
+        await got(HttpClient("http://h:1", limits))
+    assert lines.opened[0][1].is_closed
+
+
+async def test_what_is_no_http_is_a_fault(lines: Lines) -> None:
+    lines.says = [b"nonsense\r\n\r\n"]
+    with pytest.raises(Disconnected, match="no HTTP"):
+        await got(HttpClient("http://h:1", DEADLINES))
+
+
+async def test_an_answer_that_is_too_large_is_not_read_to_its_end(lines: Lines) -> None:
+    lines.says = [whole(b"x" * 100)]
+    async with asyncio.timeout(5):
+        with pytest.raises(Disconnected, match="more than 10 bytes"):
+            async with HttpClient("http://h:1", DEADLINES).ask("GET", "/x") as answer:
+                await answer.read(10)
+
+
+@asynccontextmanager
+async def served(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]) -> AsyncIterator[int]:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    async with served(lambda _reader, writer: writer.close()) as port:
+        pass
+    with pytest.raises(CannotConnect, match=f"127.0.0.1:{port}"):
+        await got(HttpClient(f"127.0.0.1:{port}", DEADLINES))
+
+
+async def test_a_connection_that_does_not_come_about_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "open_connection", never)
+    with pytest.raises(CannotConnect, match="within"):
+        await got(HttpClient("http://h:1", Deadlines(0.01, 5.0, 5.0)))
+
+
+def test_an_address_of_version_six_keeps_its_brackets() -> None:
+    assert HttpClient("http://[::1]:80", DEADLINES).authority == "[::1]:80"
+    assert HttpClient("https://h", DEADLINES).authority == "h:443"
+
+
+@pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:x"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="--there"):
+        HttpClient(url, DEADLINES, setting="--there")

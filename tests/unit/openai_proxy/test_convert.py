@@ -1,0 +1,122 @@
+"""Convert: what a server is asked in text, and what its chunks and refusals are to us."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dynamo.core.errors import HttpError, InvalidArgument, Unknown, WorkerUnavailable
+from dynamo.openai_proxy.convert import Chunks, message_of, refusal, text_request
+
+CHAT: dict[str, Any] = {"model": "ours", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_a_request_goes_on_as_it_is_under_the_servers_name() -> None:
+    given = {**CHAT, "temperature": 0.5, "tools": [{"type": "function"}], "nvext": {"ignore_eos": True}}
+    asked = text_request(given, "theirs")
+    assert asked.path == "/chat/completions"
+    assert asked.body == {
+        **CHAT, "model": "theirs", "temperature": 0.5, "tools": [{"type": "function"}],
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    assert given["model"] == "ours"
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "streams"),
+    [
+        ({"prompt": "a"}, "/completions", True),
+        ({"prompt": [1, 2]}, "/completions", True),
+        ({"input": "a"}, "/embeddings", False),
+    ],
+)
+def test_what_is_asked_says_where_it_goes(given: dict[str, Any], path: str, streams: bool) -> None:
+    asked = text_request(given, "m")
+    assert (asked.path, asked.is_stream, "stream" in asked.body) == (path, streams, streams)
+
+
+@pytest.mark.parametrize("given", [{}, {"stream_options": [1], "prompt": "a"}])
+def test_what_is_no_request_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        text_request(given, "m")
+
+
+@pytest.mark.parametrize(
+    ("more", "drops"),
+    [({}, False), ({"stream": True}, True), ({"stream": True, "stream_options": {"include_usage": True}}, False)],
+)
+def test_counts_are_dropped_where_a_streaming_client_did_not_ask(more: dict[str, Any], drops: bool) -> None:
+    chunks = Chunks(text_request({**CHAT, **more}, "m"), "ours")
+    told = chunks.take({"choices": [], "usage": {"total_tokens": 3}})
+    assert (told is None) is drops
+    last = chunks.take({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": {"total_tokens": 3}})
+    assert last is not None
+    assert ("usage" in last) is not drops
+
+
+def test_chunks_bear_our_name_and_end_with_every_choice() -> None:
+    chunks = Chunks(text_request({**CHAT, "n": 2}, "theirs"), "ours")
+    for index in (1, 0):
+        assert not chunks.is_finished
+        told = chunks.take({"model": "theirs", "choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]})
+        assert told is not None
+        assert told["model"] == "ours"
+    assert chunks.is_finished
+
+
+def test_a_whole_message_is_a_chunk_of_its_own() -> None:
+    chunks = Chunks(text_request(CHAT, "m"), "ours")
+    message = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}, {"id": "2"}]}
+    told = chunks.take({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
+    assert told is not None
+    assert told["choices"][0]["delta"]["content"] == "x"
+    assert [call["index"] for call in told["choices"][0]["delta"]["tool_calls"]] == [0, 1]
+
+
+def test_thoughts_are_called_as_the_frontend_calls_them() -> None:
+    chunks = Chunks(text_request(CHAT, "m"), "ours")
+    told = chunks.take({"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]})
+    assert told is not None
+    assert told["choices"][0]["delta"] == {"reasoning_content": "hm"}
+
+
+def test_an_error_inside_a_stream_is_raised() -> None:
+    chunks = Chunks(text_request(CHAT, "m"), "ours")
+    with pytest.raises(HttpError, match="too long") as caught:
+        chunks.take({"error": {"message": "too long", "code": 400}})
+    assert caught.value.code == 400
+    with pytest.raises(WorkerUnavailable):
+        chunks.take({"error": {"message": "gone", "code": 503}})
+    with pytest.raises(HttpError, match="bad"):
+        chunks.take({"error": "bad"})
+    with pytest.raises(Unknown):
+        chunks.take([1])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "no such thing", "type": "x"}},
+        {"object": "error", "message": "no such thing", "code": 400},
+        {"detail": "no such thing"},
+        {"error": "no such thing"},
+        "no such thing",
+    ],
+)
+def test_the_words_of_a_refusal_are_found_in_every_form(body: Any) -> None:
+    assert message_of(json.dumps(body).encode()) == "no such thing"
+    assert message_of(b"no such thing\n") == "no such thing"
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 429, 500])
+def test_a_refusal_keeps_its_status(status: int) -> None:
+    error = refusal(status, b'{"message": "why"}')
+    assert isinstance(error, HttpError)
+    assert (error.code, error.message) == (status, "why")
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_who_cannot_answer_now_leaves_it_to_another(status: int) -> None:
+    error = refusal(status, b"")
+    assert error.retry_elsewhere
+    assert str(status) in str(error)
