@@ -157,6 +157,8 @@ class AnswerConnection(asyncio.Protocol):
         self._has_prologue = False
         self._is_writing = False
         """Whether it carries a request's frames to the worker instead of an answer."""
+        self._has_left = False
+        """Whether the worker was told that nobody listens: what it had said by then is not read."""
         self._may_write = asyncio.Event()
         self._may_write.set()
 
@@ -191,13 +193,14 @@ class AnswerConnection(asyncio.Protocol):
 
     def leave(self, control: bytes) -> None:
         """Says a last word and closes."""
+        self._has_left = True
         self.say(control)
         if self._transport is not None:
             self._transport.close()
 
     def _apply(self, header: bytes, body: bytes) -> None:
         call = self._call
-        if self._is_writing:
+        if self._is_writing or self._has_left:
             return  # What a worker says here has no meaning.
         if call is None:
             handshake = read_handshake(header)

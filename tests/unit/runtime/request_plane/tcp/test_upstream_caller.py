@@ -174,12 +174,19 @@ async def test_a_refusing_prologue_is_an_error() -> None:
     assert str(error) == "engine is gone"
 
 
-async def test_a_killed_call_turns_the_worker_away() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_killed_call_turns_the_worker_away(caplog: pytest.LogCaptureFixture, at_once: bool) -> None:
     talk = Conversation()
+    errors = METRICS.errors.value
     talk.call.kill()
-    talk.open()
+    if at_once:  # A released worker that is quick dials in and begins to answer in one breath.
+        hello = frame.two_part(json_encode({"subject": talk.call.subject, "stream_type": "response"}), b"")
+        talk.answer.data_received(hello + frame.two_part(b'{"error":null}', b"") + frame.two_part(b"", ITEM))
+    else:
+        talk.open()
     assert talk.transport.take() == [(b'"kill"', b"")]
     assert (talk.heard.told, talk.done, talk.transport.is_closed) == ([], [None], True)
+    assert (caplog.messages, METRICS.errors.value) == ([], errors)
 
 
 @pytest.mark.parametrize("garbage", [b"{", b'{"subject":5}'])
