@@ -1,14 +1,14 @@
-"""KvHoldings: what one rank's KV cache holds, told by its events, and how to tell it again (docs/kv-events.md).
+"""KvHoldings: what one rank's KV cache and the tiers below it hold, told by events, and how to tell it again.
 
 Whoever missed an event asks for the newest ones, which are kept as they were, or for all: a few events that lead from
-nothing to the present state. A block that was evicted before the blocks that follow it is remembered as long as they
-are held, for without it nobody could say where they belong.
+nothing to the present state (docs/kv-events.md). A block that was evicted before the blocks that follow it is remembered
+as long as they are held, for without it nobody could say where they belong.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
-from dynamo.llm.kv_dump import KvDump
+from dynamo.llm.kv_dump import TIERS, KvDump
 from dynamo.protocols.kv_events import (
     KvEventData,
     KvSourceAnswer,
@@ -25,20 +25,21 @@ from dynamo.protocols.kv_events import (
 )
 
 RECENT_MAX = 1024  # As upstream: some seconds of a busy worker, longer than an event plane takes to reconnect.
-TIER = "device"  # Where a block can be read at once; blocks that were moved elsewhere are told live, not in a dump.
-BLOCKS_MAX = 1 << 18  # Per rank: far above what an engine holds; a dump of them fits in one message of 32 MiB.
+BLOCKS_MAX = 1 << 18  # Per rank, once for each tier that holds one: a dump of them fits in one message of 32 MiB.
+_BITS = {name: 1 << number for number, name in enumerate(TIERS)}
 
 
 class _Place:
     """A block and what comes before it."""
 
-    __slots__ = ("block", "followers", "is_held", "parent_hash")
+    __slots__ = ("block", "followers", "parent_hash", "tiers")
 
-    def __init__(self, block: StoredBlock, parent_hash: int | None) -> None:
+    def __init__(self, block: StoredBlock, parent_hash: int | None, tiers: int) -> None:
         self.block = block
         self.parent_hash = parent_hash
         self.followers = 0
-        self.is_held = True
+        self.tiers = tiers
+        """A bit for each that holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,13 @@ class KvHoldings:
         self._blocks_max = blocks_max
         self._recent: deque[WorkerKvEvent] = deque(maxlen=recent_max)
         self._places: dict[int, _Place] = {}
+        self._more = 0
+        """How often a block is held by another tier as well."""
 
-    def held(self) -> dict[int, int]:
-        """The tokens hash of each block that is held, by its own hash."""
-        return {key: place.block.tokens_hash for key, place in self._places.items() if place.is_held}
+    def held(self, tier: str = TIERS[0]) -> dict[int, int]:
+        """The tokens hash of each block that a tier holds, by its own hash."""
+        bit = _BITS[tier]
+        return {key: place.block.tokens_hash for key, place in self._places.items() if place.tiers & bit}
 
     def apply(self, told: WorkerKvEvent) -> None:
         """The next event happened."""
@@ -72,15 +76,18 @@ class KvHoldings:
         assert event.event_id == self.last_event_id + 1, "an event of the cache was left out"
         self.last_event_id = event.event_id
         self._recent.append(told)
-        if told.storage_tier != TIER:
+        bit = _BITS.get(told.storage_tier)
+        if bit is None:
             return
         if event.data == "cleared":
-            self._places.clear()
+            if told.storage_tier == TIERS[0]:  # As routers have it: the engine forgot everything.
+                self._places.clear()
+                self._more = 0
         elif event.data.stored is not None:
-            self._store(event.data.stored)
+            self._store(event.data.stored, bit)
         elif event.data.removed is not None:
             for block_hash in event.data.removed.block_hashes:
-                self._remove(block_hash)
+                self._remove(block_hash, bit)
 
     def answer(self, query: KvSourceQuery) -> KvSourceAnswer:
         """What a router wants to know."""
@@ -107,9 +114,8 @@ class KvHoldings:
     def begin_dump(self) -> "PendingDump":
         """What is held now, to be told when it has been worked through."""
         places = self._places.values()
-        evicted = [key for key, place in self._places.items() if not place.is_held]
         blocks, parents = [place.block for place in places], [place.parent_hash for place in places]
-        made = KvDump(blocks, parents, evicted, self._tell)
+        made = KvDump(blocks, parents, [place.tiers for place in places], self._tell)
         return PendingDump(made, self.last_event_id)
 
     def told(self, pending: "PendingDump") -> KvSourceAnswer:
@@ -120,9 +126,8 @@ class KvHoldings:
         if 0 < since <= len(self._recent):
             last_event_id = self.last_event_id
             for told in list(self._recent)[-since:]:
-                if told.storage_tier == TIER:
-                    event = NumberedKvEvent(len(events) + 1, told.event.data, self._dp_rank)
-                    events.append(WorkerKvEvent(self._worker_id, TIER, told.residency_domain, event))
+                event = NumberedKvEvent(len(events) + 1, told.event.data, self._dp_rank)
+                events.append(WorkerKvEvent(self._worker_id, told.storage_tier, told.residency_domain, event))
         return KvSourceAnswer(dump=KvSourceDump(events, last_event_id))
 
     def dump(self) -> list[WorkerKvEvent]:
@@ -140,20 +145,27 @@ class KvHoldings:
                 followers[place.parent_hash] = followers.get(place.parent_hash, 0) + 1
         for key, place in self._places.items():
             assert place.followers == followers.get(key, 0), "a block does not know how many follow it"
-            assert place.is_held or place.followers, "a block is remembered for no reason"
-        assert len(self._places) <= self._blocks_max, "more blocks than there is room for"
+            assert place.tiers or place.followers, "a block is remembered for no reason"
+        more = sum(place.tiers.bit_count() - 1 for place in self._places.values() if place.tiers)
+        assert self._more == more, "the tiers of the blocks are miscounted"
+        assert len(self._places) + more <= self._blocks_max, "more blocks than there is room for"
 
-    def _store(self, stored: Stored) -> None:
+    def _store(self, stored: Stored, bit: int) -> None:
         """Blocks whose predecessor is unknown are nobody's prefix and are left out, here as in a router."""
         parent_hash = stored.parent_hash
         for block in stored.blocks:
             place = self._places.get(block.block_hash)
+            has_room = len(self._places) + self._more < self._blocks_max
             if place is not None:
-                place.is_held = True
-            elif len(self._places) >= self._blocks_max or not self._follow(parent_hash):
+                if place.tiers and not place.tiers & bit:
+                    if not has_room:
+                        return
+                    self._more += 1
+                place.tiers |= bit
+            elif not has_room or not self._follow(parent_hash):
                 return
             else:
-                self._places[block.block_hash] = _Place(block, parent_hash)
+                self._places[block.block_hash] = _Place(block, parent_hash, bit)
             parent_hash = block.block_hash
 
     def _follow(self, parent_hash: int | None) -> bool:
@@ -166,22 +178,23 @@ class KvHoldings:
         parent.followers += 1
         return True
 
-    def _remove(self, block_hash: int) -> None:
+    def _remove(self, block_hash: int, bit: int) -> None:
         """Forgets it, and the evicted blocks before it that nothing follows any more."""
         place = self._places.get(block_hash)
-        if place is None:
+        if place is None or not place.tiers & bit:
             return
-        place.is_held = False
+        place.tiers ^= bit
+        self._more -= bool(place.tiers)
         key: int | None = block_hash
         while key is not None:
             place = self._places[key]
-            if place.is_held or place.followers:
+            if place.tiers or place.followers:
                 return
             del self._places[key]
             key = place.parent_hash
             if key is not None:
                 self._places[key].followers -= 1
 
-    def _tell(self, number: int, change: Stored | Removed) -> WorkerKvEvent:
+    def _tell(self, number: int, change: Stored | Removed, tier: str) -> WorkerKvEvent:
         data = KvEventData(stored=change) if isinstance(change, Stored) else KvEventData(removed=change)
-        return WorkerKvEvent(self._worker_id, TIER, "worker", NumberedKvEvent(number, data, self._dp_rank))
+        return WorkerKvEvent(self._worker_id, tier, "worker", NumberedKvEvent(number, data, self._dp_rank))

@@ -3,58 +3,77 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.llm.kv_dump import KvDump
+from dynamo.llm.kv_dump import TIERS, KvDump
 from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, Stored, StoredBlock, WorkerKvEvent
 
+Tree = tuple[list[StoredBlock], list[int | None], list[int]]
 
-def tell(number: int, change: Stored | Removed) -> WorkerKvEvent:
+
+def tell(number: int, change: Stored | Removed, tier: str) -> WorkerKvEvent:
     data = KvEventData(stored=change) if isinstance(change, Stored) else KvEventData(removed=change)
-    return WorkerKvEvent(1, "device", "worker", NumberedKvEvent(number, data, 0))
+    return WorkerKvEvent(1, tier, "worker", NumberedKvEvent(number, data, 0))
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> tuple[list[StoredBlock], list[int | None], list[int]]:
-    """Blocks 1, 2, …, each after an earlier one or after nothing, in any order."""
+def trees(draw: st.DrawFn) -> Tree:
+    """Blocks 1, 2, …, each after an earlier one or after nothing, in any order; nothing follows only the unheld."""
     size = draw(st.integers(0, 30))
     parents = [draw(st.one_of(st.none(), st.integers(1, number - 1))) if number > 1 else None
                for number in range(1, size + 1)]  # fmt: skip
+    tiers = [draw(st.integers(0 if number in parents else 1, 15)) for number in range(1, size + 1)]
     order = draw(st.permutations(range(size)))
-    evicted = sorted(draw(st.sets(st.integers(1, size)))) if size else []
-    return [StoredBlock(place + 1, place) for place in order], [parents[place] for place in order], evicted
+    blocks = [StoredBlock(place + 1, place) for place in order]
+    return blocks, [parents[place] for place in order], [tiers[place] for place in order]
 
 
 @given(trees(), st.integers(1, 7))
-def test_pieces_make_the_whole(tree: tuple[list[StoredBlock], list[int | None], list[int]], blocks: int) -> None:
+def test_pieces_make_the_whole(tree: Tree, blocks: int) -> None:
     whole, pieces = KvDump(*tree, tell), KvDump(*tree, tell)
     rounds = 0
     while not pieces.is_complete:
         pieces.work(blocks)
         rounds += 1
-        assert rounds <= 2 * len(tree[0]) // blocks + 1
+        assert rounds <= (5 + len(TIERS)) * len(tree[0]) // blocks + 1
     assert pieces.events == whole.complete()
     assert [told.event.event_id for told in whole.events] == list(range(1, len(whole.events) + 1))
 
 
 @given(trees())
-def test_every_block_is_told_once_after_the_one_before_it(
-    tree: tuple[list[StoredBlock], list[int | None], list[int]],
-) -> None:
-    blocks, parents, evicted = tree
-    told: set[int] = set()
-    removed: list[int] = []
-    before = dict(zip((block.block_hash for block in blocks), parents, strict=True))
+def test_every_block_is_told_after_the_one_before_it_and_ends_where_it_is_held(tree: Tree) -> None:
+    blocks, parents, tiers = tree
+    held: dict[int, set[str]] = {block.block_hash: set() for block in blocks}
+    before = dict(zip(held, parents, strict=True))
+    order: list[int] = []
     for event in KvDump(*tree, tell).complete():
+        tier = event.storage_tier
         assert isinstance(event.event.data, KvEventData)
         if event.event.data.removed is not None:
-            removed += event.event.data.removed.block_hashes
+            for key in event.event.data.removed.block_hashes:
+                held[key].remove(tier)
             continue
         assert event.event.data.stored is not None
+        order.append(TIERS.index(tier))
         parent = event.event.data.stored.parent_hash
         for block in event.event.data.stored.blocks:
             assert before[block.block_hash] == parent
-            assert parent is None or parent in told
-            assert block.block_hash not in told
-            told.add(block.block_hash)
+            assert parent is None or held[parent]
+            assert tier not in held[block.block_hash]
+            held[block.block_hash].add(tier)
             parent = block.block_hash
-    assert told == set(before)
-    assert removed == evicted
+    assert order == sorted(order)
+    wanted = {block.block_hash: bits for block, bits in zip(blocks, tiers, strict=True)}
+    assert held == {
+        key: {name for number, name in enumerate(TIERS) if bits >> number & 1} for key, bits in wanted.items()
+    }
+
+
+@given(trees())
+def test_what_is_told_of_the_device_needs_no_other_tier(tree: Tree) -> None:
+    known: set[int] = set()
+    for event in KvDump(*tree, tell).complete():
+        assert isinstance(event.event.data, KvEventData)
+        if event.storage_tier != TIERS[0] or event.event.data.stored is None:
+            continue
+        parent = event.event.data.stored.parent_hash
+        assert parent is None or parent in known
+        known |= {block.block_hash for block in event.event.data.stored.blocks}

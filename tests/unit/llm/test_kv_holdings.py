@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dynamo.llm.kv_dump import TIERS
 from dynamo.llm.kv_holdings import KvHoldings
 from dynamo.protocols.kv_events import (
     KvEventData,
@@ -21,15 +22,16 @@ from dynamo.protocols.kv_events import (
 WORKER = 42
 RECENT = 4
 BLOCKS = 6
+DEVICE, HOST, DISK, _ = TIERS
 
 
-def tell(number: int, change: Stored | Removed | None, worker_id: int = WORKER) -> WorkerKvEvent:
+def tell(number: int, change: Stored | Removed | None, tier: str = "device", worker_id: int = WORKER) -> WorkerKvEvent:
     """None: the cache was cleared."""
     if isinstance(change, Stored):
         data: KvEventData | str = KvEventData(stored=change)
     else:
         data = "cleared" if change is None else KvEventData(removed=change)
-    return WorkerKvEvent(worker_id, "device", "worker", NumberedKvEvent(number, data, 0))  # type: ignore[arg-type]
+    return WorkerKvEvent(worker_id, tier, "worker", NumberedKvEvent(number, data, 0))  # type: ignore[arg-type]
 
 
 def stored(parent_hash: int | None, *hashes: int) -> Stored:
@@ -49,16 +51,18 @@ def ask(made: KvHoldings, start: int | None = None, end: int | None = None) -> K
 
 
 class Router:
-    """The simplest reader of events: a dict of blocks, and for each the set of those that may follow it."""
+    """The simplest reader of events: a dict of blocks for each tier, and what each block follows."""
 
     def __init__(self) -> None:
         self.parents: dict[int, int | None] = {}
-        self.held: dict[int, int] = {}
+        self.held: dict[str, dict[int, int]] = {tier: {} for tier in TIERS}
 
     def apply(self, told: WorkerKvEvent) -> None:
-        data = told.event.data
+        data, held = told.event.data, self.held[told.storage_tier]
         if data == "cleared":
-            self.held.clear()
+            if told.storage_tier == "device":
+                for one in self.held.values():
+                    one.clear()
         elif data.stored is not None:
             parent_hash = data.stored.parent_hash
             for block in data.stored.blocks:
@@ -67,16 +71,16 @@ class Router:
                     if parent_hash is not None and parent_hash not in known:
                         break
                     self.parents[block.block_hash] = parent_hash
-                self.held[block.block_hash] = block.tokens_hash
+                held[block.block_hash] = block.tokens_hash
                 parent_hash = block.block_hash
         elif data.removed is not None:
             for block_hash in data.removed.block_hashes:
-                self.held.pop(block_hash, None)
+                held.pop(block_hash, None)
 
     def known(self) -> set[int]:
         """What is held, and what comes before it."""
         found: set[int] = set()
-        for block_hash in self.held:
+        for block_hash in (one for held in self.held.values() for one in held):
             at: int | None = block_hash
             while at is not None and at not in found:
                 found.add(at)
@@ -84,15 +88,65 @@ class Router:
         return found
 
 
-def test_blocks_of_another_tier_are_told_live_but_not_held() -> None:
-    made = holdings(stored(None, 1))
-    moved = tell(2, stored(None, 7))
-    moved.storage_tier = "disk"
-    made.apply(moved)
+def tiered(*changes: tuple[str, Stored | Removed | None], **limits: int) -> KvHoldings:
+    made = KvHoldings(WORKER, **limits)
+    for number, (tier, change) in enumerate(changes, 1):
+        made.apply(tell(number, change, tier))
+    made.validate()
+    return made
+
+
+def test_a_dump_tells_every_tier_from_the_nearest_on() -> None:
+    made = tiered(
+        (DISK, stored(None, 1, 2, 3)), (DEVICE, stored(None, 1)), (HOST, stored(None, 1, 2)), ("external", stored(3, 4))
+    )
     assert made.held() == {1: 10}
+    assert made.held(HOST) == {1: 10, 2: 20}
+    assert made.dump() == [
+        tell(1, stored(None, 1)),
+        tell(2, stored(None, 1, 2), HOST),
+        tell(3, stored(None, 1, 2, 3), DISK),
+        tell(4, stored(3, 4), "external"),
+    ]
+
+
+def test_a_block_that_a_nearer_one_follows_is_told_there_and_taken_back() -> None:
+    made = tiered((DEVICE, stored(None, 1, 2)), (DISK, stored(None, 1)), (DEVICE, Removed([1])))
+    assert made.dump() == [
+        tell(1, stored(None, 1, 2)), tell(2, stored(None, 1), DISK), tell(3, Removed([1])),
+    ]  # fmt: skip
+
+
+def test_a_block_that_nobody_holds_is_told_where_the_next_one_is() -> None:
+    made = tiered((HOST, stored(None, 1, 2)), (HOST, Removed([1])))
+    assert made.dump() == [tell(1, stored(None, 1, 2), HOST), tell(2, Removed([1]), HOST)]
+
+
+def test_a_block_is_remembered_until_the_last_tier_gave_it_up() -> None:
+    made = tiered((DEVICE, stored(None, 1)), (HOST, stored(None, 1)), (DEVICE, Removed([1])), (DISK, Removed([1])))
+    assert (made.held(), made.held(HOST)) == ({}, {1: 10})
+    made.apply(tell(5, Removed([1]), HOST))
+    made.validate()
+    assert made.dump() == []
+
+
+def test_an_engine_that_forgot_everything_holds_nothing_in_any_tier() -> None:
+    made = tiered((DEVICE, stored(None, 1)), (HOST, stored(None, 1, 2)), (DEVICE, None))
+    made.validate()
+    assert made.dump() == []
+
+
+def test_each_tier_of_a_block_takes_room() -> None:
+    made = tiered((DEVICE, stored(None, 1, 2)), (HOST, stored(None, 1, 2)), blocks_max=3)
+    assert (made.held(), made.held(HOST)) == ({1: 10, 2: 20}, {1: 10})
+
+
+def test_a_tier_that_nobody_knows_is_told_live_but_not_held() -> None:
+    made = tiered((DEVICE, stored(None, 1)), ("tape", stored(None, 7)))
     answer = ask(made, 2)
     assert answer.events is not None
-    assert answer.events.events == [moved]
+    assert answer.events.events == [tell(2, stored(None, 7), "tape")]
+    assert made.dump() == [tell(1, stored(None, 1))]
 
 
 def test_nothing_is_held_before_the_first_event() -> None:
@@ -179,6 +233,11 @@ def test_there_are_no_more_blocks_than_there_is_room_for() -> None:
 
 HASHES = st.integers(1, BLOCKS)
 PARENTS = st.one_of(st.none(), HASHES)
+NAMES = st.sampled_from(TIERS)
+
+
+def everything(made: KvHoldings) -> dict[str, dict[int, int]]:
+    return {tier: made.held(tier) for tier in TIERS}
 
 
 class HoldingsMachine(RuleBasedStateMachine):
@@ -191,18 +250,18 @@ class HoldingsMachine(RuleBasedStateMachine):
         self.late = Router()
         self.late_id = 0
 
-    def happen(self, change: Stored | Removed | None) -> None:
-        told = tell(self.made.last_event_id + 1, change)
+    def happen(self, change: Stored | Removed | None, tier: str = DEVICE) -> None:
+        told = tell(self.made.last_event_id + 1, change, tier)
         self.made.apply(told)
         self.model.apply(told)
 
-    @rule(parent=PARENTS, hashes=st.lists(HASHES, max_size=4, unique=True))
-    def store(self, parent: int | None, hashes: list[int]) -> None:
-        self.happen(stored(parent, *(one for one in hashes if one != parent)))
+    @rule(parent=PARENTS, hashes=st.lists(HASHES, max_size=4, unique=True), tier=NAMES)
+    def store(self, parent: int | None, hashes: list[int], tier: str) -> None:
+        self.happen(stored(parent, *(one for one in hashes if one != parent)), tier)
 
-    @rule(hashes=st.lists(HASHES, max_size=3))
-    def remove(self, hashes: list[int]) -> None:
-        self.happen(Removed(hashes))
+    @rule(hashes=st.lists(HASHES, max_size=3), tier=NAMES)
+    def remove(self, hashes: list[int], tier: str) -> None:
+        self.happen(Removed(hashes), tier)
 
     @rule()
     def clear(self) -> None:
@@ -222,18 +281,18 @@ class HoldingsMachine(RuleBasedStateMachine):
         for told in events:
             self.late.apply(told)
         self.late_id = self.made.last_event_id
-        assert self.late.held == self.made.held()
+        assert self.late.held == everything(self.made)
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
-        assert self.made.held() == self.model.held
+        assert everything(self.made) == self.model.held
 
     @invariant()
     def a_dump_leads_to_the_same(self) -> None:
         reader = Router()
         for told in self.made.dump():
             reader.apply(told)
-        assert reader.held == self.made.held()
+        assert reader.held == everything(self.made)
         assert reader.known() == self.model.known()
 
     def teardown(self) -> None:
@@ -254,8 +313,8 @@ def test_every_range_is_answered_by_exactly_one_thing(start: int, end: int) -> N
 def test_what_happens_while_a_dump_is_made_is_told_in_it() -> None:
     made = holdings(stored(None, 1, 2))
     pending = made.begin_dump()
-    for number, change in enumerate((stored(2, 3), Removed([1])), 2):
-        made.apply(tell(number, change))
+    made.apply(tell(2, stored(2, 3)))
+    made.apply(tell(3, Removed([1])))
     dump = made.told(pending).dump
     assert dump is not None
     assert dump.events == [tell(1, stored(None, 1, 2)), tell(2, stored(2, 3)), tell(3, Removed([1]))]
