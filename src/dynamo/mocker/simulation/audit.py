@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 from dynamo.mocker.simulation.sequence import State
 
 if TYPE_CHECKING:
-    from dynamo.mocker.simulation.batching import Batching
+    from dynamo.mocker.simulation.books import Books
 
 
-def audit(sim: "Batching[Any]") -> None:
+def audit(sim: "Books[Any]") -> None:
     """Raises `AssertionError` where blocks, tokens or requests are lost or counted twice."""
     sim.pool.validate()
     if sim.host is not None:
@@ -19,7 +19,7 @@ def audit(sim: "Batching[Any]") -> None:
     _check_decoding(sim)
 
 
-def _check_blocks(sim: "Batching[Any]") -> None:
+def _check_blocks(sim: "Books[Any]") -> None:
     holding = [*sim.decoding, *([sim.partial] if sim.partial else []), *sim.loading, *sim.loaded, *sim.kept]
     holders: dict[int, int] = {}
     for sequence in holding:
@@ -30,7 +30,7 @@ def _check_blocks(sim: "Batching[Any]") -> None:
     assert len(sim.decoding) + (sim.partial is not None) <= sim.limits.max_num_seqs
 
 
-def _check_counts(sim: "Batching[Any]") -> None:
+def _check_counts(sim: "Books[Any]") -> None:
     admitted = [*([sim.partial] if sim.partial else []), *sim.loading, *sim.loaded]
     queued = sum(sequence.length for sequence in sim.waiting) + sum(sequence.owed for sequence in admitted)
     assert sim.queued_tokens == queued
@@ -45,7 +45,7 @@ def _check_counts(sim: "Batching[Any]") -> None:
         assert tally.squares == sum(value * value for value in values)
 
 
-def _check_waiting(sim: "Batching[Any]") -> None:
+def _check_waiting(sim: "Books[Any]") -> None:
     for sequence in sim.waiting:
         assert sequence.state is State.WAITING
         assert sequence.committed == sequence.private == 0
@@ -55,7 +55,7 @@ def _check_waiting(sim: "Batching[Any]") -> None:
         assert sequence.state is State.DONE
 
 
-def _check_decoding(sim: "Batching[Any]") -> None:
+def _check_decoding(sim: "Books[Any]") -> None:
     borders, endings = sim.expected
     assert sum(map(len, endings.values())) == len(sim.decoding)
     assert sum(map(len, borders.values())) == sum(one.border <= one.ending for one in sim.decoding)
