@@ -1,0 +1,75 @@
+"""Adapters of the bundled demo model for tests of processes, and what transformers answers with them merged by hand."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import save_file
+from tests.unit.cpu.conftest import random_adapter
+
+from dynamo.cpu.config import DEMO_MODEL
+
+RANK, ALPHA = 4, 8
+STRENGTH = 0.6
+"""Enough that the adapters say something else than the model, and than each other."""
+
+
+def config() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(DEMO_MODEL) / "config.json").read_text())
+    return found
+
+
+def tensors_of(seed: int, targets: Sequence[str]) -> dict[str, Any]:
+    return random_adapter(config(), targets=targets, rank=RANK, seed=seed, strength=STRENGTH)
+
+
+def write(path: Path, seed: int, targets: Sequence[str]) -> Path:
+    """An adapter in PEFT's layout."""
+    path.mkdir(parents=True)
+    told = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": list(targets), "bias": "none"}
+    (path / "adapter_config.json").write_text(json.dumps(told))
+    save_file(tensors_of(seed, targets), path / "adapter_model.safetensors")
+    return path
+
+
+@cache
+def tokenizer() -> Any:
+    return transformers.AutoTokenizer.from_pretrained(DEMO_MODEL)
+
+
+@cache
+def merged(seed: int | None, targets: tuple[str, ...] = ()) -> Any:
+    """The model in transformers, with an adapter's product added to its weights."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
+    if seed is not None:
+        parameters = dict(model.named_parameters())
+        tensors = tensors_of(seed, targets)
+        with torch.no_grad():
+            for name, down in tensors.items():
+                if name.endswith(".lora_A.weight"):
+                    up = tensors[name.replace("lora_A", "lora_B")]
+                    module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+                    delta = (up.astype(np.float64) @ down.astype(np.float64)) * (ALPHA / RANK)
+                    parameters[f"{module}.weight"] += torch.from_numpy(delta.astype(np.float32))
+    return model
+
+
+def greedily(model: Any, prompt: list[int], count: int) -> str:
+    """What it says after a prompt, whatever it says."""
+    tokens = torch.tensor([prompt])
+    with torch.no_grad():
+        cached: Any = None
+        said: list[int] = []
+        inputs = tokens
+        for _ in range(count):
+            out = model(inputs, past_key_values=cached, use_cache=True)
+            cached = out.past_key_values
+            said.append(int(out.logits[0, -1].argmax()))
+            inputs = torch.tensor([[said[-1]]])
+    text: str = tokenizer().decode(said, skip_special_tokens=True)
+    return text

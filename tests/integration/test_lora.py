@@ -1,0 +1,208 @@
+"""LoRA end to end: adapters are loaded into running workers, answer as their merged weights do, and leave again."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.integration.graph import DEADLINE_S, Graph, free_port, is_live, wait_for
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+from tests.integration import adapters
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+
+TUNED = (1, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
+OTHER = (2, ("q_proj", "v_proj"))
+FLAGS = ("--enable-lora", "--max-loras", "2", "--threads", "1", "--block-size", "16", "--kv-cache-blocks", "64")
+COUNT = 16
+
+
+class System:
+    """A worker's system port."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S)
+
+    def load(self, name: str, uri: str) -> dict[str, Any]:
+        return self.http.post("/v1/loras", json={"lora_name": name, "source": {"uri": uri}}).json()
+
+    def unload(self, name: str) -> dict[str, Any]:
+        return self.http.delete(f"/v1/loras/{name}").json()
+
+    def loaded(self) -> set[str]:
+        return set(self.http.get("/v1/loras").json()["loras"])
+
+
+class Lora(Graph):
+    """A frontend that routes by KV cache, and two workers."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "--router-mode", "kv", "--migration-limit", "3")
+        self.systems: list[System] = []
+        self.add()
+        self.add(DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS="256")  # With a tier below its cache.
+        wait_for(lambda: is_live(self) and self.workers() == 2, "a worker is missing")
+        self.paths = {
+            "tuned": adapters.write(folder / "tuned", *TUNED),
+            "other": adapters.write(folder / "other", *OTHER),
+        }
+
+    def add(self, *flags: str, **variables: str) -> None:
+        port = free_port()
+        self.run("cpu", "--model-name", "m", *FLAGS, *flags, DYN_SYSTEM_PORT=str(port), **variables)
+        self.systems.append(System(port))
+
+    def stop(self) -> None:
+        for system in self.systems:
+            system.http.close()
+        super().stop()
+
+    def models(self) -> set[str]:
+        return {one["id"] for one in self.http.get("/v1/models").json()["data"]}
+
+    def ask(self, model: str, prompt: list[int], count: int = COUNT) -> httpx.Response:
+        body = {"model": model, "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
+        return self.post(body, "/v1/completions")
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lora]:
+    found = Lora(tmp_path_factory.mktemp("lora"))
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+def prompts() -> list[list[int]]:
+    """Long enough that blocks are shared where they must not be."""
+    text = "A worker tells the router which blocks it holds, and the router sends a prompt to who holds its beginning. "
+    beginning = adapters.tokenizer().encode(text * 2)
+    return [beginning + adapters.tokenizer().encode(end) for end in ("Why?", "And then?", "What is lost?")]
+
+
+def text(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    found: str = answer.json()["choices"][0]["text"]
+    return found
+
+
+def test_adapters_answer_as_their_merged_weights_in_one_batch_with_the_model(graph: Lora) -> None:
+    for system in graph.systems:
+        for name, path in graph.paths.items():
+            found = system.load(name, f"file://{path}")
+            assert found["status"] == "success", found
+        assert system.load("tuned", "file:///nowhere")["status"] == "success", "it is loaded already"
+        assert system.loaded() == {"tuned", "other"}
+    wait_for(lambda: graph.models() == {"m", "tuned", "other"}, "an adapter is not listed")
+    models = {"m": adapters.merged(None), "tuned": adapters.merged(*TUNED), "other": adapters.merged(*OTHER)}
+    asked = [(name, prompt) for prompt in prompts() for name in models]
+    wanted = [adapters.greedily(models[name], prompt, COUNT) for name, prompt in asked]
+    assert len(set(wanted)) == len(wanted), "adapters that say the same prove nothing"
+    with ThreadPoolExecutor(len(asked)) as pool:
+        for _ in range(3):  # Afterwards from the cache, from the tier below it, and all at once.
+            found = list(pool.map(lambda one: text(graph.ask(*one)), asked))
+            assert found == wanted
+
+
+def test_a_prompt_is_found_in_the_cache_of_its_own_adapter_alone(graph: Lora) -> None:
+    prompt = adapters.tokenizer().encode("Some words that nobody has said before, and a few more of them. " * 4)
+
+    def cached(model: str) -> int:
+        answer = graph.ask(model, prompt, 1)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert [cached(name) for name in ("m", "tuned", "other")] == [0, 0, 0]
+    for name in ("m", "tuned", "other"):
+        wait_for(lambda name=name: cached(name) > 0, "the router never heard of the blocks")  # type: ignore[misc]
+
+
+def test_only_workers_that_have_it_are_asked_and_what_is_unloaded_is_gone(graph: Lora) -> None:
+    path = adapters.write(graph.folder / "third", 3, ("down_proj",))
+    assert graph.systems[0].load("third", str(path))["status"] == "success"
+    wait_for(lambda: "third" in graph.models(), "the adapter is not listed")
+    want = adapters.greedily(adapters.merged(3, ("down_proj",)), prompts()[0], COUNT)
+    assert {text(graph.ask("third", prompts()[0])) for _ in range(6)} == {want}
+    assert graph.systems[1].unload("third")["status"] == "error"
+    assert graph.systems[0].unload("third")["status"] == "success"
+    wait_for(lambda: "third" not in graph.models(), "the adapter is still listed")
+    assert graph.ask("third", prompts()[0]).status_code == 404
+    refused = graph.systems[0].http.delete("/v1/loras/third")
+    assert refused.status_code == 400, "upstream's controller asks again"
+
+
+def test_nothing_is_lost_while_adapters_come_and_go(graph: Lora) -> None:
+    want = {name: text(graph.ask(name, prompts()[0])) for name in ("m", "tuned")}
+    over = threading.Event()
+    wrong: list[str] = []
+    asked = [0]
+
+    def keep_asking(name: str) -> None:
+        while not over.is_set():
+            answer = graph.ask(name, prompts()[0])
+            asked[0] += 1
+            if answer.status_code != 200 or answer.json()["choices"][0]["text"] != want[name]:
+                wrong.append(f"{name}: {answer.status_code} {answer.text}")
+
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(keep_asking, name) for name in ("m", "tuned", "m", "tuned")]
+        try:
+            for _ in range(3):
+                for system in graph.systems:  # The other one has it meanwhile.
+                    assert system.unload("tuned")["status"] == "success"
+                    assert system.load("tuned", str(graph.paths["tuned"]))["status"] == "success"
+                    wait_for(lambda system=system: "tuned" in system.loaded(), "it was not loaded")  # type: ignore[misc]
+                    until = asked[0] + 8
+                    wait_for(lambda until=until: asked[0] > until, "the requests stand still")  # type: ignore[misc]
+        finally:
+            over.set()
+        for one in running:
+            one.result(DEADLINE_S)
+    assert not wrong, wrong[:3]
+
+
+def test_prefill_and_decode_workers_use_the_same_adapter(graph: Lora, tmp_path: Path) -> None:
+    graph = Graph(tmp_path)  # type: ignore[assignment]
+    ports = [free_port(), free_port()]
+    systems = [System(port) for port in ports]
+    try:
+        for port, mode in zip(ports, ("prefill", "decode"), strict=True):
+            graph.run("cpu", "--model-name", "m", *FLAGS, "--disaggregation-mode", mode, DYN_SYSTEM_PORT=str(port))
+        wait_for(lambda: is_live(graph) and graph.workers() >= 1, "a worker is missing")
+        path = adapters.write(tmp_path / "tuned", *TUNED)
+        wait_for(lambda: all(_is_ready(one) for one in systems), "a worker is missing")
+        for one in systems:
+            assert one.load("tuned", str(path))["status"] == "success"
+        wait_for(lambda: "tuned" in Lora.models(graph), "the adapter is not listed")
+        want = adapters.greedily(adapters.merged(*TUNED), prompts()[0], COUNT)
+
+        def fetched() -> float:
+            lines = systems[1].http.get("/metrics").text.splitlines()
+            found = [
+                one for one in lines if one.startswith("dynamo_component_kv_fetches_total") and 'outcome="ok"' in one
+            ]
+            return sum(float(one.rsplit(" ", 1)[1]) for one in found)
+
+        def is_split() -> bool:
+            assert text(Lora.ask(graph, "tuned", prompts()[0])) == want
+            return fetched() > 0
+
+        wait_for(is_split, "no prompt came from the prefill worker")
+    finally:
+        for one in systems:
+            one.http.close()
+        graph.stop()
+
+
+def _is_ready(system: System) -> bool:
+    try:
+        return system.http.get("/v1/loras").status_code == 200
+    except httpx.TransportError:
+        return False
