@@ -68,10 +68,9 @@ class CompletionShape:
         for chunk in chunks:
             for part in chunk["choices"]:
                 index = part.get("index") or 0
-                one = choices.setdefault(
-                    index, {"text": "", "index": index, "finish_reason": None, "logprobs": part.get("logprobs")}
-                )
+                one = choices.setdefault(index, {"text": "", "index": index, "finish_reason": None, "logprobs": None})
                 one["text"] += part["text"]
+                one["logprobs"] = _joined(one["logprobs"], part.get("logprobs"))
                 one["finish_reason"] = part.get("finish_reason") or one["finish_reason"]
         return {
             "id": chunks[0]["id"],
@@ -271,6 +270,19 @@ def _add_chat(choices: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
     if logged:
         before = (choice["logprobs"] or {}).get("content", [])
         choice["logprobs"] = {"content": [*before, *logged], "refusal": None}
+
+
+def _joined(before: Any, more: Any) -> Any:
+    """The logprobs of a text so far: what stands in lists, one list after the other."""
+    if not isinstance(before, dict) or not isinstance(more, dict):
+        return before if more is None else more
+    return {
+        **before,
+        **{
+            key: [*before[key], *value] if isinstance(value, list) and isinstance(before.get(key), list) else value
+            for key, value in more.items()
+        },
+    }
 
 
 def _add_tool_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:

@@ -254,6 +254,18 @@ def test_choices_reasoning_tools_and_logprobs_are_put_together() -> None:
     assert "usage" not in whole
 
 
+def test_the_logprobs_of_a_completion_are_those_of_all_its_chunks() -> None:
+    def chunk(token: str, place: int) -> dict[str, Any]:
+        logged = {"tokens": [token], "token_logprobs": [-1.0], "top_logprobs": None, "text_offset": [place]}
+        return {"choices": [{"index": 0, "text": token, "logprobs": logged}]}
+
+    chunks = [chunk("a", 0), {"choices": [{"index": 0, "text": ""}]}, chunk("b", 1)]
+    folded = CompletionShape.fold([CompletionShape.check(one, "m") for one in chunks])
+    assert folded["choices"][0]["logprobs"] == {
+        "tokens": ["a", "b"], "token_logprobs": [-1.0, -1.0], "top_logprobs": None, "text_offset": [0, 1],
+    }  # fmt: skip
+
+
 def test_completions_are_put_together() -> None:
     chunks = [
         {"id": "i", "created": 1, "model": "w", "choices": [{"index": 0, "text": "a "}]},
