@@ -40,7 +40,7 @@ class Requests:
         task = self._tasks.start(self._answered(work, reply), f"request {reply.request_id}")
         self._running[reply] = task
         self._is_quiet.clear()
-        task.add_done_callback(lambda _task: self._ended(reply))
+        task.add_done_callback(lambda _task: self._ended(reply, work))
 
     def is_dropped(self, reply: Reply) -> bool:
         """Whether nobody waits for its answer any more."""
@@ -79,7 +79,8 @@ class Requests:
         if reply not in self._dropped:
             reply.fail(error)
 
-    def _ended(self, reply: Reply) -> None:
+    def _ended(self, reply: Reply, work: Coroutine[Any, Any, None]) -> None:
+        work.close()  # It never began where its task was cancelled at once.
         self._running.pop(reply, None)
         self._dropped.discard(reply)
         if not self._running:

@@ -15,7 +15,7 @@ from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.backend.requests import Requests
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import UNREADABLE, json_decode, json_encode
-from dynamo.core.errors import EngineShutdown, Unknown, WorkerOverloaded, WorkerUnavailable
+from dynamo.core.errors import EngineShutdown, HttpError, Unknown, WorkerOverloaded, WorkerUnavailable
 from dynamo.core.http_client import HttpAnswer, HttpClient
 from dynamo.core.tasks import TaskOwner
 from dynamo.openai_proxy.config import ProxyConfig
@@ -84,15 +84,22 @@ class ProxyEngine:
 
     # A request.
 
-    def begin(self, reply: Reply, asked: Asked, read: Callable[[HttpAnswer], Awaitable[None]]) -> None:
-        """Starts a request; `read` writes its answer to the reply. Raises `EngineShutdown` and `WorkerOverloaded`."""
+    def begin(
+        self, reply: Reply, asked: Asked, read: Callable[[HttpAnswer], Awaitable[None]], *, is_movable: bool = False
+    ) -> None:
+        """Starts a request; `read` writes its answer to the reply. Raises `EngineShutdown` and `WorkerOverloaded`.
+
+        `is_movable`: what the server itself fails at, another one may do.
+        """
         if self._tasks is None:
             raise EngineShutdown("the engine is not running")
         if len(self._requests) >= self._config.max_connections:
             raise WorkerOverloaded(f"{len(self._requests)} requests run on the server already")
-        self._requests.begin(self._answer(reply, asked, read), reply)
+        self._requests.begin(self._answer(reply, asked, read, is_movable), reply)
 
-    async def _answer(self, reply: Reply, asked: Asked, read: Callable[[HttpAnswer], Awaitable[None]]) -> None:
+    async def _answer(
+        self, reply: Reply, asked: Asked, read: Callable[[HttpAnswer], Awaitable[None]], is_movable: bool
+    ) -> None:
         """One request, from its beginning to its end. Raises what it ends in."""
         headers = {REQUEST_ID: reply.request_id, **asked.headers}
         try:
@@ -103,6 +110,10 @@ class ProxyEngine:
         except WorkerUnavailable as error:
             logger.warning("request %s: %s", reply.request_id, error)
             self._watch.suspect()
+            raise
+        except HttpError as error:
+            if is_movable and error.code >= 500:
+                raise WorkerUnavailable(str(error)) from None
             raise
         reply.finish()
 

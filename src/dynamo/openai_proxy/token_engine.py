@@ -96,13 +96,12 @@ class TokenEngine(ProxyEngine):
             self._submit_prefill(prefill_request(request), reply)
             return
         asked, answer = self._form.asked(request, self._limits), self._form.answer(request)
-        if self._config.role is DisaggregationMode.DECODE:
-            asked = with_transfer(asked, transferred(request))
+        params = transferred(request) if self._config.role is DisaggregationMode.DECODE else None
 
         async def read(told: HttpAnswer) -> None:
             await stream(told, answer, reply)
 
-        self.begin(reply, self._placed(asked), read)
+        self.begin(reply, self._placed(with_transfer(asked, params)), read, is_movable=params is not None)
 
     def _submit_prefill(self, request: PreprocessedRequest, reply: Reply) -> None:
         """One token, and where the prompt's blocks lie: the server says that only in an answer that is no stream."""

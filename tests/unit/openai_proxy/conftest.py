@@ -1,0 +1,187 @@
+"""A scripted server of HTTP, the host of an engine, and the replies that it writes to."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.protocols.engine import EngineOutput
+
+DEADLINE_S = 20.0
+
+
+class Host:
+    """What a worker is to its engine."""
+
+    worker_id = 7
+
+    def __init__(self) -> None:
+        self.metrics = MetricsRegistry()
+        self.loads: list[Any] = []
+        self.events: list[Any] = []
+        self.service: list[str] = []
+
+    def publish_kv_event(self, event: Any, dp_rank: int = 0, tier: str = "device") -> None:
+        self.events.append((event, dp_rank, tier))
+
+    def publish_load(self, load: Any) -> None:
+        self.loads.append(load)
+
+    def publish_forward_pass(self, passed: Any, dp_rank: int = 0) -> None:
+        raise AssertionError("a proxy knows no steps")
+
+    def fail(self, error: BaseException) -> None:
+        raise AssertionError("a proxy lives on") from error
+
+    async def leave_service(self) -> None:
+        self.service.append("left")
+
+    async def return_to_service(self) -> None:
+        self.service.append("back")
+
+
+class Heard:
+    """A reply; `ended` is done when the answer is, with its error if it ends in one."""
+
+    def __init__(self, request_id: str = "r") -> None:
+        self.request_id = request_id
+        self.is_cancelled = False
+        self.tokens: list[int] = []
+        self.items: list[Any] = []
+        self.ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """Whoever cancels here calls the engine."""
+
+    def token(self, token_id: int) -> None:
+        self.tokens.append(token_id)
+
+    def item(self, value: Any) -> None:
+        self.items.append(value)
+        if isinstance(value, EngineOutput):
+            self.tokens += value.token_ids
+
+    def finish(self) -> None:
+        self.ended.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        self.ended.set_result(error)
+
+    async def end(self) -> BaseException | None:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.ended
+
+
+@dataclass
+class Asked:
+    """A request as the server heard it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+    writer: asyncio.StreamWriter
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """The client closed its connection."""
+
+    async def answer(self, body: Any, status: int = 200, kind: str = "application/json") -> None:
+        """A whole answer."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(data)}\r\n\r\n"
+        self.writer.write(head.encode() + data)
+
+    async def begin(self) -> None:
+        """A stream."""
+        head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        self.writer.write(head.encode())
+
+    async def say(self, *events: Any) -> None:
+        for event in events:
+            data = b"data: " + (event if isinstance(event, bytes) else json.dumps(event).encode()) + b"\n\n"
+            self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+        await self.writer.drain()
+
+    async def finish(self) -> None:
+        await self.say(b"[DONE]")
+        self.writer.write(b"0\r\n\r\n")
+
+
+Serve = Callable[[Asked], Awaitable[None]]
+
+
+class Server:
+    """An HTTP server whose pages are functions."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, Serve] = {}
+        self.asked: list[Asked] = []
+        self.url = ""
+        self._writers: list[asyncio.StreamWriter] = []
+
+    def page(self, path: str, body: Any, status: int = 200) -> None:
+        """A page that is always the same."""
+
+        async def serve(asked: Asked) -> None:
+            await asked.answer(body, status, "text/plain" if isinstance(body, bytes) else "application/json")
+
+        self.pages[path] = serve
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        while line := (await reader.readline()).decode():
+            method, path, _ = line.split()
+            headers: dict[str, str] = {}
+            while header := (await reader.readline()).decode().strip():
+                name, _, value = header.partition(":")
+                headers[name.lower()] = value.strip()
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+            asked = Asked(method, path, headers, json.loads(body) if body else None, writer)
+            self.asked.append(asked)
+            found = self.pages.get(path)
+            if found is None:
+                await asked.answer({"error": {"message": "no such page"}}, 404)
+                continue
+            watch = asyncio.ensure_future(self._watch(reader, asked))
+            await found(asked)
+            watch.cancel()
+        writer.close()
+
+    @staticmethod
+    async def _watch(reader: asyncio.StreamReader, asked: Asked) -> None:
+        while not reader.at_eof():
+            await asyncio.sleep(0.01)
+        asked.left.set()
+
+    def asked_at(self, path: str) -> list[Asked]:
+        return [one for one in self.asked if one.path == path]
+
+    def hang_up(self) -> None:
+        """Closes every connection, whatever runs on it."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Server]:
+    made = Server()
+    listening = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    try:
+        yield made
+    finally:
+        listening.close()
+        made.hang_up()
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with running() as made:
+        made.page("/health", b"")
+        made.page("/v1/models", {"data": [{"id": "theirs", "owned_by": "someone"}]})
+        yield made

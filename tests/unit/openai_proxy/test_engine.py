@@ -1,0 +1,353 @@
+"""Engines: requests through a scripted server, in text and in tokens, and everything that may go wrong with it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.openai_proxy.conftest import DEADLINE_S, Asked, Heard, Host, Server
+from tests.unit.openai_proxy.requests import request
+
+from dynamo.backend.engine import EngineConfig
+from dynamo.core.errors import (
+    CannotConnect,
+    Disconnected,
+    EngineShutdown,
+    HttpError,
+    InvalidArgument,
+    ResponseTimeout,
+    StreamIncomplete,
+    Unknown,
+    WorkerOverloaded,
+    WorkerUnavailable,
+)
+from dynamo.cpu.config import DEMO_MODEL
+from dynamo.openai_proxy.config import ProxyConfig, TokenApi
+from dynamo.openai_proxy.engine import ProxyEngine
+from dynamo.openai_proxy.facts import Facts, Kind, Offer
+from dynamo.openai_proxy.text_engine import TextEngine
+from dynamo.openai_proxy.token_engine import TokenEngine
+from dynamo.protocols.engine import PrefillResult
+from dynamo.protocols.load import WorkerLoad
+
+CHAT: dict[str, Any] = {"model": "ours", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+FACTS = Facts(health_path="/health")
+VLLM = replace(FACTS, kind=Kind.VLLM, version=(0, 32, 0), has_metrics=True, total_blocks=100)
+OFFER = Offer(model="theirs", name="ours", context_length=100)
+
+
+@asynccontextmanager
+async def started(engine: ProxyEngine) -> AsyncIterator[tuple[EngineConfig, Host]]:
+    host = Host()
+    config = await engine.start(host)
+    try:
+        yield config, host
+    finally:
+        await engine.stop()
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("openai_proxy")]
+
+
+def text(server: Server, **options: Any) -> TextEngine:
+    return TextEngine(ProxyConfig(url=server.url, **options), FACTS, OFFER)
+
+
+def tokens(server: Server, facts: Facts = VLLM, **options: Any) -> TokenEngine:
+    return TokenEngine(ProxyConfig(url=server.url, model_path=DEMO_MODEL, **options), facts, OFFER)
+
+
+def says(*chunks: Any) -> Any:
+    async def serve(asked: Asked) -> None:
+        await asked.begin()
+        await asked.say(*chunks)
+        await asked.finish()
+
+    return serve
+
+
+def piece(content: str, reason: str | None = None) -> dict[str, Any]:
+    return {"id": "i", "choices": [{"index": 0, "delta": {"content": content}, "finish_reason": reason}]}
+
+
+def ids(*token_ids: int, reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": "", "token_ids": list(token_ids), "finish_reason": reason}]}
+
+
+async def ended(engine: ProxyEngine, given: Any, request_id: str = "r1") -> tuple[Heard, BaseException | None]:
+    """One request from its beginning to its end."""
+    heard = Heard(request_id)
+    engine.submit(given, heard)  # type: ignore[attr-defined] - both kinds have it
+    error = await heard.end()
+    await engine.drain()
+    return heard, error
+
+
+async def test_chunks_come_back_as_they_are(server: Server) -> None:
+    server.pages["/v1/chat/completions"] = says(piece("a"), piece("b", "stop"), {"choices": [], "usage": {}})
+    engine = text(server, headers=["X-Team: a"])
+    async with started(engine) as (config, _):
+        heard, error = await ended(engine, CHAT)
+    assert (config.model_input, config.model_path, config.served_model_name) == ("Text", "", "ours")
+    assert error is None
+    assert [item["choices"][0]["delta"]["content"] for item in heard.items] == ["a", "b"]
+    (asked,) = server.asked_at("/v1/chat/completions")
+    assert asked.body["model"] == "theirs"
+    assert (asked.headers["x-request-id"], asked.headers["x-team"]) == ("r1", "a")
+
+
+async def test_an_answer_that_is_no_stream_is_one_chunk(server: Server) -> None:
+    message = {"role": "assistant", "content": "all"}
+    server.page("/v1/chat/completions", {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+    engine = text(server)
+    async with started(engine):
+        heard, error = await ended(engine, CHAT)
+    assert error is None
+    assert heard.items[0]["choices"][0]["delta"] == message
+
+
+async def test_vectors_come_back_whole(server: Server) -> None:
+    server.page("/v1/embeddings", {"data": [{"embedding": [1.0]}], "model": "theirs", "usage": {}})
+    engine = TextEngine(ProxyConfig(url=server.url), FACTS, replace(OFFER, embeds=True))
+    async with started(engine) as (config, _):
+        heard, error = await ended(engine, {"model": "ours", "input": "a"})
+    assert config.model_type == "Embedding"
+    assert error is None
+    assert heard.items == [{"data": [{"embedding": [1.0]}], "model": "ours", "usage": {}}]
+    assert "stream" not in server.asked_at("/v1/embeddings")[0].body
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 500])
+async def test_a_refusal_keeps_its_status(server: Server, status: int) -> None:
+    server.page("/v1/chat/completions", {"error": {"message": "no"}}, status)
+    engine = text(server)
+    async with started(engine):
+        _, error = await ended(engine, CHAT)
+    assert isinstance(error, HttpError)
+    assert (error.code, error.message) == (status, "no")
+
+
+async def test_a_server_that_cannot_now_leaves_it_to_another(server: Server) -> None:
+    server.page("/v1/chat/completions", b"busy", 503)
+    engine = text(server)
+    async with started(engine):
+        _, error = await ended(engine, CHAT)
+    assert isinstance(error, WorkerUnavailable)
+    assert error.retry_elsewhere
+
+
+async def breaks(asked: Asked) -> None:
+    await asked.begin()
+    await asked.say(piece("a"))
+    asked.writer.transport.abort()
+
+
+async def stops_short(asked: Asked) -> None:
+    await asked.begin()
+    await asked.say(piece("a"))
+    await asked.finish()
+
+
+async def babbles(asked: Asked) -> None:
+    await asked.begin()
+    await asked.say(b"{nonsense")
+    await asked.finish()
+
+
+async def refuses_late(asked: Asked) -> None:
+    await asked.begin()
+    await asked.say(piece("a"), {"error": {"message": "out of blocks", "code": 500}})
+    await asked.finish()
+
+
+async def hangs(asked: Asked) -> None:
+    await asked.begin()
+    await asked.say(piece("a"))
+    await asked.left.wait()
+
+
+async def never_begins(asked: Asked) -> None:
+    await asked.left.wait()
+
+
+@pytest.mark.parametrize(
+    ("page", "kind"),
+    [
+        (breaks, Disconnected), (stops_short, StreamIncomplete), (babbles, Unknown), (refuses_late, HttpError),
+        (hangs, ResponseTimeout), (never_begins, ResponseTimeout),
+    ],
+)  # fmt: skip
+async def test_each_failure_has_its_name(server: Server, page: Any, kind: type[Exception]) -> None:
+    server.pages["/v1/chat/completions"] = page
+    engine = text(server, stream_timeout_s=0.2, first_byte_timeout_s=0.2)
+    async with started(engine):
+        _, error = await ended(engine, CHAT)
+    assert type(error) is kind
+
+
+async def test_a_server_that_is_gone_is_named() -> None:
+    engine = TextEngine(ProxyConfig(url="http://127.0.0.1:1"), FACTS, OFFER)
+    async with started(engine):
+        _, error = await ended(engine, CHAT)
+    assert isinstance(error, CannotConnect)
+
+
+@pytest.mark.parametrize("page", [hangs, never_begins])
+async def test_a_cancelled_request_is_cut_at_the_server(server: Server, page: Any) -> None:
+    server.pages["/v1/chat/completions"] = page
+    engine = text(server)
+    async with started(engine):
+        heard = Heard()
+        engine.submit(CHAT, heard)
+        async with asyncio.timeout(DEADLINE_S):
+            while not server.asked_at("/v1/chat/completions"):  # noqa: ASYNC110 - the server is a process's stand-in
+                await asyncio.sleep(0.01)
+            engine.cancel(heard)
+            await server.asked_at("/v1/chat/completions")[0].left.wait()
+            await engine.drain()
+        assert not heard.ended.done()
+        engine.cancel(heard)  # Twice is harmless.
+
+
+async def test_no_more_runs_at_once_than_there_may(server: Server) -> None:
+    server.pages["/v1/chat/completions"] = hangs
+    engine = text(server, max_connections=1)
+    async with started(engine):
+        first = Heard()
+        engine.submit(CHAT, first)
+        with pytest.raises(WorkerOverloaded):
+            engine.submit(CHAT, Heard())
+        engine.cancel(first)
+        async with asyncio.timeout(DEADLINE_S):
+            await engine.drain()
+        engine.submit(CHAT, Heard())
+
+
+async def test_an_engine_that_does_not_run_takes_nothing(server: Server) -> None:
+    engine = text(server)
+    with pytest.raises(EngineShutdown):
+        engine.submit(CHAT, Heard())
+    await engine.stop()
+    async with started(engine):
+        with pytest.raises(InvalidArgument):
+            engine.submit({"model": "ours"}, Heard())
+    await engine.stop()
+    with pytest.raises(EngineShutdown):
+        engine.submit(CHAT, Heard())
+
+
+async def test_tokens_go_and_tokens_come(server: Server) -> None:
+    server.pages["/v1/completions"] = says(ids(5), ids(6, 7), ids(8, reason="length"), {"choices": [], "usage": {}})
+    engine = tokens(server)
+    async with started(engine) as (config, _):
+        heard, error = await ended(engine, request(max_tokens=4))
+    assert (config.model_path, config.context_length, config.total_kv_blocks) == (DEMO_MODEL, 100, 100)
+    assert not config.publishes_kv_events
+    assert error is None
+    assert heard.tokens == [5, 6, 7, 8]
+    assert heard.items[-1].finish_reason == "length"
+    assert heard.items[-1].completion_usage.completion_tokens == 4
+    assert server.asked_at("/v1/completions")[0].body["prompt"] == [1, 2, 3]
+
+
+async def test_a_stream_of_tokens_that_breaks_may_go_on_elsewhere(server: Server) -> None:
+    async def page(asked: Asked) -> None:
+        await asked.begin()
+        await asked.say(ids(5))
+        asked.writer.transport.abort()
+
+    server.pages["/v1/completions"] = page
+    engine = tokens(server)
+    async with started(engine):
+        heard, error = await ended(engine, request())
+    assert heard.tokens == [5]
+    assert isinstance(error, Disconnected)
+
+
+@pytest.mark.parametrize(
+    ("api", "path", "chunks"),
+    [
+        (TokenApi.SGLANG, "/generate", [{
+            "output_ids": [5, 6], "meta_info": {"completion_tokens": 2, "finish_reason": {"type": "length"}},
+        }]),
+        (TokenApi.LLAMA_CPP, "/completion", [{"tokens": [5]}, {"tokens": [6], "stop": True, "stop_type": "limit"}]),
+    ],
+)  # fmt: skip
+async def test_servers_are_asked_at_their_own_pages(server: Server, api: TokenApi, path: str, chunks: Any) -> None:
+    server.pages[path] = says(*chunks)
+    engine = tokens(server, token_api=api.value)
+    async with started(engine):
+        heard, error = await ended(engine, request())
+    assert error is None
+    assert heard.tokens == [5, 6]
+
+
+async def test_a_prefill_server_says_where_the_blocks_lie(server: Server) -> None:
+    whole = {**ids(5, reason="length"), "kv_transfer_params": {"remote_host": "h"}, "usage": {"completion_tokens": 1}}
+    server.page("/v1/completions", whole)
+    engine = tokens(server, disaggregation_mode="prefill")
+    async with started(engine):
+        heard, error = await ended(engine, request(max_tokens=50, n=2))
+    assert error is None
+    (item,) = heard.items
+    assert item.disaggregated_params == {"kv_transfer_params": {"remote_host": "h"}}
+    assert (item.token_ids, item.finish_reason) == ([5], "length")
+    body = server.asked_at("/v1/completions")[0].body
+    assert (body["max_tokens"], body["n"], body["kv_transfer_params"]["do_remote_decode"]) == (1, 1, True)
+    assert "stream" not in body
+
+
+async def test_a_decode_server_is_told_where_they_lie(server: Server) -> None:
+    server.pages["/v1/completions"] = says(ids(6, reason="length"))
+    engine = tokens(server, disaggregation_mode="decode")
+    async with started(engine):
+        given = request(prefill_result=PrefillResult({"kv_transfer_params": {"remote_host": "h"}}))
+        heard, error = await ended(engine, given)
+        with pytest.raises(InvalidArgument, match="prefill_result"):
+            engine.submit(request(), Heard())
+        alone, _ = await ended(engine, request(annotations=["x-bypass-remote-prefill"]))
+    assert error is None
+    assert heard.tokens == alone.tokens == [6]
+    first, second = server.asked_at("/v1/completions")
+    assert first.body["kv_transfer_params"] == {"remote_host": "h"}
+    assert "kv_transfer_params" not in second.body
+
+
+async def test_a_decode_server_that_could_not_fetch_leaves_it_to_another(server: Server) -> None:
+    server.page("/v1/completions", {"error": {"message": "no blocks"}}, 500)
+    engine = tokens(server, disaggregation_mode="decode")
+    async with started(engine):
+        given = request(prefill_result=PrefillResult({"kv_transfer_params": {"remote_host": "h"}}))
+        _, error = await ended(engine, given)
+    assert isinstance(error, WorkerUnavailable)
+
+
+async def test_the_load_is_what_the_server_says_or_what_it_was_given(server: Server) -> None:
+    page = b"""vllm:num_requests_running{engine="0"} 3.0
+vllm:num_requests_waiting{engine="0"} 1.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+"""
+    server.page("/metrics", page)
+    engine = tokens(server, load_interval_s=1000.0)
+    async with started(engine) as (_, host):
+        await engine.tell_load()
+        await engine.tell_load()
+        expected = WorkerLoad(
+            kv_total_blocks=100, running_requests=3, waiting_requests=1, kv_used_blocks=25, active_decode_blocks=25
+        )
+        assert host.loads == [expected]
+        server.page("/metrics", b"", 500)
+        await engine.tell_load()
+        assert host.loads[-1] == WorkerLoad(kv_total_blocks=100)
+
+
+async def test_a_worker_leaves_with_its_server_and_returns(server: Server) -> None:
+    engine = text(server, health_interval_s=0.01)
+    async with started(engine) as (_, host):
+        server.page("/health", b"", 503)
+        async with asyncio.timeout(DEADLINE_S):
+            while host.service != ["left"]:  # noqa: ASYNC110 - looks are what is tested
+                await asyncio.sleep(0.01)
+            server.page("/health", b"")
+            while host.service != ["left", "back"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
