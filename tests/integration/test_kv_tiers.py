@@ -1,6 +1,8 @@
 """KV tiers with real processes: the router knows who holds what, and a worker copies it from there."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,3 +87,50 @@ def test_a_prompt_that_another_worker_has_is_copied_from_there(graph: Tiered) ->
     assert graph.metric("kvbm_peer_failures") == 0
     status = httpx.post(f"http://127.0.0.1:{graph.ports[0]}/engine/kvbm", json={}, timeout=DEADLINE_S)
     assert status.json()["tiers"]["host"]["stored"] >= blocks - 1
+
+
+LONG = [" ".join(f"{at} follows {at * 97 + word * 13}" for word in range(14)) for at in range(8)]
+CACHE_BLOCKS = 64
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Graph]:
+    graph = Graph(tmp_path, "--router-mode", "kv")
+    try:
+        yield graph
+    finally:
+        graph.stop()
+
+
+def test_a_frontend_that_joins_late_knows_what_workers_have_in_their_hosts(alone: Graph) -> None:
+    alone.run(
+        "cpu", "--model-name", "m", "--kv-cache-blocks", str(CACHE_BLOCKS), "--threads", "1",
+        DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS="512",
+    )  # fmt: skip
+    wait_for(lambda: alone.workers() == 1, "the worker never appeared")
+
+    def ask(http: httpx.Client, prompt: str) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": prompt}], "max_tokens": 2, "temperature": 0}
+        answer = http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+
+    def held(http: httpx.Client) -> int:
+        try:
+            routers = http.get("/routing/state").json()["routers"]
+        except httpx.TransportError:
+            return 0
+        return sum(int(rank["held_blocks"]) for router in routers for rank in router["ranks"])
+
+    for prompt in LONG:
+        ask(alone.http, prompt)
+    wait_for(lambda: held(alone.http) > CACHE_BLOCKS, "the router heard of no block below the device")
+    port = free_port()
+    alone.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(port), "--router-mode", "kv")
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as late:
+        wait_for(lambda: held(late) >= held(alone.http), "the late router was not told of all tiers")
+        ask(late, LONG[0])
+    command = [sys.executable, "-m", "dynamo.cli", "route", "explain", "--url", f"http://127.0.0.1:{port}"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
+    found = re.search(r"→ \S+ +(\d+)\+(\d+)\+(\d+) ", told)
+    assert found is not None, told
+    assert int(found[2]) >= 3, told
