@@ -160,7 +160,7 @@ async def test_an_answer_that_is_given_up_says_whose_fault_it_was(
     start: Start, reason: dict[str, object], expected: type[Exception]
 ) -> None:
     running = await start()
-    reply, error = await running.ask(request(), chunk(4), chunk(finish=reason))
+    _, error = await running.ask(request(), chunk(4), chunk(finish=reason))
     assert type(error) is expected
     assert str(reason["message"]) in str(error)
 

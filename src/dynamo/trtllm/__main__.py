@@ -1,0 +1,22 @@
+"""`python -m dynamo.trtllm`: a worker with TensorRT-LLM in it."""
+
+import sys
+from collections.abc import Sequence
+
+from dynamo.backend.worker import run_worker
+from dynamo.core.config import exit_on_config_error
+from dynamo.trtllm.config import read_command_line
+from dynamo.trtllm.engine import TrtllmEngine
+from dynamo.trtllm.library import check_installed, load_library
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Until it is told to stop; the exit status."""
+    config, patches = read_command_line(sys.argv[1:] if argv is None else argv)
+    check_installed()
+    library = load_library()
+    return run_worker(config, lambda: TrtllmEngine(config, patches, library))
+
+
+if __name__ == "__main__":
+    exit_on_config_error(main)

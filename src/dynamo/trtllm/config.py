@@ -1,0 +1,217 @@
+"""TrtllmConfig: the flags of `python -m dynamo.trtllm`, and the arguments of `LLM` that they make (serving-plane.md §5.4)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from dynamo.backend.config import WorkerOptions
+from dynamo.backend.disagg import DisaggregationMode
+from dynamo.backend.waiting import WAITING as SHARED_WAITING
+from dynamo.core.config import build_parser, environ, from_namespace, option
+from dynamo.core.errors import ConfigError
+from dynamo.core.waiting import declared_flags, without_waiting
+from dynamo.trtllm.waiting import WAITING
+
+PROG = "python -m dynamo.trtllm"
+PATCH = "--trtllm."
+"""Before the dotted name of an argument of `LLM` that has no flag of its own."""
+EVENTS_MAX = 1024  # Events that TensorRT-LLM keeps for us between two looks.
+MODES = {
+    "aggregated": DisaggregationMode.AGGREGATED,
+    "agg": DisaggregationMode.AGGREGATED,
+    "prefill": DisaggregationMode.PREFILL,
+    "decode": DisaggregationMode.DECODE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrtllmConfig(WorkerOptions):
+    """TensorRT-LLM as a worker. Any argument of its `LLM` may be given as --trtllm.<dotted.name> <value>."""
+
+    model: str = option(
+        "", "--model", "DYN_TRTLLM_MODEL", "Directory of the model, or its name on the hub", aliases=("--model-path",)
+    )
+    served_model_name: str | None = option(
+        None, "--served-model-name", "DYN_TRTLLM_SERVED_MODEL_NAME", "What clients call the model"
+    )
+    tensor_parallel_size: int = option(
+        1, "--tensor-parallel-size", "DYN_TRTLLM_TENSOR_PARALLEL_SIZE", "GPUs that share each layer"
+    )
+    pipeline_parallel_size: int = option(
+        1, "--pipeline-parallel-size", "DYN_TRTLLM_PIPELINE_PARALLEL_SIZE", "GPUs that share the layers among them"
+    )
+    expert_parallel_size: int | None = option(
+        None, "--expert-parallel-size", "DYN_TRTLLM_EXPERT_PARALLEL_SIZE", "GPUs that share the experts among them"
+    )
+    enable_attention_dp: bool = option(
+        False, "--enable-attention-dp", "DYN_TRTLLM_ENABLE_ATTENTION_DP", "Attention of whole requests on each GPU"
+    )
+    kv_block_size: int = option(32, "--kv-block-size", "DYN_TRTLLM_KV_BLOCK_SIZE", "Tokens in a KV block")
+    gpus_per_node: int | None = option(None, "--gpus-per-node", "DYN_TRTLLM_GPUS_PER_NODE", "GPUs of each machine")
+    max_batch_size: int | None = option(None, "--max-batch-size", "DYN_TRTLLM_MAX_BATCH_SIZE", "Requests of one step")
+    max_num_tokens: int | None = option(None, "--max-num-tokens", "DYN_TRTLLM_MAX_NUM_TOKENS", "Tokens of one step")
+    max_seq_len: int | None = option(
+        None, "--max-seq-len", "DYN_TRTLLM_MAX_SEQ_LEN", "Prompt and output together, in tokens"
+    )
+    max_beam_width: int | None = option(None, "--max-beam-width", "DYN_TRTLLM_MAX_BEAM_WIDTH", "Beams of a request")
+    free_gpu_memory_fraction: float = option(
+        0.9,
+        "--free-gpu-memory-fraction",
+        "DYN_TRTLLM_FREE_GPU_MEMORY_FRACTION",
+        "Part of the memory that the weights leave free, for KV blocks",
+    )
+    extra_engine_args: str = option(
+        "", "--extra-engine-args", "DYN_TRTLLM_EXTRA_ENGINE_ARGS", "YAML file with further arguments of LLM"
+    )
+    override_engine_args: str = option(
+        "",
+        "--override-engine-args",
+        "DYN_TRTLLM_OVERRIDE_ENGINE_ARGS",
+        "JSON object with arguments that beat the others",
+    )
+    publish_kv_events: bool = option(
+        False,
+        "--publish-kv-events",
+        "DYN_TRTLLM_PUBLISH_KV_EVENTS",
+        "Tell routers what the cache holds",
+        aliases=("--publish-events-and-metrics",),
+    )
+    publish_metrics: bool = option(
+        False, "--publish-metrics", "DYN_TRTLLM_PUBLISH_METRICS", "Tell routers and planners how busy the engine is"
+    )
+    load_format: str = option(
+        "auto", "--load-format", "DYN_TRTLLM_LOAD_FORMAT", "How the weights are read: auto or dummy"
+    )
+    guided_decoding_backend: str | None = option(
+        None,
+        "--guided-decoding-backend",
+        "DYN_TRTLLM_GUIDED_DECODING_BACKEND",
+        "What holds text to a form: xgrammar or llguidance",
+    )
+    disaggregation_mode: str | None = option(
+        None,
+        "--disaggregation-mode",
+        "DYN_TRTLLM_DISAGGREGATION_MODE",
+        "What this worker does of each request: aggregated (all of it), prefill or decode",
+        choices=tuple(MODES),
+    )
+
+    def __post_init__(self) -> None:
+        WorkerOptions.__post_init__(self)
+        if not self.model:
+            raise ConfigError("--model is missing: the model's directory, or its name on the hub")
+        if self.kv_block_size < 1:
+            raise ConfigError(f"--kv-block-size {self.kv_block_size}: expected 1 or more")
+        if not 0 < self.free_gpu_memory_fraction <= 1:
+            raise ConfigError(f"--free-gpu-memory-fraction {self.free_gpu_memory_fraction}: expected above 0 to 1")
+
+    @property
+    def role(self) -> DisaggregationMode:
+        return MODES[self.disaggregation_mode or "aggregated"]
+
+
+def read_command_line(argv: Sequence[str]) -> tuple[TrtllmConfig, dict[str, Any]]:
+    """The flags, and what `--trtllm.<dotted.name> <value>` says. Raises `ConfigError`."""
+    variables = environ()
+    own, patches = split_patches(argv)
+    kept = without_waiting((*SHARED_WAITING, *WAITING), own, variables, declared_flags(TrtllmConfig))
+    namespace = build_parser(TrtllmConfig, variables=variables, prog=PROG).parse_args(kept)
+    return from_namespace(TrtllmConfig, namespace), patches
+
+
+def split_patches(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The words that are flags, and the arguments by their dotted names. Raises `ConfigError`."""
+    own: list[str] = []
+    patches: dict[str, Any] = {}
+    words = iter(argv)
+    for word in words:
+        if not word.startswith(PATCH):
+            own.append(word)
+            continue
+        name, equals, value = word.removeprefix(PATCH).partition("=")
+        if not equals:
+            found = next(words, None)
+            if found is None:
+                raise ConfigError(f"{word}: expected a value")
+            value = found
+        path = name.replace("-", "_").split(".")
+        if not all(part.isidentifier() for part in path):
+            raise ConfigError(f"{word}: expected {PATCH}<dotted.name>")
+        patch: Any = yaml.safe_load(value)
+        for part in reversed(path):
+            patch = {part: patch}
+        patches = merged(patches, patch)
+    return own, patches
+
+
+def engine_args(config: TrtllmConfig, model_path: str, patches: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM`: the flags', those of the file, those that beat them. Raises `ConfigError`."""
+    given = {
+        "moe_expert_parallel_size": config.expert_parallel_size,
+        "gpus_per_node": config.gpus_per_node,
+        "max_batch_size": config.max_batch_size,
+        "max_num_tokens": config.max_num_tokens,
+        "max_seq_len": config.max_seq_len,
+        "max_beam_width": config.max_beam_width,
+        "guided_decoding_backend": config.guided_decoding_backend,
+    }
+    args: dict[str, Any] = {
+        "model": model_path,
+        "backend": "pytorch",
+        "skip_tokenizer_init": config.guided_decoding_backend is None,  # Grammars are compiled for the tokenizer.
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "enable_attention_dp": config.enable_attention_dp,
+        "kv_cache_config": {
+            "free_gpu_memory_fraction": config.free_gpu_memory_fraction,
+            "tokens_per_block": config.kv_block_size,
+        },
+        **{name: value for name, value in given.items() if value is not None},
+    }
+    if config.load_format != "auto":
+        args["load_format"] = config.load_format
+    if config.publish_kv_events:
+        args["kv_cache_config"]["event_buffer_max_size"] = EVENTS_MAX
+    if config.publish_metrics:
+        args["enable_iter_perf_stats"] = True
+    if config.role is not DisaggregationMode.AGGREGATED:
+        args["cache_transceiver_config"] = {"backend": "DEFAULT"}
+    if config.extra_engine_args:
+        args = merged(args, _from_file(config.extra_engine_args))
+    if config.override_engine_args:
+        args = merged(args, _from_json(config.override_engine_args))
+    return merged(args, patches)
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """One mapping over the other, down to their leaves."""
+    found = dict(base)
+    for name, value in over.items():
+        below = found.get(name)
+        found[name] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = yaml.safe_load(file)
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"--extra-engine-args {path}: {' '.join(str(error).split())}") from None
+    return _object(found or {}, f"--extra-engine-args {path}")
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    try:
+        return _object(json.loads(text), "--override-engine-args")
+    except ValueError as error:
+        raise ConfigError(f"--override-engine-args: not JSON: {error}") from None
+
+
+def _object(found: Any, where: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise ConfigError(f"{where}: expected an object of arguments of LLM")
+    return found

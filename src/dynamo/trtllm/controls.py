@@ -1,0 +1,115 @@
+"""Controls: what TensorRT-LLM can be told at `POST /engine/<name>` beside answering (serving-plane.md §5.4).
+
+Its workers hear such words only where Ray runs them (`orchestrator_type: ray`): elsewhere there are no such routes.
+"""
+
+import asyncio
+from typing import Any
+
+from dynamo.backend.controls import Panel, Work, out_of_service
+from dynamo.backend.engine import EngineHost
+from dynamo.core.errors import InvalidArgument
+
+MEMORY_TAGS = ("model", "kv_cache")
+EXTENSION = "tensorrt_llm.llmapi.rlhf_utils.WorkerExtension"
+"""What the workers need to hear of weights, caches and profiles."""
+
+
+class Controls:
+    """The routes of one engine."""
+
+    def __init__(self, llm: Any, host: EngineHost, args: dict[str, Any]) -> None:
+        """`args` are what the `LLM` was made with."""
+        self._llm = llm
+        self._host = host
+        self._panel = Panel()
+        self._released: set[str] = set()
+        self._has_ray = args.get("orchestrator_type") == "ray"
+        self._has_extension = self._has_ray and args.get("ray_worker_extension_cls") == EXTENSION
+
+    def routes(self) -> dict[str, Work]:
+        """By the names under which upstream has them."""
+        found: dict[str, Work] = {}
+        if self._has_ray:
+            found |= {
+                "control/release_memory_occupation": self.release_memory_occupation,
+                "control/resume_memory_occupation": self.resume_memory_occupation,
+            }
+        if self._has_extension:
+            found |= {
+                "control/start_profile": self.start_profile,
+                "control/stop_profile": self.stop_profile,
+                "control/update_weights_from_ipc": self.update_weights_from_ipc,
+                "flush_cache": self.flush_cache,
+            }
+        return self._panel.guarded(found)
+
+    def endpoints(self) -> dict[str, Work]:
+        """What is asked over the request plane."""
+        return self._panel.guarded({"clear_kv_blocks": self.clear_kv_blocks}) if self._has_extension else {}
+
+    async def clear_kv_blocks(self, body: dict[str, Any]) -> dict[str, Any]:
+        await self._tell("reset_prefix_cache")
+        return {"status": "success", "message": "KV cache cleared"}
+
+    async def flush_cache(self, body: dict[str, Any]) -> dict[str, Any]:
+        await self._tell("reset_prefix_cache")
+        return {"status": "ok", "message": "Cache flushed"}
+
+    async def start_profile(self, body: dict[str, Any]) -> dict[str, Any]:
+        await self._tell("start_profile")
+        return {"status": "ok", "message": "Profiling started"}
+
+    async def stop_profile(self, body: dict[str, Any]) -> dict[str, Any]:
+        await self._tell("stop_profile")
+        return {"status": "ok", "message": "Profiling stopped"}
+
+    async def update_weights_from_ipc(self, body: dict[str, Any]) -> dict[str, Any]:
+        """`ipc_handles` by device; None says that these were the last."""
+        handles = body.get("ipc_handles")
+        if handles is not None and not isinstance(handles, dict):
+            raise InvalidArgument("ipc_handles: expected an object of handles by device, or null")
+        await self._tell("update_weights", handles)
+        return {"status": "ok", "message": "Weights updated"}
+
+    async def release_memory_occupation(self, body: dict[str, Any]) -> dict[str, Any]:
+        tags = tags_of(body)
+        was_whole = not self._released
+        if was_whole:
+            await out_of_service(self._host)
+        try:
+            await self._tell("sleep", tags)
+        except BaseException:
+            if was_whole:
+                await self._host.return_to_service()
+            raise
+        self._released |= set(tags)
+        return {"status": "ok", "message": "Memory released"}
+
+    async def resume_memory_occupation(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not self._released:
+            return {"status": "ok", "message": "Memory is not released"}
+        tags = tags_of(body)
+        await self._tell("wakeup", tags)
+        self._released -= set(tags)
+        if self._released:
+            return {
+                "status": "ok",
+                "message": f"Memory partly resumed; still released: {', '.join(sorted(self._released))}",
+            }
+        await self._host.return_to_service()
+        return {"status": "ok", "message": "Memory resumed"}
+
+    async def _tell(self, method: str, *args: Any) -> None:
+        """Every worker; it blocks until all have done it."""
+        await asyncio.to_thread(self._llm._collective_rpc, method, args)
+
+
+def tags_of(body: dict[str, Any]) -> list[str]:
+    """Which parts of the memory are meant, by default all. Raises `InvalidArgument`."""
+    tags = body.get("tags")
+    if tags is None:
+        return list(MEMORY_TAGS)
+    if not isinstance(tags, list) or not tags or any(tag not in MEMORY_TAGS for tag in tags):
+        raise InvalidArgument(f"tags {tags!r}: expected a list of {', '.join(MEMORY_TAGS)}")
+    return list(tags)

@@ -1,0 +1,217 @@
+"""Convert: a request in upstream's words into TensorRT-LLM's, and its answer into ours. Pure.
+
+What TensorRT-LLM's classes are made of is said as mappings, so that nothing here needs it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo.backend.asked import check_prompt, ends_of, hidden_ends_of, json_text, own_options, rank_of
+from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, ResponseTimeout
+from dynamo.protocols.engine import (
+    CompletionUsage,
+    EngineOutput,
+    GuidedDecoding,
+    PreprocessedRequest,
+    PromptTokensDetails,
+    TopLogprob,
+)
+
+NO_END = -1
+"""No token ends the answer."""
+NEITHER = ("logit_bias", "allowed_token_ids", "bad_words")
+"""Options of other engines that this one has no word for, or wants as a tensor of the whole vocabulary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the engine can take."""
+
+    context_length: int
+    ranks: int = 1
+    has_grammars: bool = False
+    """Whether it was started with something that holds text to a form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request as TensorRT-LLM takes it."""
+
+    tokens: Sequence[int]
+    sampling: Mapping[str, Any]
+    """What `SamplingParams` is made of, but for `guided_decoding`."""
+    guided: Mapping[str, Any] | None
+    """What `GuidedDecodingParams` is made of."""
+    lora_name: str | None
+    cache_salt: str | None
+    rank: int | None
+    """Which rank is to answer it; None: whichever has room."""
+
+
+def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
+    """Raises `InvalidArgument` that names the field."""
+    check_prompt(request, limits.context_length)
+    if request.multi_modal_data:
+        raise InvalidArgument("this worker takes text alone", param="messages")
+    routing = request.routing
+    return Asked(
+        tokens=request.token_ids,
+        sampling=sampling_of(request, limits),
+        guided=guided_of(request.sampling_options.guided_decoding, has_grammars=limits.has_grammars),
+        lora_name=routing.lora_name if routing is not None else None,
+        cache_salt=(routing.cache_salt or None) if routing is not None else None,
+        rank=rank_of(routing.dp_rank if routing is not None else None, limits.ranks, 0),
+    )
+
+
+def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
+    """What `SamplingParams` is made of. Text is our frontend's business: nothing is detokenized here."""
+    options, stop, output = request.sampling_options, request.stop_conditions, request.output_options
+    if stop.max_thinking_tokens is not None:
+        raise InvalidArgument("thoughts are not limited by their tokens here", param="max_thinking_tokens")
+    own = own_options(request)
+    for name in NEITHER:
+        if own.get(name) is not None:
+            raise InvalidArgument(f"{name} is not supported here", param=name)
+    room = limits.context_length - len(request.token_ids)
+    given = {
+        "n": options.n,
+        "best_of": options.best_of,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "repetition_penalty": options.repetition_penalty,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": None if options.top_k == -1 else options.top_k,
+        "min_p": options.min_p,
+        "seed": options.seed,
+        "use_beam_search": options.use_beam_search,
+        "length_penalty": options.length_penalty,
+        "min_tokens": stop.min_tokens,
+        "ignore_eos": stop.ignore_eos,
+        "logprobs": None if output.logprobs is None else max(1, output.logprobs),
+        "prompt_logprobs": output.prompt_logprobs,
+    }
+    sampling: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    sampling["max_tokens"] = room if stop.max_tokens is None else min(stop.max_tokens, room)
+    if "min_tokens" in sampling:
+        sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
+    ends = ends_of(request)
+    sampling["end_id"] = NO_END
+    if ends:
+        sampling["stop_token_ids"] = ends
+        sampling["include_stop_str_in_output"] = True  # Which of them is shown is the frontend's business.
+        if not stop.ignore_eos and request.eos_token_ids:
+            sampling["end_id"] = request.eos_token_ids[0]
+    sampling["detokenize"] = False
+    return sampling
+
+
+def guided_of(guided: GuidedDecoding | None, *, has_grammars: bool) -> dict[str, Any] | None:
+    """What `GuidedDecodingParams` is made of. Raises `InvalidArgument`."""
+    if guided is None:
+        return None
+    regex = guided.regex
+    if guided.choice:
+        regex = "(" + "|".join(re.escape(one) for one in guided.choice) + ")"
+    given = {
+        "json": guided.json,
+        "regex": regex,
+        "grammar": guided.grammar,
+        "structural_tag": json_text(guided.structural_tag),
+    }
+    found = {name: value for name, value in given.items() if value is not None}
+    if found and not has_grammars:
+        raise InvalidArgument("this worker was started without --guided-decoding-backend", param="response_format")
+    return found or None
+
+
+class Answer:
+    """What was said so far of one request, and the pieces still to be said.
+
+    TensorRT-LLM says everything of a choice again each time; what is new is counted here.
+    """
+
+    __slots__ = ("_cached_tokens", "_ended", "_hidden", "_logprobs", "_prompt_tokens", "_said", "unfinished")
+
+    def __init__(self, request: PreprocessedRequest) -> None:
+        self._prompt_tokens = len(request.token_ids)
+        self._hidden = hidden_ends_of(request)
+        self._logprobs = request.output_options.logprobs
+        self._cached_tokens = 0
+        self._said: dict[int, int] = {}
+        """Tokens by choice."""
+        self._ended: set[int] = set()
+        self.unfinished = request.sampling_options.n or 1
+
+    def take(self, told: Any) -> list[EngineOutput]:
+        """The pieces in a `RequestOutput`. Raises for an answer that it gave up."""
+        self._cached_tokens = getattr(told, "cached_tokens", None) or self._cached_tokens  # Newer ones say it.
+        pieces = []
+        for one in told.outputs:
+            said = self._said.get(one.index, 0)
+            if one.index in self._ended or (len(one.token_ids) <= said and one.finish_reason is None):
+                continue
+            pieces.append(self._piece(one, said))
+        return pieces
+
+    def usage(self) -> CompletionUsage:
+        """The counts so far."""
+        said = sum(self._said.values())
+        details = PromptTokensDetails(cached_tokens=self._cached_tokens)
+        return CompletionUsage(self._prompt_tokens, said, self._prompt_tokens + said, details)
+
+    def _piece(self, one: Any, said: int) -> EngineOutput:
+        if one.finish_reason in ("cancelled", "timeout"):
+            raise given_up(one.finish_reason)
+        tokens = list(one.token_ids[said:])
+        self._said[one.index] = said + len(tokens)
+        piece = EngineOutput(tokens, one.index)
+        if self._logprobs is not None and one.logprobs:
+            rows = [row_of(step, token) for step, token in zip(one.logprobs[said:], tokens, strict=False)]
+            piece.log_probs = [own for own, _ in rows]
+            piece.top_logprobs = [[top for top in tops if top.rank <= max(1, self._logprobs or 0)] for _, tops in rows]
+            piece.cum_log_probs = one.cumulative_logprob
+        if one.finish_reason is not None:
+            self._end(piece, one)
+        return piece
+
+    def _end(self, piece: EngineOutput, one: Any) -> None:
+        """The last piece of a choice."""
+        self._ended.add(one.index)
+        self.unfinished -= 1
+        last = one.token_ids[-1] if one.token_ids else None
+        piece.finish_reason = one.finish_reason
+        if one.finish_reason == "stop" and last in self._hidden:
+            piece.finish_reason = "eos"
+        elif one.finish_reason == "stop":
+            piece.stop_reason = one.stop_reason
+        if self.unfinished <= 0:
+            piece.completion_usage = self.usage()
+        if one.prompt_logprobs:
+            piece.engine_data = {"prompt_logprobs": [prompt_likelihoods(step) for step in one.prompt_logprobs]}
+
+
+def given_up(reason: str) -> DynamoException:
+    """Why an answer was not finished."""
+    if reason == "timeout":
+        return ResponseTimeout("the engine's time for the request was over")
+    return EngineShutdown("the engine dropped the request")
+
+
+def row_of(step: Any, token: int) -> tuple[float, list[TopLogprob]]:
+    """The likelihood of a token, and its alternatives from the likeliest on."""
+    if not isinstance(step, Mapping):
+        return float(step), [TopLogprob(1, token, logprob=float(step))]
+    tops = [TopLogprob(one.rank or 0, token_id, logprob=one.logprob) for token_id, one in step.items()]
+    tops.sort(key=lambda top: top.rank)
+    return step[token].logprob, tops
+
+
+def prompt_likelihoods(step: Any) -> dict[str, dict[str, Any]] | None:
+    """What a token of the prompt could have been; null for the first."""
+    if not isinstance(step, Mapping):
+        return None
+    return {str(token): {"logprob": one.logprob, "rank": one.rank} for token, one in step.items()}

@@ -1,0 +1,125 @@
+"""Events: what TensorRT-LLM's caches hold, as it tells it when it is asked, made into our events.
+
+It counts a block that is not full yet as stored, and as removed; routers know full ones alone. A model with windows of
+several lengths tells each block once for each; the longest is the one that counts.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from dynamo.backend.engine import EngineHost
+from dynamo.core.clock import Clock, SystemClock
+from dynamo.llm.kv_event_publisher import unsigned
+from dynamo.llm.mm_routing import hashes_of
+from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 5.0  # How long one look waits for something new.
+PAUSE_FIRST_S, PAUSE_MAX_S = (
+    0.01,
+    0.1,
+)  # Between two looks that found nothing: an idle engine is not asked a thousand times.
+TIERS = {0: "device", 1: "host_pinned"}
+PARTIAL_MAX = 100_000
+"""Blocks that are not full; those beyond it are forgotten, the oldest first."""
+
+
+class CacheEvents:
+    """One engine's events, read one after the other. Pure."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._partial: dict[int, dict[int, None]] = {}
+        """By rank: the blocks that were stored before they were full, in their order."""
+        self._window: int | None = None
+        self._next: dict[int, int] = {}
+
+    def read(self, told: Mapping[str, Any]) -> list[tuple[KvEvent, int, str]]:
+        """The events in one of its, each with its rank and its tier."""
+        data, rank = told["data"], int(told.get("attention_dp_rank") or 0)
+        number = told.get("event_id")
+        if number is not None:
+            expected = self._next.get(rank)
+            if expected is not None and number > expected:
+                logger.warning("%d events of rank %d were lost before number %d", number - expected, rank, number)
+            self._next[rank] = number + 1
+        kind, window = data.get("type"), told.get("window_size")
+        if kind == "created":
+            self._window = max(self._window or 0, window or 0) or None
+            return []
+        if window is not None and self._window is not None and window != self._window:
+            return []
+        if kind == "stored":
+            return self._stored(data, rank)
+        if kind == "removed":
+            return self._removed(data, rank)
+        return []
+
+    def _stored(self, data: Mapping[str, Any], rank: int) -> list[tuple[KvEvent, int, str]]:
+        """Whole blocks up to the first that is not full: behind it nothing can follow."""
+        partial = self._partial.setdefault(rank, {})
+        keys: list[int] = []
+        tokens: list[int] = []
+        tier = "device"
+        for block in data["blocks"]:
+            key, ids = unsigned(block["block_hash"]), [one["token_id"] for one in block["tokens"]]
+            if len(ids) < self._block_tokens:
+                partial[key] = None
+                while len(partial) > PARTIAL_MAX:
+                    del partial[next(iter(partial))]
+                break
+            if len(ids) > self._block_tokens:
+                logger.warning("a KV block of %d tokens, expected %d: not told", len(ids), self._block_tokens)
+                break
+            partial.pop(key, None)
+            if not keys:
+                tier = TIERS.get(block.get("cache_level") or 0, "external")
+            keys.append(key)
+            tokens += ids
+        if not keys:
+            return []
+        parent = data.get("parent_hash")
+        hashes = hashes_of(tokens, self._block_tokens)
+        blocks = [StoredBlock(key, one) for key, one in zip(keys, hashes, strict=True)]
+        return [(Stored(None if parent is None else unsigned(parent), None, blocks), rank, tier)]
+
+    def _removed(self, data: Mapping[str, Any], rank: int) -> list[tuple[KvEvent, int, str]]:
+        partial = self._partial.get(rank, {})
+        keys = [unsigned(one) for one in data["block_hashes"]]
+        known = [key for key in keys if key not in partial]
+        for key in keys:
+            partial.pop(key, None)
+        return [(Removed(known), rank, "device")] if known else []
+
+
+async def follow(
+    look: Callable[[float], AsyncIterator[Mapping[str, Any]]],
+    hear: Callable[[Mapping[str, Any]], None],
+    *,
+    clock: Clock | None = None,
+) -> None:
+    """Asks again and again for what is new, until it is cancelled. One that cannot be read is told and left out."""
+    clock = clock or SystemClock()
+    pause_s = PAUSE_FIRST_S
+    while True:
+        found = False
+        async for told in look(WAIT_S):
+            found = True
+            try:
+                hear(told)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                logger.warning("what TensorRT-LLM told cannot be read: %s: %s", error, str(told)[:80])
+        pause_s = PAUSE_FIRST_S if found else min(PAUSE_MAX_S, pause_s * 2)
+        await clock.sleep(pause_s)
+
+
+def teller(events: CacheEvents, host: EngineHost) -> Callable[[Mapping[str, Any]], None]:
+    """Passes on to the host what is read."""
+
+    def hear(told: Mapping[str, Any]) -> None:
+        for event, rank, tier in events.read(told):
+            host.publish_kv_event(event, rank, tier)
+
+    return hear

@@ -1,0 +1,16 @@
+"""Waiting flags: those of upstream's TensorRT-LLM worker that ours knows and does not honour yet (serving-plane.md §5.4). Pure."""
+
+from dynamo.core.waiting import Waiting
+
+WAITING = (
+    Waiting("--revision", "DYN_TRTLLM_REVISION", "", hint="give the directory of that revision as --model"),
+    Waiting("--modality", "DYN_TRTLLM_MODALITY", "text"),
+    Waiting("--enable-multimodal", "DYN_TRTLLM_ENABLE_MULTIMODAL", False),
+    Waiting("--encode-endpoint", "DYN_TRTLLM_ENCODE_ENDPOINT", ""),
+    Waiting("--allowed-local-media-path", "DYN_TRTLLM_ALLOWED_LOCAL_MEDIA_PATH", ""),
+    Waiting("--max-file-size-mb", "DYN_TRTLLM_MAX_FILE_SIZE_MB", "50"),
+    Waiting("--conversation-affinity", "DYN_ENGINE_CONV_AFFINITY", False),
+    Waiting("--conversation-affinity-dp-rank-source", None, "engine"),
+    Waiting("--torch-dtype", "DYN_TRTLLM_TORCH_DTYPE", "bfloat16"),
+    Waiting("--attn-backend", "DYN_TRTLLM_ATTN_BACKEND", "VANILLA"),
+)

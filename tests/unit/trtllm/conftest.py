@@ -1,0 +1,77 @@
+"""An engine over a scripted TensorRT-LLM, and the host that it speaks to."""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.trtllm import scripted
+from tests.unit.vllm.conftest import Heard, Host, request
+
+from dynamo.trtllm.config import TrtllmConfig
+from dynamo.trtllm.engine import TrtllmEngine
+from dynamo.trtllm.library import Library
+
+__all__ = ["Heard", "Host", "Running", "Start", "request"]
+
+
+def library(made: list[scripted.LLM]) -> Library:
+    """One whose engines are kept in `made`."""
+
+    def make(**kwargs: Any) -> scripted.LLM:
+        made.append(scripted.LLM(**kwargs))
+        return made[-1]
+
+    return Library(
+        LLM=make,
+        SamplingParams=scripted.SamplingParams,
+        GuidedDecodingParams=scripted.GuidedDecodingParams,
+        DisaggregatedParams=scripted.DisaggregatedParams,
+        SchedulingParams=scripted.SchedulingParams,
+        LoRARequest=scripted.LoRARequest,
+        Logprob=scripted.Logprob,
+        client_errors=(scripted.RequestError, ValueError),
+    )
+
+
+@dataclasses.dataclass
+class Running:
+    engine: TrtllmEngine
+    llm: scripted.LLM
+    host: Host
+    config: Any
+
+    async def ask(self, asked: Any, *script: Any) -> tuple[Heard, BaseException | None]:
+        """Lets TensorRT-LLM say the script, to the end."""
+        self.llm.script = list(script)
+        reply = Heard()
+        self.engine.submit(asked, reply)
+        async with asyncio.timeout(30):
+            error = await reply.ended
+        return reply, error
+
+
+Start = Callable[..., Awaitable[Running]]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts an engine: the flags of its configuration, and arguments that beat them."""
+    engines: list[TrtllmEngine] = []
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 128}))
+
+    async def make(patches: dict[str, Any] | None = None, **flags: Any) -> Running:
+        made: list[scripted.LLM] = []
+        host = Host()
+        config = TrtllmConfig(**{"model": str(tmp_path), "served_model_name": "m", **flags})
+        engine = TrtllmEngine(config, patches or {}, library(made))
+        engines.append(engine)
+        said = await engine.start(host)
+        return Running(engine, made[0], host, said)
+
+    yield make
+    for one in engines:
+        await one.stop()

@@ -1,0 +1,257 @@
+"""TrtllmEngine over a scripted TensorRT-LLM: requests in, tokens out, and what goes wrong in between."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+from tests.unit.trtllm import scripted
+from tests.unit.trtllm.conftest import Heard, Start, request
+from tests.unit.trtllm.scripted import DisaggregatedParams, Logprob, said
+
+from dynamo.core.errors import EngineShutdown, InvalidArgument, ResponseTimeout, Unknown, WorkerUnavailable
+from dynamo.protocols.engine import (
+    GuidedDecoding,
+    OutputOptions,
+    PrefillResult,
+    Routing,
+    SamplingOptions,
+    StopConditions,
+)
+
+PREFILLED = DisaggregatedParams(
+    request_type="context_only", first_gen_tokens=[4], ctx_request_id=9, opaque_state=b"\x00\xff", disagg_request_id=77
+)
+
+
+async def test_the_card_says_what_the_engine_is(start: Start) -> None:
+    config = (await start()).config
+    assert config.served_model_name == "m"
+    assert (config.context_length, config.kv_cache_block_size, config.total_kv_blocks) == (128, 32, 64)
+    assert (config.max_num_seqs, config.max_num_batched_tokens, config.data_parallel_size) == (8, 256, 1)
+    assert not config.publishes_kv_events
+    assert config.adapters is None
+
+
+async def test_a_model_without_a_name_is_called_as_its_directory(start: Start) -> None:
+    running = await start(served_model_name=None)
+    assert running.config.served_model_name == running.config.model_path.rpartition("/")[2]
+
+
+async def test_tokens_are_told_once_though_the_engine_says_all_again(start: Start) -> None:
+    running = await start()
+    reply, error = await running.ask(
+        request(), said(4), said(4, 5, 6), said(4, 5, 6, 7, finish="length", cached_tokens=2)
+    )
+    assert error is None
+    assert reply.tokens == [4, 5, 6, 7]
+    (last,) = reply.items
+    assert (last.finish_reason, last.completion_usage.completion_tokens) == ("length", 4)
+    assert last.completion_usage.prompt_tokens_details.cached_tokens == 2
+    (asked,) = running.llm.asked
+    assert (asked.inputs, asked.streaming, asked.disaggregated) == ([1, 2, 3], True, None)
+    assert (asked.params.end_id, asked.params.stop_token_ids, asked.params.detokenize) == (9, [9], False)
+
+
+async def test_an_end_that_nobody_is_shown_is_the_models_own(start: Start) -> None:
+    running = await start()
+    reply, _ = await running.ask(request(), said(4, 9, finish="stop"))
+    assert reply.items[-1].finish_reason == "eos"
+    asked = request(stop=StopConditions(stop_token_ids_visible=[5], max_tokens=4))
+    reply, _ = await running.ask(asked, said(4, 5, finish="stop", stop_reason=5))
+    assert (reply.items[-1].finish_reason, reply.items[-1].stop_reason) == ("stop", 5)
+
+
+async def test_several_choices_are_told_apart_and_none_twice(start: Start) -> None:
+    running = await start()
+    first = scripted.CompletionOutput(0, token_ids=[4])
+    second = scripted.CompletionOutput(1, token_ids=[5])
+    both = said(0)
+    both.outputs = [first, second]
+    ended = said(0)
+    ended.outputs = [
+        scripted.CompletionOutput(0, token_ids=[4], finish_reason="length"),
+        scripted.CompletionOutput(1, token_ids=[5, 6]),
+    ]
+    last = said(0)
+    last.outputs = [ended.outputs[0], scripted.CompletionOutput(1, token_ids=[5, 6], finish_reason="length")]
+    reply, error = await running.ask(request(sampling_options=SamplingOptions(n=2)), both, ended, last)
+    assert error is None
+    told: dict[int, list[int]] = {0: [4], 1: []}  # The first choice's bare token went the fast way.
+    for item in reply.items:
+        told[item.index] += item.token_ids
+    assert told == {0: [4], 1: [5, 6]}
+    assert [item.completion_usage is not None for item in reply.items].count(True) == 1
+
+
+async def test_logprobs_come_with_their_tokens(start: Start) -> None:
+    running = await start()
+    rows = [{4: Logprob(-0.5, 1), 8: Logprob(-1.0, 2)}, {5: Logprob(-2.0, 3), 8: Logprob(-0.1, 1)}]
+    asked = request(output_options=OutputOptions(logprobs=1))
+    reply, _ = await running.ask(asked, said(4, logprobs=rows[:1]), said(4, 5, logprobs=rows, finish="length"))
+    assert [item.log_probs for item in reply.items] == [[-0.5], [-2.0]]
+    assert [[top.token_id for top in item.top_logprobs[0]] for item in reply.items] == [[4], [8]]
+
+
+async def test_a_caller_that_leaves_aborts_its_request_and_hears_nothing_more(start: Start) -> None:
+    running = await start()
+    running.llm.script = [said(4), asyncio.Event(), said(4, finish="cancelled")]
+    reply = Heard()
+    running.engine.submit(request(), reply)
+    while not reply.tokens:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    running.engine.cancel(reply)
+    async with asyncio.timeout(30):
+        await running.engine.drain()
+    assert running.llm.results[0].is_aborted
+    assert reply.tokens == [4]
+    assert not reply.ended.done()
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (said(4, finish="cancelled"), EngineShutdown),
+        (said(4, finish="timeout"), ResponseTimeout),
+        (said(4), EngineShutdown),
+        (scripted.RequestError("too long"), InvalidArgument),
+        (RuntimeError("CUDA"), Unknown),
+    ],
+)
+async def test_an_answer_that_is_given_up_says_whose_fault_it_was(
+    start: Start, told: Any, expected: type[Exception]
+) -> None:
+    running = await start()
+    _, error = await running.ask(request(), told)
+    assert type(error) is expected
+
+
+async def test_prefill_says_in_plain_words_what_decode_needs(start: Start) -> None:
+    running = await start(disaggregation_mode="prefill")
+    reply, error = await running.ask(request(), said(4, finish="length", disaggregated_params=PREFILLED))
+    assert error is None
+    (item,) = reply.items
+    assert item.finish_reason == "length"
+    assert item.disaggregated_params["opaque_state"] == "AP8="
+    assert item.disaggregated_params["first_gen_tokens"] == [4]
+    (asked,) = running.llm.asked
+    assert (asked.disaggregated.request_type, asked.streaming) == ("context_only", False)
+    assert 1 << 40 < asked.disaggregated.disagg_request_id < 1 << 63
+    assert asked.params.max_tokens == 1
+    assert running.llm.given["cache_transceiver_config"] == {"backend": "DEFAULT"}
+
+
+async def test_decode_goes_on_from_what_prefill_said(start: Start) -> None:
+    prefill = await start(disaggregation_mode="prefill")
+    reply, _ = await prefill.ask(request(), said(4, finish="length", disaggregated_params=PREFILLED))
+    decode = await start(disaggregation_mode="decode")
+    asked = request(prefill_result=PrefillResult(reply.items[0].disaggregated_params))
+    reply, error = await decode.ask(asked, said(4), said(4, 5, finish="length"))
+    assert error is None
+    assert reply.tokens == [4, 5]
+    given = decode.llm.asked[0].disaggregated
+    assert (given.request_type, given.opaque_state, given.disagg_request_id) == ("generation_only", b"\x00\xff", 77)
+
+
+@pytest.mark.parametrize("result", [UNSET, PrefillResult({"bootstrap_room": 1}), PrefillResult("text")])
+async def test_decode_without_a_prefill_is_refused(start: Start, result: object) -> None:
+    running = await start(disaggregation_mode="decode")
+    with pytest.raises(InvalidArgument, match="prefill_result"):
+        running.engine.submit(request(prefill_result=result), Heard())
+
+
+async def test_decode_that_is_told_to_computes_the_prompt_itself(start: Start) -> None:
+    running = await start(disaggregation_mode="decode")
+    _, error = await running.ask(request(annotations=["x-bypass-remote-prefill"]), said(4, finish="length"))
+    assert error is None
+    assert running.llm.asked[0].disaggregated is None
+
+
+async def test_a_prefill_that_says_nothing_of_its_blocks_is_done_again(start: Start) -> None:
+    running = await start(disaggregation_mode="prefill")
+    _, error = await running.ask(request(), said(4, finish="length"))
+    assert isinstance(error, EngineShutdown)
+
+
+async def test_a_rank_that_is_asked_for_gets_the_request(start: Start) -> None:
+    running = await start(tensor_parallel_size=2, enable_attention_dp=True)
+    assert running.config.data_parallel_size == 2
+    await running.ask(request(routing=Routing(dp_rank=1)), said(4, finish="length"))
+    assert running.llm.asked[0].scheduling.attention_dp_rank == 1
+    with pytest.raises(InvalidArgument, match="dp_rank 2"):
+        running.engine.submit(request(routing=Routing(dp_rank=2)), Heard())
+
+
+async def test_text_is_held_to_a_form_where_something_can_hold_it(start: Start) -> None:
+    asked = request(sampling_options=SamplingOptions(guided_decoding=GuidedDecoding(choice=["a+", "b"])))
+    with pytest.raises(InvalidArgument, match="--guided-decoding-backend"):
+        (await start()).engine.submit(asked, Heard())
+    running = await start(guided_decoding_backend="xgrammar")
+    await running.ask(asked, said(4, finish="length"))
+    assert running.llm.asked[0].params.guided_decoding.regex == r"(a\+|b)"
+    assert not running.llm.given["skip_tokenizer_init"]
+
+
+async def test_an_adapter_goes_with_the_request_that_names_it(start: Start) -> None:
+    running = await start({"lora_config": {"max_loras": 2}})
+    asked = request(routing=Routing(lora_name="a"))
+    with pytest.raises(WorkerUnavailable):
+        running.engine.submit(asked, Heard())
+    number = await running.config.adapters.load("a", "/a")
+    await running.ask(asked, said(4, finish="length"))
+    assert running.llm.asked[0].lora == scripted.LoRARequest("a", number, "/a")
+
+
+async def test_events_and_steps_are_told_to_the_host(start: Start) -> None:
+    running = await start(publish_kv_events=True, publish_metrics=True, kv_block_size=2)
+    tokens = [{"token_id": 1}, {"token_id": 2}]
+    running.llm.events.append(
+        {
+            "event_id": 1,
+            "window_size": 8,
+            "data": {
+                "type": "stored",
+                "parent_hash": None,
+                "blocks": [{"block_hash": 5, "tokens": tokens, "cache_level": 0}],
+            },
+        }
+    )
+    running.llm.stats.append(
+        {
+            "iterLatencyMS": 20.0,
+            "numActiveRequests": 3,
+            "numQueuedRequests": 1,
+            "kvCacheStats": {"usedNumBlocks": 4, "maxNumBlocks": 64, "cacheHitRate": 0.5},
+            "inflightBatchingStats": {"numContextRequests": 1, "numGenRequests": 2, "numCtxTokens": 7},
+        }
+    )
+    async with asyncio.timeout(30):
+        while not (running.host.events and running.host.passes):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    (event, rank, tier) = running.host.events[0]
+    assert ([block.block_hash for block in event.blocks], rank, tier) == ([5], 0, "device")
+    (load,) = running.host.loads
+    assert (load.kv_used_blocks, load.running_requests, load.waiting_requests) == (4, 3, 1)
+    (passed, _) = running.host.passes[0]
+    assert (passed.wall_time, passed.scheduled_requests.sum_prefill_tokens) == (0.02, 7)
+    assert "trtllm_kv_cache_hit_rate" in running.host.metrics.render()
+    assert running.llm.given["kv_cache_config"]["event_buffer_max_size"] > 0
+    assert running.llm.given["enable_iter_perf_stats"]
+
+
+async def test_an_engine_that_fell_ill_takes_nothing_more(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_ENGINE_HEALTH_CHECK_INTERVAL", "0.01")
+    running = await start()
+    running.llm.is_healthy = False
+    async with asyncio.timeout(30):
+        while not running.host.failed:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    with pytest.raises(EngineShutdown):
+        running.engine.submit(request(), Heard())
+
+
+async def test_a_stopped_engine_is_shut_down_once(start: Start) -> None:
+    running = await start()
+    await running.engine.stop()
+    await running.engine.stop()
+    assert running.llm.is_shut
