@@ -7,6 +7,7 @@ its turns, or nothing would be sent: with first tokens at once, else when a turn
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from dynamo.backend.disagg import DisaggregationMode, bootstrap_of, leg_of, pref
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import read_bool, setting
-from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument
+from dynamo.core.errors import DynamoException, EngineShutdown
 from dynamo.core.tasks import TaskOwner
 from dynamo.llm.hub import resolve_model
 from dynamo.mocker.config import MockerConfig, demo_model
@@ -32,6 +33,8 @@ from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PreprocessedRequest
 from dynamo.protocols.native import SGLANG_CAPABILITY
 from dynamo.runtime.request_plane.base import Reply
+
+logger = logging.getLogger(__name__)
 
 LATE_MAX_S = 0.05  # A stall longer than this is not made up for: a real engine would not run faster after it.
 
@@ -279,10 +282,10 @@ class MockerEngine:
 
     def _scripted(self, request: PreprocessedRequest, asked: Asked) -> Asked:
         name = replay_id(request)
-        if name is not None and self._config.response_replay_trace_path is not None:
-            answer = self._answers.get(name)
-            if answer is None:
-                raise InvalidArgument(f"Invalid request: output_replay_id {name!r} is not in the trace")
+        answer = None if name is None else self._answers.get(name)
+        if name is not None and answer is None and self._answers:
+            logger.warning("output_replay_id %s is not in the trace: its answer is random", name)
+        if answer is not None:
             asked.max_tokens = min(asked.max_tokens, len(answer))
             asked.script = answer
         elif self._thoughts is not None:

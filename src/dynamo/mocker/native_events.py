@@ -19,14 +19,11 @@ from dynamo.protocols.kv_events import KvEvent, Removed, Stored
 
 KEPT_MAX = 10_000  # Messages that can be told again, as vLLM keeps.
 END = (-1).to_bytes(8, "big", signed=True)
-MEDIA = {"device": "GPU", "host_pinned": "CPU"}
 NUMBER = struct.Struct(">Q")
 
 
-def native(
-    event: KvEvent, tokens_of: Mapping[int, Sequence[int]], block_tokens: int, tier: str = "device"
-) -> dict[str, Any]:
-    """An event in vLLM's words."""
+def native(event: KvEvent, tokens_of: Mapping[int, Sequence[int]], block_tokens: int) -> dict[str, Any]:
+    """An event of the device's cache in vLLM's words, as many of them as the released mocker uses."""
     if isinstance(event, Stored):
         hashes = [block.block_hash for block in event.blocks]
         return {
@@ -35,13 +32,10 @@ def native(
             "parent_block_hash": event.parent_hash,
             "token_ids": [token for block_hash in hashes for token in tokens_of.get(block_hash, ())],
             "block_size": block_tokens,
-            "lora_id": None,
-            "medium": MEDIA[tier],
-            "lora_name": None,
             "group_idx": 0,
         }
     if isinstance(event, Removed):
-        return {"type": "BlockRemoved", "block_hashes": event.block_hashes, "medium": MEDIA[tier], "group_idx": 0}
+        return {"type": "BlockRemoved", "block_hashes": event.block_hashes, "group_idx": 0}
     return {"type": "AllBlocksCleared"}
 
 

@@ -1,5 +1,6 @@
 """Scripts: answers that are not random: recorded ones, and ones with marks in them."""
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -48,21 +49,25 @@ class _Row(msgspec.Struct):
 
     output_token_ids: list[int] | None = None
     output_length: int | None = None
-    output_replay_id: str | int | None = None
     request_id: str | int | None = None
+    session_id: str | int | None = None
+    output_replay_id: str | int | None = None
 
 
 def read_answers(path: str) -> dict[str, list[int]]:
-    """The recorded answers of a Mooncake trace by `output_replay_id`, else `request_id`, else the line's number from 0.
+    """The recorded answers of a Mooncake trace by what names their lines.
 
-    Raises `ConfigError` with the line that is wrong.
+    That is `request_id`, else `SESSION:TURN` by the line's `session_id` and how many of that session came before it.
+    Lines without either are named by `output_replay_id`, or counted from 0. Raises `ConfigError` with the line that is
+    wrong.
     """
     found: dict[str, list[int]] = {}
+    turns: Counter[str] = Counter()
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file):
                 if line.strip():
-                    _add(found, line, number)
+                    _add(found, turns, line, number)
     except OSError as error:
         raise ConfigError(f"--response-replay-trace-path {path}: {error.strerror or error}") from None
     except (msgspec.DecodeError, ValueError) as error:
@@ -70,15 +75,23 @@ def read_answers(path: str) -> dict[str, list[int]]:
     return found
 
 
-def _add(found: dict[str, list[int]], line: bytes, number: int) -> None:
+def _add(found: dict[str, list[int]], turns: Counter[str], line: bytes, number: int) -> None:
     row = msgspec.json.decode(line, type=_Row)
+    name = _name_of(row, turns, number)
     tokens = row.output_token_ids
     if not tokens:
         return
     if row.output_length is not None and row.output_length != len(tokens):
         raise ValueError(f"output_length is {row.output_length}, and there are {len(tokens)} output_token_ids")
-    names = [one for one in (row.output_replay_id, row.request_id, number) if one is not None]
-    name = str(names[0])
     if name in found:
         raise ValueError(f"{name} is there twice")
     found[name] = tokens
+
+
+def _name_of(row: _Row, turns: Counter[str], number: int) -> str:
+    turn = None
+    if row.session_id is not None:
+        session = str(row.session_id)
+        turn = f"{session}:{turns[session]}"
+        turns[session] += 1
+    return str(next(one for one in (row.request_id, turn, row.output_replay_id, number) if one is not None))

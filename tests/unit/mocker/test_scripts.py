@@ -29,15 +29,25 @@ def test_thoughts_that_cannot_be_are_refused(text: str, why: str) -> None:
         read_reasoning(text)
 
 
-def test_recorded_answers_are_known_by_their_id_or_their_line(tmp_path: Path) -> None:
+def test_recorded_answers_are_known_by_request_or_by_turn(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"output_token_ids": [1], "session_id": "s", "turn": 7}\n'
+        '{"output_token_ids": [2], "session_id": "s", "request_id": "q"}\n'
+        '{"output_length": 3, "session_id": "s"}\n'
+        '{"output_token_ids": [4], "session_id": "s"}\n'
+    )
+    assert read_answers(str(path)) == {"s:0": [1], "q": [2], "s:3": [4]}
+
+
+def test_recorded_answers_without_either_are_known_by_their_id_or_their_line(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(
         '{"timestamp": 0, "output_length": 2, "output_token_ids": [5, 6], "output_replay_id": "a"}\n'
         '{"output_token_ids": [7], "request_id": 12}\n\n'
-        '{"output_length": 3}\n'
         '{"output_token_ids": [8]}\n'
     )
-    assert read_answers(str(path)) == {"a": [5, 6], "12": [7], "4": [8]}
+    assert read_answers(str(path)) == {"a": [5, 6], "12": [7], "3": [8]}
 
 
 @pytest.mark.parametrize(
