@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from dynamo.backend.adapters import AdapterService
 from dynamo.backend.admission import Admission
@@ -273,6 +274,7 @@ class Worker:
             endpoint=endpoint.id.name,
             instance_id=self.runtime.instance_id,
             card_json=card,
+            model_suffix=suffix or UNSET,
         )
         await self.runtime.discovery.put(MODEL_CARDS, self._card_key(suffix), json_encode(record))
 

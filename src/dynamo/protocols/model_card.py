@@ -102,3 +102,5 @@ class ModelRecord(msgspec.Struct, kw_only=True):
     endpoint: str
     instance_id: int
     card_json: ModelDeploymentCard
+    model_suffix: str | UnsetType = UNSET
+    """What ends the key of a LoRA adapter's card; upstream takes no such card without it."""
