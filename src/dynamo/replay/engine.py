@@ -5,14 +5,33 @@ from typing import Any, Literal
 
 import msgspec
 
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.mocker.canonical import TABLES, settings_of
 from dynamo.mocker.profile import profiled
-from dynamo.mocker.simulation.rules import EngineType, EvictionName, HostRules, Limits, SglangRules, TransferRules
+from dynamo.mocker.simulation.rules import (
+    BLOCK_TOKENS,
+    EngineType,
+    EvictionName,
+    HostRules,
+    Limits,
+    SglangRules,
+    TransferRules,
+)
 from dynamo.mocker.simulation.timing import FittedTiming, StepTimes, Timing
 
 __all__ = ["KV_BYTES_PER_TOKEN", "EngineArgs", "engine_args", "given", "profiled"]
 
 KV_BYTES_PER_TOKEN = 131_072  # 32 layers, 8 KV heads of 128, two bytes each, keys and values: a model of 8B.
+
+CANONICAL_NAMES = {"data_parallel_size": "dp_size"}
+"""Where a mocker's setting has another name here."""
+BESIDE_THE_TIME = frozenset(
+    {
+        "disaggregation_mode", "handoff_timeout_ms", "bootstrap_ports", "zmq_kv_events_ports", "zmq_replay_ports",
+        "reasoning", "response_replay_trace_path", "trtllm_capacity_scheduler_policy",
+    }
+)  # fmt: skip
+"""A mocker's settings that change nothing of when a token comes: they may be given, and are not needed."""
 
 
 class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,9 +148,23 @@ def given(text: str | None, flag: str) -> dict[str, Any]:
         raise ConfigError(f"{flag}: {error}") from None
 
 
+def flat(settings: dict[str, Any], flag: str) -> dict[str, Any]:
+    """Fields of `EngineArgs`: upstream's tables `engine` and `dynamo` are read as the mocker does. Raises `ConfigError`."""
+    if not any(table in settings for table in TABLES):
+        return settings
+    try:
+        found = settings_of(settings, flag)
+    except InvalidArgument as error:
+        raise ConfigError(str(error)) from None
+    named = {CANONICAL_NAMES.get(name, name): value for name, value in found.items() if name not in BESIDE_THE_TIME}
+    if "block_size" not in named:
+        named["block_size"] = next((n for name, n in BLOCK_TOKENS.items() if name == named.get("engine_type")), 64)
+    return named
+
+
 def engine_args(text: str | None, flag: str = "--extra-engine-args") -> EngineArgs:
     """The engine that a flag describes."""
     try:
-        return msgspec.convert(given(text, flag), EngineArgs).check()
+        return msgspec.convert(flat(given(text, flag), flag), EngineArgs).check()
     except msgspec.ValidationError as error:
         raise ConfigError(f"{flag}: {error}") from None

@@ -22,7 +22,7 @@ import msgspec
 from dynamo.core.config import as_flags, build_parser, environ, exit_on_config_error, from_namespace, option
 from dynamo.core.errors import ConfigError
 from dynamo.replay.config import ReplayConfig
-from dynamo.replay.engine import EngineArgs, given
+from dynamo.replay.engine import EngineArgs, flat, given
 from dynamo.replay.page import plot, small_page
 from dynamo.replay.report import rows_of, summary_of
 
@@ -89,7 +89,7 @@ def _value(text: str) -> Any:
 
 def tuned(config: ReplayConfig, knobs: Mapping[str, Any]) -> ReplayConfig:
     """The command line with the knobs turned."""
-    engine = given(config.extra_engine_args, "--extra-engine-args")
+    engine = flat(given(config.extra_engine_args, "--extra-engine-args"), "--extra-engine-args")
     router = given(config.router_config, "--router-config")
     own: dict[str, Any] = {}
     for name, value in knobs.items():

@@ -53,3 +53,37 @@ def test_a_profile_that_lacks_something_is_refused(tmp_path: Path, change: dict[
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ConfigError, match="expected one"):
         profiled(str(tmp_path))
+
+
+def test_upstreams_tables_describe_the_same_engine() -> None:
+    text = """{
+        "engine": {"backend": "sglang", "worker_type": "decode", "num_gpu_blocks": 500, "max_num_seqs": 8,
+                   "sglang": {"schedule_policy": "lpm"}, "timing_model": {"type": "polynomial"},
+                   "kv_transfer_bytes_per_token": 7, "max_model_len": null},
+        "dp_size": 2,
+        "dynamo": {"enable_local_indexer": true, "handoff_session_timeout_ms": 5, "reasoning": null}
+    }"""
+    expected = EngineArgs(
+        engine_type="sglang",
+        block_size=1,
+        num_gpu_blocks=500,
+        max_num_seqs=8,
+        sglang_schedule_policy="lpm",
+        kv_bytes_per_token=7,
+        dp_size=2,
+    )
+    assert engine_args(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"engine": {"g3_offload": {}}}', "--extra-engine-args: g3_offload"),
+        ('{"engine": {"max_model_len": 5}}', "max_model_len"),
+        ('{"engine": {"max_num_seqs": 0}}', "max_num_seqs is 0"),
+        ('{"engine": {"block_size": "x"}}', "block_size"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused_by_name(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        engine_args(text)
