@@ -36,12 +36,14 @@ class Relays:
         worker: DistributedRuntime,
         group: RouteGroup,
         router_mode: str = "round-robin",
+        **options: Any,
     ) -> None:
+        """`options` are those of the `Models`."""
         self.worker = worker
         self.registry = MetricsRegistry()
         self.metrics = FrontendMetrics(self.registry)
-        guesses = KvRouterOptions(kv_events=False)
-        self.models = Models(runtime, self.metrics, router_mode=router_mode, kv_options=guesses)
+        options.setdefault("kv_options", KvRouterOptions(kv_events=False))
+        self.models = Models(runtime, self.metrics, router_mode=router_mode, **options)
         self.pipeline = Pipeline(self.models, self.metrics)
         self.table = RouteTable()
         group(self.table, RouteContext(self.pipeline, self.models, self.registry, lambda: True))
@@ -117,7 +119,7 @@ class Relays:
 
 
 @asynccontextmanager
-async def open_relays(group: RouteGroup, router_mode: str = "round-robin") -> AsyncIterator[Relays]:
+async def open_relays(group: RouteGroup, router_mode: str = "round-robin", **options: Any) -> AsyncIterator[Relays]:
     """A frontend with these routes and no worker yet, which guesses what caches hold where it routes by that."""
     store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
 
@@ -130,7 +132,7 @@ async def open_relays(group: RouteGroup, router_mode: str = "round-robin") -> As
         )
 
     frontend, worker = runtime(), runtime()
-    relays = Relays(frontend, worker, group, router_mode)
+    relays = Relays(frontend, worker, group, router_mode, **options)
     relays.runtime = runtime
     try:
         relays.models.start()

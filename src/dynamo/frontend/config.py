@@ -42,6 +42,12 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
     migration_max_seq_len: int | None = option(
         None, "--migration-max-seq-len", "DYN_MIGRATION_MAX_SEQ_LEN", "Longest prompt and output that is still moved"
     )
+    min_initial_workers: int = option(
+        0,
+        "--router-min-initial-workers",
+        "DYN_ROUTER_MIN_INITIAL_WORKERS",
+        "A model is served once so many of its workers have come, and from then on with fewer",
+    )
     active_decode_blocks_threshold: float | None = option(
         None,
         "--active-decode-blocks-threshold",
@@ -251,8 +257,8 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         check_files(router_config(self, 1) if policy is None else policy.applied(router_config(self, 1)))
         if self.serve_indexer and self.mode != RouterMode.KV.value:
             raise ConfigError("--serve-indexer needs --router-mode kv")
-        if self.session_affinity_ttl_secs is not None and self.mode != RouterMode.KV.value:
-            raise ConfigError("--router-session-affinity-ttl-secs needs --router-mode kv in this release")
+        if self.min_initial_workers < 0:
+            raise ConfigError(f"--router-min-initial-workers {self.min_initial_workers}: expected 0 or more")
         if min(self.batch_concurrency, self.batch_storage_bytes, self.batch_files) <= 0:
             raise ConfigError("--batch-concurrency, --batch-storage-bytes and --batch-files: expected numbers above 0")
         if min(self.responses_store_entries, self.responses_store_bytes, self.responses_store_unused_s) <= 0:

@@ -134,6 +134,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: Plan) -> 
         thresholds=config.thresholds,
         tokenizers=config.tokenizers,
         disaggregation=config,
+        workers_min=config.min_initial_workers,
     )
     trace = None if plan.trace is None else RequestTrace(plan.trace, runtime.metrics, metrics.prefix)
     policy = MigrationPolicy(config.migration_limit, config.migration_max_seq_len)

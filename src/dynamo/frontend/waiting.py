@@ -13,7 +13,6 @@ WAITING: tuple[Waiting, ...] = (
     Waiting("--dyn-debug-perf", "DYN_DEBUG_PERF", False),
     Waiting("--dyn-preprocess-workers", "DYN_PREPROCESS_WORKERS", "0"),
     Waiting("--trust-remote-code", "DYN_TRUST_REMOTE_CODE", False),
-    Waiting("--router-min-initial-workers", "DYN_ROUTER_MIN_INITIAL_WORKERS", "0"),
 )
 
 

@@ -26,6 +26,7 @@ from dynamo.llm.http.metrics import FrontendMetrics
 from dynamo.llm.kv_push_router import KvPushRouter
 from dynamo.llm.prefill_leg import PrefillLeg
 from dynamo.llm.served_model import ServedModel
+from dynamo.llm.session_affinity import SessionAffinity
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ class Dispatch:
         """That request, encoded when it is chosen who is asked."""
         self._booked: KvPushRouter | None = None
         """The router that counts it as a worker's."""
+        self._kept: SessionAffinity | None = None
+        """Where no such router is: what its session's binding is kept by."""
         self.decision: Decision | None = None
         """What it decided last."""
         self._clock = clock or SystemClock()
@@ -142,13 +145,16 @@ class Dispatch:
                 )
                 break
             except CannotConnect:
-                if self._booked is None or self._chosen is not None or instance_id is None:
+                if self._chosen is not None or instance_id is None:
                     self.release()
                     raise
                 tried.add(instance_id)
             except BaseException:
                 self.release()
                 raise
+        sessions = self._model.current.sessions
+        if sessions is not None and sessions.sent(self._request, self._request_id, call.instance_id):
+            self._kept = sessions
         if self._generation.is_over:  # Its client left while it was on its way.
             call.kill()
             self.release()
@@ -172,7 +178,7 @@ class Dispatch:
         found = await self._model.choose(self._asked(), self._request_id, self._generation, exclude, self._metadata)
         if found is None:
             self._body = msgpack_encode(request)
-            return self._chosen
+            return self._model.bound(request, exclude) if self._chosen is None else self._chosen
         served, decision = found
         self._booked = served.kv
         self.decision = decision
@@ -198,6 +204,9 @@ class Dispatch:
         booked, self._booked = self._booked, None
         if booked is not None:
             booked.release(self._request_id)
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.finish(self._request_id)
 
     @property
     def _chosen(self) -> int | None:

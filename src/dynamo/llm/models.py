@@ -13,6 +13,8 @@ import weakref
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
+import msgspec
+
 from dynamo.core.backoff import Backoff
 from dynamo.core.codec import json_decoder
 from dynamo.core.errors import DynamoException, NotFound, NotReady
@@ -32,9 +34,10 @@ from dynamo.llm.publishers import KV_METRICS_TOPIC
 from dynamo.llm.router_config import wanted_routing
 from dynamo.llm.served_indexers import ServedIndexers
 from dynamo.llm.served_model import PARTIAL, PREFILL, ServedModel
+from dynamo.llm.session_affinity import SessionAffinity
 from dynamo.llm.tokenizer import BACKENDS, Tokenizer
 from dynamo.protocols.discovery import MODEL_CARDS, EndpointId
-from dynamo.protocols.model_card import ModelRecord
+from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
 from dynamo.runtime.client import unreadable_records
 from dynamo.runtime.discovery.base import Change, Delete, Put
 from dynamo.runtime.distributed import DistributedRuntime
@@ -66,10 +69,12 @@ class Models:
         assets: AssetCache | None = None,
         tokenizers: Sequence[str] = tuple(BACKENDS),
         disaggregation: DisaggregationOptions | None = None,
+        workers_min: int = 0,
     ) -> None:
-        """`tokenizers`: the backends to try for every model (`llm.tokenizer`)."""
+        """`tokenizers`: the backends to try for every model (`llm.tokenizer`). `workers_min`: see `ServedModel`."""
         self._runtime = runtime
         self._disaggregation = disaggregation or DisaggregationOptions()
+        self._workers_min = workers_min
         self._assets = assets or AssetCache()
         self._tokenizer_backends = tokenizers
         self._metrics = metrics
@@ -107,7 +112,9 @@ class Models:
         """Begins to follow the discovery plane; a watch that dies is restarted."""
         self._runtime.health.checks.append(lambda: self._tasks.is_sound)
         self._runtime.health.checks.append(
-            lambda: all(one.kv is None or one.kv.is_sound for one in self._sets.values())
+            lambda: all(
+                router is None or router.is_sound for one in self._sets.values() for router in (one.kv, one.sessions)
+            )
         )
         self._tasks.supervise(self.watch, "watch")
 
@@ -152,6 +159,12 @@ class Models:
         if not able:
             raise NotFound(f"Model not found: {name!r} does not serve {kind.lower()}")
         ready = [one for one in able if one.is_ready]
+        early = next((one for one in able if one.worker_ids() and not one.has_begun), None)
+        if not ready and early is not None:
+            raise NotReady(
+                f"Model `{name}` is not ready to serve requests yet. {len(early.worker_ids())} of the "
+                f"{early.workers_min} workers that must be there at first have come. Please retry shortly."
+            )
         if not ready and any(one.worker_ids() for one in able):
             raise NotReady(
                 f"Model `{name}` is not ready to serve requests yet. It has decode workers but no prefill worker. "
@@ -218,9 +231,7 @@ class Models:
         if self._indexers is not None:
             await self._indexers.close()
         for one in sets:
-            if one.kv is not None:
-                await one.kv.close()
-            await one.client.close()
+            await one.close()
 
     async def _put(self, key: str, value: bytes) -> None:
         try:
@@ -281,25 +292,7 @@ class Models:
         started_s = time.perf_counter()
         served = self._sets.get(place)
         if served is None:
-            mode, thresholds = wanted_routing(record.card_json)
-            client = await self._runtime.endpoint(str(endpoint)).client(mode or self._router_mode)
-            served = self._sets[place] = ServedModel(
-                endpoint, client, self._assets, self._timings, self._tokenizer_backends
-            )
-            served.busy.thresholds = thresholds or self._thresholds
-            served.mode = RouterMode(mode or self._router_mode)
-            served.conditional = self._disaggregation.conditional(self._kv_options.queue_threshold)
-            served.never_whole = self._disaggregation.enforce_disagg
-            if served.mode is RouterMode.KV and record.card_json.model_input == "Tokens":
-                options = router_config(self._kv_options, record.card_json.kv_cache_block_size or DEFAULT_BLOCK_SIZE)
-                profile = None
-                options = config_of_stage(options, record.card_json.worker_type, self._policy, self._disaggregation)
-                if self._policy is not None:
-                    profile = self._policy.profile(record.card_json.display_name)
-                served.kv = KvPushRouter(self._runtime, endpoint, options, profile=profile)
-                await served.kv.start()
-                await self._tell_index(place[1])
-            await self._watch_load(served)
+            served = await self._begin_set(place, endpoint, record.card_json)
             for past in [past for past, old_place in self._past.items() if old_place == place]:
                 past.heir = served
                 del self._past[past]
@@ -309,6 +302,35 @@ class Models:
         if await self._follow(place, served):
             took_ms = (time.perf_counter() - started_s) * 1e3
             logger.info("model %s: worker %x of %s, in %.0f ms", served.name, record.instance_id, endpoint, took_ms)
+
+    async def _begin_set(self, place: tuple[str, str], endpoint: EndpointId, card: ModelDeploymentCard) -> ServedModel:
+        """The set of a card that is the first of its place."""
+        wanted = wanted_routing(card)
+        mode = RouterMode(wanted.mode or self._router_mode)
+        client = await self._runtime.endpoint(str(endpoint)).client(mode)
+        served = self._sets[place] = ServedModel(
+            endpoint, client, self._assets, self._timings, self._tokenizer_backends
+        )
+        served.busy.thresholds = wanted.thresholds or self._thresholds
+        served.mode, served.workers_min = mode, self._workers_min
+        served.conditional = self._disaggregation.conditional(self._kv_options.queue_threshold)
+        served.never_whole = self._disaggregation.enforce_disagg or wanted.enforce_disagg
+        options = router_config(self._kv_options, card.kv_cache_block_size or DEFAULT_BLOCK_SIZE)
+        if wanted.affinity_ttl_s is not None and wanted.affinity_mode is not None:
+            options = msgspec.structs.replace(
+                options, affinity_ttl_s=wanted.affinity_ttl_s, affinity_mode=wanted.affinity_mode
+            )
+        if mode is RouterMode.KV and card.model_input == "Tokens":
+            options = config_of_stage(options, card.worker_type, self._policy, self._disaggregation)
+            profile = None if self._policy is None else self._policy.profile(card.display_name)
+            served.kv = KvPushRouter(self._runtime, endpoint, options, profile=profile)
+            await served.kv.start()
+            await self._tell_index(place[1])
+        elif options.affinity_ttl_s is not None and card.model_input == "Tokens":
+            served.sessions = SessionAffinity(self._runtime, endpoint, options.affinity_ttl_s, options.affinity_mode)
+            await served.sessions.start()
+        await self._watch_load(served)
+        return served
 
     async def _delete(self, key: str) -> None:
         self._stop_fetch(key)
@@ -334,8 +356,7 @@ class Models:
             served.monitor.cancel()
         if served.kv is not None:
             await self._tell_index(place[1])
-            await served.kv.close()
-        await served.client.close()
+        await served.close()
         if name not in self._served:
             self._metrics.hide_model(name)
             logger.info("model %s: the last worker left", name)

@@ -1,7 +1,7 @@
 """Placement: a request of tokens whose answer is only relayed, on its way to a worker.
 
-Where there is a KV router it chooses, and counts the request as its worker's until `release`. Elsewhere the client's
-mode decides, or the request itself, as everywhere.
+Where there is a KV router it chooses, and counts the request as its worker's until `release`. Elsewhere the request's
+session decides, or the client's mode, or the request itself, as everywhere.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from dynamo.llm.kv_push_router import KvPushRouter, Progress
 from dynamo.llm.preprocessor import routing_of
 from dynamo.llm.request_headers import Headers, agent_context, with_headers
 from dynamo.llm.served_model import ServedModel
+from dynamo.llm.session_affinity import SessionAffinity
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 
 
@@ -26,7 +27,7 @@ class Placement:
         self._model = model
         self._request = request
         self._body = body
-        self._booked: tuple[KvPushRouter, str] | None = None
+        self._booked: tuple[KvPushRouter | SessionAffinity, str] | None = None
         self.decision: Decision | None = None
         """What the router decided last."""
 
@@ -41,8 +42,8 @@ class Placement:
 
     @property
     def is_free(self) -> bool:
-        """Whether the router may choose again after it chose somebody who cannot be reached."""
-        return self._booked is not None and self.chosen is None
+        """Whether somebody else may be chosen where who was chosen cannot be reached."""
+        return self.chosen is None
 
     async def choose(
         self, request_id: str, progress: Progress, tried: frozenset[int], metadata: Mapping[str, str]
@@ -52,7 +53,8 @@ class Placement:
         chosen = self.chosen
         found = await self._model.choose(self._request, request_id, progress, tried, metadata)
         if found is None:
-            return self._body or msgpack_encode(self._request), chosen
+            bound = self._model.bound(self._request, tried) if chosen is None else chosen
+            return self._body or msgpack_encode(self._request), bound
         served, decision = found
         if served.kv is not None:
             self._booked = served.kv, request_id
@@ -62,12 +64,21 @@ class Placement:
         routing = msgspec.structs.replace(self._request.routing or Routing(), dp_rank=decision.dp_rank)
         return msgpack_encode(msgspec.structs.replace(self._request, routing=routing)), decision.worker_id
 
+    def sent(self, request_id: str, worker_id: int) -> None:
+        """That worker took it."""
+        sessions = self._model.current.sessions
+        if sessions is not None and sessions.sent(self._request, request_id, worker_id):
+            self._booked = sessions, request_id
+
     def release(self) -> None:
         """The worker that it was given to is rid of it."""
         booked, self._booked = self._booked, None
         if booked is not None:
-            router, request_id = booked
-            router.release(request_id)
+            keeper, request_id = booked
+            if isinstance(keeper, SessionAffinity):
+                keeper.finish(request_id)
+            else:
+                keeper.release(request_id)
 
 
 def headed(request: PreprocessedRequest, headers: Headers) -> PreprocessedRequest:

@@ -12,11 +12,12 @@ from dynamo.core.codec import json_decoder, msgpack_decoder
 from dynamo.core.errors import Cancelled, ResponseTimeout, StreamIncomplete, Unknown
 from dynamo.kv_router.router import Decision
 from dynamo.llm.prefill_plan import GOES_ON
-from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PrefillDetails, PrefillResult
+from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PrefillDetails, PrefillResult, PreprocessedRequest
 from dynamo.runtime.request_plane.base import Call, Item, Receiver
 
 if TYPE_CHECKING:
     from dynamo.llm.served_model import ServedModel
+    from dynamo.llm.session_affinity import SessionAffinity
 
 _decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder(EngineOutput).decode}
 
@@ -49,6 +50,7 @@ class PrefillLeg:
         """Hears that it failed, where nobody waits for it."""
         self._request_id = request_id
         self._is_booked = False
+        self._kept: SessionAffinity | None = None
         self._elements: list[int | Item] = []
         self._reason: str | None = None
         self._params: Any = None
@@ -64,6 +66,13 @@ class PrefillLeg:
         """Its worker was chosen, and counts it."""
         self.served, self.decision, self.instance_id = served, decision, decision.worker_id
         self._is_booked = True
+
+    def keep(self, sessions: "SessionAffinity | None", request: PreprocessedRequest) -> None:
+        """Its worker took it, and is bound to its session where sessions stay with their workers."""
+        if sessions is not None and sessions.sent(request, self._request_id, self.instance_id):
+            self._kept = sessions
+        if self.is_over:
+            self.release()
 
     async def wait(self, timeout_s: float) -> PrefillResult:
         """What decode goes on with; `is_whole` says that it does not. Raises what the worker answered."""
@@ -90,6 +99,9 @@ class PrefillLeg:
         if self._is_booked and self.served.kv is not None:
             self.served.kv.release(self._request_id)
         self._is_booked = False
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.finish(self._request_id)
 
     def tell(self, receiver: Receiver) -> None:
         """Says to somebody else what the worker said: its answer is the request's."""

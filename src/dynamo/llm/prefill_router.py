@@ -237,6 +237,7 @@ class DisaggregatedDispatch(Dispatch):
                 metadata=self._metadata,
                 exclude=frozenset(),
             )
+            leg.keep(served.current.sessions, self._request)
         except WorkerUnavailable as error:
             leg.on_error(error)
         except BaseException:
@@ -254,6 +255,8 @@ class DisaggregatedDispatch(Dispatch):
             )
         exclude = frozenset(self._prefill_tried)
         if served.kv is None:
+            if named is None:
+                named = served.bound(self._request, exclude)
             return PrefillLeg(served, self._request_id, served.pick(exclude) if named is None else named)
         leg = PrefillLeg(served, self._request_id, queue_depth=len(served.kv.machine.waiting))
         try:

@@ -149,7 +149,9 @@ class RelayAnswer(TextAnswer):
         while True:
             body, instance_id = await placement.choose(self.record.request_id, self, tried, metadata)
             try:
-                return await super()._send_to(body, headers, metadata, instance_id, tried)
+                call = await super()._send_to(body, headers, metadata, instance_id, tried)
+                placement.sent(self.record.request_id, call.instance_id)
+                return call  # noqa: TRY300 - what follows is for failures
             except CannotConnect:
                 if not placement.is_free or instance_id is None:
                     raise

@@ -1,12 +1,15 @@
 """RouterConfig: how a worker set wants to be routed to, in place of the frontend's own settings (serving-plane.md §2.3)."""
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import to_builtins
 
 from dynamo.core.errors import InvalidArgument
+from dynamo.kv_router.affinity import Mode
 from dynamo.llm.busy import Thresholds
+from dynamo.llm.kv_options import AFFINITY_TTL_MAX_S
 from dynamo.protocols.model_card import ModelDeploymentCard
 from dynamo.runtime.push_router import RouterMode
 
@@ -22,6 +25,7 @@ WORDS = {
     RouterMode.KV: "kv",
 }
 """The modes as cards spell them."""
+AFFINITY_MODES = ("hard", "soft")
 MODES = {word: mode for mode, word in WORDS.items()}
 
 
@@ -39,17 +43,25 @@ class RouterConfig:
         session_affinity_ttl_secs: int | None = None,
         session_affinity_mode: str = "hard",
     ) -> None:
-        for name, is_given in {
-            "config": config is not None,
-            "enforce_disagg": enforce_disagg,
-            "session_affinity_ttl_secs": session_affinity_ttl_secs is not None,
-            "session_affinity_mode": session_affinity_mode != "hard",
-        }.items():
-            if is_given:
-                raise InvalidArgument(f"RouterConfig: {name} is not supported by this release", param=name)
+        if config is not None:
+            raise InvalidArgument("RouterConfig: config is not supported by this release", param="config")
         if not isinstance(mode, RouterMode):
             raise InvalidArgument(f"RouterConfig: mode {mode!r}: expected a RouterMode", param="mode")
+        if session_affinity_mode not in AFFINITY_MODES:
+            expected = " or ".join(AFFINITY_MODES)
+            raise InvalidArgument(
+                f"RouterConfig: session_affinity_mode {session_affinity_mode!r}: expected {expected}",
+                param="session_affinity_mode",
+            )
+        if session_affinity_ttl_secs is not None and not 1 <= session_affinity_ttl_secs <= AFFINITY_TTL_MAX_S:
+            raise InvalidArgument(
+                f"RouterConfig: session_affinity_ttl_secs {session_affinity_ttl_secs}: expected 1 to {AFFINITY_TTL_MAX_S}",
+                param="session_affinity_ttl_secs",
+            )
         self.router_mode = mode
+        self.enforce_disagg = enforce_disagg
+        self.session_affinity_ttl_secs = session_affinity_ttl_secs
+        self.session_affinity_mode = session_affinity_mode
         self.load_thresholds = Thresholds(
             active_decode_blocks_threshold=active_decode_blocks_threshold,
             active_prefill_tokens_threshold=active_prefill_tokens_threshold,
@@ -63,27 +75,51 @@ class RouterConfig:
             "router_mode": WORDS[self.router_mode],
             "kv_router_config": {},
             "load_threshold_config": limits,
-            "enforce_disagg": False,
-            "session_affinity_ttl_secs": None,
-            "session_affinity_mode": "hard",
+            "enforce_disagg": self.enforce_disagg,
+            "session_affinity_ttl_secs": self.session_affinity_ttl_secs,
+            "session_affinity_mode": self.session_affinity_mode,
         }
 
 
-def wanted_routing(card: ModelDeploymentCard) -> tuple[RouterMode | None, Thresholds | None]:
-    """The mode and the thresholds that a card asks for; None for the frontend's own."""
+@dataclass(frozen=True, slots=True)
+class WantedRouting:
+    """What a card asks for; None for the frontend's own."""
+
+    mode: RouterMode | None = None
+    thresholds: Thresholds | None = None
+    enforce_disagg: bool = False
+    """Its decode workers compute no prompts, even where the frontend would let them."""
+    affinity_ttl_s: int | None = None
+    affinity_mode: Mode | None = None
+
+
+def wanted_routing(card: ModelDeploymentCard) -> WantedRouting:
+    """How a card's workers want to be routed to; what cannot be read of it is the frontend's own."""
     wanted = card.router_config or None
     if wanted is None:
-        return None, None
-    word = wanted.get("router_mode")
+        return WantedRouting()
+    word, ttl_s = wanted.get("router_mode"), wanted.get("session_affinity_ttl_secs")
     mode = MODES.get(word) if isinstance(word, str) else None
     if mode is None:
         logger.warning("model %s: router mode %s is not supported; the frontend's is used", card.display_name, word)
-    limits = wanted.get("load_threshold_config")
+    if type(ttl_s) is not int or not 1 <= ttl_s <= AFFINITY_TTL_MAX_S:
+        if ttl_s is not None:
+            logger.warning("model %s: its session affinity of %s s cannot be used", card.display_name, ttl_s)
+        ttl_s = None
+    return WantedRouting(
+        mode,
+        _thresholds(card, wanted.get("load_threshold_config")),
+        enforce_disagg=wanted.get("enforce_disagg") is True,
+        affinity_ttl_s=ttl_s,
+        affinity_mode=None if ttl_s is None else "soft" if wanted.get("session_affinity_mode") == "soft" else "hard",
+    )
+
+
+def _thresholds(card: ModelDeploymentCard, limits: Any) -> Thresholds | None:
     try:
         names = Thresholds.__struct_fields__
         given = {name: value for name, value in (limits or {}).items() if name in names}
-        thresholds = Thresholds(**given).check() if given else None
+        return Thresholds(**given).check() if given else None
     except (InvalidArgument, TypeError, AttributeError) as error:
         logger.warning("model %s: its load thresholds cannot be read: %s", card.display_name, error)
-        thresholds = None
-    return mode, thresholds
+        return None

@@ -19,6 +19,7 @@ from dynamo.llm.kv_push_router import KvPushRouter, Progress
 from dynamo.llm.model_card import ModelFiles
 from dynamo.llm.prefill_plan import LOCAL_PREFILL, Conditional
 from dynamo.llm.preprocessor import Preprocessor, Timings
+from dynamo.llm.session_affinity import SessionAffinity
 from dynamo.llm.tokenizer import BACKENDS
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.engine import PreprocessedRequest
@@ -82,6 +83,11 @@ class ServedModel:
         """Of workers that decode: they never do, not even when nobody else would (`--enforce-disagg`)."""
         self.kv: KvPushRouter | None = None
         """Who chooses by what the workers hold (`--router-mode kv`)."""
+        self.sessions: SessionAffinity | None = None
+        """Where sessions go, where no KV router chooses and they are to stay with their workers."""
+        self.workers_min = 0
+        """How many workers must be there before the first request (`--router-min-initial-workers`)."""
+        self._has_begun = False
         self.monitor: asyncio.Task[None] | None = None
         """Listens to the workers' loads, where a threshold asks for them."""
         self.heir: ServedModel | None = None
@@ -142,12 +148,21 @@ class ServedModel:
     @property
     def has_prefill(self) -> bool:
         """Whether somebody beside it computes prompts now."""
-        return any(one.worker_ids() for one in self.prefill_sets)
+        return any(one.worker_ids() and one.has_begun for one in self.prefill_sets)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether as many workers were there as it waits for at first; from then on it does with fewer."""
+        if not self._has_begun:
+            self._has_begun = len(self.worker_ids()) >= self.workers_min
+        return self._has_begun
 
     @property
     def is_ready(self) -> bool:
         """Whether a request can be answered now."""
-        return bool(self.worker_ids()) and (not self.is_decode or self.has_prefill or self.prefills_locally)
+        if not self.worker_ids() or not self.has_begun:
+            return False
+        return not self.is_decode or self.has_prefill or self.prefills_locally
 
     @property
     def prefills_locally(self) -> bool:
@@ -170,6 +185,14 @@ class ServedModel:
     def pick(self, exclude: frozenset[int]) -> int:
         """Who would be sent the next request, where no KV router chooses. Raises `WorkerUnavailable`."""
         return self.client.pick(exclude | self._strangers | self._too_busy(exclude))
+
+    def bound(self, request: PreprocessedRequest, exclude: frozenset[int]) -> int | None:
+        """The worker of the request's session, where it has one that may be sent the request."""
+        heir = self.current
+        if heir.sessions is None:
+            return None
+        able = frozenset(heir.worker_ids()) - exclude
+        return heir.sessions.find(request, able if heir.sessions.is_hard else able - heir._too_busy(exclude))
 
     def worker_ids(self) -> list[int]:
         """The instances that serve this card now."""
@@ -304,6 +327,13 @@ class ServedModel:
         able = frozenset(self.worker_ids()) - exclude
         busy = self.busy.busy(able)
         return frozenset() if busy == able else busy
+
+    async def close(self) -> None:
+        """Its workers are nobody's any more; calls under way go on."""
+        for router in (self.kv, self.sessions):
+            if router is not None:
+                await router.close()
+        await self.client.close()
 
     async def follow(self) -> None:
         """Chooses the card to follow after the records changed, and loads what it needs. Raises `ConfigError`."""

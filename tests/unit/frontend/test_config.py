@@ -78,8 +78,10 @@ def test_routing_by_load_alone_is_a_kind_of_kv_routing() -> None:
 
 def test_sessions_are_kept_by_the_kv_router_and_by_no_other() -> None:
     assert read(["--router-mode", "kv", "--router-session-affinity-ttl-secs", "60"], {}).session_affinity_ttl_secs == 60
-    with pytest.raises(ConfigError, match="--router-session-affinity-ttl-secs needs --router-mode kv"):
-        read(["--router-session-affinity-ttl-secs", "60"], {})
+    assert read(["--router-session-affinity-ttl-secs", "60"], {}).session_affinity_ttl_secs == 60
+    assert read(["--router-min-initial-workers", "3"], {}).min_initial_workers == 3
+    with pytest.raises(ConfigError, match="--router-min-initial-workers -1"):
+        read(["--router-min-initial-workers", "-1"], {})
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,17 @@ class Worker:
 
     def stop(self) -> None: ...
 
+    sessions = None
+
+    @property
+    def current(self) -> "Worker":
+        return self
+
     async def choose(self, *_: object) -> None:
         """No KV router here."""
+
+    def bound(self, *_: object) -> None:
+        """And sessions stay nowhere."""
 
     async def send(self, body: bytes, receiver: Generation, *, exclude: frozenset[int], **_: Any) -> "Worker":
         request = decode(body)

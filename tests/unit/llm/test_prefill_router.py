@@ -70,6 +70,7 @@ class Pool:
 
     name = "m"
     kv: Any = None
+    sessions: Any = None
     conditional: Conditional | None = None
 
     def __init__(self, scene: "Scene", *ids: int, **config: Any) -> None:
@@ -106,6 +107,8 @@ class Pool:
         return bool(set(self.ids) - exclude)
 
     async def choose(self, *_: object) -> None: ...
+
+    def bound(self, *_: object) -> None: ...
 
     async def send(
         self, body: bytes, receiver: Any, *, instance_id: int | None, exclude: frozenset[int], **_: Any

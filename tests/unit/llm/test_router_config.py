@@ -7,7 +7,7 @@ import pytest
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.llm.busy import Thresholds
-from dynamo.llm.router_config import RouterConfig, wanted_routing
+from dynamo.llm.router_config import RouterConfig, WantedRouting, wanted_routing
 from dynamo.protocols.model_card import ModelDeploymentCard
 from dynamo.runtime.push_router import RouterMode
 
@@ -19,12 +19,16 @@ def card(router_config: Any) -> ModelDeploymentCard:
 @pytest.mark.parametrize("mode", list(RouterMode))
 def test_what_a_worker_asks_for_is_read_back(mode: RouterMode) -> None:
     config = RouterConfig(mode, active_prefill_tokens_threshold=5)
-    assert wanted_routing(card(config.on_card())) == (mode, Thresholds(active_prefill_tokens_threshold=5))
-    assert wanted_routing(card(RouterConfig(mode).on_card())) == (mode, None)
+    assert wanted_routing(card(config.on_card())) == WantedRouting(mode, Thresholds(active_prefill_tokens_threshold=5))
+    assert wanted_routing(card(RouterConfig(mode).on_card())) == WantedRouting(mode)
+    config = RouterConfig(mode, enforce_disagg=True, session_affinity_ttl_secs=60, session_affinity_mode="soft")
+    assert wanted_routing(card(config.on_card())) == WantedRouting(
+        mode, enforce_disagg=True, affinity_ttl_s=60, affinity_mode="soft"
+    )
 
 
 def test_a_card_that_asks_for_nothing_gets_the_frontends_own() -> None:
-    assert wanted_routing(ModelDeploymentCard(display_name="m", slug="m")) == (None, None)
+    assert wanted_routing(ModelDeploymentCard(display_name="m", slug="m")) == WantedRouting()
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,8 @@ def test_a_card_that_asks_for_nothing_gets_the_frontends_own() -> None:
     [
         {"router_mode": "k_v", "load_threshold_config": {}},
         {"router_mode": 5},
+        {"router_mode": "later", "session_affinity_ttl_secs": 0, "session_affinity_mode": "soft"},
+        {"router_mode": "later", "session_affinity_ttl_secs": "x", "enforce_disagg": "yes"},
         {"load_threshold_config": 5},
         {"router_mode": "later", "load_threshold_config": {"active_decode_blocks_threshold": 7.0}},
         {"router_mode": "later", "load_threshold_config": {"active_decode_blocks_threshold": "x"}},
@@ -39,7 +45,7 @@ def test_a_card_that_asks_for_nothing_gets_the_frontends_own() -> None:
 )
 def test_what_is_not_supported_or_wrong_is_told_and_left(wanted: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert wanted_routing(card(wanted)) == (None, None)
+        assert wanted_routing(card(wanted)) == WantedRouting()
     assert "model m" in caplog.text
 
 
@@ -47,13 +53,12 @@ def test_what_is_not_supported_or_wrong_is_told_and_left(wanted: Any, caplog: py
     ("argument", "value"),
     [
         ("config", object()),
-        ("enforce_disagg", True),
-        ("session_affinity_ttl_secs", 5),
-        ("session_affinity_mode", "soft"),
+        ("session_affinity_ttl_secs", 0),
+        ("session_affinity_mode", "firm"),
         ("active_decode_blocks_threshold", 2.0),
     ],
 )
-def test_an_argument_that_is_not_honoured_is_named(argument: str, value: Any) -> None:
+def test_an_argument_that_cannot_be_honoured_is_named(argument: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=argument):
         RouterConfig(RouterMode.Random, **{argument: value})
 
