@@ -109,13 +109,14 @@ async def _wait_for_models(client: HttpClient, config: ProxyConfig, clock: Clock
     while True:
         try:
             status, body = await get(client, config.api("/models"))
-            if status == 200:
-                return models_in(body)
+            listed = models_in(body) if status == 200 else []
+            if listed:
+                return listed
             if status == 404 and config.models:
                 return []  # It has no such page, and need not.
             if 400 <= status < 500 and status not in (408, 425, 429):
                 raise ConfigError(f"--url {config.url}: {config.api('/models')}: {status} {message_of(body)}")
-            why = f"status {status}"
+            why = "it lists no model yet" if status == 200 else f"status {status}"
         except WorkerUnavailable as error:
             why = str(error)
         now = clock.now()
@@ -159,8 +160,6 @@ def offers_of(config: ProxyConfig, listed: Sequence[dict[str, Any]]) -> list[Off
     missing = [name for name in wanted if known and name not in known]
     if missing:
         raise ConfigError(f"--model {missing[0]}: the server lists {', '.join(known) or 'none'}")
-    if not wanted:
-        raise ConfigError(f"--url {config.url}: the server lists no model yet; --model names one")
     names = config.served_model_names or wanted
     if len(names) != len(wanted):
         raise ConfigError(f"--served-model-name: {len(names)} names for {len(wanted)} models: {', '.join(wanted)}")

@@ -153,7 +153,7 @@ class Server:
 
     @staticmethod
     async def _watch(reader: asyncio.StreamReader, asked: Asked) -> None:
-        while not reader.at_eof():
+        while not reader.at_eof():  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0.01)
         asked.left.set()
 

@@ -1,0 +1,187 @@
+"""OpenAI proxy: our own frontend with the embedded engine is the server, and another frontend asks it through the proxy."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.integration.graph import Graph, wait_for
+
+from dynamo.cpu.config import DEMO_MODEL
+
+pytestmark = pytest.mark.integration
+
+MESSAGES: Any = [{"role": "user", "content": "What is a worker?"}]
+QUICK = ("--health-interval-s", "0.5", "--load-interval-s", "0.2")
+
+
+class Stand:
+    """Two servers of the same model, and a frontend that has proxies to them."""
+
+    def __init__(self, folder: Any) -> None:
+        self.servers: list[Graph] = []
+        self.front: Graph | None = None
+        self._folder = folder
+
+    def server(self) -> Graph:
+        folder = self._folder / f"server{len(self.servers)}"
+        folder.mkdir()
+        made = Graph(folder)
+        self.servers.append(made)
+        made.run("cpu", "--model-name", "demo")
+        return made
+
+    def frontend(self, *argv: str) -> Graph:
+        folder = self._folder / "front"
+        folder.mkdir()
+        self.front = Graph(folder, *argv)
+        return self.front
+
+    def proxy(self, server: Graph, *argv: str) -> None:
+        assert self.front is not None
+        self.front.run("openai_proxy", "--url", f"http://127.0.0.1:{server.port}/v1", *QUICK, *argv)
+
+    def stop(self) -> None:
+        for graph in (self.front, *self.servers):
+            if graph is not None:
+                graph.stop()
+
+    def until(self, is_true: Callable[[], bool], what: str) -> None:
+        """As `wait_for`, with the logs where it waits in vain."""
+        try:
+            wait_for(is_true, what)
+        except AssertionError as error:
+            logs = (one.read_text(errors="replace")[-2000:] for one in sorted(self._folder.rglob("*.log")))
+            raise AssertionError("\n".join([what, *logs])) from error
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    made = Stand(tmp_path_factory.mktemp("proxy"))
+    try:
+        server, front = made.server(), made.frontend()
+        made.proxy(server, "--served-model-name", "text")
+        made.proxy(server, "--served-model-name", "tokens", "--model-path", DEMO_MODEL)
+        made.until(lambda: listed(front) == {"text", "tokens"}, "the proxies never appeared")
+        yield made
+    finally:
+        made.stop()
+
+
+def listed(graph: Graph) -> set[str]:
+    try:
+        return {one["id"] for one in graph.http.get("/v1/models").json()["data"]}
+    except httpx.TransportError:
+        return set()
+
+
+def front_of(stand: Stand) -> openai.OpenAI:
+    assert stand.front is not None
+    return stand.front.openai()
+
+
+def test_greedy_text_is_the_servers_own_both_ways(stand: Stand) -> None:
+    own = stand.servers[0].openai().chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
+    for model in ("text", "tokens"):
+        whole = front_of(stand).chat.completions.create(model=model, messages=MESSAGES, temperature=0)
+        assert whole.choices[0].message.content == own.choices[0].message.content
+        assert whole.choices[0].finish_reason == own.choices[0].finish_reason
+        assert whole.model == model
+        assert whole.usage is not None
+        assert own.usage is not None
+        assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (
+            own.usage.prompt_tokens, own.usage.completion_tokens,
+        )  # fmt: skip
+        stream = front_of(stand).chat.completions.create(model=model, messages=MESSAGES, temperature=0, stream=True)
+        pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+        assert len(pieces) > 3
+        assert "".join(pieces) == own.choices[0].message.content
+
+
+@pytest.mark.parametrize("model", ["text", "tokens"])
+def test_completions_with_options_and_logprobs_pass(stand: Stand, model: str) -> None:
+    given: Any = {"prompt": "A worker", "max_tokens": 8, "seed": 3, "temperature": 0.9, "n": 2, "logprobs": 2}
+    own = stand.servers[0].openai().completions.create(model="demo", **given)
+    told = front_of(stand).completions.create(model=model, **given)
+    assert [one.text for one in told.choices] == [one.text for one in own.choices]
+    assert [one.finish_reason for one in told.choices] == [one.finish_reason for one in own.choices]
+    assert own.choices[0].logprobs is not None
+    assert told.choices[0].logprobs is not None
+    assert told.choices[0].logprobs.token_logprobs == pytest.approx(own.choices[0].logprobs.token_logprobs, abs=1e-4)
+
+
+def test_usage_is_told_in_a_stream_only_where_it_was_asked_for(stand: Stand) -> None:
+    for options in ({}, {"stream_options": {"include_usage": True}}):
+        for model in ("text", "tokens"):
+            stream = front_of(stand).chat.completions.create(
+                model=model, messages=MESSAGES, max_tokens=4, stream=True, **options
+            )
+            counts = [chunk.usage.completion_tokens for chunk in stream if chunk.usage is not None]
+            assert counts == ([4] if options else [])
+
+
+def test_a_refusal_keeps_its_status_and_its_words(stand: Stand) -> None:
+    with pytest.raises(openai.BadRequestError, match="emperature") as text:
+        front_of(stand).chat.completions.create(model="text", messages=MESSAGES, temperature=9)
+    assert text.value.status_code == 400
+
+
+def test_tools_pass_as_the_client_wrote_them(stand: Stand) -> None:
+    tool: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    given: Any = {"messages": MESSAGES, "tools": [tool], "tool_choice": "required", "max_tokens": 48, "temperature": 0}
+    own = stand.servers[0].openai().chat.completions.create(model="demo", **given).choices[0]
+    told = front_of(stand).chat.completions.create(model="text", **given).choices[0]
+    assert told.finish_reason == own.finish_reason
+    assert [call.function.name for call in told.message.tool_calls or ()] == [  # type: ignore[union-attr]
+        call.function.name
+        for call in own.message.tool_calls or ()  # type: ignore[union-attr]
+    ]
+    assert told.message.content == own.message.content
+
+
+@pytest.mark.parametrize("model", ["text", "tokens"])
+def test_a_client_that_leaves_frees_the_server(stand: Stand, model: str) -> None:
+    server = stand.servers[0]
+    assert stand.front is not None
+    body = {"model": model, "messages": MESSAGES, "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with stand.front.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        next(answer.iter_lines())
+        wait_for(lambda: inflight(server) >= 1, "the request never reached the server")
+    wait_for(lambda: inflight(server) == 0, "the server works on for nobody")
+
+
+def inflight(graph: Graph) -> float:
+    return graph.metric("dynamo_frontend_inflight_requests")
+
+
+def test_a_server_that_dies_mid_stream_costs_its_client_nothing(tmp_path: Any) -> None:
+    stand = Stand(tmp_path)
+    try:
+        servers, front = [stand.server(), stand.server()], stand.frontend("--migration-limit", "3")
+        for server in servers:
+            stand.proxy(server, "--model-path", DEMO_MODEL, "--served-model-name", "m")
+        stand.until(lambda: front.workers() == 2, "the proxies never appeared")
+        body = {
+            "model": "m", "messages": MESSAGES, "max_tokens": 300, "stream": True, "temperature": 0,
+            "nvext": {"ignore_eos": True}, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        with front.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            said = [next(lines) for _ in range(5)]
+            victim = next(one for one in servers if inflight(one))
+            for process in victim.processes:
+                process.send_signal(signal.SIGKILL)
+            said += list(lines)
+        chunks = [json.loads(line[6:]) for line in said if line.startswith("data: {")]
+        assert not any("error" in chunk for chunk in chunks), chunks[-1]
+        assert said[-2:] == ["data: [DONE]", ""] or said[-1] == "data: [DONE]"
+        assert chunks[-1]["usage"]["completion_tokens"] == 300
+        stand.until(lambda: front.workers() == 1, "a proxy whose server is gone is still found")
+        for _ in range(4):
+            found = front.openai().chat.completions.create(model="m", messages=MESSAGES, max_tokens=2)
+            assert found.choices[0].finish_reason
+    finally:
+        stand.stop()

@@ -1,0 +1,146 @@
+"""Facts: what a server is asked at the start, and what becomes of each answer."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.unit.openai_proxy.conftest import Asked, Server
+
+from dynamo.core.clock import ManualClock
+from dynamo.core.errors import ConfigError
+from dynamo.cpu.config import DEMO_MODEL
+from dynamo.openai_proxy.config import ProxyConfig, TokenApi
+from dynamo.openai_proxy.facts import Facts, Kind, Offer, find_offers, token_api_of, version_of
+
+VLLM_METRICS = b'vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="200"} 1.0\n'
+
+
+def models(*names: str, owner: str = "someone", **more: Any) -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": name, "owned_by": owner, **more} for name in names]}
+
+
+async def test_all_models_are_served_under_their_names(server: Server) -> None:
+    server.page("/v1/models", models("a", "b", "e"))
+    facts, offers = await find_offers(ProxyConfig(url=f"{server.url}/v1", embedding_models=["e"]))
+    assert offers == [Offer(model="a", name="a"), Offer(model="b", name="b"), Offer(model="e", name="e", embeds=True)]
+    assert (facts.kind, facts.health_path, facts.has_metrics) == (Kind.OTHER, "/health", False)
+    assert facts.token_api is TokenApi.LOGPROBS
+
+
+async def test_some_may_be_chosen_and_called_otherwise(server: Server) -> None:
+    server.page("/v1/models", models("a", "b"))
+    _, offers = await find_offers(ProxyConfig(url=server.url, models=["b"], served_model_names=["ours"]))
+    assert offers == [Offer(model="b", name="ours")]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"models": ["c"]}, "lists a, b"),
+        ({"served_model_names": ["x"]}, "1 names for 2 models"),
+        ({"model_path": DEMO_MODEL}, "one of a, b"),
+    ],
+)
+async def test_what_does_not_fit_is_said(server: Server, options: dict[str, Any], words: str) -> None:
+    server.page("/v1/models", models("a", "b"))
+    with pytest.raises(ConfigError, match=words):
+        await find_offers(ProxyConfig(url=server.url, **options))
+
+
+async def test_vllm_says_its_version_and_its_cache(server: Server) -> None:
+    server.page("/v1/models", models("a", owner="vllm", max_model_len=4096))
+    server.page("/version", {"version": "0.32.0+cpu"})
+    server.page("/metrics", VLLM_METRICS)
+    facts, (offer,) = await find_offers(ProxyConfig(url=server.url, model_path=DEMO_MODEL))
+    assert offer.context_length == 4096
+    assert facts == Facts(
+        kind=Kind.VLLM, version=(0, 32, 0), health_path="/health", has_metrics=True, block_tokens=32, total_blocks=200
+    )
+    assert facts.token_api is TokenApi.TOKEN_IDS
+
+
+async def test_sglang_says_its_pages_and_ranks(server: Server) -> None:
+    server.page("/v1/models", models("a", owner="sglang"))
+    info = {"version": "0.5.2", "page_size": 64, "max_total_num_tokens": 6400, "dp_size": 2}
+    server.page("/get_server_info", info)
+    facts, _ = await find_offers(ProxyConfig(url=server.url))
+    assert (facts.kind, facts.block_tokens, facts.total_blocks, facts.ranks) == (Kind.SGLANG, 64, 100, 2)
+    assert facts.token_api is TokenApi.SGLANG
+
+
+async def test_llama_says_its_context(server: Server) -> None:
+    server.page("/v1/models", models("a", owner="llamacpp"))
+    server.page("/props", {"default_generation_settings": {"n_ctx": 2048}})
+    facts, (offer,) = await find_offers(ProxyConfig(url=server.url, model_path=DEMO_MODEL))
+    assert (facts.token_api, offer.context_length) == (TokenApi.LLAMA_CPP, 2048)
+
+
+async def test_without_a_health_page_its_models_show_that_it_lives(server: Server) -> None:
+    del server.pages["/health"]
+    facts, _ = await find_offers(ProxyConfig(url=server.url))
+    assert facts.health_path == "/v1/models"
+
+
+async def test_a_server_that_loads_is_waited_for(server: Server) -> None:
+    asked: list[Asked] = []
+
+    async def slow(one: Asked) -> None:
+        asked.append(one)
+        status = 503 if len(asked) == 1 else 200
+        await one.answer(models(*("a" for _ in asked[2:3])), status)
+
+    server.pages["/v1/models"] = slow
+    clock = ManualClock()
+    finding = asyncio.create_task(find_offers(ProxyConfig(url=server.url), clock))
+    for _ in range(1000):
+        if finding.done():
+            break
+        clock.advance(1.0)
+        await asyncio.sleep(0.01)
+    assert (await finding)[1] == [Offer(model="a", name="a")]
+
+
+async def test_a_server_that_never_answers_is_given_up() -> None:
+    clock = ManualClock()
+    config = ProxyConfig(url="http://127.0.0.1:1", ready_timeout_s=3.0)
+    finding = asyncio.create_task(find_offers(config, clock))
+    for _ in range(1000):
+        if finding.done():
+            break
+        clock.advance(1.0)
+        await asyncio.sleep(0.01)
+    with pytest.raises(ConfigError, match="no answer within 3 s: no connection"):
+        await finding
+
+
+async def test_a_wrong_key_is_said_at_once(server: Server) -> None:
+    server.page("/v1/models", {"error": {"message": "bad key"}}, 401)
+    with pytest.raises(ConfigError, match="401 bad key"):
+        await find_offers(ProxyConfig(url=server.url))
+
+
+async def test_a_server_without_a_list_is_told_its_model(server: Server) -> None:
+    del server.pages["/v1/models"]
+    _, offers = await find_offers(ProxyConfig(url=server.url, models=["a"]))
+    assert offers == [Offer(model="a", name="a")]
+    with pytest.raises(ConfigError, match="404"):
+        await find_offers(ProxyConfig(url=server.url))
+
+
+async def test_what_is_no_list_is_said(server: Server) -> None:
+    server.page("/v1/models", b"<html>")
+    with pytest.raises(ConfigError, match="OpenAI's form"):
+        await find_offers(ProxyConfig(url=server.url))
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("0.32.0+cpu", (0, 32, 0)), ("v1.2", (1, 2)), ("dev", ()), (None, ()), (5, ())]
+)
+def test_versions_are_their_numbers(text: Any, numbers: tuple[int, ...]) -> None:
+    assert version_of(text) == numbers
+
+
+def test_an_old_vllm_is_asked_for_logprobs_unless_told() -> None:
+    old = Facts(kind=Kind.VLLM, version=(0, 9, 1), health_path="/health")
+    assert token_api_of(ProxyConfig(url="h"), old) is TokenApi.LOGPROBS
+    assert token_api_of(ProxyConfig(url="h", token_api="sglang"), old) is TokenApi.SGLANG

@@ -1,0 +1,66 @@
+"""HealthWatch: when a worker leaves for its server's sake, and when it returns."""
+
+import asyncio
+
+import pytest
+from tests.unit.openai_proxy.conftest import DEADLINE_S, Host
+
+from dynamo.core.clock import ManualClock
+from dynamo.core.errors import CannotConnect
+from dynamo.openai_proxy.health import FAILURES_MAX, HealthWatch
+
+
+class Page:
+    def __init__(self) -> None:
+        self.status: int | None = 200
+        self.asked = asyncio.Event()
+
+    async def ask(self) -> int:
+        self.asked.set()
+        if self.status is None:
+            raise CannotConnect("nobody")
+        return self.status
+
+
+def watch(page: Page, host: Host) -> HealthWatch:
+    return HealthWatch(page.ask, host, ManualClock(), 2.0, "the server")
+
+
+@pytest.mark.parametrize("status", [None, 503, 404])
+async def test_one_failure_is_nothing_and_two_are_an_absence(status: int | None) -> None:
+    page, host = Page(), Host()
+    one = watch(page, host)
+    page.status = status
+    await one.look()
+    assert host.service == []
+    await one.look()
+    await one.look()
+    assert (host.service, one.is_up) == (["left"], False)
+    page.status = 200
+    await one.look()
+    await one.look()
+    assert (host.service, one.is_up) == (["left", "back"], True)
+
+
+async def test_failures_in_a_row_are_counted_anew() -> None:
+    page, host = Page(), Host()
+    one = watch(page, host)
+    for _ in range(FAILURES_MAX * 3):
+        page.status = 503 if page.status == 200 else 200
+        await one.look()
+    assert host.service == []
+
+
+async def test_a_suspicion_is_looked_into_at_once() -> None:
+    page, host = Page(), Host()
+    one = watch(page, host)
+    task = asyncio.create_task(one.run())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not page.asked.is_set()
+    one.suspect()
+    async with asyncio.timeout(DEADLINE_S):
+        await page.asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
