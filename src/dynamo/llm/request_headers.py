@@ -1,6 +1,7 @@
 """Request headers: what they say of a request's way and of its session, beside or above its body (serving-plane.md §1.6).
 
-A value that cannot be read is as if it were not there, as upstream has it.
+A value that cannot be read is as if it were not there, as upstream has it; a worker that cannot be read is refused, for the
+request would go to another one.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.nvext import AgentHints, NvExt
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
 
@@ -18,10 +20,11 @@ Change = Callable[[NvExt, str], None]
 
 U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
+TEXT_CHARS_MAX = 40  # An error shows at most so much of a value.
 
 
 def with_headers(nvext: NvExt | None, headers: Headers) -> NvExt | None:
-    """The request's `nvext`, with what its headers say; the headers win."""
+    """The request's `nvext`, with what its headers say; the headers win. Raises `InvalidArgument`."""
     changes = [(change, value) for name, value in headers if (change := ROUTING.get(name)) is not None]
     if not changes:
         return nvext
@@ -39,10 +42,31 @@ def _number(text: str, low: int, high: int) -> int | None:
     return number if low <= number <= high else None
 
 
+def _instance(header: str, text: str) -> int | None:
+    """An instance, in decimals as upstream has it or in hexadecimals as `dynamo route` shows it; None for no text."""
+    if not text:
+        return None
+    try:
+        instance_id = int(text) if text.isdecimal() else int(text, 16)
+    except ValueError:
+        instance_id = -1
+    if not 0 <= instance_id <= U64_MAX:
+        raise InvalidArgument(
+            f"{header} {text[:TEXT_CHARS_MAX]!r} is no instance: expected a decimal or a hexadecimal number"
+        )
+    return instance_id
+
+
 def _set_worker(nvext: NvExt, text: str) -> None:
-    worker = _number(text, 0, U64_MAX)
+    worker = _instance("x-dynamo-worker-instance-id", text)
     if worker is not None:
         nvext.backend_instance_id = nvext.decode_worker_id = worker
+
+
+def _set_prefill_worker(nvext: NvExt, text: str) -> None:
+    worker = _instance("x-dynamo-prefill-instance-id", text)
+    if worker is not None:
+        nvext.prefill_worker_id = worker
 
 
 def _setter(field: str, high: int) -> Change:
@@ -75,7 +99,7 @@ _set_rank = _setter("dp_rank", U32_MAX)
 ROUTING: dict[bytes, Change] = {
     b"x-dynamo-worker-instance-id": _set_worker,
     b"x-worker-instance-id": _set_worker,
-    b"x-dynamo-prefill-instance-id": _setter("prefill_worker_id", U64_MAX),
+    b"x-dynamo-prefill-instance-id": _set_prefill_worker,
     b"x-dynamo-dp-rank": _set_rank,
     b"x-dp-rank": _set_rank,
     b"x-data-parallel-rank": _set_rank,

@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 
 from dynamo.core.codec import json_encode
+from dynamo.core.errors import InvalidArgument
 from dynamo.llm.request_headers import agent_context, trigger_of, with_headers
 from dynamo.protocols.nvext import AgentHints, NvExt
 from dynamo.protocols.openai import decode_chat, decode_completion
+
+BY_HEX = {"backend_instance_id": 0x31C069480B3E5B6C, "decode_worker_id": 0x31C069480B3E5B6C}
 
 
 def headers(**given: str) -> list[tuple[bytes, bytes]]:
@@ -27,6 +30,9 @@ def test_a_request_without_such_headers_stays_what_it_is() -> None:
             {"x_dynamo_worker_instance_id": str((1 << 64) - 1)},
             {"backend_instance_id": (1 << 64) - 1, "decode_worker_id": (1 << 64) - 1},
         ),
+        ({"x_dynamo_worker_instance_id": "31c069480b3e5b6c"}, BY_HEX),
+        ({"x_dynamo_worker_instance_id": "0x31C069480b3e5b6c"}, BY_HEX),
+        ({"x_dynamo_prefill_instance_id": "a"}, {"prefill_worker_id": 10}),
         ({"x_worker_instance_id": "5"}, {"backend_instance_id": 5, "decode_worker_id": 5}),
         ({"x_dynamo_prefill_instance_id": "6"}, {"prefill_worker_id": 6}),
         ({"x_dynamo_dp_rank": "1"}, {"dp_rank": 1}),
@@ -45,8 +51,8 @@ def test_a_header_says_where_a_request_goes(given: dict[str, str], expected: dic
 @pytest.mark.parametrize(
     "given",
     [
-        {"x_dynamo_worker_instance_id": "abc"},
-        {"x_dynamo_worker_instance_id": str(1 << 64)},
+        {"x_dynamo_worker_instance_id": ""},
+        {"x_dynamo_prefill_instance_id": " "},
         {"x_dynamo_dp_rank": "-1"},
         {"x_dynamo_request_priority": "1.5"},
         {"x_dynamo_request_strict_priority": "-1"},
@@ -54,8 +60,17 @@ def test_a_header_says_where_a_request_goes(given: dict[str, str], expected: dic
         {"x_tenant_id": ""},
     ],
 )
-def test_a_value_that_cannot_be_read_is_as_if_it_were_not_there(given: dict[str, str]) -> None:
+def test_any_other_value_that_cannot_be_read_is_as_if_it_were_not_there(given: dict[str, str]) -> None:
     assert with_headers(None, headers(**given)) == NvExt()
+
+
+@pytest.mark.parametrize(
+    "name", ["x_dynamo_worker_instance_id", "x_worker_instance_id", "x_dynamo_prefill_instance_id"]
+)
+@pytest.mark.parametrize("value", ["xyz", "-1", "1.5", str(1 << 64), "1" + "0" * 16 + "f", "0x"])
+def test_a_worker_that_cannot_be_read_is_refused(name: str, value: str) -> None:
+    with pytest.raises(InvalidArgument, match="is no instance"):
+        with_headers(None, headers(**{name: value}))
 
 
 def test_a_header_wins_over_the_body_and_leaves_the_rest() -> None:
