@@ -1,0 +1,180 @@
+"""`dynamo.sglang` and `dynamo.trtllm` end to end, over scripted packages that stand where the real ones would.
+
+Everything of ours runs for real: frontend, discovery, both planes, routing by events, the worker's life.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.graph import Graph, free_port, wait_for
+
+import dynamo.cpu
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = str(Path(dynamo.cpu.__file__).parent / "demo_model")
+BLOCK = 16
+KINDS = ("sglang", "trtllm")
+
+
+class Adapted(Graph):
+    """A graph of workers whose engines are scripted."""
+
+    def engine(self, kind: str, *argv: str, mode: str = "agg", step_s: float = 0.001) -> "subprocess.Popen[bytes]":
+        """One worker, once the frontend knows it."""
+        before = self.workers()
+        scripted = self.folder / "scripted"
+        scripted.mkdir(exist_ok=True)
+        process = self.run(
+            kind,
+            *(of_sglang(mode) if kind == "sglang" else of_trtllm(mode)),
+            *argv,
+            PYTHONPATH=os.pathsep.join((str(ROOT / "tests" / "scripted_packages"), str(ROOT))),
+            SCRIPTED_FOLDER=str(scripted),
+            SCRIPTED_STEP_S=str(step_s),
+            DYN_ENGINE_HEALTH_CHECK_INTERVAL="0.1",
+            DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="0",
+            DYN_PREFILL_DRAIN_TIMEOUT_S="0",
+        )
+        wait_for(lambda: self.workers() > before or process.poll() is not None, "the worker never appeared")
+        assert process.poll() is None, "the worker ended at once"
+        return process
+
+    def noted(self, kind: str) -> list[str]:
+        """What scripted engines wrote down."""
+        files = sorted((self.folder / "scripted").glob(f"*.{kind}"))
+        return [line for file in files for line in file.read_text().splitlines()]
+
+    def chat(self, number: int = 1, **fields: Any) -> dict[str, Any]:
+        words = " ".join(f"{number} item {number * 1000 + word}" for word in range(30))
+        body = {"model": "m", "messages": [{"role": "user", "content": words}], "max_tokens": 8, **fields}
+        answer = self.post(body)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def is_served(self) -> bool:
+        return (
+            self.post({"model": "m", "messages": [{"role": "user", "content": "a b c"}], "max_tokens": 2}).status_code
+            == 200
+        )
+
+
+def of_sglang(mode: str) -> list[str]:
+    events = json.dumps({"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{free_port()}"})
+    words = ["--model-path", MODEL, "--served-model-name", "m", "--page-size", str(BLOCK)]
+    if mode == "prefill":
+        words += ["--disaggregation-bootstrap-port", str(free_port())]
+    if mode != "decode":
+        words += ["--kv-events-config", events]
+    return words + ([] if mode == "agg" else ["--disaggregation-mode", mode])
+
+
+def of_trtllm(mode: str) -> list[str]:
+    words = ["--model", MODEL, "--served-model-name", "m", "--kv-block-size", str(BLOCK), "--publish-kv-events"]
+    return words + ([] if mode == "agg" else ["--disaggregation-mode", mode])
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Iterator[Adapted]:
+    made = Adapted(tmp_path, "--router-mode", "kv", "--router-temperature", "0")
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prefix_stays_with_the_engine_that_told_of_it(graph: Adapted, kind: str) -> None:
+    for _ in range(2):
+        graph.engine(kind)
+    wait_for(graph.is_served, "nobody answers")
+    extra = {"nvext": {"extra_fields": ["routing", "timing"]}}
+    for number in range(1, 5):
+        first = graph.chat(number)
+
+        def is_known(number: int = number) -> bool:
+            return bool(graph.chat(number, **extra)["nvext"]["timing"]["kv_hit_rate"] > 0.9)
+
+        wait_for(is_known, "the router never heard of the blocks")
+        again = graph.chat(number)
+        assert again["choices"][0]["message"]["content"] == first["choices"][0]["message"]["content"]
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= BLOCK
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_halves_answer_as_one_engine_does(tmp_path: Path, kind: str) -> None:
+    def answers(graph: Adapted) -> list[str]:
+        wait_for(graph.is_served, "nobody answers")
+        return [graph.chat(number)["choices"][0]["message"]["content"] for number in range(1, 6)]
+
+    told = []
+    for name, modes in (("whole", ["agg"]), ("halves", ["prefill", "decode", "prefill", "decode"])):
+        (tmp_path / name).mkdir()
+        graph = Adapted(tmp_path / name, "--router-mode", "kv")
+        try:
+            for mode in modes:
+                graph.engine(kind, mode=mode)
+            told.append(answers(graph))
+            if name == "halves":
+                assert len(graph.noted("fetched")) >= len(told[0])
+        finally:
+            graph.stop()
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_that_leaves_ends_its_request_in_the_engine(graph: Adapted, kind: str) -> None:
+    graph.engine(kind, step_s=0.05)
+    wait_for(graph.is_served, "nobody answers")
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "a b c d"}],
+        "max_tokens": 3000,
+        "stream": True,
+    }
+    client = graph.connect(json.dumps(body).encode())
+    assert client.recv(4096)
+    client.close()
+    wait_for(lambda: bool(graph.noted("aborted")), "the engine goes on")
+    assert graph.is_served()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dead_engine_ends_its_worker_and_others_go_on(graph: Adapted, kind: str) -> None:
+    dying, living = graph.engine(kind), graph.engine(kind)
+    wait_for(graph.is_served, "nobody answers")
+    (child,) = (graph.folder / "scripted" / f"{dying.pid}.child").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    wait_for(lambda: dying.poll() is not None, "the worker lives on without its engine")
+    assert dying.returncode == 1
+    wait_for(lambda: graph.workers() == 1, "the worker is still found")
+    assert graph.is_served()
+    living.terminate()
+    wait_for(lambda: living.poll() is not None, "the worker does not stop")
+    assert living.returncode == 0
+
+
+def test_sglangs_word_of_a_failed_child_is_heard(graph: Adapted) -> None:
+    worker = graph.engine("sglang")
+    wait_for(graph.is_served, "nobody answers")
+    worker.send_signal(signal.SIGQUIT)
+    wait_for(lambda: worker.poll() is not None, "the worker lives on without its engine")
+    assert worker.returncode == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_package_a_start_says_what_to_install(tmp_path: Path, kind: str) -> None:
+    model = "--model-path" if kind == "sglang" else "--model"
+    done = subprocess.run(
+        [sys.executable, "-m", f"dynamo.{kind}", model, MODEL], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "pip install" in line

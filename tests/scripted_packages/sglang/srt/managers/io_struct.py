@@ -1,0 +1,5 @@
+"""The words of one process to another."""
+
+from tests.unit.sglang.scripted import io_struct
+
+globals().update(vars(io_struct))

@@ -1,0 +1,5 @@
+"""A likelihood."""
+
+from tests.unit.trtllm.scripted import Logprob
+
+__all__ = ["Logprob"]
