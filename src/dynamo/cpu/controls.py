@@ -24,6 +24,7 @@ from dynamo.cpu.adapters import Adapters
 from dynamo.cpu.architecture import Architecture
 from dynamo.cpu.config import CpuConfig
 from dynamo.cpu.core import Core
+from dynamo.cpu.layout import fingerprint
 from dynamo.cpu.model import Weights, load_weights
 from dynamo.cpu.trace import StepTrace
 
@@ -60,8 +61,7 @@ class Controls:
         self._host = host
         self._config = config
         self._adapters = adapters
-        self._is_shared = has_tiers or config.role is not DisaggregationMode.AGGREGATED
-        """Whether others know its blocks by the model that computed them."""
+        self._has_tiers = has_tiers
         self._shape = engine.core.model.shape
         self._path = config.directory
         self._version = VERSION
@@ -100,7 +100,7 @@ class Controls:
             raise InvalidArgument(f"tags {', '.join(unknown)}: expected some of {', '.join(PARTS)}")
         if WEIGHTS in wanted and WEIGHTS in self._asleep:
             weights = await asyncio.to_thread(load_weights, self._path, self._shape)
-            await self._engine.between_steps(lambda: self._engine.core.model.load(weights))
+            await self._engine.between_steps(partial(self._exchange, weights, await self._fingerprint(self._path)))
         self._asleep -= set(wanted)
         self._engine.is_asleep = bool(self._asleep)
         return not self._asleep
@@ -129,10 +129,8 @@ class Controls:
 
     async def update_weights(self, path: str, version: str | None) -> None:
         """Of the same model, from a directory: out of service for the moment of the exchange."""
-        if self._is_shared:
-            raise InvalidArgument(
-                "new weights are not supported where KV blocks are shared: with KV tiers, or disaggregated"
-            )
+        if self._config.role is not DisaggregationMode.AGGREGATED:
+            raise InvalidArgument("new weights are not supported where KV blocks change hands: disaggregated")
         path, shape = await asyncio.to_thread(_read, path)
         if shape != self._shape:
             raise InvalidArgument(f"{path}: config.json describes another model")
@@ -144,7 +142,7 @@ class Controls:
                 await out_of_service(self._host)
             try:
                 if weights is not None:
-                    await self._engine.between_steps(partial(self._exchange, weights))
+                    await self._engine.between_steps(partial(self._exchange, weights, await self._fingerprint(path)))
                 self._adapters.rebase(path, adapters)
                 self._path = path
                 self._version = self._version if version is None else version
@@ -160,10 +158,18 @@ class Controls:
     async def update_weight_version(self, version: str) -> None:
         self._version = version
 
-    def _exchange(self, weights: Weights) -> None:
+    async def _fingerprint(self, path: str) -> str | None:
+        """By which tiers know blocks of these weights; None where nobody asks."""
+        return await asyncio.to_thread(fingerprint, path) if self._has_tiers else None
+
+    def _exchange(self, weights: Weights, identity: str | None) -> None:
+        """With tiers, those of the same weights stay: a wake-up finds what was known before."""
         core = self._engine.core
         core.model.load(weights)
-        core.clear()
+        if identity is None:
+            core.clear()
+        else:
+            core.reidentify(identity)
 
     def _forget(self) -> None:
         core = self._engine.core

@@ -127,6 +127,12 @@ class Core:
         if self._tiers is not None:
             self._tiers.clear()
 
+    def reidentify(self, fingerprint: str) -> None:
+        """Weights were loaded: nothing that was computed with others is used any more. Of equal ones the tiers keep all."""
+        self.scheduler.pool.clear()
+        if self._tiers is not None:
+            self._tiers.reidentify(fingerprint)
+
     def forget_cache(self) -> None:
         """Gives the cache's memory back; what the tiers below it hold stays. Nobody uses it."""
         assert not self._choices, "the cache was taken from requests that run"

@@ -8,7 +8,7 @@ from xxhash import xxh3_128
 from dynamo.cpu.architecture import Architecture
 from dynamo.kvbm.transfer.base import Layout
 
-SAMPLE_BYTES = 1 << 16  # Of the beginning and the end of each file: a fine-tuned model differs in all of its weights.
+PIECE_BYTES = 1 << 24
 
 
 def layout_of(path: str, shape: Architecture, block_tokens: int) -> Layout:
@@ -32,8 +32,7 @@ def fingerprint(path: str) -> str:
     for name in sorted(glob.glob(os.path.join(glob.escape(path), "*.safetensors"))):
         size = os.path.getsize(name)
         digest.update(f"{os.path.basename(name)} {size}".encode())
-        with open(name, "rb") as file:
-            digest.update(file.read(SAMPLE_BYTES))
-            file.seek(max(0, size - SAMPLE_BYTES))
-            digest.update(file.read(SAMPLE_BYTES))
+        with open(name, "rb") as file:  # All of it: training may change a few weights in the middle.
+            while piece := file.read(PIECE_BYTES):
+                digest.update(piece)
     return digest.hexdigest()

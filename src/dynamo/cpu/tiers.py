@@ -27,7 +27,7 @@ from dynamo.kvbm.orders import Array, Outgoing, Peer, Ticket
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.transfer.tcp import PLAIN
 from dynamo.llm.kv_peers import ADDRESS
-from dynamo.protocols.kv_events import KvEvent
+from dynamo.protocols.kv_events import Cleared, KvEvent
 from dynamo.runtime.request_plane.tcp import TcpTls
 
 WAITING_MAX = 16  # Prompts whose blocks are on their way at the same time; each holds room in the host.
@@ -135,13 +135,18 @@ class CacheTiers:
     def tell(self, events: list[KvEvent]) -> list[Told]:
         """What the cache and the tiers have to tell, as one story."""
         told = list(self._consolidator.device(events))
-        for tier, changes in self.manager.take_changes():
+        is_anew = any(isinstance(event, Cleared) for event in events)  # Which routers take as said of all tiers.
+        for tier, changes in self.manager.take_all() if is_anew else self.manager.take_changes():
             if self.manager.config.has_events:
                 told += self._consolidator.lower(tier, changes)
         return told
 
     def clear(self) -> None:
         self.manager.clear()
+
+    def reidentify(self, fingerprint: str) -> None:
+        """The engine has other weights: no block of the former ones is used any more, wherever it lies."""
+        self.manager.reidentify(fingerprint)
 
     def _on_the_way(self) -> list[Ticket]:
         return [ticket for ticket in self._tickets.values() if ticket is not None]

@@ -3,6 +3,7 @@
     offload(blocks)            device → host, on the caller's thread; what is worth it goes on to disk and object store
     find(hashes), array(slot)  host → device: the caller copies, then releases
     begin(identities)          disk, object store → host, on a thread; a ticket says when it is over, and is to be ended
+    reidentify(model)          the engine has other weights
 
 A block is found only after its copy is whole. Who waits for a ticket waits until its deadline and no longer: what has
 not come by then is computed. All methods may be called from any thread.
@@ -12,22 +13,25 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dynamo.core.errors import ConfigError
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity, Tier
 from dynamo.kvbm.logical.book import Copy
-from dynamo.kvbm.logical.pool import Change
+from dynamo.kvbm.logical.pool import Change, told_anew
 from dynamo.kvbm.orders import Array, Outgoing, Peer, Ticket, Traffic
 from dynamo.kvbm.peers import PeerBlocks, PeerServer
 from dynamo.kvbm.physical.disk import DiskFull
 from dynamo.kvbm.physical.layout import BlockLayout, Corrupt
-from dynamo.kvbm.physical.objects import ObjectFailure, ObjectStore
-from dynamo.kvbm.tiers import open_tiers
+from dynamo.kvbm.physical.objects import ObjectBlocks, ObjectFailure, ObjectStore
+from dynamo.kvbm.tiers import open_tiers, reopen_disk
 from dynamo.kvbm.transfer.base import TransferError
 from dynamo.kvbm.transfer.tcp import PLAIN
 from dynamo.runtime.request_plane.tcp import TcpTls
@@ -40,6 +44,7 @@ TICKETS_MAX = 256  # Prompts that wait for their blocks; one more computes them.
 PEER_BATCH = 4096  # A peer is asked once for a prefix, however long.
 LENT_SHARE = 4  # At most one block of so many is held for peers.
 PAUSE_S = 30.0  # After a failed write nothing is written to a tier for so long: a full disk does not empty itself.
+QUIET_S = 60.0  # For copies that run when the model is exchanged: each has a deadline of its own, far below.
 FLUSH_S = 2.0  # At the end: for what waits to be written.
 IDLE_S = 60.0  # A thread without work looks again, though it is woken for work.
 
@@ -75,8 +80,15 @@ class BlockManager:
         self._server: PeerServer | None = None
         self._lock = threading.Lock()
         self._has_work = threading.Condition(self._lock)
+        self._is_quiet = threading.Condition(self._lock)
+        self._working = 0
+        """Threads that copy."""
+        self._is_exchanging = False
+        """No copy begins."""
         self._is_over = threading.Condition(self._lock)
         self._tickets: deque[Ticket] = deque()
+        self._begun: list[Ticket] = []
+        """Those that threads work at."""
         self._resume_at: dict[Tier, float] = {}
         self._close_by: float | None = None
         self._threads: list[threading.Thread] = []
@@ -178,7 +190,9 @@ class BlockManager:
         now = self._clock()
         from_peer = peer.blocks if peer is not None and self._peers is not None else 0
         with self._lock:
-            if self._close_by is not None or len(self._tickets) >= TICKETS_MAX or not self._threads:
+            if self._close_by is not None or self._is_exchanging:
+                return None
+            if len(self._tickets) >= TICKETS_MAX or not self._threads:
                 return None
             if not self.book.reach([one.sequence_hash for one in identities], from_peer):
                 return None
@@ -225,6 +239,14 @@ class BlockManager:
             pools = {**({Tier.HOST: self.book.host} if self.book.host.is_keeping else {}), **self.book.lower}
             return [(tier, changes) for tier, pool in pools.items() if (changes := pool.take_changes())]
 
+    def take_all(self) -> list[tuple[Tier, list[Change]]]:
+        """What is readable now, for somebody who knows nothing: every block after its parent. Changes so far are in it."""
+        with self._lock:
+            pools = {**({Tier.HOST: self.book.host} if self.book.host.is_keeping else {}), **self.book.lower}
+            for pool in pools.values():
+                pool.take_changes()
+            return told_anew({tier: pool.content() for tier, pool in pools.items()})
+
     def clear(self) -> None:
         """Forgets all blocks. Objects stay in their store, and are found there again."""
         with self._lock:
@@ -234,6 +256,42 @@ class BlockManager:
                     self._disk.clear()
                 except OSError as error:
                     self._pause(Tier.DISK, error)
+
+    def reidentify(self, model: str) -> None:
+        """From now on blocks are of this model, by its fingerprint; those of another one are never found again.
+
+        To be called while nothing computes. The disk tier's file of the other model is removed; a file that this
+        model's blocks were left in serves again. Objects stay. Waits for copies that run. Raises `ConfigError` for a
+        tier that cannot be opened again.
+        """
+        with self._lock:
+            if model == self.layout.model:
+                return
+            self.book.clear()
+            self._is_exchanging = True
+            try:
+                for ticket in (*self._tickets, *self._begun):
+                    self._finish(ticket)
+                self._tickets.clear()
+                self._fall_quiet()
+                self.layout = replace(self.layout, model=model)
+                self.host.layout = self.layout
+                if self._disk is not None:
+                    self._disk.discard()
+                    self._disk = reopen_disk(self.config, self.layout, self.book)
+                    if self._disk is None:
+                        self._resume_at.pop(Tier.DISK, None)
+                if self._objects is not None:
+                    self._objects = ObjectBlocks(self._objects.store, self.layout, self.config.object_timeout_s)
+                for one in (self._peers, self._server):
+                    if one is not None:
+                        one.reidentify(self.host)
+            except BaseException:
+                self._close_by = self._clock()  # Nothing is read or written any more, rather than anything wrong.
+                raise
+            finally:
+                self._is_exchanging = False
+                self._has_work.notify_all()
 
     def status(self) -> dict[str, Any]:
         """How full the tiers are, and what is on its way."""
@@ -280,17 +338,29 @@ class BlockManager:
     def _run_offloads(self, tier: Tier, write: Callable[[list[Copy]], list[bool]]) -> None:
         while True:
             with self._lock:
-                while not self.book.waiting(tier) and self._close_by is None:
+                while (not self.book.waiting(tier) or self._is_exchanging) and self._close_by is None:
                     self._has_work.wait(IDLE_S)
                 if self._close_by is not None and (not self.book.waiting(tier) or self._clock() >= self._close_by):
                     return
                 copies = self.book.take_offloads(tier, self.config.transfer_batch)
-            outcomes = write(copies)
-            with self._lock:
-                for copy, is_whole in zip(copies, outcomes, strict=True):
-                    self.book.offloaded(copy, is_whole=is_whole)
+                self._working += 1
+            with self._copying():
+                outcomes = write(copies)
+                with self._lock:
+                    for copy, is_whole in zip(copies, outcomes, strict=True):
+                        self.book.offloaded(copy, is_whole=is_whole)
             if copies:
                 self._on_change()
+
+    @contextmanager
+    def _copying(self) -> Iterator[None]:
+        """Of one that works, until it does not."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._working -= 1
+                self._is_quiet.notify_all()
 
     def _write_disk(self, copies: list[Copy]) -> list[bool]:
         assert self._disk is not None, "a disk tier without a disk"
@@ -331,11 +401,15 @@ class BlockManager:
                     self._tickets.clear()
                     return
                 ticket = self._tickets.popleft()
+                self._begun.append(ticket)
+                self._working += 1
             try:
-                while self._take_part(ticket):
-                    pass
+                with self._copying():
+                    while self._take_part(ticket):
+                        pass
             finally:
                 with self._lock:
+                    self._begun.remove(ticket)
                     self._finish(ticket)
             self._on_change()
 
@@ -427,6 +501,10 @@ class BlockManager:
             return self.book.host.match(hashes)
 
     # All of these hold the lock.
+
+    def _fall_quiet(self) -> None:
+        if not self._is_quiet.wait_for(lambda: not self._working, QUIET_S):
+            raise ConfigError(f"the KV tiers still copy blocks of another model after {QUIET_S:g} s")
 
     def _keep(self, ticket: Ticket, slots: list[int]) -> None:
         if ticket.is_ended:

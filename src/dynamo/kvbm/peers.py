@@ -110,7 +110,8 @@ class PeerServer:
         self._release = release
         self._tls = tls
         options = SourceOptions(host=host, ttl_s=HOLD_S, blocks_max=blocks_max, tls=tls)
-        self._source = Source(region_of(arena), release, options, pages=pages)
+        self._region = region_of(arena)
+        self._source = Source(self._region, release, options, pages=pages)
         try:
             self._source.start()
             self._listener = socket.create_server((host or local_address(), 0))
@@ -121,6 +122,11 @@ class PeerServer:
         self._pool = ThreadPoolExecutor(SERVERS, thread_name_prefix="kvbm-peer")
         self._thread = threading.Thread(target=self._accept, name="kvbm-peers", daemon=True)
         self._thread.start()
+
+    def reidentify(self, arena: HostArena) -> None:
+        """The tier's blocks are of another model now; it holds none of the former one."""
+        self._fingerprint = arena.layout.fingerprint
+        self._region.layout = region_of(arena).layout
 
     @property
     def lent(self) -> int:
@@ -163,6 +169,9 @@ class PeerServer:
         if want.fingerprint != self._fingerprint:
             return None
         slots = self._find(want.hashes)
+        if want.fingerprint != self._fingerprint:  # The weights were exchanged meanwhile, and these may be new.
+            self._release(slots)
+            return None
         descriptor = self._source.publish(slots) if slots else None
         if descriptor is None:
             self._release(slots)
@@ -175,12 +184,16 @@ class PeerBlocks:
     def __init__(self, arena: HostArena, *, tls: TcpTls = PLAIN, members: Iterable[PullMember] | None = None) -> None:
         self._fingerprint = arena.layout.fingerprint
         self._tls = tls
-        region = region_of(arena)
-        self._layout = region.layout
+        self._region = region = region_of(arena)
         if members is None:
             local: list[PullMember] = [SharedMemoryPuller(region)] if is_available() else []
             members = [*local, TcpPuller(region, tls, is_checked=True)]
         self._puller = Puller(region, members)
+
+    def reidentify(self, arena: HostArena) -> None:
+        """From now on blocks of another model are asked for. Nothing is read at the moment."""
+        self._fingerprint = arena.layout.fingerprint
+        self._region.layout = region_of(arena).layout
 
     def read(self, address: str, hashes: Sequence[int], slots: Sequence[int], timeout_s: float) -> int:
         """Fills places with the longest prefix that the peer has: how many. Raises `TransferError`."""
@@ -219,8 +232,9 @@ class PeerBlocks:
             raise SourceUnreachable(f"peer {address}: {error}") from None
         if lent.descriptor is None:
             return None
-        self._layout.check(lent.descriptor.layout)
-        return msgspec.structs.replace(Descriptor.check(lent.descriptor), layout=self._layout)
+        layout = self._region.layout
+        layout.check(lent.descriptor.layout)
+        return msgspec.structs.replace(Descriptor.check(lent.descriptor), layout=layout)
 
 
 def _write(link: socket.socket, body: bytes) -> None:

@@ -70,12 +70,26 @@ def open_tiers(
         priority_min=config.host_priority_min,
     )
     if disk is not None:
-        kept = disk.restore()
-        lower[Tier.DISK].restore(kept)
-        if kept:
-            logger.info("%s: %d blocks from before", disk.path, len(kept))
+        _restore(disk, lower[Tier.DISK])
     pages = SharedPages(blocks * layout.stride_bytes) if config.has_peers and is_available() else None
     return Tiers(book, HostArena(layout, blocks, None if pages is None else pages.array), disk, objects, pages)
+
+
+def reopen_disk(config: KvbmConfig, layout: BlockLayout, book: Book) -> Disk | None:
+    """The disk tier of another model, in place of one whose pool is empty. Raises `ConfigError`."""
+    disk = _open_disk(config, layout)
+    if disk is None:
+        book.paused.add(Tier.DISK)
+    else:
+        _restore(disk, book.lower[Tier.DISK])
+    return disk
+
+
+def _restore(disk: Disk, pool: Pool) -> None:
+    kept = disk.restore()
+    pool.restore(kept)
+    if kept:
+        logger.info("%s: %d blocks from before", disk.path, len(kept))
 
 
 def open_store(config: KvbmConfig, worker_id: str) -> ObjectStore:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,36 @@ def test_what_is_cleared_is_computed_again(tiered: Make, answers: Make) -> None:
     first = answers(core, PROMPTS[:2], tiers)
     core.clear()
     assert answers(core, PROMPTS[:2], tiers) == first
+
+
+def test_with_other_weights_no_block_of_the_former_ones_is_used(
+    tiered: Make, answers: Make, make_core: Make, tiny_model: Model, tmp_path: Path
+) -> None:
+    objects = {"object_enabled": True, "object_endpoint": f"file://{tmp_path}/objects"}
+    core, tiers = tiered(cpu_blocks=24, disk_blocks=BLOCKS, **objects)
+    first = answers(core, PROMPTS[:3], tiers)
+    former = tiny_model._weights
+    try:
+        tiny_model.load(replace(former, embedding=former.embedding[::-1].copy()))
+        want = [tokens for tokens, _ in answers(make_core(blocks=BLOCKS), PROMPTS[:3])]
+        core.reidentify("other weights")
+        assert answers(core, PROMPTS[:3], tiers) == [(tokens, 0) for tokens in want]
+        assert [tokens for tokens, _ in answers(core, PROMPTS[:3], tiers)] == want
+        assert want != [tokens for tokens, _ in first]
+    finally:
+        tiny_model.load(former)
+
+
+def test_after_a_sleep_routers_hear_again_what_the_tiers_still_have(tiered: Make, answers: Make) -> None:
+    core, tiers = tiered(cpu_blocks=2 * BLOCKS)
+    answers(core, PROMPTS[:2], tiers)
+    core.reidentify(tiers.manager.layout.model)
+    told = core.step().told
+    assert isinstance(told[0][0], Cleared)
+    hashes = [block.block_hash for event, _ in told[1:] if isinstance(event, Stored) for block in event.blocks]
+    assert {tier for _, tier in told[1:]} == {"host_pinned"}
+    assert len(hashes) == len(set(hashes)) == len(tiers.manager.book.host) > 0
+    assert [cached for _, cached in answers(core, PROMPTS[:2], tiers)] == [36] * 2
 
 
 def test_blocks_of_little_worth_stay_on_the_device(tiered: Make, answers: Make) -> None:

@@ -252,3 +252,110 @@ def test_the_metrics_have_a_port_of_their_own() -> None:
             MetricsServer(registry, server.port)
     finally:
         server.close()
+
+
+def test_blocks_of_other_weights_are_never_found_again(make: Make, tmp_path: Path) -> None:
+    store = Store()
+    manager = make(store=store, cpu_blocks=8, disk_blocks=16, object_enabled=True)
+    offload(manager, 1, 2, 3)
+    until(lambda: 3 in manager.book.lower[Tier.DISK] and 3 in manager.book.lower[Tier.OBJECT])
+    files = set(tmp_path.iterdir())
+    manager.reidentify("other weights")
+    assert not files & set(tmp_path.iterdir())
+    assert manager.find([1]) == []
+    ticket = manager.begin([block(key) for key in (1, 2, 3)])
+    over(manager, ticket)
+    assert manager.find([1]) == []
+    assert ticket is not None
+    manager.end(ticket)
+    assert manager.offload([Outgoing(block(1), partial(np.copyto, src=np.float32(9)))]) == 1
+    until(lambda: 1 in manager.book.lower[Tier.DISK] and len(store.objects) == 4)
+    (slot,) = manager.find([1])
+    np.testing.assert_array_equal(manager.array(slot), np.full(LAYOUT.shape, 9, np.float32))
+    manager.release([slot])
+    manager.reidentify(LAYOUT.model)  # Objects of the first weights are still there.
+    ticket = manager.begin([block(key) for key in (1, 2, 3)])
+    over(manager, ticket)
+    check(manager, 1, 2, 3)
+    assert ticket is not None
+    manager.end(ticket)
+
+
+def test_equal_weights_keep_what_there_is(make: Make) -> None:
+    manager = make(cpu_blocks=8)
+    offload(manager, 1, 2)
+    manager.reidentify(LAYOUT.model)
+    check(manager, 1, 2)
+
+
+def test_a_copy_that_runs_is_waited_for_and_belongs_to_the_former_weights(make: Make) -> None:
+    store = Store()
+    store.may_answer.clear()
+    manager = make(store=store, cpu_blocks=8, object_enabled=True)
+    offload(manager, 1)
+    until(lambda: manager._working > 0)
+    exchange = threading.Thread(target=manager.reidentify, args=("other weights",))
+    exchange.start()
+    until(lambda: manager._is_exchanging)
+    assert manager.begin([block(1)]) is None
+    store.may_answer.set()
+    exchange.join(PATIENCE_S)
+    assert not exchange.is_alive()
+    (name,) = store.objects
+    assert name.startswith(f"{LAYOUT.fingerprint:016x}/")
+    assert 1 not in manager.book.lower[Tier.OBJECT]
+    manager.offload([Outgoing(block(1), partial(np.copyto, src=np.float32(9)))])
+    until(lambda: len(store.objects) == 2)
+
+
+def test_a_prompt_that_waits_for_blocks_of_the_former_weights_waits_no_longer(make: Make) -> None:
+    store = Store()
+    store.may_answer.clear()
+    manager = make(store=store, cpu_blocks=8, object_enabled=True)
+    tickets = [manager.begin([block(key) for key in (first, first + 1)]) for first in (1, 3, 5)]
+    until(lambda: manager._working == 2)
+    exchange = threading.Thread(target=manager.reidentify, args=("other weights",))
+    exchange.start()
+    for ticket in tickets:
+        over(manager, ticket)
+    store.may_answer.set()
+    exchange.join(PATIENCE_S)
+    for ticket in tickets:
+        assert ticket is not None
+        manager.end(ticket)
+    until(lambda: manager.book.host.held() == 0)
+
+
+def test_copies_that_never_end_leave_no_tier_rather_than_a_wrong_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    store.may_answer.clear()
+    manager = make(store=store, cpu_blocks=8, object_enabled=True)
+    offload(manager, 1)
+    until(lambda: manager._working > 0)
+    monkeypatch.setattr("dynamo.kvbm.manager.QUIET_S", 0.01)
+    with pytest.raises(ConfigError, match="another model"):
+        manager.reidentify("other weights")
+    assert manager.begin([block(1)]) is None
+    assert manager.find([1]) == []
+    store.may_answer.set()
+
+
+def test_all_that_is_readable_is_told_each_block_after_its_parent(make: Make) -> None:
+    manager = make(cpu_blocks=2, disk_blocks=16)
+    for key in range(1, 7):
+        offload(manager, key)
+        until(lambda key=key: key in manager.book.lower[Tier.DISK] and not manager.book.host.held())  # type: ignore[misc]
+    manager.take_changes()
+    told: set[int] = set()
+    pairs: list[tuple[Tier, int]] = []
+    for tier, changes in manager.take_all():
+        for change in changes:
+            assert change.is_stored
+            assert change.identity.parent_hash in (None, *told)
+            told.add(change.identity.sequence_hash)
+            pairs.append((tier, change.identity.sequence_hash))
+    assert told == set(range(1, 7))
+    assert len(pairs) == len(set(pairs)) == len(manager.book.host) + 6
+    assert manager.take_changes() == []

@@ -111,6 +111,18 @@ def test_another_model_gives_nothing(make: Make) -> None:
     assert fetched(other, address_of(one), 1) == []
 
 
+def test_peers_of_the_former_weights_are_given_nothing_and_those_of_the_new_ones_are(make: Make) -> None:
+    one, other, third = make(), make(), make(BlockLayout((2, 300), "float32", "new"))
+    offload(one, 1)
+    one.reidentify("new")
+    offload(one, 1)
+    assert fetched(other, address_of(one), 1) == []
+    assert fetched(third, address_of(one), 1) == [1]
+    offload(other, 2)
+    other.reidentify("new")
+    assert fetched(other, address_of(one), 1) == [1]
+
+
 def test_a_peer_that_left_gives_nothing(make: Make) -> None:
     one, other = make(), make()
     offload(one, 1)

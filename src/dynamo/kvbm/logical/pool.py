@@ -10,7 +10,7 @@ Places are numbers. Whoever allocates or matches holds a place once, and release
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynamo.kvbm.logical.blocks import Identity, State
+from dynamo.kvbm.logical.blocks import Identity, State, Tier
 from dynamo.kvbm.logical.eviction import Inactive
 
 
@@ -210,6 +210,10 @@ class Pool:
                 self._inactive.add(slot, identity.sequence_hash, identity.priority)
         return duplicates
 
+    def content(self) -> list[Identity]:
+        """All that can be found."""
+        return [self.identity(slot) for slot in self._slot_of.values()]
+
     def take_changes(self) -> list[Change]:
         """What became readable or unreadable since the last call, in order."""
         changes, self._changes = self._changes, []
@@ -245,3 +249,27 @@ class Pool:
     def _empty(self, slot: int) -> None:
         self._states[slot], self._identities[slot] = State.RESET, None
         self._reset.append(slot)
+
+
+def told_anew(content: Mapping[Tier, Sequence[Identity]]) -> list[tuple[Tier, list[Change]]]:
+    """Changes that lead from nothing to what tiers hold, each block after its parent, wherever that is."""
+    nearest: dict[int, tuple[Tier, Identity]] = {}
+    found = [(tier, identity) for tier, identities in content.items() for identity in identities]
+    for tier, identity in found:
+        nearest.setdefault(identity.sequence_hash, (tier, identity))
+    others = [(tier, identity) for tier, identity in found if nearest[identity.sequence_hash][0] is not tier]
+    following: dict[int | None, list[int]] = {}
+    for key, (_, identity) in nearest.items():
+        following.setdefault(identity.parent_hash if identity.parent_hash in nearest else None, []).append(key)
+    ordered: list[tuple[Tier, Identity]] = []
+    waiting = following.get(None, [])[::-1]
+    while waiting:
+        key = waiting.pop()
+        ordered.append(nearest[key])
+        waiting += following.get(key, [])[::-1]
+    told: list[tuple[Tier, list[Change]]] = []
+    for tier, identity in ordered + others:
+        if not told or told[-1][0] is not tier:
+            told.append((tier, []))
+        told[-1][1].append(Change(identity, is_stored=True))
+    return told

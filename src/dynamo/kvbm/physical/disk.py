@@ -146,6 +146,12 @@ class Disk:
         os.ftruncate(self._file, PAGE_BYTES)
         os.ftruncate(self._file, self.size_bytes)
 
+    def discard(self) -> None:
+        """Removes the file, for good; its room is free at once. Raises nothing: what cannot be removed stays."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        self.close()
+
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
