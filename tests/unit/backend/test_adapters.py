@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.backend.adapter_files import AdapterFiles
-from dynamo.backend.adapters import AdapterService
-from dynamo.core.errors import InvalidArgument, NotFound
+from dynamo.backend.adapters import AdapterService, LoadedAdapters
+from dynamo.core.errors import ConfigError, InvalidArgument, NotFound, WorkerUnavailable
+from dynamo.llm.register import lora_name_to_id
 from dynamo.protocols.model_card import ModelDeploymentCard
 
 
@@ -79,12 +79,75 @@ async def test_what_is_not_loaded_cannot_be_unloaded() -> None:
     assert (await Cluster().service.unload({"lora_name": "a"}))["status"] == "error"
 
 
-def test_where_adapters_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert AdapterFiles().hold(f"file://{tmp_path}") == str(tmp_path)
-    with pytest.raises(InvalidArgument, match="no such directory"):
-        AdapterFiles().hold("file:///nowhere/at/all")
-    with pytest.raises(InvalidArgument, match="DYN_LORA_ENABLED"):
-        AdapterFiles().hold("hf://a/b")
-    monkeypatch.setenv("DYN_LORA_ENABLED", "true")
-    with pytest.raises(InvalidArgument, match="expected file"):
-        AdapterFiles().hold("ftp://a/b")
+async def test_what_is_loaded_is_not_fetched_again(tmp_path: Path) -> None:
+    cluster = Cluster()
+    assert (await cluster.service.load({"lora_name": "a", "source": {"uri": str(tmp_path)}}))["status"] == "success"
+    again = await cluster.service.load({"lora_name": "a", "source": {"uri": "file:///nowhere"}})
+    assert (again["status"], again["lora_id"], again["hot_swap"]) == ("success", 5, False)
+
+
+async def test_names_that_frontends_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+    cluster = Cluster()
+    assert (await cluster.service.load({"lora_name": "a b", "source": {"uri": str(tmp_path)}}))["status"] == "success"
+    assert (
+        "told apart" in (await cluster.service.load({"lora_name": "a_b", "source": {"uri": str(tmp_path)}}))["message"]
+    )
+
+
+async def test_frontends_hear_of_it_before_an_adapter_goes(tmp_path: Path) -> None:
+    cluster = Cluster()
+    engine = Engine()
+    seen: list[tuple[set[str], set[str]]] = []
+
+    async def settle() -> None:
+        seen.append((set(cluster.cards), set(engine.loaded)))
+
+    base = ModelDeploymentCard(display_name="base", slug="base")
+    service = AdapterService(engine, base, cluster.announce, cluster.withdraw, settle=settle)
+    await service.load({"lora_name": "a", "source": {"uri": str(tmp_path)}})
+    await service.unload({"lora_name": "a"})
+    assert seen == [(set(), {"a"})]
+
+
+async def test_what_is_loaded_while_its_worker_is_drained_is_found_when_it_is_back(tmp_path: Path) -> None:
+    cluster = Cluster()
+    await cluster.service.leave()
+    await cluster.service.load({"lora_name": "a", "source": {"uri": str(tmp_path)}})
+    assert cluster.cards == {}
+    await cluster.service.join()
+    assert set(cluster.cards) == {"a"}
+
+
+def test_replacing_what_is_loaded_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_LORA_HOTSWAP_ENABLED", "true")
+    with pytest.raises(ConfigError, match="DYN_LORA_HOTSWAP_ENABLED"):
+        Cluster()
+
+
+async def test_an_engines_adapters_are_counted_and_known_by_name() -> None:
+    dropped: list[str] = []
+
+    async def take(name: str, number: int, path: str) -> str:
+        if path == "bad":
+            raise ValueError("no good")
+        return f"{name} at {path}"
+
+    async def drop(one: str) -> None:
+        dropped.append(one)
+
+    loaded = LoadedAdapters(take, drop, slots=1, count_max=2)
+    assert await loaded.load("a", "1") == await loaded.load("a", "2") == lora_name_to_id("a")
+    with pytest.raises(InvalidArgument, match="'b' at bad: no good"):
+        await loaded.load("b", "bad")
+    await loaded.load("b", "1")
+    with pytest.raises(InvalidArgument, match="--max-cpu-loras"):
+        await loaded.load("c", "1")
+    assert (loaded.of("a"), loaded.of(""), loaded.of(None)) == ("a at 1", None, None)
+    loaded.replace({"a": "new", "gone": "old"})
+    assert (loaded.of("a"), set(loaded.ids)) == ("new", {"a", "b"})
+    await loaded.unload("a")
+    assert dropped == ["new"]
+    with pytest.raises(WorkerUnavailable):
+        loaded.of("a")
+    with pytest.raises(NotFound):
+        await loaded.unload("a")

@@ -1,6 +1,11 @@
 """Free memory goes back where the C library can."""
 
-from dynamo.core.memory import give_back
+import ctypes
+import sys
+
+import pytest
+
+from dynamo.core.memory import forget, give_back
 
 
 def test_the_library_is_asked_for_all_that_is_free() -> None:
@@ -19,3 +24,17 @@ def test_a_library_that_cannot_is_left_alone() -> None:
         raise AttributeError("malloc_trim")
 
     assert give_back(missing) is False
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nothing is promised")
+def test_pages_are_given_back_and_come_again_empty() -> None:
+    size = 1 << 20
+    memory = ctypes.create_string_buffer(b"x" * size, size)
+    address = ctypes.addressof(memory)
+    assert forget(address, size)
+    assert memory.raw.count(b"\0") >= size - 2 * 65536, "all but what shares a page with others"
+    assert memory.raw[0:1] == b"x" or address % 4096 == 0, "what shares a page with others stays"
+    ctypes.memset(address, ord("y"), size)
+    assert memory.raw.count(b"y") == size
+    assert forget(address, 10), "there is no whole page in it"
+    assert memory.raw.count(b"y") == size
