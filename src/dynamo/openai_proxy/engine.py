@@ -7,6 +7,7 @@ A request is a task here, and a connection: cancelling the one closes the other,
 listens.
 """
 
+import abc
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -34,7 +35,7 @@ ERROR_BYTES_MAX = 1 << 20
 REQUEST_ID = "x-request-id"
 
 
-class ProxyEngine:
+class ProxyEngine(abc.ABC):
     """What is the same for text and tokens: `dynamo.backend.engine.LLMEngine` but for its requests."""
 
     def __init__(self, config: ProxyConfig, facts: Facts, offer: Offer, clock: Clock | None = None) -> None:
@@ -63,9 +64,9 @@ class ProxyEngine:
         self.listen(self._tasks)
         return described
 
+    @abc.abstractmethod
     async def describe(self) -> EngineConfig:
         """What the model's card says. Raises `ConfigError`."""
-        raise NotImplementedError
 
     def listen(self, tasks: TaskOwner) -> None:
         """Follows what the server tells beside its answers."""

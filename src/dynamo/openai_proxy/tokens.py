@@ -1,5 +1,6 @@
 """Tokens: what all ways of asking a server for tokens share. Pure."""
 
+import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -42,7 +43,7 @@ class Form(Protocol):
         """Who reads the answer."""
 
 
-class TokenAnswer:
+class TokenAnswer(abc.ABC):
     """What was said so far of one request. The last piece of all is held back until the counts have come."""
 
     def __init__(self, request: PreprocessedRequest) -> None:
@@ -74,9 +75,9 @@ class TokenAnswer:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise Unknown(f"the server's chunk cannot be read: {type(error).__name__}: {error}") from None
 
+    @abc.abstractmethod
     def pieces(self, chunk: dict[str, Any]) -> list[EngineOutput]:
         """The same, of one form's chunk; it may be broken in any way."""
-        raise NotImplementedError
 
     def end(self) -> EngineOutput:
         """The last piece: the stream is over. Raises `StreamIncomplete` for one without its end."""

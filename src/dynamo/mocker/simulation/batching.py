@@ -11,6 +11,7 @@ A sequence whose blocks come from elsewhere, out of the host's memory or from th
 its room while it waits for them (`loading`), and is let in when they are there (`loaded`).
 """
 
+import abc
 import math
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ WATERMARK = 0.01  # Of the blocks: kept free when a prompt is admitted, so that 
 
 
 @dataclass(slots=True)
-class Batching(Books[Owner]):
+class Batching(Books[Owner], abc.ABC):
     """One rank of an engine. A sequence must be able to fit: see `blocks_of`."""
 
     def submit(
@@ -187,9 +188,9 @@ class Batching(Books[Owner]):
 
     # Decoding: blocks, tokens, ends.
 
+    @abc.abstractmethod
     def _grow(self, step: int) -> None:
         """Gives a block to everyone whose last one is full in this step."""
-        raise NotImplementedError
 
     def _preempt(self, sequence: Sequence[Owner], step: int) -> None:
         """Takes back all its blocks; it will be computed again, with what it has said so far."""
