@@ -68,7 +68,7 @@ class ProxyEngine(abc.ABC):
     async def describe(self) -> EngineConfig:
         """What the model's card says. Raises `ConfigError`."""
 
-    def listen(self, tasks: TaskOwner) -> None:
+    def listen(self, tasks: TaskOwner) -> None:  # noqa: B027 - not every server tells something
         """Follows what the server tells beside its answers."""
 
     def cancel(self, reply: Reply) -> None:
