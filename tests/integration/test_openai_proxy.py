@@ -25,6 +25,7 @@ class Stand:
         self.servers: list[Graph] = []
         self.front: Graph | None = None
         self._folder = folder
+        self._clients: dict[int, openai.OpenAI] = {}
 
     def server(self) -> Graph:
         folder = self._folder / f"server{len(self.servers)}"
@@ -44,7 +45,17 @@ class Stand:
         assert self.front is not None
         self.front.run("openai_proxy", "--url", f"http://127.0.0.1:{server.port}/v1", *QUICK, *argv)
 
+    def client(self, graph: Graph | None = None) -> openai.OpenAI:
+        """Of the frontend, or of a server."""
+        asked = graph or self.front
+        assert asked is not None
+        if asked.port not in self._clients:
+            self._clients[asked.port] = asked.openai()
+        return self._clients[asked.port]
+
     def stop(self) -> None:
+        for client in self._clients.values():
+            client.close()
         for graph in (self.front, *self.servers):
             if graph is not None:
                 graph.stop()
@@ -78,15 +89,10 @@ def listed(graph: Graph) -> set[str]:
         return set()
 
 
-def front_of(stand: Stand) -> openai.OpenAI:
-    assert stand.front is not None
-    return stand.front.openai()
-
-
 def test_greedy_text_is_the_servers_own_both_ways(stand: Stand) -> None:
-    own = stand.servers[0].openai().chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
+    own = stand.client(stand.servers[0]).chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
     for model in ("text", "tokens"):
-        whole = front_of(stand).chat.completions.create(model=model, messages=MESSAGES, temperature=0)
+        whole = stand.client().chat.completions.create(model=model, messages=MESSAGES, temperature=0)
         assert whole.choices[0].message.content == own.choices[0].message.content
         assert whole.choices[0].finish_reason == own.choices[0].finish_reason
         assert whole.model == model
@@ -95,7 +101,7 @@ def test_greedy_text_is_the_servers_own_both_ways(stand: Stand) -> None:
         assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (
             own.usage.prompt_tokens, own.usage.completion_tokens,
         )  # fmt: skip
-        stream = front_of(stand).chat.completions.create(model=model, messages=MESSAGES, temperature=0, stream=True)
+        stream = stand.client().chat.completions.create(model=model, messages=MESSAGES, temperature=0, stream=True)
         pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
         assert len(pieces) > 3
         assert "".join(pieces) == own.choices[0].message.content
@@ -104,8 +110,8 @@ def test_greedy_text_is_the_servers_own_both_ways(stand: Stand) -> None:
 @pytest.mark.parametrize("model", ["text", "tokens"])
 def test_completions_with_options_and_logprobs_pass(stand: Stand, model: str) -> None:
     given: Any = {"prompt": "A worker", "max_tokens": 8, "seed": 3, "temperature": 0.9, "n": 2, "logprobs": 2}
-    own = stand.servers[0].openai().completions.create(model="demo", **given)
-    told = front_of(stand).completions.create(model=model, **given)
+    own = stand.client(stand.servers[0]).completions.create(model="demo", **given)
+    told = stand.client().completions.create(model=model, **given)
     assert [one.text for one in told.choices] == [one.text for one in own.choices]
     assert [one.finish_reason for one in told.choices] == [one.finish_reason for one in own.choices]
     assert own.choices[0].logprobs is not None
@@ -116,7 +122,7 @@ def test_completions_with_options_and_logprobs_pass(stand: Stand, model: str) ->
 def test_usage_is_told_in_a_stream_only_where_it_was_asked_for(stand: Stand) -> None:
     for options in ({}, {"stream_options": {"include_usage": True}}):
         for model in ("text", "tokens"):
-            stream = front_of(stand).chat.completions.create(
+            stream = stand.client().chat.completions.create(
                 model=model, messages=MESSAGES, max_tokens=4, stream=True, **options
             )
             counts = [chunk.usage.completion_tokens for chunk in stream if chunk.usage is not None]
@@ -125,15 +131,15 @@ def test_usage_is_told_in_a_stream_only_where_it_was_asked_for(stand: Stand) -> 
 
 def test_a_refusal_keeps_its_status_and_its_words(stand: Stand) -> None:
     with pytest.raises(openai.BadRequestError, match="emperature") as text:
-        front_of(stand).chat.completions.create(model="text", messages=MESSAGES, temperature=9)
+        stand.client().chat.completions.create(model="text", messages=MESSAGES, temperature=9)
     assert text.value.status_code == 400
 
 
 def test_tools_pass_as_the_client_wrote_them(stand: Stand) -> None:
     tool: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     given: Any = {"messages": MESSAGES, "tools": [tool], "tool_choice": "required", "max_tokens": 48, "temperature": 0}
-    own = stand.servers[0].openai().chat.completions.create(model="demo", **given).choices[0]
-    told = front_of(stand).chat.completions.create(model="text", **given).choices[0]
+    own = stand.client(stand.servers[0]).chat.completions.create(model="demo", **given).choices[0]
+    told = stand.client().chat.completions.create(model="text", **given).choices[0]
     assert told.finish_reason == own.finish_reason
     assert [call.function.name for call in told.message.tool_calls or ()] == [  # type: ignore[union-attr]
         call.function.name
@@ -166,9 +172,10 @@ def test_a_server_that_dies_mid_stream_costs_its_client_nothing(tmp_path: Any) -
         stand.until(lambda: front.workers() == 2, "the proxies never appeared")
         body = {
             "model": "m", "messages": MESSAGES, "max_tokens": 300, "stream": True, "temperature": 0,
-            "nvext": {"ignore_eos": True}, "stream_options": {"include_usage": True},
+            "ignore_eos": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         with front.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            assert answer.status_code == 200, answer.read()
             lines = answer.iter_lines()
             said = [next(lines) for _ in range(5)]
             victim = next(one for one in servers if inflight(one))
@@ -181,7 +188,7 @@ def test_a_server_that_dies_mid_stream_costs_its_client_nothing(tmp_path: Any) -
         assert chunks[-1]["usage"]["completion_tokens"] == 300
         stand.until(lambda: front.workers() == 1, "a proxy whose server is gone is still found")
         for _ in range(4):
-            found = front.openai().chat.completions.create(model="m", messages=MESSAGES, max_tokens=2)
+            found = stand.client().chat.completions.create(model="m", messages=MESSAGES, max_tokens=2)
             assert found.choices[0].finish_reason
     finally:
         stand.stop()

@@ -98,8 +98,11 @@ class EngineHost(Protocol):
     def fail(self, error: BaseException) -> None:
         """The engine cannot go on: the worker refuses, drains and exits."""
 
-    async def leave_service(self) -> None:
-        """Returns when nobody finds this worker any more and everything that it was asked is answered."""
+    async def leave_service(self) -> bool:
+        """Returns when nobody finds this worker any more and everything that it was asked is answered.
+
+        False where somebody else had taken it out of service before.
+        """
 
     async def return_to_service(self) -> None:
         """It is found again, and takes requests."""

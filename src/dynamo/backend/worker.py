@@ -23,7 +23,7 @@ from dynamo.backend.admission import Admission
 from dynamo.backend.beside import serve_beside
 from dynamo.backend.config import WorkerOptions, grace_period_s, request_queue_limit
 from dynamo.backend.disagg import DisaggregationMode, drain_timeout_s
-from dynamo.backend.drain import COMPLETE, NOT_APPLICABLE, PENDING, UNKNOWN, ControlRoutes, Service
+from dynamo.backend.drain import COMPLETE, NOT_APPLICABLE, PENDING, UNKNOWN, ControlRoutes, Service, State
 from dynamo.backend.engine import EngineConfig, LendingEngine, LLMEngine
 from dynamo.backend.metrics import WorkerMetrics
 from dynamo.backend.traced import TracedReply
@@ -248,10 +248,12 @@ class Worker:
         if self._on_failure is not None:
             self._on_failure(error)
 
-    async def leave_service(self) -> None:
+    async def leave_service(self) -> bool:
+        was_serving = self.service.state is State.SERVING
         await self.service.drain()
         while self._admission.requests:
             await self._clock.sleep(QUIET_S)
+        return was_serving
 
     async def return_to_service(self) -> None:
         await self.service.resume()

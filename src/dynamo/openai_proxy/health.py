@@ -30,6 +30,8 @@ class HealthWatch:
         self._failures = 0
         self.is_up = True
         """Whether the server answered lately."""
+        self._has_left = False
+        """Whether it was us who took the worker out of service: an operator's drain is not undone."""
 
     def suspect(self) -> None:
         """A request failed as if nobody were there."""
@@ -73,8 +75,9 @@ class HealthWatch:
         self.is_up = False
         logger.warning("%s does not answer: %s; the worker leaves until it does", self._name, why)
         try:
+            self._has_left = True
             async with asyncio.timeout(LEAVE_S):
-                await self._host.leave_service()
+                self._has_left = await self._host.leave_service()
         except TimeoutError:
             logger.warning("requests still wait for %s", self._name)
 
@@ -83,4 +86,6 @@ class HealthWatch:
             return
         self.is_up = True
         logger.info("%s answers again", self._name)
-        await self._host.return_to_service()
+        if self._has_left:
+            self._has_left = False
+            await self._host.return_to_service()

@@ -25,6 +25,7 @@ class Host:
         self.loads: list[Any] = []
         self.events: list[Any] = []
         self.service: list[str] = []
+        self.is_drained = False
 
     def publish_kv_event(self, event: Any, dp_rank: int = 0, tier: str = "device") -> None:
         self.events.append((event, dp_rank, tier))
@@ -38,8 +39,9 @@ class Host:
     def fail(self, error: BaseException) -> None:
         raise AssertionError("a proxy lives on") from error
 
-    async def leave_service(self) -> None:
+    async def leave_service(self) -> bool:
         self.service.append("left")
+        return not self.is_drained
 
     async def return_to_service(self) -> None:
         self.service.append("back")

@@ -42,6 +42,15 @@ async def test_one_failure_is_nothing_and_two_are_an_absence(status: int | None)
     assert (host.service, one.is_up) == (["left", "back"], True)
 
 
+async def test_what_an_operator_took_out_of_service_stays_out() -> None:
+    page, host = Page(), Host()
+    host.is_drained = True
+    one = watch(page, host)
+    for page.status in (503, 503, 200):
+        await one.look()
+    assert host.service == ["left"]
+
+
 async def test_failures_in_a_row_are_counted_anew() -> None:
     page, host = Page(), Host()
     one = watch(page, host)
