@@ -8,10 +8,11 @@ seconds, for the request itself and for those whom it delays:
     wait     = prefill pace x prefill tokens ahead of it  x  COMPANY
     decode   = output x step(requests + 1, tokens + its own)
     others   = requests x (own x DECODING  +  output/2 x what it adds to a step)
+    room     = what is missing in the cache / what answers that end give back in a second   x  ROOM
 
 `step(n, t) = base + per request x n + per token x t` is the time of one decode step. The others are on average half
 through when it comes, hence output/2. Long prompts so gather where few are delayed by them, and many short ones where no
-long one is. The paces are learned from the steps that workers report (`Pace.observe`); until then they are those of a
+long one is. A cache has room for `ROOMY` of its blocks: the rest is for what nobody foretold. The paces are learned from the steps that workers report (`Pace.observe`); until then they are those of a
 mid-sized model on one accelerator.
 """
 
@@ -36,6 +37,10 @@ AGAIN = 8.0
 conversations of five turns, less for short prompts with long common beginnings; others hardly mind."""
 DECODING = 0.6
 """How many of a worker's requests are held up by a prompt: those that wait themselves are not. The best of 0.6 to 1.5."""
+ROOM = 6.0
+"""Who waits for room in the cache is waited for by all who come after. The best of 1 to 30: from there on latency pays for it."""
+ROOMY = 0.8
+"""The part of a cache that may be spoken for: answers are longer than thought, and who finds no room throws another one out."""
 SWEEPS = 8
 """Over the three paces, each time they are solved for; where they are not found by then, the next time goes on."""
 
@@ -122,8 +127,9 @@ def balanced_costs(
     pace: Pace,
     block_size: int,
     expected_output_tokens: int | None,
+    room: Sequence[float],
 ) -> list[float]:
-    """The seconds that the request adds on each of the seats, in their order."""
+    """The seconds that the request adds on each of the seats, in their order; `room`: blocks of each seat's cache, by seat."""
     output = pace.output_tokens if expected_output_tokens is None else float(max(1, expected_output_tokens))
     found = []
     for seat in seats:
@@ -138,7 +144,13 @@ def balanced_costs(
         blocks = float(prompt.blocks) - (prompt.active.get(seat, 0) if weights.assume_kv_reuse else 0)
         added = pace.step_request_s + pace.step_token_s * (blocks * block_size + output / 2)
         requests = load.requests[seat]
-        step = pace.step(requests, load.blocks[seat] * block_size)
+        tokens = load.blocks[seat] * block_size
+        step = pace.step(requests, tokens)
         others = requests * (own * DECODING + output / 2 * added)
-        found.append(own * AGAIN + wait + output * (step + added) + others)
+        cost = own * AGAIN + wait + output * (step + added) + others
+        held = tokens + requests * pace.output_tokens / 2
+        missing = held + blocks * block_size - ROOMY * room[seat] * block_size
+        if missing > 0 and held > 0:  # All that is held is given back in the time of an answer.
+            cost += ROOM * missing / held * pace.output_tokens * step
+        found.append(cost)
     return found

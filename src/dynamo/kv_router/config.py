@@ -9,6 +9,10 @@ from dynamo.core.errors import InvalidArgument
 ESTIMATE = (5e-3, 2e-5, 0.0)
 """A prompt of a mid-sized model on one accelerator: 50,000 tokens a second."""
 
+BALANCED_QUEUE_THRESHOLD: float = 1.0
+BALANCED_QUEUE_POLICY: Literal["wspt"] = "wspt"
+"""Where requests wait with policy `balanced`, unless it is said otherwise: in the router, while every worker has a batch."""
+
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
     """The terms of the cost. A request may override some (`router_config_override`)."""

@@ -9,6 +9,7 @@ Pure: it is told the time, draws from the generator that it was given, and start
 rests on is kept with it, so that `explain` can say afterwards why a worker was chosen (docs/routing.md).
 """
 
+import math
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,8 @@ class Router:
         """By seat."""
         self._seats: dict[Rank, int] = {}
         self._free_seats: list[int] = []
+        self._room: list[float] = []
+        """How many blocks each seat's cache has; infinite where that, or what is in use of it, is not known."""
         self._may_wait = any(self._asks_for_room(policy) for policy in self.profile.policy_classes)
 
     # Workers.
@@ -101,6 +104,9 @@ class Router:
                 self._seats[rank] = seat
                 self._ranks[seat] = rank
                 self.active.reach(seat)
+                self._room += [math.inf] * (seat + 1 - len(self._room))
+            known = facts.kv_blocks if self.config.track_active_blocks else None
+            self._room[self._seats[rank]] = known or math.inf
 
     def remove_worker(self, worker_id: int) -> list[str]:
         """A worker left; returns the requests that it had."""
@@ -473,7 +479,14 @@ class Router:
         load = Load(tokens, active.blocks.copy(), active.requests.copy())
         if self.config.policy == "balanced":
             found = balanced_costs(
-                seats, load, prompt, weights, self.pace, self.config.block_size, ask.expected_output_tokens
+                seats,
+                load,
+                prompt,
+                weights,
+                self.pace,
+                self.config.block_size,
+                ask.expected_output_tokens,
+                self._room,
             )
         else:
             found = costs(seats, load, prompt, weights, self.config.block_size)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dynamo.core.config import option, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.active import EXPIRY_S
-from dynamo.kv_router.config import ESTIMATE, RouterConfig, Weights
+from dynamo.kv_router.config import BALANCED_QUEUE_POLICY, BALANCED_QUEUE_THRESHOLD, ESTIMATE, RouterConfig, Weights
 from dynamo.kv_router.index import BLOCKS_MAX
 from dynamo.kv_router.tracking import KEYED, PUBLIC, check_tracking, read_key
 from dynamo.llm.ais_options import AisOptions
@@ -143,11 +143,11 @@ class KvRouterOptions(AisOptions):
         "DYN_ROUTER_QUEUE_THRESHOLD",
         "Requests wait while every worker has more prefill under way than this multiple of its largest batch",
     )
-    queue_policy: str = option(
-        "fcfs",
+    queue_policy: str | None = option(
+        None,
         "--router-queue-policy",
         "DYN_ROUTER_QUEUE_POLICY",
-        "Who waits goes in order of arrival, or the shortest uncached prompt first",
+        "Who waits goes in order of arrival (fcfs), or the shortest uncached prompt first (wspt, which balanced does)",
         choices=["fcfs", "wspt"],
     )
     session_affinity_ttl_secs: int | None = option(
@@ -294,6 +294,10 @@ def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
     is_estimated = options.prefill_load_model != "none"
     if is_estimated:
         options.check_ais()
+    threshold, order = options.queue_threshold, options.queue_policy
+    if options.router_policy == "balanced" and not is_load_only:
+        threshold = BALANCED_QUEUE_THRESHOLD if threshold is None else threshold
+        order = order or BALANCED_QUEUE_POLICY
     return RouterConfig(
         weights=weights,
         policy="balanced" if options.router_policy == "balanced" else "dynamo",
@@ -311,8 +315,8 @@ def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
         session_prefixes=options.enable_session_prefix_index,
         prefill_load_model="ais" if is_estimated else "none",
         prefill_estimate=options.prefill_estimate() if is_estimated else ESTIMATE,
-        queue_threshold=options.queue_threshold,
-        queue_policy="wspt" if options.queue_policy == "wspt" else "fcfs",
+        queue_threshold=threshold,
+        queue_policy="wspt" if order == "wspt" else "fcfs",
         affinity_ttl_s=ttl_s,
         affinity_mode="soft" if options.session_affinity_mode == "soft" else "hard",
         replica_sync=options.replica_sync,

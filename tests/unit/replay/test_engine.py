@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ PROFILE = {
 
 
 def test_times_are_looked_up_in_the_next_larger_point(tmp_path: Path) -> None:
-    np.savez(tmp_path / "data.npz", **{name: np.array(values) for name, values in PROFILE.items()})
+    arrays: dict[str, Any] = {name: np.array(values) for name, values in PROFILE.items()}
+    np.savez(tmp_path / "data.npz", **arrays)
     timing = profiled(str(tmp_path))
     assert [timing.prefill_ms(tokens) for tokens in (0, 1, 100, 101, 9999)] == [0, 10, 10, 30, 30]
     assert timing.decode_ms(900, 0, 30) == 5
