@@ -20,14 +20,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from blake3 import blake3
 
+from dynamo.core.codec import json_decode
 from dynamo.core.config import environ
-from dynamo.core.errors import CannotConnect, ConfigError, InvalidArgument
-from dynamo.llm.assets import is_remote, moved
-from dynamo.llm.model_card import CHECKSUM_PREFIX, mdc_sum, slug_of
+from dynamo.core.errors import CannotConnect, ConfigError, DynamoException, InvalidArgument
+from dynamo.llm.assets import PROCESSOR_FILE, is_remote, moved
+from dynamo.llm.model_card import CHECKSUM_PREFIX, mdc_sum, read_json, slug_of
 from dynamo.protocols.model_card import FileReference, ModelDeploymentCard
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,10 @@ NAMES = {
     "hf_chat_template_json": "chat_template.json",
 }
 """What a file of each format is called."""
+
+PROCESSOR_BYTES_MAX = 1 << 20  # A few kilobytes are usual.
+TAKES_IMAGES = frozenset(("vision_config", "image_token_id", "image_token_index"))
+"""What the config.json of a model says that does."""
 
 _CHECKSUM = re.compile(re.escape(CHECKSUM_PREFIX) + r"([0-9a-f]{64})")
 
@@ -83,7 +88,34 @@ class AssetCache:
         def path_of(name: str, file: FileReference) -> str:
             return self._link(links, name, self.fetch(file)) if is_remote(file) else file.path
 
-        return moved(card, path_of)
+        local = moved(card, path_of)
+        configs = zip((card.model_info or {}).values(), (local.model_info or {}).values(), strict=True)
+        for file, fetched in configs:
+            if is_remote(file):
+                self._fetch_processor(file.path, fetched.path)
+        return local
+
+    def _fetch_processor(self, url: str, config: str) -> None:
+        """Fetches the processor's file of a model that takes images, where its worker shows one beside config.json.
+
+        No card says what it hashes to: it is small, it is only ever read as JSON, and without it less is known of images.
+        """
+        place = os.path.join(os.path.dirname(config), PROCESSOR_FILE)
+        if os.path.basename(config) != NAMES["hf_config_json"] or os.path.exists(place):
+            return
+        beside = FileReference(urljoin(url, PROCESSOR_FILE), "", None)
+        data = bytearray()
+        try:
+            if not TAKES_IMAGES.intersection(read_json(config)):
+                return
+            self._transfer(beside, data.extend, PROCESSOR_BYTES_MAX)
+            json_decode(bytes(data))
+            handle, partial = tempfile.mkstemp(prefix=PARTIAL, dir=os.path.dirname(place))
+            with os.fdopen(handle, "wb") as out:
+                out.write(data)
+            os.replace(partial, place)
+        except (DynamoException, OSError, ValueError) as error:
+            logger.info("what images become in prompts is not known: %s", error)
 
     def fetch(self, file: FileReference) -> str:
         """The path of a remote file's bytes, fetched unless they are here. Raises as `localise`."""
@@ -140,10 +172,11 @@ class AssetCache:
             raise
         logger.info("fetched %s: %d bytes in %.0f ms", file.path, size, (time.monotonic() - began) * 1e3)
 
-    def _transfer(self, file: FileReference, take: Callable[[bytes], object]) -> int:
+    def _transfer(self, file: FileReference, take: Callable[[bytes], object], size_max: int | None = None) -> int:
         """Hands over the body of the URL piece by piece; returns its length."""
         limits = self._limits
-        size_max = limits.file_bytes_max if file.size is None else file.size
+        if size_max is None:
+            size_max = limits.file_bytes_max if file.size is None else file.size
         size = 0
         connection = _connection(file.path, limits.silence_s)
         late = threading.Event()

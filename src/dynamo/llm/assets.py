@@ -14,6 +14,8 @@ from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.model_card import ChatTemplateFile, FileReference, ModelDeploymentCard
 
 REMOTE = ("http://", "https://")
+PROCESSOR_FILE = "preprocessor_config.json"
+"""How a model's images are cut up. Cards do not refer to it: it lies beside the model's config.json, wherever that is."""
 MODEL_SUFFIX = "_base"  # Upstream's word for the model itself, where a LoRA adapter would have its name.
 
 GROUPS = ("model_info", "tokenizer", "prompt_formatter", "gen_config")
@@ -79,4 +81,8 @@ def self_hosted(
             word = f"{name}-{word}"  # A template given by flag may be called like a file of the model.
         return show(f"{prefix}/{quote(word)}", file.path) or file.path
 
+    for file in (card.model_info or {}).values():
+        beside = os.path.join(os.path.dirname(file.path), PROCESSOR_FILE)
+        if not is_remote(file) and os.path.isfile(beside):
+            show(f"{prefix}/{PROCESSOR_FILE}", beside)
     return moved(card, url_of)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo.core.errors import ConfigError
+from dynamo.llm.assets import PROCESSOR_FILE
 from dynamo.llm.image_size import Size
 from dynamo.llm.model_card import read_json
 
-PROCESSOR_FILE = "preprocessor_config.json"
 ASPECT_MAX = 200  # Longer images are refused by Qwen's processor.
 QWEN_MIN, QWEN_MAX = 56 * 56, 28 * 28 * 1280  # Where the processor's file names no bounds.
 

@@ -13,9 +13,10 @@ import msgspec
 import pytest
 from blake3 import blake3
 
+from dynamo.core.codec import json_encode
 from dynamo.core.errors import CannotConnect, ConfigError, DynamoException, InvalidArgument
-from dynamo.llm.asset_cache import PARTIAL, AssetCache, CacheLimits
-from dynamo.llm.assets import moved, self_hosted
+from dynamo.llm.asset_cache import PARTIAL, PROCESSOR_BYTES_MAX, AssetCache, CacheLimits
+from dynamo.llm.assets import PROCESSOR_FILE, moved, self_hosted
 from dynamo.llm.model_card import ModelFiles, build_card, mdc_sum
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.model_card import FileReference, ModelDeploymentCard
@@ -280,3 +281,44 @@ def test_no_name_in_a_card_leads_out_of_the_cache(card: ModelDeploymentCard, cac
         path for path in made if path.startswith(str(tmp_path / "mdc" / "by-slug")) and "escape" in path
     }
     assert not (tmp_path / "odd").exists()
+
+
+# What cards do not refer to.
+
+SHOWN = "/v1/metadata/dynamo/backend/generate/m/_base/"
+
+
+def card_of_images(worker: Worker, **config: object) -> ModelDeploymentCard:
+    """A card whose config.json lies on the worker."""
+    data = json_encode({"model_type": "qwen2_vl"} | config)
+    file = reference(worker.put(SHOWN + "config.json", data), data, len(data))
+    return ModelDeploymentCard(display_name="m", slug="m", model_info={"hf_config_json": file})
+
+
+def config_path(card: ModelDeploymentCard) -> Path:
+    assert card.model_info is not None
+    return Path(card.model_info["hf_config_json"].path)
+
+
+def test_the_processor_of_a_model_that_takes_images_is_fetched_once(worker: Worker, cache: AssetCache) -> None:
+    card = card_of_images(worker, image_token_id=5)
+    worker.put(SHOWN + PROCESSOR_FILE, b'{"patch_size": 14}')
+    for _ in range(2):
+        local = cache.localise(card)
+        assert (config_path(local).parent / PROCESSOR_FILE).read_bytes() == b'{"patch_size": 14}'
+    assert worker.asked.count(SHOWN + PROCESSOR_FILE) == 1
+
+
+def test_that_of_a_model_of_text_alone_is_not_asked_for(worker: Worker, cache: AssetCache) -> None:
+    cache.localise(card_of_images(worker))
+    assert worker.asked == [SHOWN + "config.json"]
+
+
+@pytest.mark.parametrize("shown", [None, b"{", b" " * (PROCESSOR_BYTES_MAX + 1)])
+def test_a_model_without_a_usable_processor_is_served_all_the_same(
+    worker: Worker, cache: AssetCache, shown: bytes | None
+) -> None:
+    if shown is not None:
+        worker.put(SHOWN + PROCESSOR_FILE, shown)
+    local = cache.localise(card_of_images(worker, vision_config={}))
+    assert os.listdir(config_path(local).parent) == ["config.json"]

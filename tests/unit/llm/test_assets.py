@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.llm.assets import has_remote, references, self_hosted
+from dynamo.llm.assets import PROCESSOR_FILE, has_remote, references, self_hosted
 from dynamo.llm.model_card import build_card, mdc_sum
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.model_card import ModelDeploymentCard
@@ -40,6 +40,19 @@ def test_a_self_hosted_card_names_urls_and_is_otherwise_the_same(card: ModelDepl
     assert not has_remote(card)
     assert mdc_sum(hosted) == mdc_sum(card)
     assert [file.checksum for _, file in references(hosted)] == [file.checksum for _, file in references(card)]
+
+
+def test_a_models_processor_is_shown_beside_its_config(card: ModelDeploymentCard, model_dir: Path) -> None:
+    server = Server()
+    processor = model_dir / PROCESSOR_FILE
+    processor.write_text("{}")
+    try:
+        hosted = self_hosted(card, ENDPOINT, server.show)
+    finally:
+        processor.unlink()
+    prefix = "/v1/metadata/dynamo/backend/generate/my_model/_base"
+    assert server.files[f"{prefix}/{PROCESSOR_FILE}"] == str(processor)
+    assert PROCESSOR_FILE not in str(hosted)
 
 
 def test_a_process_without_a_system_server_publishes_paths(card: ModelDeploymentCard) -> None:
