@@ -1,0 +1,83 @@
+"""LoRA step: what adapters cost a step of the embedded engine: rows of decoding with none, with one for all, with four for half.
+
+    python -m benchmarks.lora_step --rank 8
+
+The cases take turns, so that a busy machine is busy for all of them; told are medians and tenth percentiles.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+
+from dynamo.cpu.adapter import Adapted, Adapter, Delta, LayerDeltas, rows_of
+from dynamo.cpu.architecture import Architecture
+from dynamo.cpu.attention import Span
+from dynamo.cpu.config import DEMO_MODEL
+from dynamo.cpu.model import Batch, Model, load_weights
+
+CONTEXT = 100
+SLOTS = 128
+ADAPTERS = 4
+
+
+def adapter(shape: Architecture, rank: int, number: int) -> Adapter:
+    """One on all seven projections."""
+    rng = np.random.default_rng(number)
+    hidden, inner, dim = shape.hidden_size, shape.intermediate_size, shape.head_dim
+    q, kv = shape.heads * dim, shape.kv_heads * dim
+
+    def delta(inputs: int, projections: int, outputs: int) -> Delta:
+        ranks = rank * projections
+        down, up = rng.standard_normal((inputs, ranks)), rng.standard_normal((ranks, outputs))
+        return Delta((down * 0.01).astype(np.float32), (up * 0.01).astype(np.float32))
+
+    layers = [
+        LayerDeltas(
+            delta(hidden, 3, q + 2 * kv), delta(q, 1, hidden), delta(hidden, 2, 2 * inner), delta(inner, 1, hidden)
+        )
+        for _ in range(shape.layers)
+    ]
+    return Adapter(str(number), number, number, layers)
+
+
+def decoding(rows: int, adapted: Sequence[Adapted] = ()) -> Batch:
+    """A token for each of so many sequences."""
+    spans = [Span(row, 1, CONTEXT, [(row * SLOTS, row * SLOTS + CONTEXT)]) for row in range(rows)]
+    ids = np.arange(rows, dtype=np.intp)
+    ones = np.ones(rows, dtype=np.intp)
+    return Batch(ones, ones * (CONTEXT - 1), ids * SLOTS + CONTEXT - 1, spans, ids, adapted)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--model", default=DEMO_MODEL)
+    options = parser.parse_args()
+    shape = Architecture.read(options.model)
+    model = Model(shape, load_weights(options.model, shape), slots=32 * SLOTS, rows_max=64, longest=2 * CONTEXT)
+    adapters = [adapter(shape, options.rank, number) for number in range(ADAPTERS)]
+    print(f"{shape.layers} layers of {shape.hidden_size}, rank {options.rank}, {options.steps} steps of each")
+    for rows in (1, 8, 32):
+        cases = {"none": decoding(rows), "one for all": decoding(rows, [Adapted(adapters[0], slice(0, rows))])}
+        if rows >= 2 * ADAPTERS:
+            parts = [Adapted(one, rows_of(range(at, rows, 2 * ADAPTERS))) for at, one in enumerate(adapters)]
+            cases["four for half"] = decoding(rows, parts)
+        took: dict[str, list[float]] = {name: [] for name in cases}
+        for _ in range(options.steps):
+            for name, batch in cases.items():
+                began = time.perf_counter()
+                model.forward(batch)
+                took[name].append((time.perf_counter() - began) * 1e3)
+        for name, times in took.items():
+            tenth, median = np.percentile(times, [10, 50])
+            print(f"{rows:3d} rows, adapters: {name:14s} median {median:6.2f} ms, tenth {tenth:6.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
