@@ -20,6 +20,7 @@ from dynamo.core.codec import json_decoder
 from dynamo.core.errors import DynamoException, NotFound, NotReady
 from dynamo.core.tasks import TaskOwner
 from dynamo.core.threads import in_daemon_thread
+from dynamo.kv_router.config import RouterConfig
 from dynamo.llm.asset_cache import AssetCache
 from dynamo.llm.assets import has_remote
 from dynamo.llm.busy import Capacity, Thresholds
@@ -31,7 +32,7 @@ from dynamo.llm.model_card import mdc_sum
 from dynamo.llm.prefill_options import DisaggregationOptions, config_of_stage
 from dynamo.llm.preprocessor import Timings
 from dynamo.llm.publishers import KV_METRICS_TOPIC
-from dynamo.llm.router_config import wanted_routing
+from dynamo.llm.router_config import WantedRouting, wanted_routing
 from dynamo.llm.served_indexers import ServedIndexers
 from dynamo.llm.served_model import PARTIAL, PREFILL, ServedModel
 from dynamo.llm.session_affinity import SessionAffinity
@@ -46,6 +47,11 @@ from dynamo.runtime.push_router import RouterMode
 logger = logging.getLogger(__name__)
 
 FETCH_FIRST_S, FETCH_MAX_S = 0.2, 30.0  # Between tries to get a card's files from a worker that withholds them.
+OWN_ROUTING = (
+    "policy", "affinity_ttl_s", "affinity_mode", "durable_kv_events", "snapshot_threshold", "reset_states",
+    "expiry_s", "blocks_max",
+)  # fmt: skip
+"""What a frontend decides of routing, whatever a card says of the rest."""
 DEFAULT_BLOCK_SIZE = 16  # Of a card that names none, as upstream.
 FETCHES_MAX = 8  # At a time: more than there are models that hang at once, fewer than would fill the line.
 FETCH_SYNC_S = 4.0  # The first view waits so long for the files of what was there already.
@@ -315,7 +321,7 @@ class Models:
         served.mode, served.workers_min = mode, self._workers_min
         served.conditional = self._disaggregation.conditional(self._kv_options.queue_threshold)
         served.never_whole = self._disaggregation.enforce_disagg or wanted.enforce_disagg
-        options = router_config(self._kv_options, card.kv_cache_block_size or DEFAULT_BLOCK_SIZE)
+        options = self._routing_of(card, wanted)
         if wanted.affinity_ttl_s is not None and wanted.affinity_mode is not None:
             options = msgspec.structs.replace(
                 options, affinity_ttl_s=wanted.affinity_ttl_s, affinity_mode=wanted.affinity_mode
@@ -331,6 +337,20 @@ class Models:
             await served.sessions.start()
         await self._watch_load(served)
         return served
+
+    def _routing_of(self, card: ModelDeploymentCard, wanted: WantedRouting) -> RouterConfig:
+        """How a KV router of a card's workers decides: as they say, and in what only a frontend can know as this one."""
+        block_size = card.kv_cache_block_size or DEFAULT_BLOCK_SIZE
+        own = router_config(self._kv_options, block_size)
+        if wanted.kv is None:
+            return own
+        try:
+            asked = wanted.kv.meaning(block_size)
+        except ValueError as error:
+            logger.warning("model %s: its KV router's settings cannot be used: %s", card.display_name, error)
+            return own
+        mine = {name: getattr(own, name) for name in OWN_ROUTING}
+        return msgspec.structs.replace(asked, **mine)
 
     async def _delete(self, key: str) -> None:
         self._stop_fetch(key)

@@ -7,8 +7,8 @@ from typing import cast
 import dynamo
 from dynamo.backend.config import DisaggregatedOptions
 from dynamo.core.config import option
-from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.llm.router_config import RouterConfig
+from dynamo.core.errors import ConfigError
+from dynamo.mocker.advertised import AdvertisedOptions
 from dynamo.mocker.profile import profiled
 from dynamo.mocker.reasoning import Reasoning, read_reasoning
 from dynamo.mocker.simulation.rules import (
@@ -21,14 +21,12 @@ from dynamo.mocker.simulation.rules import (
     TransferRules,
 )
 from dynamo.mocker.simulation.timing import StepTimes, Timing
-from dynamo.runtime.push_router import RouterMode
 
 PORTS_FLAGS = {
     "zmq_kv_events_ports": "--zmq-kv-events-ports",
     "zmq_replay_ports": "--zmq-replay-ports",
     "bootstrap_ports": "--bootstrap-ports",
 }
-MODES = {mode.value: mode for mode in RouterMode}
 KV_DTYPES = ("auto", "bfloat16", "fp8", "fp8_ds_mla", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
 TRANSFER_GBPS = 64.0
 HOST_GBPS = 32.0
@@ -40,7 +38,7 @@ STAGGER_PAUSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MockerConfig(DisaggregatedOptions):
+class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
     """A simulated engine: real requests, real time, random tokens."""
 
     disaggregation_mode: str | None = option(
@@ -167,22 +165,6 @@ class MockerConfig(DisaggregatedOptions):
     handoff_timeout_ms: int = option(
         HANDOFF_TIMEOUT_MS, "--handoff-session-timeout-ms", None, "How long prefill and decode wait for each other"
     )
-    router_mode: str | None = option(
-        None,
-        "--router-mode",
-        None,
-        "How frontends are to route to workers of this kind, whatever their own mode",
-        choices=tuple(MODES),
-    )
-    active_decode_blocks_threshold: float | None = option(
-        None, "--active-decode-blocks-threshold", None, "With --router-mode: share of KV blocks from which one is busy"
-    )
-    active_prefill_tokens_threshold: int | None = option(
-        None, "--active-prefill-tokens-threshold", None, "With --router-mode: queued tokens from which one is busy"
-    )
-    active_prefill_tokens_threshold_frac: float | None = option(
-        None, "--active-prefill-tokens-threshold-frac", None, "The same, as a multiple of --max-num-batched-tokens"
-    )
 
     def __post_init__(self) -> None:
         DisaggregatedOptions.__post_init__(self)
@@ -218,13 +200,6 @@ class MockerConfig(DisaggregatedOptions):
         pages = {self.block_size, self.sglang_page_size} - {None}
         if self.engine_type == "sglang" and len(pages) > 1:
             raise ConfigError("--sglang-page-size and --block-size: expected the same, or one of them")
-        thresholds = (
-            self.active_decode_blocks_threshold,
-            self.active_prefill_tokens_threshold,
-            self.active_prefill_tokens_threshold_frac,
-        )
-        if self.router_mode is None and any(value is not None for value in thresholds):
-            raise ConfigError("--active-*-threshold: they are told to frontends with --router-mode")
         self.routing()
         self.thoughts()
         if self.speedup_ratio < 0 or self.decode_speedup_ratio < 0:
@@ -310,21 +285,6 @@ class MockerConfig(DisaggregatedOptions):
     def thoughts(self) -> Reasoning | None:
         """What `--reasoning` says. Raises `ConfigError` for what it cannot say."""
         return None if self.reasoning is None else read_reasoning(self.reasoning)
-
-    def routing(self) -> RouterConfig | None:
-        """What frontends are told of how to route. Raises `ConfigError` for a threshold that cannot be."""
-        if self.router_mode is None:
-            return None
-        try:
-            return RouterConfig(
-                MODES[self.router_mode],
-                None,
-                self.active_decode_blocks_threshold,
-                self.active_prefill_tokens_threshold,
-                self.active_prefill_tokens_threshold_frac,
-            )
-        except InvalidArgument as error:
-            raise ConfigError(f"--router-mode and its thresholds: {error}") from None
 
     def stagger_s(self, index: int) -> float:
         """How long to wait before the start of the worker with this number, counted from 0."""

@@ -111,6 +111,38 @@ def test_the_host_tier_is_vllms_and_needs_the_prefix_cache() -> None:
 def test_frontends_are_told_how_to_route() -> None:
     routing = read("--router-mode=kv", "--active-decode-blocks-threshold=0.5").routing()
     assert routing is not None
-    assert routing.on_card()["router_mode"] == "kv"
-    with pytest.raises(ConfigError, match="--router-mode"):
-        read("--active-decode-blocks-threshold=0.5")
+    assert routing.on_card()["router_mode"] == "k_v"
+    assert routing.on_card()["load_threshold_config"] == {"active_decode_blocks_threshold": 0.5}
+    assert read().routing() is None
+
+
+def test_frontends_are_told_what_a_kv_router_is_to_weigh() -> None:
+    flags = (
+        "--router-temperature=0.5",
+        "--router-queue-threshold=3",
+        "--no-router-kv-events",
+        "--shared-cache-type=none",
+    )
+    routing = read("--router-mode=kv", *flags).routing()
+    assert routing is not None
+    said = routing.on_card()["kv_router_config"]
+    assert (said["router_temperature"], said["router_queue_threshold"], said["use_kv_events"]) == (0.5, 3.0, False)
+    plain = read("--router-mode=random", "--router-session-affinity-ttl-secs=60").routing()
+    assert plain is not None
+    assert plain.on_card()["session_affinity_ttl_secs"] == 60
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--active-decode-blocks-threshold=0.5"], "--active-decode-blocks-threshold: .*--router-mode"),
+        (["--router-temperature=1"], "--router-temperature: .*--router-mode"),
+        (["--router-mode=random", "--router-temperature=1"], "--router-temperature: .*--router-mode kv"),
+        (["--router-mode=kv", "--router-temperature=-1"], "router_temperature"),
+        (["--router-mode=kv", "--router-approximate-cache-policy=lru"], "use_kv_events"),
+        (["--router-mode=kv", "--router-session-affinity-ttl-secs=0"], "session_affinity_ttl_secs"),
+    ],
+)
+def test_what_cannot_be_told_to_frontends_is_refused(flags: list[str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        read(*flags)
