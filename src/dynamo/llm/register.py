@@ -72,18 +72,20 @@ async def register_model(
 
     With a system server (`DYN_SYSTEM_PORT`) the card's files are fetched from this process, unless `self_host_metadata`
     is False. `model_path` is a directory, or a name on the Hugging Face hub. With `skip_model_assets`, and for tensors, it is
-    only a name, and the card has no files: for workers that take text. Raises `InvalidArgument` that names a wrong or
-    unsupported argument, `ConfigError` for a model that cannot be read.
+    only a name, and the card has no files: for workers that take text.
+
+    With `lora_name` it is the card of an adapter, which is served beside the model: its name is the adapter's, and its files
+    are those of `base_model_path`. Raises `InvalidArgument` that names a wrong or unsupported argument, `ValueError` for one
+    of these two without the other, `ConfigError` for a model that cannot be read.
     """
     for name, value in {
         "media_decoder": media_decoder,
         "media_fetcher": media_fetcher,
-        "lora_name": lora_name,
-        "base_model_path": base_model_path,
-        "max_gpu_lora_count": max_gpu_lora_count,
     }.items():
         if value is not None:
             raise InvalidArgument(f"register_model: {name} is not supported by this release", param=name)
+    if (lora_name is None) != (base_model_path is None):
+        raise ValueError("register_model: lora_name and base_model_path: expected both or neither")
     check_kinds(model_input, model_type, worker_type, skip_model_assets=skip_model_assets)
     if tensor_model_config is not None and model_input is not ModelInput.Tensor:
         raise InvalidArgument(
@@ -100,27 +102,31 @@ async def register_model(
         "model_aliases": list(model_aliases or ()),
         "router_config": None if router_config is None else router_config.on_card(),
     }
-    name = model_name or model_path
+    name = lora_name or model_name or model_path
+    suffix = "" if lora_name is None else slug_of(lora_name)
     if model_input is ModelInput.Tensor:
         common["tensor_model_config"] = UNSET if tensor_model_config is None else dict(tensor_model_config)
     if skip_model_assets:
         card = bare_card(name, model_path, config, common, kv_cache_block_size, custom_template_path)
     else:
-        directory = await asyncio.to_thread(resolve_model, model_path, weights=not ignore_weights)
+        directory = await asyncio.to_thread(resolve_model, base_model_path or model_path, weights=not ignore_weights)
         card = await asyncio.to_thread(
             full_card, directory, name, config, common, kv_cache_block_size, custom_template_path
         )
         await endpoint.runtime.start_system_server()
         card = self_hosted(card, endpoint.id, endpoint.runtime.show_file, self_host_metadata)
-    await publish_card(endpoint, card)
+    if lora_name is not None:
+        lora: dict[str, Any] = {"name": lora_name}
+        if max_gpu_lora_count is not None:
+            lora["max_gpu_lora_count"] = max_gpu_lora_count
+        card = msgspec.structs.replace(card, lora=lora)
+    await publish_card(endpoint, card, suffix)
     logger.info("registered model %s at %s", name, endpoint)
 
 
 async def unregister_model(endpoint: Endpoint, lora_name: str | None = None) -> None:
-    """Takes the model's card away; requests under way go on. Raises `InvalidArgument` for `lora_name`."""
-    if lora_name is not None:
-        raise InvalidArgument("unregister_model: lora_name is not supported by this release", param="lora_name")
-    await endpoint.discovery.delete(MODEL_CARDS, endpoint.record_key)
+    """Takes the model's card away, or an adapter's; requests under way go on."""
+    await endpoint.discovery.delete(MODEL_CARDS, card_key(endpoint, "" if lora_name is None else slug_of(lora_name)))
 
 
 async def update_model_taints(endpoint: Endpoint, taints: Iterable[str]) -> None:
@@ -223,13 +229,19 @@ def full_card(
     )
 
 
-async def publish_card(endpoint: Endpoint, card: ModelDeploymentCard) -> None:
-    """Writes the card of this process's model at that endpoint."""
+def card_key(endpoint: Endpoint, suffix: str = "") -> str:
+    """Where the card of this process's model stands, or that of an adapter beside it."""
+    return f"{endpoint.record_key}/{suffix}" if suffix else endpoint.record_key
+
+
+async def publish_card(endpoint: Endpoint, card: ModelDeploymentCard, suffix: str = "") -> None:
+    """Writes the card of this process's model at that endpoint, or, under a suffix, one that is served beside it."""
     record = ModelRecord(
         namespace=endpoint.id.namespace,
         component=endpoint.id.component,
         endpoint=endpoint.id.name,
         instance_id=endpoint.connection_id(),
         card_json=card,
+        model_suffix=suffix or UNSET,
     )
-    await endpoint.discovery.put(MODEL_CARDS, endpoint.record_key, json_encode(record))
+    await endpoint.discovery.put(MODEL_CARDS, card_key(endpoint, suffix), json_encode(record))

@@ -114,9 +114,6 @@ async def test_the_older_spelling_registers_and_unregisters(endpoint: Endpoint, 
         ("tensor_model_config", {}),
         ("media_decoder", object()),
         ("media_fetcher", object()),
-        ("lora_name", "l"),
-        ("base_model_path", "b"),
-        ("max_gpu_lora_count", 1),
     ],
 )
 async def test_an_argument_that_is_not_honoured_is_named(endpoint: Endpoint, argument: str, value: Any) -> None:
@@ -182,9 +179,40 @@ async def test_taints_are_replaced(endpoint: Endpoint) -> None:
         await update_model_taints(endpoint, {"dynamo.topology/x"})
 
 
-async def test_lora_adapters_are_not_taken_away_silently(endpoint: Endpoint) -> None:
-    with pytest.raises(InvalidArgument, match="lora_name"):
-        await unregister_model(endpoint, "adapter")
+async def test_an_adapters_card_stands_beside_its_models(endpoint: Endpoint, model_dir: Path) -> None:
+    for more in ({"max_gpu_lora_count": 3}, {"lora_name": "My Lora/x", "base_model_path": str(model_dir)}):
+        await register_model(
+            ModelInput.Tokens,
+            ModelType.Chat,
+            endpoint,
+            str(model_dir),
+            model_name="base",
+            worker_type=WorkerType.Aggregated,
+            **more,
+        )
+    found = await endpoint.discovery.snapshot(MODEL_CARDS)
+    base, beside = (json_decode(found[key]) for key in (endpoint.record_key, f"{endpoint.record_key}/my_lora_x"))
+    assert (beside["model_suffix"], beside["card_json"]["display_name"]) == ("my_lora_x", "My Lora/x")
+    assert beside["card_json"]["lora"] == {"name": "My Lora/x"}
+    assert "model_suffix" not in base
+    assert base["card_json"]["display_name"] == "base"
+    assert "lora" not in base["card_json"]
+    await unregister_model(endpoint, "My Lora/x")
+    assert (await endpoint.discovery.snapshot(MODEL_CARDS)).keys() == {endpoint.record_key}
+
+
+@pytest.mark.parametrize("argument", ["lora_name", "base_model_path"])
+async def test_an_adapter_needs_a_name_and_a_model(endpoint: Endpoint, argument: str) -> None:
+    with pytest.raises(ValueError, match="both or neither"):
+        await register_model(
+            ModelInput.Text,
+            ModelType.Chat,
+            endpoint,
+            "m",
+            skip_model_assets=True,
+            worker_type=WorkerType.Aggregated,
+            **{argument: "x"},
+        )
 
 
 async def test_a_directory_is_fetched_as_it_is(model_dir: Path) -> None:
