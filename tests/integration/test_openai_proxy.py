@@ -152,7 +152,7 @@ def test_tools_pass_as_the_client_wrote_them(stand: Stand) -> None:
 def test_a_client_that_leaves_frees_the_server(stand: Stand, model: str) -> None:
     server = stand.servers[0]
     assert stand.front is not None
-    body = {"model": model, "messages": MESSAGES, "max_tokens": 400, "stream": True, "ignore_eos": True}
+    body = {"model": model, "messages": MESSAGES, "max_tokens": 1900, "stream": True, "ignore_eos": True}
     with stand.front.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         next(answer.iter_lines())
         wait_for(lambda: inflight(server) >= 1, "the request never reached the server")

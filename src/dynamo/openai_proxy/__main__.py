@@ -15,10 +15,12 @@ from dynamo.openai_proxy.facts import Offer, find_offers
 from dynamo.openai_proxy.text_engine import TextEngine
 from dynamo.openai_proxy.token_engine import TokenEngine
 
+PROG = "python -m dynamo.openai_proxy"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Until it is told to stop; the exit status."""
-    config = load(ProxyConfig, sys.argv[1:] if argv is None else argv, WAITING)
+    config = load(ProxyConfig, sys.argv[1:] if argv is None else argv, WAITING, prog=PROG)
     log.setup()
     facts, offers = asyncio.run(find_offers(config))
     left = iter(offers)

@@ -1,0 +1,205 @@
+"""`dynamo.openai_proxy` before vLLM's own server: text and tokens, KV events, its death; prefill and decode."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.engines.conftest import PLAIN, Servers, wait_for
+from tests.engines.test_vllm_aggregated import CUT, LONG, PROMPTS
+from tests.integration.graph import free_port
+
+pytestmark = pytest.mark.engines
+
+TRANSFER = '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cpu"}'
+OURS = "one more request whose second turn finds what the first one left, "
+
+
+class Stand:
+    """VLLM's servers, and a frontend that asks them through proxies."""
+
+    def __init__(self, servers: Servers, *frontend: str) -> None:
+        self.servers = servers
+        self.urls: list[str] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        servers.frontend(*frontend)
+
+    def vllm(self, *argv: str, **variables: str) -> str:
+        port = free_port()
+        number = len(self.urls)
+        command = [self.servers.python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
+        self.processes.append(
+            self.servers.run(
+                f"vllm{number}",
+                [
+                    *command, "--port", str(port), "--model", self.servers.model, "--served-model-name", "theirs",
+                    *PLAIN, "--enable-prefix-caching", "--enable-prompt-tokens-details", *argv,
+                ],
+                VLLM_CPU_OMP_THREADS_BIND=str(number),
+                **variables,
+            )
+        )  # fmt: skip
+        self.urls.append(f"http://127.0.0.1:{port}")
+        return self.urls[-1]
+
+    def proxy(self, name: str, url: str, *argv: str) -> None:
+        command = [sys.executable, "-m", "dynamo.openai_proxy", "--url", url, "--health-interval-s", "1"]
+        self.servers.run(name, [*command, "--load-interval-s", "0.2", *argv])
+
+    def tokens(self, name: str, url: str, *argv: str) -> None:
+        self.proxy(name, url, "--model-path", self.servers.model, "--served-model-name", "tiny", *argv)
+
+    def workers(self) -> int:
+        return len(self.servers.http.get(self.servers.url("/health")).json()["instances"])
+
+    def running(self) -> float:
+        """Requests that the servers compute."""
+        lines = [line for url in self.urls for line in self._metrics(url)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running{"))
+
+    def _metrics(self, url: str) -> list[str]:
+        try:
+            return self.servers.http.get(f"{url}/metrics").text.splitlines()
+        except httpx.TransportError:
+            return []
+
+
+@pytest.fixture(scope="module")
+def stand(serve: Callable[[str], Servers]) -> Iterator[Stand]:
+    servers = serve("proxied")
+    made = Stand(servers, "--router-mode", "kv", "--migration-limit", "3")
+    for number in range(2):
+        told, again = (f"tcp://*:{free_port()}" for _ in range(2))  # With a name in its place vLLM would not listen.
+        events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": told, "replay_endpoint": again}
+        told, again = (one.replace("*", "127.0.0.1") for one in (told, again))
+        url = made.vllm("--kv-events-config", json.dumps(events))
+        made.tokens(
+            f"proxy{number}", f"{url}/v1", "--kv-events-endpoint", told, "--kv-events-replay-endpoint", again
+        )  # fmt: skip
+    made.proxy("text", made.urls[0], "--served-model-name", "text")
+    servers.until_ready("tiny", "text")
+    wait_for(lambda: made.workers() == 3, f"three workers: {servers.tails()}", 600)
+    yield made
+    servers.stop()
+
+
+def test_greedy_text_is_the_servers_own_both_ways(stand: Stand) -> None:
+    servers = stand.servers
+    for prompt in PROMPTS:
+        own = servers.complete(prompt, stand.urls[0], model="theirs")["choices"][0]
+        for model in ("tiny", "text"):
+            told = servers.complete(prompt, model=model)["choices"][0]
+            assert told["text"].rstrip(CUT) == own["text"].rstrip(CUT)
+            assert told["finish_reason"] == own["finish_reason"]
+
+
+def test_seeds_choices_and_logprobs_are_the_servers_own(stand: Stand) -> None:
+    given: dict[str, Any] = {"temperature": 0.9, "seed": 7, "n": 2, "logprobs": 2, "max_tokens": 8, "top_k": 20}
+    own = stand.servers.complete(PROMPTS[0], stand.urls[0], model="theirs", **given)
+    for model in ("tiny", "text"):
+        told = stand.servers.complete(PROMPTS[0], model=model, **given)
+        assert [one["text"].rstrip(CUT) for one in told["choices"]] == [
+            one["text"].rstrip(CUT) for one in own["choices"]
+        ]
+        assert told["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx(
+            own["choices"][0]["logprobs"]["token_logprobs"], abs=1e-3
+        )
+        assert told["usage"]["completion_tokens"] == 16
+
+
+def test_guided_json_is_of_the_schema(stand: Stand) -> None:
+    properties = {"ok": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["ok"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    given: dict[str, Any] = {"messages": [{"role": "user", "content": "yes or no"}], "response_format": form}
+    for model in ("tiny", "text"):
+        told = stand.servers.post("/v1/chat/completions", model=model, max_tokens=200, temperature=0, **given)
+        found = told["choices"][0]
+        assert found["finish_reason"] == "length" or json.loads(found["message"]["content"])["ok"] in (True, False)
+
+
+def test_the_second_turn_goes_where_the_first_ones_blocks_are(stand: Stand) -> None:
+    servers = stand.servers
+    servers.complete(OURS + LONG, max_tokens=4)
+    time.sleep(1)  # The server tells of its blocks after the answer.
+    found = [servers.complete(OURS + LONG + "and more", max_tokens=4)["usage"] for _ in range(3)]
+    said = subprocess.run(
+        [sys.executable, "-m", "dynamo.cli", "route", "explain", "--url", servers.url("")],
+        capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    cached = [one["prompt_tokens_details"]["cached_tokens"] for one in found]
+    assert min(cached) >= 96, f"{cached}\n{said}\n{servers.tails()}"
+    chosen = re.search(r"→ \w+\s+(\d+)\+", said)  # Blocks of the prompt that the chosen worker holds.
+    assert chosen is not None, said
+    assert int(chosen[1]) >= 3, said
+
+
+def test_a_client_that_leaves_frees_its_slot(stand: Stand) -> None:
+    for model in ("tiny", "text"):
+        body = {"model": model, "prompt": PROMPTS[2], "max_tokens": 3000, "stream": True, "ignore_eos": True}
+        with stand.servers.http.stream("POST", stand.servers.url("/v1/completions"), json=body) as answer:
+            next(answer.iter_lines())
+            wait_for(lambda: stand.running() == 1, "the request never ran")
+        wait_for(lambda: stand.running() == 0, "the request went on without its client")
+
+
+def test_refusals_keep_their_words(stand: Stand) -> None:
+    body = {"model": "text", "prompt": "x", "max_tokens": 10, "temperature": 0, "logprobs": 500}
+    told = stand.servers.http.post(stand.servers.url("/v1/completions"), json=body)
+    assert told.status_code == 400
+    assert "logprobs" in told.text
+
+
+def test_a_server_killed_mid_stream_costs_its_client_nothing(stand: Stand) -> None:
+    servers = stand.servers
+    given: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}
+    whole = servers.complete(PROMPTS[1], stand.urls[0], model="theirs", **given)["choices"][0]["text"]
+    body = {"model": "tiny", "prompt": PROMPTS[1], "temperature": 0, "stream": True, **given}
+    with servers.http.stream("POST", servers.url("/v1/completions"), json=body) as answer:
+        lines = answer.iter_lines()
+        said = [next(lines) for _ in range(9)]
+        victim = next(number for number, url in enumerate(stand.urls) if _runs(stand, url))
+        stand.processes[victim].send_signal(signal.SIGKILL)
+        servers.processes.remove(stand.processes[victim])
+        said += list(lines)
+    chunks = [json.loads(line[6:]) for line in said if line.startswith("data: {")]
+    assert not any("error" in one for one in chunks), chunks[-1]
+    text = "".join(one["choices"][0]["text"] for one in chunks if one["choices"])
+    assert text[:200] == whole[:200]
+    wait_for(lambda: stand.workers() == (1 if victim == 0 else 2), "a proxy whose server is gone is still found")
+    stand.processes[victim].wait()
+
+
+def _runs(stand: Stand, url: str) -> bool:
+    return any(
+        line.startswith("vllm:num_requests_running{") and float(line.rsplit(" ", 1)[1]) > 0
+        for line in stand._metrics(url)
+    )
+
+
+@pytest.mark.usefixtures("needs_nixl")
+def test_prefill_and_decode_servers_finish_each_others_requests(serve: Callable[[str], Servers], stand: Stand) -> None:
+    stand.servers.stop()  # Four servers at once are too many for a small machine.
+    servers = serve("proxied-parts")
+    parts = Stand(servers)
+    try:
+        for role in ("prefill", "decode"):
+            url = parts.vllm(
+                "--kv-transfer-config", TRANSFER,
+                VLLM_NIXL_SIDE_CHANNEL_HOST="127.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port()),
+            )  # fmt: skip
+            parts.tokens(role, url, "--disaggregation-mode", role)
+        servers.until_ready("tiny")
+        for prompt in (*PROMPTS, LONG):
+            own = servers.complete(prompt, parts.urls[0], model="theirs")["choices"][0]["text"]
+            assert servers.complete(prompt)["choices"][0]["text"].rstrip(CUT) == own.rstrip(CUT)
+        moved = [line for line in parts._metrics(parts.urls[1]) if line.startswith("vllm:nixl_bytes_transferred_sum")]
+        assert sum(float(line.rsplit(" ", 1)[1]) for line in moved) > 0
+    finally:
+        servers.stop()
