@@ -15,12 +15,11 @@ import msgspec
 from dynamo.core.clock import Clock
 from dynamo.core.codec import UNREADABLE, msgpack_decoder, msgpack_encode
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.affinity import Affinity, Rank, Version
+from dynamo.llm.topic import Topic
 from dynamo.protocols.discovery import EndpointId
 from dynamo.runtime.discovery.base import new_id
 from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.event_plane.base import Event, Publisher, Subscriber
 
 logger = logging.getLogger(__name__)
 
@@ -65,46 +64,30 @@ class AffinitySync:
         self.writer_id = new_id() if writer_id is None else writer_id
         self._affinity = machine.affinity
         self._affinity.writer = self.writer_id
-        self._runtime = runtime
         self._endpoint = endpoint
         self._machine = machine
         self._clock = clock
-        self._tasks = TaskOwner(f"affinity sync of {endpoint}")
-        self._publisher: Publisher | None = None
-        self._subscriber: Subscriber | None = None
+        self._topic = Topic(runtime, endpoint, TOPIC, lambda event: self.hear(event.payload))
         self._metrics = AffinitySyncMetrics(runtime.metrics)
 
     @property
     def is_sound(self) -> bool:
         """False while the others are not heard."""
-        return self._tasks.is_sound
+        return self._topic.is_sound
 
     async def start(self) -> None:
         """Begins to listen and to speak."""
-        plane = self._runtime.event_plane
-        self._subscriber = await plane.subscriber(self._endpoint, TOPIC)
-        self._publisher = await plane.publisher(self._endpoint, TOPIC)
-        self._tasks.supervise(self._listen, "bindings")
+        await self._topic.start(speaks=True)
 
     async def close(self) -> None:
         """Ends."""
-        await self._tasks.cancel_and_wait()
-        for end in (self._subscriber, self._publisher):
-            if end is not None:
-                await end.close()
+        await self._topic.close()
 
     def bound(self, session: str, rank: Rank) -> None:
         """A session's request was given to a rank here."""
         version = self._affinity.version_of(session)
-        if version is not None and self._publisher is not None:
-            self._publisher.publish(msgpack_encode(SessionAffinityUpdate(session, *rank, *version)))
+        if version is not None and self._topic.tell(msgpack_encode(SessionAffinityUpdate(session, *rank, *version))):
             self._metrics.told.inc()
-
-    async def _listen(self) -> None:
-        assert self._subscriber is not None, "it listens once it is started"
-        async for heard in self._subscriber:
-            if isinstance(heard, Event):
-                self.hear(heard.payload)
 
     def hear(self, payload: bytes) -> None:
         """What another router says. What cannot be read is left out, and counted."""

@@ -7,14 +7,13 @@ model of prompts under way (`--router-prefill-load-model`) wants to know how lon
 import logging
 
 from dynamo.core.codec import msgpack_decoder
-from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.balanced import Pace
 from dynamo.kv_router.prefill_model import PrefillModel
 from dynamo.llm.forward_pass import FORWARD_PASS_TOPIC
+from dynamo.llm.topic import Topic
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.load import ForwardPassMetrics
 from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.event_plane.base import Event, Subscriber
 
 logger = logging.getLogger(__name__)
 
@@ -27,29 +26,18 @@ class PaceListener:
     def __init__(
         self, runtime: DistributedRuntime, endpoint: EndpointId, pace: Pace, prefill: PrefillModel | None = None
     ) -> None:
-        self._runtime = runtime
         self._endpoint = endpoint
         self._pace = pace
         self._prefill = prefill
-        self._tasks = TaskOwner(f"paces of {endpoint}")
-        self._subscriber: Subscriber | None = None
+        self._topic = Topic(runtime, endpoint, FORWARD_PASS_TOPIC, lambda event: self.hear(event.payload))
 
     async def start(self) -> None:
         """Begins to listen."""
-        self._subscriber = await self._runtime.event_plane.subscriber(self._endpoint, FORWARD_PASS_TOPIC)
-        self._tasks.supervise(self._listen, "steps")
+        await self._topic.start(speaks=False)
 
     async def close(self) -> None:
         """Ends."""
-        await self._tasks.cancel_and_wait()
-        if self._subscriber is not None:
-            await self._subscriber.close()
-
-    async def _listen(self) -> None:
-        assert self._subscriber is not None, "it listens once it is started"
-        async for heard in self._subscriber:
-            if isinstance(heard, Event):
-                self.hear(heard.payload)
+        await self._topic.close()
 
     def hear(self, payload: bytes) -> None:
         """One step. What cannot be read is left out, and said."""

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from dynamo.core.clock import Clock
 from dynamo.core.codec import msgpack_decoder, msgpack_encode
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.core.tasks import TaskOwner
+from dynamo.llm.topic import Topic
 from dynamo.protocols.active_sequences import (
     MARK_PREFILL_COMPLETED,
     ActiveSequenceEvent,
@@ -29,7 +29,7 @@ from dynamo.protocols.active_sequences import (
 from dynamo.protocols.discovery import EndpointId
 from dynamo.runtime.discovery.base import new_id
 from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.event_plane.base import Event, Publisher, PublisherGone, Subscriber
+from dynamo.runtime.event_plane.base import Event
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +80,10 @@ class ReplicaSync:
         router_id: int | None = None,
     ) -> None:
         self.router_id = new_id() if router_id is None else router_id
-        self._runtime = runtime
         self._endpoint = endpoint
         self._machine = machine
         self._clock = clock
-        self._tasks = TaskOwner(f"replica sync of {endpoint}")
-        self._publisher: Publisher | None = None
-        self._subscriber: Subscriber | None = None
+        self._topic = Topic(runtime, endpoint, TOPIC, self._hear, self._gone)
         self._own: dict[str, Rank] = {}
         """The requests that others were told of, and where they are."""
         self._others: dict[str, int] = {}
@@ -102,22 +99,16 @@ class ReplicaSync:
     @property
     def is_sound(self) -> bool:
         """False while the others are not heard."""
-        return self._tasks.is_sound
+        return self._topic.is_sound
 
     async def start(self) -> None:
         """Begins to listen and to speak."""
-        plane = self._runtime.event_plane
-        self._subscriber = await plane.subscriber(self._endpoint, TOPIC)
-        self._publisher = await plane.publisher(self._endpoint, TOPIC)
-        self._tasks.supervise(self._listen, "events")
+        await self._topic.start(speaks=True)
 
     async def close(self) -> None:
         """Says what was not said, and ends."""
         self.flush()
-        await self._tasks.cancel_and_wait()
-        for end in (self._subscriber, self._publisher):
-            if end is not None:
-                await end.close()
+        await self._topic.close()
 
     # What is told.
 
@@ -161,8 +152,7 @@ class ReplicaSync:
             self._timer.cancel()
             self._timer = None
         unsent, self._unsent = self._unsent, []
-        if unsent and self._publisher is not None:
-            self._publisher.publish(msgpack_encode(ActiveSequenceEvents(unsent)))
+        if unsent and self._topic.tell(msgpack_encode(ActiveSequenceEvents(unsent))):
             self._metrics.told.inc(len(unsent))
 
     def _tell(self, request_id: str, rank: Rank, data: AddRequest | Mark) -> None:
@@ -174,14 +164,6 @@ class ReplicaSync:
             self._timer = asyncio.get_running_loop().call_later(BATCH_S, self.flush)
 
     # What is heard.
-
-    async def _listen(self) -> None:
-        assert self._subscriber is not None
-        async for heard in self._subscriber:
-            if isinstance(heard, Event):
-                self._hear(heard)
-            elif isinstance(heard, PublisherGone):
-                self._gone(heard.publisher_id)
 
     def _hear(self, event: Event) -> None:
         try:

@@ -1,0 +1,65 @@
+"""Topic: one endpoint's messages of one kind, heard and told for as long as somebody cares."""
+
+from collections.abc import Callable
+
+from dynamo.core.tasks import TaskOwner
+from dynamo.protocols.discovery import EndpointId
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.event_plane.base import Event, Publisher, PublisherGone, Subscriber
+
+
+class Topic:
+    """A part in it, from `start` to `close`. What `hear` and `gone` raise ends the listening until it is begun anew."""
+
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        endpoint: EndpointId,
+        name: str,
+        hear: Callable[[Event], None],
+        gone: Callable[[int], None] | None = None,
+    ) -> None:
+        """`gone` is told which publisher left."""
+        self._runtime = runtime
+        self._endpoint = endpoint
+        self._name = name
+        self._hear = hear
+        self._gone = gone
+        self._tasks = TaskOwner(f"{name} of {endpoint}")
+        self._publisher: Publisher | None = None
+        self._subscriber: Subscriber | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """False while nobody is heard."""
+        return self._tasks.is_sound
+
+    async def start(self, *, speaks: bool) -> None:
+        """Begins to listen, and to speak where that is wanted."""
+        plane = self._runtime.event_plane
+        self._subscriber = await plane.subscriber(self._endpoint, self._name)
+        if speaks:
+            self._publisher = await plane.publisher(self._endpoint, self._name)
+        self._tasks.supervise(self._listen, "events")
+
+    async def close(self) -> None:
+        """Ends."""
+        await self._tasks.cancel_and_wait()
+        for end in (self._subscriber, self._publisher):
+            if end is not None:
+                await end.close()
+
+    def tell(self, payload: bytes) -> bool:
+        """Says something to all who listen. False before it speaks."""
+        if self._publisher is None:
+            return False
+        self._publisher.publish(payload)
+        return True
+
+    async def _listen(self) -> None:
+        assert self._subscriber is not None, "it listens once it is started"
+        async for heard in self._subscriber:
+            if isinstance(heard, Event):
+                self._hear(heard)
+            elif isinstance(heard, PublisherGone) and self._gone is not None:
+                self._gone(heard.publisher_id)
