@@ -78,6 +78,13 @@ class CpuConfig(DisaggregatedOptions):
         "Address at which a prefill worker offers its KV blocks; without it that of DYN_TCP_RPC_HOST, or this machine's",
     )
     kv_transfer_port: int = option(0, "--kv-transfer-port", None, "Port of that address; 0: any")
+    bootstrap_port: int | None = option(
+        None,
+        "--disaggregation-bootstrap-port",
+        None,
+        "Port at which decode workers meet a prefill worker while it computes: requests are sent to both at once, and "
+        "blocks move as they are complete; 0: any port; without it blocks move when the prompt is computed",
+    )
     kv_transfer_timeout: float = option(
         10.0,
         "--kv-transfer-timeout",
@@ -155,8 +162,12 @@ class CpuConfig(DisaggregatedOptions):
                 raise ConfigError(f"{flag} {value:g}: expected a number of seconds")
         if not 0 < self.kv_hold_share <= 1:
             raise ConfigError(f"--kv-hold-share {self.kv_hold_share:g}: expected more than 0 and at most 1")
-        if not 0 <= self.kv_transfer_port <= 65535:
-            raise ConfigError(f"--kv-transfer-port {self.kv_transfer_port}: expected a port, 0 to 65535")
+        for flag, port in {
+            "--kv-transfer-port": self.kv_transfer_port,
+            "--disaggregation-bootstrap-port": self.bootstrap_port or 0,
+        }.items():
+            if not 0 <= port <= 65535:
+                raise ConfigError(f"{flag} {port}: expected a port, 0 to 65535")
 
     @property
     def directory(self) -> str:

@@ -86,6 +86,8 @@ class Core:
             if self._choices.pop(choice.sequence, None) is not None:
                 self.scheduler.finish(choice.sequence)
         self._abandon(generation)
+        if generation.meeting is not None and self._lender is not None:
+            self._lender.break_off(generation.meeting, "the request ended")
 
     def end_fetch(self, fetch: Fetch, *, is_whole: bool) -> None:
         """A request's blocks are there, or cannot be had."""
@@ -111,6 +113,10 @@ class Core:
             ending = [chunk.is_last for chunk in chunks]
             logits = self._model.forward(_batch(chunks, ending, self._block_tokens))
             self.scheduler.advance(chunks)
+            if self._lender is not None:
+                for chunk, is_last in zip(chunks, ending, strict=True):
+                    if not is_last:
+                        self._pass_on(self._lender, chunk.sequence)
             sequences = [chunk.sequence for chunk, is_last in zip(chunks, ending, strict=True) if is_last]
             self._sample(sequences, logits, outcome)
         events = self.scheduler.pool.take_events()
@@ -190,7 +196,7 @@ class Core:
             output.completion_usage = generation.usage()
         del self._choices[choice.sequence]
         if generation.is_prefill and self._lender is not None:
-            self._lend(self._lender, choice, output)
+            self._lend(self._lender, generation, choice, output)
         else:
             self.scheduler.finish(choice.sequence)
         if generation.unfinished == 0:
@@ -210,9 +216,25 @@ class Core:
         if self._lender is not None and self.scheduler.is_starved:
             self._lender.relieve()
 
-    def _lend(self, lender: Lender, choice: Choice, output: EngineOutput) -> None:
+    def _pass_on(self, lender: Lender, sequence: Sequence) -> None:
+        """Keeps what is complete of a prompt for a decode worker that waits for it."""
+        generation, _ = self._choices[sequence]
+        meeting, end = generation.meeting, sequence.computed // self._block_tokens
+        if meeting is None or end <= generation.lent:
+            return
+        blocks = self.scheduler.lend_part(sequence, generation.lent, end)
+        descriptor = lender.lend(blocks)
+        if descriptor is None:  # Too much is kept already: the decode worker computes it.
+            self.scheduler.take_back(blocks)
+            lender.break_off(meeting, "no more blocks can be kept")
+            generation.meeting = None
+            return
+        lender.pass_on(meeting, generation.lent, descriptor)
+        generation.lent = end
+
+    def _lend(self, lender: Lender, generation: Generation, choice: Choice, output: EngineOutput) -> None:
         """Keeps the blocks of a prompt for the decode worker, and says where they are."""
-        blocks = self.scheduler.lend(choice.sequence)
+        blocks = self.scheduler.lend(choice.sequence, generation.lent)
         descriptor = lender.lend(blocks)
         if descriptor is None:
             self.scheduler.take_back(blocks)
@@ -221,14 +243,23 @@ class Core:
             descriptor, output, sequence.prompt_tokens, sequence.cached_tokens,
             None if sequence.adapter is None else sequence.adapter.fingerprint,
         )  # fmt: skip
+        if generation.meeting is not None:
+            lender.conclude(generation.meeting, output.disaggregated_params)
         output.finish_reason, output.stop_reason = "length", None  # Why an answer ends is for decode to say.
 
     def _borrow(self, generation: Generation, fetch: Fetch) -> None:
         """The first choice goes on from the token that was computed with the prompt; its blocks are fetched."""
-        choice = generation.choices[0]
-        choice.sequence.is_remote = True
+        generation.choices[0].sequence.is_remote = True
+        self._say_first(generation, fetch)
+
+    def hear_first(self, fetch: Fetch) -> None:
+        """The token that follows a prompt came while its blocks still do."""
+        if fetch.sequence in self._choices:
+            self._say_first(self._choices[fetch.sequence][0], fetch)
+
+    def _say_first(self, generation: Generation, fetch: Fetch) -> None:
+        choice, first = generation.choices[0], fetch.first
         choice.sequence.cached_tokens = fetch.cached_tokens
-        first = fetch.first
         if first is None or first.token in choice.rules.forbidden(0):
             return
         try:

@@ -12,7 +12,8 @@ import msgspec
 from dynamo.cpu.generation import Fetch
 from dynamo.cpu.sampler import Sampled
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, Layout, TransferError
-from dynamo.protocols.engine import EngineOutput
+from dynamo.kvbm.transfer.rooms import WHOLE_S, Meeting
+from dynamo.protocols.engine import BootstrapInfo, EngineOutput
 
 
 class Lender(Protocol):
@@ -23,6 +24,15 @@ class Lender(Protocol):
 
     def relieve(self) -> None:
         """Gives up what waits longest: its blocks are needed here."""
+
+    def pass_on(self, meeting: Meeting, first: int, descriptor: Descriptor) -> None:
+        """Tells who waits for a prompt of blocks that are complete."""
+
+    def conclude(self, meeting: Meeting, params: dict[str, Any]) -> None:
+        """The prompt is computed."""
+
+    def break_off(self, meeting: Meeting, reason: str) -> None:
+        """It is not going to be; harmless for one that is."""
 
 
 class Borrower(Protocol):
@@ -87,8 +97,9 @@ def read_params(
     *,
     asks_logprobs: bool,
     adapter: int | None = None,
+    first_block: int = 0,
 ) -> tuple[Descriptor, Sampled | None, int | None]:
-    """What the decode worker understands of it. Raises `TransferError` where it is of no use for this prompt."""
+    """What the decode worker understands of it; blocks before the first were told of. Raises `TransferError` where it is of no use for this prompt."""
     try:
         params = msgspec.convert(value, Params)
     except msgspec.ValidationError as error:
@@ -99,7 +110,7 @@ def read_params(
         raise TransferError("the prefill worker computed the prompt with another LoRA adapter")
     descriptor = Descriptor.check(params.kv)
     layout.check(descriptor.layout)
-    blocks = -(-len(prompt) // layout.block_tokens)
+    blocks = -(-len(prompt) // layout.block_tokens) - first_block
     if params.prompt_tokens != len(prompt) or len(descriptor.blocks) != blocks:
         raise TransferError(
             f"the prefill worker computed {params.prompt_tokens} tokens into {len(descriptor.blocks)} blocks; the "
@@ -127,3 +138,30 @@ def fetch_of(
         value, prompt, layout, vocab_size, asks_logprobs=asks_logprobs, adapter=adapter
     )
     return Fetch(descriptor, deadline, first, cached_tokens)
+
+
+def meeting_of(info: BootstrapInfo) -> Meeting:
+    """Where both legs of a request meet."""
+    key = info.handoff_id if isinstance(info.handoff_id, bytes) else b""
+    return Meeting(info.bootstrap_host, info.bootstrap_port, info.bootstrap_room, key)
+
+
+def fetch_from(
+    info: BootstrapInfo,
+    prompt: Sequence[int],
+    layout: Layout,
+    vocab_size: int,
+    *,
+    asks_logprobs: bool,
+    adapter: int | None = None,
+) -> Fetch:
+    """What is to be fetched for a request whose prompt is computed meanwhile."""
+    fetch = Fetch(None, Deadline.after(WHOLE_S), meeting=meeting_of(info))
+
+    def understand(params: dict[str, Any], reached: int) -> None:
+        fetch.descriptor, fetch.first, fetch.cached_tokens = read_params(
+            params, prompt, layout, vocab_size, asks_logprobs=asks_logprobs, adapter=adapter, first_block=reached
+        )
+
+    fetch.understand = understand
+    return fetch

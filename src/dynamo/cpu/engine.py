@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dynamo.backend.disagg import DisaggregationMode, prefill_result_of
+from dynamo.backend.disagg import DisaggregationMode, bootstrap_of, leg_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerOverloaded
 from dynamo.cpu.adapter import Adapter
@@ -32,7 +32,7 @@ from dynamo.cpu.config import DEMO_MODEL, CpuConfig
 from dynamo.cpu.controls import Controls
 from dynamo.cpu.convert import Defaults, Limits, to_generation
 from dynamo.cpu.core import Core, Outcome, Said
-from dynamo.cpu.disagg import fetch_of
+from dynamo.cpu.disagg import fetch_from, fetch_of, meeting_of
 from dynamo.cpu.events import Reporter
 from dynamo.cpu.fetching import Fetching, FetchMetrics, open_puller
 from dynamo.cpu.generation import Fetch, Generation
@@ -40,7 +40,7 @@ from dynamo.cpu.guided import Grammars, Guide
 from dynamo.cpu.layout import layout_of
 from dynamo.cpu.lending import Lending
 from dynamo.cpu.model import Model, load_weights
-from dynamo.cpu.orders import Add, Call, Drop, Fetched, Look, Order, Stop, TakeBack
+from dynamo.cpu.orders import Add, Call, Drop, Fetched, FirstCame, Look, Order, Stop, TakeBack
 from dynamo.cpu.room import room_of
 from dynamo.cpu.scheduler import Scheduler
 from dynamo.cpu.tiers import CacheTiers, open_tiers
@@ -51,7 +51,7 @@ from dynamo.kvbm.transfer.puller import Pulled
 from dynamo.kvbm.transfer.source import SourceOptions
 from dynamo.llm.prefill_plan import LOCAL_PREFILL
 from dynamo.parsers.registry import reasoning_family
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
+from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PreprocessedRequest
 from dynamo.protocols.native import VLLM_CAPABILITY
 from dynamo.runtime.config import tcp_options
 from dynamo.runtime.request_plane.base import Reply
@@ -150,6 +150,10 @@ class CpuEngine:
         if self._lending is not None:
             generation = to_generation(prompt_of(request), reply, self._limits, self._defaults, adapter)
             generation.is_prefill = True
+            info = bootstrap_of(request)
+            if info is not None and self._lending.rooms is not None:
+                generation.meeting = meeting_of(info)
+                self._lending.rooms.open(generation.meeting.room, generation.meeting.key)
             return generation
         generation = to_generation(request, reply, self._limits, self._defaults, adapter)
         if self._fetching is not None:
@@ -158,11 +162,18 @@ class CpuEngine:
 
     def _fetch(self, request: PreprocessedRequest, adapter: Adapter | None) -> Fetch | None:
         """Where the request's prompt was computed; None where this worker is to do that, or has to."""
-        result = prefill_result_of(request)
+        result = leg_of(request)
         assert self._fetch_metrics is not None, "a decode worker without its metrics"
         if result is None:
             self._fetch_metrics.computed_here("told")
             return None
+        asks_logprobs = request.output_options.logprobs is not None
+        origin = None if adapter is None else adapter.fingerprint
+        if isinstance(result, BootstrapInfo):
+            return fetch_from(
+                result, request.token_ids, self._layout, self._limits.vocab_size, asks_logprobs=asks_logprobs,
+                adapter=origin,
+            )  # fmt: skip
         try:
             return fetch_of(
                 result.disaggregated_params,
@@ -170,8 +181,8 @@ class CpuEngine:
                 self._layout,
                 self._limits.vocab_size,
                 Deadline.after(self._config.kv_transfer_timeout),
-                asks_logprobs=request.output_options.logprobs is not None,
-                adapter=None if adapter is None else adapter.fingerprint,
+                asks_logprobs=asks_logprobs,
+                adapter=origin,
             )
         except TransferError as error:
             logger.warning("request for %s: its prompt is computed here: %s", request.model, error)
@@ -274,6 +285,7 @@ class CpuEngine:
             block_tokens=config.block_size,
             choices_max=config.max_num_seqs,
         )
+        rooms = None if self._lending is None else self._lending.rooms
         return EngineConfig(
             model_path=path,
             served_model_name=config.name,
@@ -282,6 +294,8 @@ class CpuEngine:
             total_kv_blocks=blocks,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            bootstrap_host=None if rooms is None else rooms.host,
+            bootstrap_port=None if rooms is None else rooms.port,
             runtime_data={VLLM_CAPABILITY: True} | ({LOCAL_PREFILL: True} if self._fetching is not None else {}),
         )
 
@@ -316,6 +330,8 @@ class CpuEngine:
             self._lending.open(
                 self._layout, model.cache.pages, options, lambda freed: self._orders.put(TakeBack(freed))
             )
+            if config.bootstrap_port is not None:
+                self._lending.open_rooms(options.host, config.bootstrap_port, tcp.tls)
         elif config.role is DisaggregationMode.DECODE:
             puller = open_puller(Region(self._layout, model.cache.pages), self._transports, tcp.tls)
             self._fetching = Fetching(
@@ -324,6 +340,8 @@ class CpuEngine:
                 config.kv_transfer_timeout,
                 ended=lambda fetch, is_whole: self._orders.put(Fetched(fetch, is_whole)),
                 heard=self._heard,
+                first=lambda fetch: self._orders.put(FirstCame(fetch)),
+                tls=tcp.tls,
             )
 
     def _heard(self, outcome: str, pulled: Pulled | None) -> None:
@@ -371,6 +389,8 @@ class CpuEngine:
                 self._core.end_fetch(order.fetch, is_whole=order.is_whole)
                 if not self._core.has_work:
                     return True
+            elif isinstance(order, FirstCame):
+                self._core.hear_first(order.fetch)
             elif isinstance(order, TakeBack):
                 self._core.scheduler.take_back(order.blocks)
                 if not self._core.has_work:

@@ -4,25 +4,30 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.cpu.generation import Fetch
 from dynamo.cpu.lending import agent_of
 from dynamo.kvbm.transfer import shared
-from dynamo.kvbm.transfer.base import Pair, PullMember, Region, TransferError, Transport
+from dynamo.kvbm.transfer.base import Deadline, Descriptor, PullMember, Region, TransferError, Transport
 from dynamo.kvbm.transfer.nixl import NixlPuller
 from dynamo.kvbm.transfer.puller import Pulled, Puller
+from dynamo.kvbm.transfer.rooms import WHOLE_S, End, Meeting, attend, leave
 from dynamo.kvbm.transfer.shared import SharedMemoryPuller
-from dynamo.kvbm.transfer.tcp import TcpPuller
+from dynamo.kvbm.transfer.tcp import PLAIN, TcpPuller
 from dynamo.runtime.request_plane.tcp import TcpTls
 
 logger = logging.getLogger(__name__)
 
+MEETINGS = 64  # They wait for prompts to be computed most of the time.
 THREADS = 4  # Copying takes a memory bus, of which there is one; more threads only wait for stalled sources.
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 Ended = Callable[[Fetch, bool], None]
 """Told on a thread of the pool when a fetch is over, and whether its blocks are whole."""
+First = Callable[[Fetch], None]
+"""Told on a thread when the token that follows the prompt came before the last of its blocks."""
 Heard = Callable[[str, Pulled | None], None]
 """Told on a thread of the pool how it went: a word, and what was moved."""
 
@@ -30,45 +35,95 @@ Heard = Callable[[str, Pulled | None], None]
 class Fetching:
     """`Borrower` over a `Puller`."""
 
-    def __init__(self, puller: Puller, block_tokens: int, timeout_s: float, ended: Ended, heard: Heard) -> None:
+    def __init__(
+        self,
+        puller: Puller,
+        block_tokens: int,
+        timeout_s: float,
+        ended: Ended,
+        heard: Heard,
+        *,
+        first: First = lambda _: None,
+        tls: TcpTls = PLAIN,
+    ) -> None:
         self._puller = puller
         self._block_tokens = block_tokens
         self._timeout_s = timeout_s
         self._ended = ended
         self._heard = heard
+        self._first = first
+        self._tls = tls
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dynamo-kv-fetch")
+        self._meetings = ThreadPoolExecutor(MEETINGS, thread_name_prefix="dynamo-kv-meeting")
 
     def begin(self, fetch: Fetch) -> None:
         sequence = fetch.sequence
         assert sequence is not None, "a fetch without a sequence"
-        fetch.deadline.at = time.monotonic() + self._timeout_s
-        cached = sequence.computed // self._block_tokens
-        pairs = list(enumerate(sequence.blocks))[cached:]
-        if not self._submit(lambda: self._pull(fetch, pairs)):
+        cached, blocks = sequence.computed // self._block_tokens, list(sequence.blocks)
+        if (meeting := fetch.meeting) is not None:
+            fetch.deadline.at = time.monotonic() + WHOLE_S
+            work = partial(self._carry_out, fetch, lambda: self._meet(fetch, meeting, blocks, cached))
+        else:
+            fetch.deadline.at = time.monotonic() + self._timeout_s
+            work = partial(self._carry_out, fetch, lambda: self._pull(fetch, blocks, cached))
+        if not self._submit(work, is_meeting=meeting is not None):
             self._ended(fetch, False)
 
     def abandon(self, fetch: Fetch) -> None:
         fetch.deadline.aborted.set()
         if fetch.sequence is None:
-            self._submit(lambda: self._puller.release(fetch.descriptor))
+            self._submit(partial(self._release, fetch), is_meeting=fetch.meeting is not None)
 
     def close(self) -> None:
         """Ends what waits; what runs ends at its next look at the deadline, or when its connection does."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._meetings.shutdown(wait=False, cancel_futures=True)
         self._puller.close()
 
-    def _submit(self, work: Callable[[], None]) -> bool:
+    def _submit(self, work: Callable[[], None], *, is_meeting: bool) -> bool:
         try:
-            self._threads.submit(work)
+            (self._meetings if is_meeting else self._threads).submit(work)
         except RuntimeError:  # It is closed: the engine ends.
             return False
         return True
 
-    def _pull(self, fetch: Fetch, pairs: Sequence[Pair]) -> None:
+    def _pull(self, fetch: Fetch, blocks: Sequence[int], cached: int) -> Pulled | None:
+        assert fetch.descriptor is not None, "a fetch from nowhere"
+        pairs = list(enumerate(blocks))[cached:]
+        return self._puller.pull(fetch.descriptor, pairs, fetch.deadline) if pairs else None
+
+    def _meet(self, fetch: Fetch, meeting: Meeting, blocks: Sequence[int], cached: int) -> Pulled | None:
+        """Pulls what is complete while the rest is computed."""
+        reached, all_pulled = 0, list[Pulled]()
+        assert fetch.understand is not None, "a meeting of which nothing is understood"
+        for word in attend(meeting, fetch.deadline, self._tls):
+            if isinstance(word, End):
+                fetch.understand(word.params, reached)
+                self._first(fetch)
+                part = fetch.descriptor
+                assert part is not None, "an end without blocks"
+            elif word.first != reached:
+                raise TransferError(f"blocks from {word.first} on were told after {reached}")
+            else:
+                part = Descriptor.check(word.descriptor)
+            if reached + len(part.blocks) > len(blocks):
+                raise TransferError("there are more blocks than the prompt has")
+            pairs = [(at, blocks[reached + at]) for at in range(len(part.blocks)) if reached + at >= cached]
+            deadline = Deadline(time.monotonic() + self._timeout_s, fetch.deadline.stall_s, fetch.deadline.aborted)
+            if pairs:
+                all_pulled.append(self._puller.pull(part, pairs, deadline))
+            if part is not fetch.descriptor:
+                self._puller.release(part)
+            reached += len(part.blocks)
+        if not all_pulled:
+            return None
+        size, seconds = sum(one.bytes for one in all_pulled), sum(one.seconds for one in all_pulled)
+        return Pulled(all_pulled[-1].transport, size, seconds)
+
+    def _carry_out(self, fetch: Fetch, work: Callable[[], Pulled | None]) -> None:
         pulled: Pulled | None = None
         try:
-            if pairs:
-                pulled = self._puller.pull(fetch.descriptor, pairs, fetch.deadline)
+            pulled = work()
             outcome = "ok"
         except TransferError as error:
             outcome = error.kind
@@ -78,8 +133,17 @@ class Fetching:
             logger.exception("the blocks of a prompt could not be fetched")
         self._ended(fetch, outcome == "ok")
         self._heard(outcome, pulled)
+        self._release(fetch)
+
+    def _release(self, fetch: Fetch) -> None:
+        """Nobody needs the blocks any more. A meeting that was broken off tells by itself."""
         try:
-            self._puller.release(fetch.descriptor)
+            if fetch.descriptor is not None:
+                self._puller.release(fetch.descriptor)
+            elif fetch.meeting is not None and fetch.sequence is None:
+                leave(fetch.meeting, fetch.deadline, self._tls)
+        except TransferError as error:
+            logger.info("a prefill worker could not be told that nobody waits: %s", error)
         except Exception:  # The source gives them up by itself.
             logger.exception("a source could not be told that its blocks were fetched")
 

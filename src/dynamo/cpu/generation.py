@@ -1,12 +1,15 @@
 """Generation: one request while it is answered: its choices, when each ends, and what was said so far."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from typing import Any
 
 from dynamo.cpu.guided import Guide
 from dynamo.cpu.sampler import Draw, History, Sampled, Sampling
 from dynamo.cpu.sequence import Sequence
 from dynamo.kvbm.transfer.base import Deadline, Descriptor
+from dynamo.kvbm.transfer.rooms import Meeting
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PromptTokensDetails, TopLogprob
 from dynamo.runtime.request_plane.base import Reply
 
@@ -100,9 +103,10 @@ class Choice:
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """What a prefill worker left for one request."""
+    """What a prefill worker left for one request, or computes for it now."""
 
-    descriptor: Descriptor
+    descriptor: Descriptor | None
+    """Where the blocks are; None where that is told by and by."""
     deadline: Deadline
     first: Sampled | None = None
     """The token that follows the prompt, where it is known."""
@@ -111,6 +115,10 @@ class Fetch:
     sequence: Sequence | None = None
     """Whose blocks are fetched, once they are."""
     is_abandoned: bool = False
+    meeting: Meeting | None = None
+    """Where that is told."""
+    understand: "Callable[[dict[str, Any], int], None] | None" = None
+    """Takes what is said at the end of a meeting, after so many blocks. Raises `TransferError`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -121,6 +129,10 @@ class Generation:
     choices: list[Choice]
     is_prefill: bool = False
     """Another worker goes on from its first token: its blocks are kept for that one."""
+    meeting: Meeting | None = None
+    """Where a decode worker waits for its blocks while they are computed."""
+    lent: int = 0
+    """How many it was told of."""
     fetch: Fetch | None = None
     """Where another worker keeps the blocks of its prompt."""
     is_open: bool = True

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,10 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.kvbm.transfer import nixl, shared
 from dynamo.kvbm.transfer.base import Bytes, Descriptor, Layout, Region, Transport
 from dynamo.kvbm.transfer.nixl import NixlAgent
+from dynamo.kvbm.transfer.rooms import Meeting, Rooms
 from dynamo.kvbm.transfer.shared import SharedPages
 from dynamo.kvbm.transfer.source import Source, SourceOptions
+from dynamo.runtime.request_plane.tcp import TcpTls
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,8 @@ class Lending:
         self.memory: Bytes | None = None if self._pages is None else self._pages.array
         """What the cache is to lie in, where others may map it."""
         self._source: Source | None = None
+        self.rooms: Rooms | None = None
+        """Where decode workers wait for prompts that are computed, if they may."""
 
     def open(
         self,
@@ -49,6 +54,26 @@ class Lending:
             self._source.start()
         except OSError as error:
             raise ConfigError(f"blocks cannot be offered at {options.host}:{options.port}: {error.strerror}") from None
+
+    def open_rooms(self, host: str, port: int, tls: TcpTls) -> None:
+        """Lets decode workers come before a prompt is computed. Raises `ConfigError` where it cannot listen."""
+        assert self._source is not None, "rooms without anything to lend"
+        try:
+            self.rooms = Rooms(host, port, release=self._source.release, tls=tls)
+        except OSError as error:
+            raise ConfigError(f"decode workers cannot be met at {host}:{port}: {error.strerror}") from None
+
+    def pass_on(self, meeting: Meeting, first: int, descriptor: Descriptor) -> None:
+        if self.rooms is not None:
+            self.rooms.add(meeting.room, meeting.key, first, descriptor)
+
+    def conclude(self, meeting: Meeting, params: dict[str, Any]) -> None:
+        if self.rooms is not None:
+            self.rooms.end(meeting.room, meeting.key, params)
+
+    def break_off(self, meeting: Meeting, reason: str) -> None:
+        if self.rooms is not None:
+            self.rooms.fail(meeting.room, meeting.key, reason)
 
     @property
     def is_quiescent(self) -> bool:
@@ -84,6 +109,8 @@ class Lending:
 
     def close(self) -> None:
         """Serves nobody any more."""
+        if self.rooms is not None:
+            self.rooms.close()
         if self._source is not None:
             self._source.close()
         elif self._pages is not None:

@@ -24,6 +24,11 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstCame:
+    fetch: Fetch
+
+
+@dataclass(frozen=True, slots=True)
 class TakeBack:
     blocks: Sequence[int]
 
@@ -53,4 +58,4 @@ class Stop:
     """Compute no more."""
 
 
-Order = Add | Drop | Fetched | TakeBack | Call | Look | Stop
+Order = Add | Drop | Fetched | FirstCame | TakeBack | Call | Look | Stop

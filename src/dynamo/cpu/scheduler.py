@@ -109,12 +109,17 @@ class Scheduler:
         elif sequence not in self.fetching:  # Into its blocks somebody writes: they are free when that is over.
             self.waiting.remove(sequence)
 
-    def lend(self, sequence: Sequence) -> list[int]:
-        """Forgets a sequence that runs, but not its blocks: they are held until `take_back`."""
-        blocks = list(sequence.blocks)
+    def lend(self, sequence: Sequence, first: int = 0) -> list[int]:
+        """Forgets a sequence that runs, but not its blocks from the first on: they are held until `take_back`."""
+        blocks = self.lend_part(sequence, first, len(sequence.blocks))
+        self.finish(sequence)
+        return blocks
+
+    def lend_part(self, sequence: Sequence, first: int, end: int) -> list[int]:
+        """The same of some of its blocks, while it runs on."""
+        blocks = sequence.blocks[first:end]
         self.pool.share(blocks)
         self.lent.update(blocks)
-        self.finish(sequence)
         return blocks
 
     def take_back(self, blocks: Items[int]) -> None:

@@ -103,13 +103,17 @@ _encoder = msgspec.msgpack.Encoder()
 
 def write(link: socket.socket, message: Question | Answer) -> None:
     """Sends one frame within the socket's timeout."""
-    body = _encoder.encode(message)
+    write_frame(link, _encoder.encode(message))
+
+
+def write_frame(link: socket.socket, body: bytes) -> None:
+    """Sends bytes with their length before them, within the socket's timeout."""
     link.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def read_question(link: socket.socket) -> Question | None:
     """The next question within the socket's timeout; None at the end. Raises `TransferError` for what is none."""
-    body = _read_frame(link)
+    body = read_frame(link)
     try:
         return None if body is None else _questions.decode(body)
     except msgspec.DecodeError as error:
@@ -121,7 +125,7 @@ def ask(link: socket.socket, question: Question, deadline: Deadline) -> Answer:
     try:
         link.settimeout(deadline.left())
         write(link, question)
-        body = _read_frame(link)
+        body = read_frame(link)
     except TimeoutError:
         raise TransferTimeout("the source does not answer") from None
     except OSError as error:
@@ -222,7 +226,8 @@ def _advance(window: list[memoryview], count: int) -> None:
         window[0] = window[0][count:]
 
 
-def _read_frame(link: socket.socket) -> bytes | None:
+def read_frame(link: socket.socket) -> bytes | None:
+    """The next frame; None at the end. Raises `TransferError` for what is none, `OSError`."""
     head = _read_exactly(link, _LENGTH.size)
     if head is None:
         return None
