@@ -312,3 +312,31 @@ async def test_what_goes_wrong_between_steps_is_heard_by_who_asked(start: Any) -
     with pytest.raises(InvalidArgument, match="not like this"):
         await stand.engine.between_steps(fail)
     assert await stand.ask()
+
+
+async def test_tiers_keep_adapters_apart_over_a_restart(
+    start: Any,
+    write_model: Callable[..., str],
+    write_adapter: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS", "64")
+    monkeypatch.setenv("DYN_KVBM_DISK_CACHE_OVERRIDE_NUM_BLOCKS", "64")
+    monkeypatch.setenv("DYN_KVBM_DISK_CACHE_DIR", str(tmp_path / "disk"))
+    monkeypatch.setenv("DYN_KVBM_DISABLE_DISK_OFFLOAD_FILTER", "true")
+    old, new = (write_adapter(random_adapter(CONFIG, targets=TARGETS, seed=seed)) for seed in (1, 2))
+    model, said = write_model(), list[list[int]]()
+    for path in (old, new, old):  # Each life is an engine of its own; the disk outlives them.
+        stand = await start(kv_cache_blocks=16, enable_lora=True, model_path=model)
+        await stand.config.adapters.load("tuned", path)
+        reply = stand.begin("tuned")
+        await asyncio.wait_for(reply.ended.wait(), TIMEOUT_S)
+        said.append(reply.tokens)
+        usage = reply.said[-1].completion_usage
+        assert usage.prompt_tokens_details.cached_tokens == (0 if len(said) < 3 else len(PROMPT) // 4 * 4)
+        async with asyncio.timeout(TIMEOUT_S):
+            while (await stand.press("kvbm"))["tiers"]["disk"]["stored"] < len(PROMPT) // 4 * min(len(said), 2):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        await stand.engine.stop()
+    assert said[0] == said[2] != said[1]

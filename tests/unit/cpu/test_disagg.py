@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tests.certificates import Certificates
-from tests.unit.cpu.conftest import CONFIG, Heard, random_tensors
+from tests.unit.cpu.conftest import CONFIG, Heard, random_adapter, random_tensors
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
@@ -26,6 +26,7 @@ from dynamo.cpu.disagg import fetch_of
 from dynamo.cpu.engine import CpuEngine
 from dynamo.cpu.generation import Fetch
 from dynamo.cpu.layout import layout_of
+from dynamo.cpu.lora import TARGETS
 from dynamo.cpu.model import Model, load_weights
 from dynamo.cpu.scheduler import Scheduler
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, Region, TransferError
@@ -615,3 +616,24 @@ async def test_blocks_travel_under_the_request_planes_certificates(begin: Any, t
     plain = await begin("decode", kv_transfer=["tcp"])
     await in_two(prefill, plain, ask())
     assert plain.host.number("dynamo_component_kv_fetches_total", outcome="ok") == 0
+
+
+async def test_a_prompt_of_another_adapter_is_computed_by_the_decode_worker(
+    begin: Any, write_adapter: Callable[..., str]
+) -> None:
+    one, other = (write_adapter(random_adapter(CONFIG, targets=TARGETS, seed=seed)) for seed in (1, 2))
+    sides = [await begin(role, enable_lora=True) for role in ("agg", "prefill", "decode")]
+    for side in sides:
+        await side.engine._adapters.load("tuned", one)
+    whole, prefill, decode = sides
+    request = msgspec.structs.replace(ask(), routing=Routing(lora_name="tuned"))
+    want = (await whole.answer(request)).tokens
+    assert want != (await whole.answer(ask())).tokens
+    assert (await in_two(prefill, decode, request)).tokens == want
+    assert decode.host.number("dynamo_component_local_prefills_total") == 0
+    await prefill.is_clean()
+    for side in (whole, decode):
+        await side.engine._adapters.unload("tuned")
+        await side.engine._adapters.load("tuned", other)
+    assert (await in_two(prefill, decode, request)).tokens == (await whole.answer(request)).tokens != want
+    assert decode.host.number("dynamo_component_local_prefills_total") == 1
