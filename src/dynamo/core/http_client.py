@@ -8,6 +8,7 @@ listens any more.
 """
 
 import asyncio
+import os
 import ssl
 import urllib.parse
 from collections import deque
@@ -267,4 +268,10 @@ class HttpClient:
         except TimeoutError:
             raise CannotConnect(f"no connection to {self.authority} within {limit_s:g} s") from None
         except OSError as error:
-            raise CannotConnect(f"no connection to {self.authority}: {error.strerror or error}") from None
+            raise CannotConnect(f"no connection to {self.authority}: {_why(error)}") from None
+
+
+def _why(error: OSError) -> str:
+    """The system's words; asyncio puts its own in their place, and numbers of TLS are none of the system's."""
+    is_systems = error.errno is not None and error.errno > 0 and not isinstance(error, ssl.SSLError)
+    return os.strerror(error.errno) if is_systems and error.errno is not None else str(error)

@@ -16,13 +16,17 @@ from dynamo.openai_proxy.text_engine import TextEngine
 from dynamo.openai_proxy.token_engine import TokenEngine
 
 PROG = "python -m dynamo.openai_proxy"
+INTERRUPTED = 130  # As a shell says it.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Until it is told to stop; the exit status."""
     config = load(ProxyConfig, sys.argv[1:] if argv is None else argv, WAITING, prog=PROG)
     log.setup()
-    facts, offers = asyncio.run(find_offers(config))
+    try:
+        facts, offers = asyncio.run(find_offers(config))
+    except KeyboardInterrupt:  # Nothing is served yet: there is nothing to end.
+        return INTERRUPTED
     left = iter(offers)
 
     def make() -> LLMEngine:

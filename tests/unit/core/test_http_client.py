@@ -215,7 +215,7 @@ async def served(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], N
 async def test_a_server_that_is_not_there_is_named() -> None:
     async with served(lambda _reader, writer: writer.close()) as port:
         pass
-    with pytest.raises(CannotConnect, match=f"127.0.0.1:{port}"):
+    with pytest.raises(CannotConnect, match=f"127.0.0.1:{port}: Connection refused"):
         await got(HttpClient(f"127.0.0.1:{port}", DEADLINES))
 
 
