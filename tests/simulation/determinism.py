@@ -17,6 +17,7 @@ from unittest import mock
 from tests.simulation.loop import SimLoop
 
 import dynamo.backend.admission
+import dynamo.backend.card
 import dynamo.backend.worker
 import dynamo.core.tasks
 import dynamo.llm.models
@@ -94,7 +95,7 @@ SETS = (
 WEAK_SETS = (dynamo.runtime.discovery.base, dynamo.runtime.discovery.memory)
 
 _real_load = dynamo.llm.served_model.load
-_real_make_card = dynamo.backend.worker.make_card
+_real_make_card = dynamo.backend.card.make_card
 _loaded: dict[str, Any] = {}
 _cards: dict[str, Any] = {}
 

@@ -15,12 +15,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from dynamo.backend.adapters import AdapterService
 from dynamo.backend.admission import Admission
 from dynamo.backend.beside import serve_beside
+from dynamo.backend.card import canary_payload, make_card
 from dynamo.backend.config import WorkerOptions, grace_period_s, request_queue_limit
 from dynamo.backend.disagg import DisaggregationMode, drain_timeout_s
 from dynamo.backend.drain import COMPLETE, NOT_APPLICABLE, PENDING, UNKNOWN, ControlRoutes, Service, State
@@ -39,16 +39,13 @@ from dynamo.llm.assets import self_hosted
 from dynamo.llm.forward_pass import FORWARD_PASS_TOPIC, ForwardPassPublisher
 from dynamo.llm.kv_source import KvEventSource
 from dynamo.llm.kv_stream import KvStreamPublisher
-from dynamo.llm.model_card import build_card
 from dynamo.llm.publishers import KV_METRICS_TOPIC, WorkerMetricsPublisher
-from dynamo.llm.register import bare_card
-from dynamo.llm.thinking import DEFAULT_MODE_KEY
 from dynamo.llm.topology import read_topology
 from dynamo.protocols.discovery import MODEL_CARDS
-from dynamo.protocols.engine import BYPASS_REMOTE_PREFILL, PreprocessedRequest, SamplingOptions, StopConditions
+from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
-from dynamo.protocols.model_card import DisaggregatedEndpoint, ModelDeploymentCard, ModelRecord, RuntimeConfig
+from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
 from dynamo.runtime.component import Serving
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.request_plane.base import Reply, Request
@@ -335,70 +332,6 @@ class Worker:
                 logger.warning("blocks that were promised to decode workers were not fetched within %g s", budget_s)
                 return
             await self._clock.sleep(min(LENT_POLL_S, left))
-
-
-def canary_payload(config: EngineConfig, role: DisaggregationMode = DisaggregationMode.AGGREGATED) -> dict[str, Any]:
-    """The smallest request: one token, greedily, after one token that every vocabulary has."""
-    request = PreprocessedRequest(
-        config.served_model_name,
-        [1],
-        StopConditions(max_tokens=1, ignore_eos=True),
-        SamplingOptions(temperature=0.0),
-        annotations=[BYPASS_REMOTE_PREFILL] if role is DisaggregationMode.DECODE else [],
-    )
-    payload: dict[str, Any] = msgspec.to_builtins(request)
-    return payload
-
-
-def make_card(options: WorkerOptions, config: EngineConfig) -> ModelDeploymentCard:
-    """What the model's card says. Raises `ConfigError` for a model without the files a frontend needs."""
-    role = options.role
-    tells_cache = config.total_kv_blocks > 0 and role.tells_cache and config.publishes_kv_events
-    runtime_config = RuntimeConfig(
-        context_length=config.context_length,
-        total_kv_blocks=config.total_kv_blocks,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        tool_call_parser=options.tool_call_parser,
-        reasoning_parser=options.reasoning_parser,
-        exclude_tools_when_tool_choice_none=options.exclude_tools_when_tool_choice_none,
-        data_parallel_size=config.data_parallel_size,
-        data_parallel_start_rank=config.data_parallel_start_rank,
-        enable_local_indexer=tells_cache,
-        kv_event_publishing_enabled=tells_cache,
-        runtime_data=dict(config.runtime_data),
-    )
-    if options.default_thinking_mode is not None:
-        runtime_config.runtime_data[DEFAULT_MODE_KEY] = options.default_thinking_mode
-    policy = options.tag_policy()
-    if policy is not None:
-        policy.put_on(runtime_config)
-    if config.bootstrap_port is not None:
-        runtime_config.disaggregated_endpoint = DisaggregatedEndpoint(config.bootstrap_host, config.bootstrap_port)
-    if not config.model_path:
-        common = {
-            "model_type": config.model_type or options.model_type(),
-            "model_input": config.model_input,
-            "worker_type": role.worker_type,
-            "needs": role.needs,
-            "model_aliases": list(config.model_aliases),
-            "router_config": config.router_config,
-        }
-        return bare_card(config.served_model_name, config.served_model_name, runtime_config, common, None, None)
-    return build_card(
-        config.model_path,
-        config.served_model_name,
-        context_length=config.context_length,
-        kv_cache_block_size=config.kv_cache_block_size,
-        runtime_config=runtime_config,
-        model_type=(config.model_type or options.model_type()) if role.answers_clients else "",
-        worker_type=role.worker_type,
-        needs=role.needs,
-        model_input=config.model_input,
-        custom_template=options.custom_jinja_template,
-        model_aliases=config.model_aliases,
-        router_config=config.router_config,
-    )
 
 
 class WorkerProcess:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.backend.config import WorkerOptions, grace_period_s, request_queue_limit
+from dynamo.backend.config import DisaggregatedOptions, WorkerOptions, grace_period_s, request_queue_limit
 from dynamo.core.config import dump, load
 from dynamo.core.errors import ConfigError
 from dynamo.llm.tool_call_tags import TagPolicy
@@ -86,3 +86,31 @@ def test_a_parser_that_nobody_knows_is_refused_with_the_names(flag: str) -> None
 
 def test_whether_a_model_thinks_is_one_of_two_words() -> None:
     assert load(WorkerOptions, ["--dyn-default-thinking-mode", "disabled"]).default_thinking_mode == "disabled"
+
+
+# Roles.
+
+
+def role_options(*argv: str) -> DisaggregatedOptions:
+    return load(DisaggregatedOptions, argv, {})
+
+
+@pytest.mark.parametrize(
+    ("argv", "endpoint"),
+    [
+        ((), "dynamo.backend.generate"),
+        (("--disaggregation-mode=prefill", "--namespace=n"), "n.prefill.generate"),
+        (("--is-decode-worker",), "dynamo.backend.generate"),
+        (("--disaggregation-mode=encode",), "dynamo.encode.generate"),
+        (("--disaggregation-mode=prefill", "--endpoint=dyn://a.b.c"), "a.b.c"),
+    ],
+)
+def test_each_role_has_a_component_of_its_own(argv: tuple[str, ...], endpoint: str) -> None:
+    assert str(role_options(*argv).endpoint_id()).endswith(endpoint)
+
+
+def test_flags_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--disaggregation-mode"):
+        role_options("--disaggregation-mode=agg", "--is-prefill-worker")
+    with pytest.raises(ConfigError, match="agg"):
+        role_options("--disaggregation-mode=both")

@@ -11,14 +11,12 @@ import pytest
 
 from dynamo.backend.config import DisaggregatedOptions, WorkerOptions
 from dynamo.backend.drain import State, joint
-from dynamo.backend.engine import EngineConfig
 from dynamo.backend.sample import EchoEngine
-from dynamo.backend.worker import Worker, canary_payload, make_card
+from dynamo.backend.worker import Worker
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import MSGPACK, encode
 from dynamo.core.config import load
 from dynamo.core.errors import (
-    ConfigError,
     DynamoException,
     EngineShutdown,
     InvalidArgument,
@@ -26,7 +24,7 @@ from dynamo.core.errors import (
     WorkerUnavailable,
 )
 from dynamo.protocols.discovery import EVENT_SOURCES, INSTANCES, MODEL_CARDS
-from dynamo.protocols.engine import BYPASS_REMOTE_PREFILL, EngineOutput, PreprocessedRequest, StopConditions
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
 from dynamo.protocols.kv_events import Cleared, WorkerKvEvent
 from dynamo.protocols.load import KvMetrics, WorkerLoad
 from dynamo.runtime.client import Client
@@ -381,65 +379,6 @@ async def test_a_drained_worker_is_not_found_and_comes_back_with_the_same_identi
 
 def role_options(*argv: str) -> DisaggregatedOptions:
     return load(DisaggregatedOptions, argv, {})
-
-
-def engine_config(model_dir: str, **more: Any) -> EngineConfig:
-    return EngineConfig(
-        model_path=model_dir,
-        served_model_name="m",
-        context_length=64,
-        kv_cache_block_size=16,
-        total_kv_blocks=8,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        **more,
-    )
-
-
-def test_a_prefill_worker_s_card_is_as_upstream_writes_it(model_dir: str) -> None:
-    made = make_card(
-        role_options("--disaggregation-mode=prefill"), engine_config(model_dir, bootstrap_host="h", bootstrap_port=7)
-    )
-    assert (made.worker_type, made.needs, made.model_type) == ("prefill", [["decode"]], "")
-    endpoint = made.runtime_config.disaggregated_endpoint
-    assert endpoint
-    assert (endpoint.bootstrap_host, endpoint.bootstrap_port) == ("h", 7)
-    assert made.runtime_config.enable_local_indexer
-
-
-def test_a_decode_worker_s_card_is_as_upstream_writes_it(model_dir: str) -> None:
-    made = make_card(role_options("--is-decode-worker"), engine_config(model_dir))
-    assert (made.worker_type, made.needs, made.model_type) == ("decode", [["prefill"]], "Chat | Completions")
-    assert not made.runtime_config.enable_local_indexer
-    assert made.runtime_config.kv_event_publishing_enabled is False
-    assert not made.runtime_config.disaggregated_endpoint
-
-
-@pytest.mark.parametrize(
-    ("argv", "endpoint"),
-    [
-        ((), "dynamo.backend.generate"),
-        (("--disaggregation-mode=prefill", "--namespace=n"), "n.prefill.generate"),
-        (("--is-decode-worker",), "dynamo.backend.generate"),
-        (("--disaggregation-mode=encode",), "dynamo.encode.generate"),
-        (("--disaggregation-mode=prefill", "--endpoint=dyn://a.b.c"), "a.b.c"),
-    ],
-)
-def test_each_role_has_a_component_of_its_own(argv: tuple[str, ...], endpoint: str) -> None:
-    assert str(role_options(*argv).endpoint_id()).endswith(endpoint)
-
-
-def test_flags_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--disaggregation-mode"):
-        role_options("--disaggregation-mode=agg", "--is-prefill-worker")
-    with pytest.raises(ConfigError, match="agg"):
-        role_options("--disaggregation-mode=both")
-
-
-def test_the_canary_of_a_decode_worker_asks_for_the_prompt_too(model_dir: str) -> None:
-    role = role_options("--is-decode-worker").role
-    assert canary_payload(engine_config(model_dir), role)["annotations"] == [BYPASS_REMOTE_PREFILL]
-    assert canary_payload(engine_config(model_dir))["annotations"] == []
 
 
 class Lender(EchoEngine):
