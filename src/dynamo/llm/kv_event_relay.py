@@ -18,7 +18,14 @@ from dynamo.protocols.kv_events import Cleared, KvEvent, Removed
 
 logger = logging.getLogger(__name__)
 
-TIERS = {"GPU": "device", "CPU": "host_pinned", "STORAGE": "disk", "DISK": "disk", "REMOTE": "external"}
+TIERS = {
+    "GPU": "device",
+    "CPU": "host_pinned",
+    "CPU_PINNED": "host_pinned",
+    "STORAGE": "disk",
+    "DISK": "disk",
+    "REMOTE": "external",
+}
 """An engine's word for where a block is, and ours."""
 
 ARRAYS = {

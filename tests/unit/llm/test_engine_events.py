@@ -10,7 +10,7 @@ from dynamo.core.errors import InvalidArgument
 from dynamo.kv_router import events
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.runs import pack
-from dynamo.llm.engine_events import EngineEvents, EngineListener, Status, check_endpoint, number_of
+from dynamo.llm.engine_events import EngineEvents, EngineListener, Status, check_endpoint, number_of, replayed
 from dynamo.llm.mm_routing import hashes_of
 from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Stored, StoredBlock, WorkerKvEvent
 from dynamo.runtime.event_plane import envelope
@@ -148,6 +148,14 @@ def test_a_message_that_cannot_be_read_changes_nothing(frames: list[bytes]) -> N
 def test_the_end_of_a_replay_has_no_number() -> None:
     assert number_of([b"", struct.pack(">q", -1), b""]) is None
     assert number_of(message(3)) == 3
+
+
+@pytest.mark.parametrize("topic", [b"", b"kv@model"])
+def test_a_replay_with_an_empty_frame_before_its_messages_is_read(topic: bytes) -> None:
+    heard = Heard()
+    heard.engine.hear(replayed([b"", *message(0, stored([1], None, TOKENS[:4]), topic=topic)]))
+    heard.engine.hear(replayed([b"", *message(1, stored([2], 1, TOKENS[4:8]), topic=topic)[1:]]))
+    assert heard.index.size == 2
 
 
 def test_an_address_that_is_none_is_named() -> None:
