@@ -219,7 +219,7 @@ async def _facts(client: HttpClient, config: ProxyConfig, kind: Kind) -> Facts:
 
 
 async def _sglang_info(client: HttpClient) -> dict[str, Any]:
-    for path in ("/get_server_info", "/server_info"):
+    for path in ("/server_info", "/get_server_info"):  # The first of newer ones, the second of older.
         status, body = await _try(client, path)
         if status == 200:
             return _object(body)

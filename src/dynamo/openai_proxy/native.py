@@ -27,7 +27,7 @@ class SglangForm:
     def asked(self, request: PreprocessedRequest, limits: Limits) -> Asked:
         check_plain(request)
         options, stop, logprobs = request.sampling_options, request.stop_conditions, request.output_options.logprobs
-        room, biases = room_of(request, limits), biases_of(request)
+        room, biases, rank = room_of(request, limits), biases_of(request), wanted_rank(request, limits)
         sampling = {
             "n": options.n,
             "presence_penalty": options.presence_penalty,
@@ -49,7 +49,8 @@ class SglangForm:
             "return_logprob": True if logprobs is not None else None,
             "top_logprobs_num": logprobs or None,
             "lora_path": None if request.routing is None else request.routing.lora_name,
-            "data_parallel_rank": wanted_rank(request, limits),
+            "routed_dp_rank": rank,
+            "data_parallel_rank": rank,  # Its older name.
         }
         body = {
             "input_ids": request.token_ids,

@@ -29,6 +29,7 @@ def test_sglang_is_asked_in_its_own_words() -> None:
         "stream": True,
         "return_logprob": True,
         "top_logprobs_num": 2,
+        "routed_dp_rank": 1,
         "data_parallel_rank": 1,
         "sampling_params": {
             "max_new_tokens": 5, "min_new_tokens": 2, "stop_token_ids": [7], "temperature": 0.5, "top_k": 3, "n": 2,
