@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -60,6 +61,13 @@ def rewritten(
     """What a text worker is asked, and who writes its answer, where the endpoint is not chat's or completions' own."""
     if surface.endpoint in SHAPES:
         return None, None
-    asked = {name: value for name, value in msgspec.to_builtins(request).items() if value is not None}
+    asked = given(msgspec.to_builtins(request))
+    if "messages" in asked:
+        asked["messages"] = [given(message) for message in asked["messages"]]
     body = partial(surface.body, response_id, model, created)
     return msgpack_encode(asked), TextWriter(surface.chunks(response_id, model, created), body)
+
+
+def given(fields: dict[str, Any]) -> dict[str, Any]:
+    """What a client has said of them."""
+    return {name: value for name, value in fields.items() if value is not None}
