@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from benchmarks.stacks import HOST, MODEL_NAME, House, Recipe, Stack, free_port,
 pytestmark = pytest.mark.conformance
 
 STOP_S = 20.0
+TRIES = 3
+"""Somebody else's work can disturb one comparison, and a wrong model disturbs all."""
 PLACES = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_HTTP_RPC_HOST")
 
 
@@ -107,7 +110,39 @@ def question(number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("engine_type", ["vllm", "sglang", "trtllm"])
 def test_our_mocker_takes_the_time_of_the_released_one(peer: str, engine_type: str) -> None:
-    """Within a bound that a noisy machine keeps; benchmarks/mocker_fidelity.py prints the figures."""
-    found = compare(peer, requests=12, concurrency=3, rounds=2, flags=["--engine-type", engine_type])
-    quick = {what: ratio for what, ratio in ratios(found).items() if "p10" in what}
-    assert all(0.7 < ratio < 1.4 for ratio in quick.values()), quick
+    """What a busy machine disturbs least, within a bound that it keeps; benchmarks/mocker_fidelity.py prints the figures."""
+    for _ in range(TRIES):
+        found = compare(peer, requests=9, concurrency=1, rounds=2, flags=["--engine-type", engine_type])
+        quick = {what: ratio for what, ratio in ratios(found).items() if "p10" in what}
+        if all(0.8 < ratio < 1.25 for ratio in quick.values()):
+            return
+    pytest.fail(f"ours over theirs, in the last of {TRIES} tries: {quick}")
+
+
+@pytest.mark.parametrize(("frontend", "engine"), [("ours", "theirs"), ("theirs", "ours")])
+def test_a_frontend_routes_as_the_other_houses_mocker_tells_it_to(peer: str, frontend: str, engine: str) -> None:
+    """By the cache, though the frontend's own way is in turns: a prompt comes back to the worker that has it."""
+    houses = {"ours": ours(), "theirs": theirs(peer)}
+    recipe = Recipe(
+        name=frontend,
+        frontend=houses[frontend],
+        engine=houses[engine],
+        engine_flags=[
+            "--num-workers",
+            "3",
+            "--block-size",
+            "16",
+            "--router-mode",
+            "kv",
+            "--router-queue-threshold",
+            "8",
+        ],
+    )
+    with Stack(recipe, bench_model()) as stack:
+        deadline = time.monotonic() + STOP_S
+        while True:  # What a worker stores is heard a little later.
+            placed = [stack.ask("POST", "/v1/chat/completions", question(7), timeout_s=30)[1] for _ in range(7)]
+            chosen = {one["nvext"]["worker_id"]["decode_worker_id"] for one in placed}
+            if len(chosen) == 1:
+                break
+            assert time.monotonic() < deadline, f"the same prompt went to {chosen}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.mocker.config import MockerConfig
+from dynamo.mocker.waiting import NEEDS_AIS
 
 TABLES = ("engine", "dynamo")
 OWN_NAMES = {
@@ -134,6 +135,8 @@ def _timing(value: Any, what: str) -> dict[str, Any]:
         return {}
     if kind == "external" and value.get("provider") == "dynamo_profile" and isinstance(value.get("config"), dict):
         return {"planner_profile_data": value["config"].get("path")}
+    if kind == "external" and value.get("provider") in ("ais", "aic"):
+        raise InvalidArgument(f"{what}: timing_model: {NEEDS_AIS}", param="timing_model")
     raise InvalidArgument(
         f"{what}: timing_model: expected polynomial, or external with the provider dynamo_profile", param="timing_model"
     )
