@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -169,10 +170,10 @@ class Server:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Server]:
+async def running(tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     made = Server()
-    listening = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    listening = await asyncio.start_server(made.serve, "127.0.0.1", 0, ssl=tls)
+    made.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     try:
         yield made
     finally:

@@ -11,8 +11,10 @@ from tests.unit.openai_proxy.conftest import DEADLINE_S, Asked, Heard, Host, Ser
 from tests.unit.openai_proxy.requests import request
 
 from dynamo.backend.engine import EngineConfig
+from dynamo.backend.worker import make_card
 from dynamo.core.errors import (
     CannotConnect,
+    ConfigError,
     Disconnected,
     EngineShutdown,
     HttpError,
@@ -351,3 +353,48 @@ async def test_a_worker_leaves_with_its_server_and_returns(server: Server) -> No
             server.page("/health", b"")
             while host.service != ["left", "back"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+async def test_a_worker_of_text_has_a_card_without_files(server: Server) -> None:
+    engine = text(server)
+    async with started(engine) as (config, _):
+        card = make_card(ProxyConfig(url=server.url), config)
+    assert (card.display_name, card.model_input, card.model_type) == ("ours", "Text", "Chat | Completions")
+    assert (card.model_info, card.worker_type) == (None, "aggregated")
+    assert not card.runtime_config.kv_event_publishing_enabled
+
+
+async def test_a_prefill_that_nobody_waits_for_goes_on_to_its_end(server: Server) -> None:
+    may_answer = asyncio.Event()
+
+    async def page(asked: Asked) -> None:
+        await may_answer.wait()
+        await asked.answer(ids(5, reason="length"))
+
+    server.pages["/v1/completions"] = page
+    engine = tokens(server, disaggregation_mode="prefill")
+    async with started(engine):
+        heard = Heard()
+        engine.submit(request(), heard)
+        await asyncio.sleep(0)
+        engine.cancel(heard)
+        may_answer.set()
+        assert await heard.end() is None
+
+
+async def test_events_need_to_know_how_large_the_cache_is(server: Server) -> None:
+    options: dict[str, Any] = {"kv_events_endpoint": "tcp://127.0.0.1:1"}
+    engine = tokens(server, replace(VLLM, total_blocks=None), **options)
+    with pytest.raises(ConfigError, match="--total-kv-blocks"):
+        await engine.start(Host())
+    await engine.stop()
+    engine = tokens(server, **options)
+    async with started(engine) as (config, _):
+        assert config.publishes_kv_events
+
+
+async def test_only_vllm_does_parts_of_requests(server: Server) -> None:
+    engine = tokens(server, token_api="sglang", disaggregation_mode="prefill")
+    with pytest.raises(ConfigError, match="vLLM"):
+        await engine.start(Host())
+    await engine.stop()

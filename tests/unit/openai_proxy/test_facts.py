@@ -1,16 +1,19 @@
 """Facts: what a server is asked at the start, and what becomes of each answer."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.openai_proxy.conftest import Asked, Server
+from tests.certificates import Certificates
+from tests.unit.openai_proxy.conftest import Asked, Server, running
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError
+from dynamo.core.tls import PemFile, server_context
 from dynamo.cpu.config import DEMO_MODEL
 from dynamo.openai_proxy.config import ProxyConfig, TokenApi
-from dynamo.openai_proxy.facts import Facts, Kind, Offer, find_offers, token_api_of, version_of
+from dynamo.openai_proxy.facts import Facts, Kind, Offer, find_offers, make_client, token_api_of, version_of
 
 VLLM_METRICS = b'vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="200"} 1.0\n'
 
@@ -125,6 +128,19 @@ async def test_a_server_without_a_list_is_told_its_model(server: Server) -> None
     assert offers == [Offer(model="a", name="a")]
     with pytest.raises(ConfigError, match="404"):
         await find_offers(ProxyConfig(url=server.url))
+
+
+async def test_a_secured_server_is_trusted_where_its_authority_is(tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    tls = server_context(PemFile("cert", files.cert), PemFile("key", files.key), PemFile("ca", ""))
+    async with running(tls) as server:
+        server.page("/v1/models", models("a"))
+        _, offers = await find_offers(ProxyConfig(url=server.url, tls_ca=files.ca))
+        assert offers == [Offer(model="a", name="a")]
+        with pytest.raises(ConfigError, match="certificate"):
+            await find_offers(ProxyConfig(url=server.url, tls_ca=files.other_ca, ready_timeout_s=0.01))
+    with pytest.raises(ConfigError, match="--tls-ca"):
+        make_client(ProxyConfig(url="https://h", tls_ca=str(tmp_path / "none")))
 
 
 async def test_what_is_no_list_is_said(server: Server) -> None:
