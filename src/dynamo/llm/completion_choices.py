@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from dynamo.llm.generation import Choice, Generation, best_choices
+from dynamo.llm.choice import Choice, best_choices
+from dynamo.llm.generation import Generation
 from dynamo.llm.http.answers import all_choices
 from dynamo.llm.served_model import ServedModel
 from dynamo.protocols.engine import PreprocessedRequest

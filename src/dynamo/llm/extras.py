@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dynamo.kv_router.router import Decision
-from dynamo.llm.generation import Choice, Generation
+from dynamo.llm.choice import Choice
+from dynamo.llm.generation import Generation
 from dynamo.llm.http.metrics import RequestRecord
 from dynamo.llm.prefill_leg import PrefillLeg
 from dynamo.protocols.nvext import NvExt

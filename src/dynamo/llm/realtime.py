@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dynamo.core.codec import decode, encode, json_decode, json_encode
-from dynamo.llm.generation import Choice
+from dynamo.llm.choice import Choice
 from dynamo.llm.http.answers import BaseAnswer, Closed
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.metrics import RequestRecord

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from dynamo.core.codec import json_encode, msgpack_encode
 from dynamo.core.errors import Cancelled, Disconnected, StreamIncomplete, Unknown
+from dynamo.llm.choice import Choice
 from dynamo.llm.detokenizer import TokenTable, text_json_of
-from dynamo.llm.generation import Choice, Generation, total_usage
+from dynamo.llm.generation import Generation, total_usage
 from dynamo.protocols.engine import (
     CompletionUsage,
     EngineOutput,

@@ -20,8 +20,9 @@ from dynamo.core.errors import (
     WorkerUnavailable,
 )
 from dynamo.core.metrics import MetricsRegistry
+from dynamo.llm.choice import Choice
 from dynamo.llm.detokenizer import TokenTable, text_json_of
-from dynamo.llm.generation import Choice, Generation
+from dynamo.llm.generation import Generation
 from dynamo.llm.http.metrics import FrontendMetrics
 from dynamo.llm.migration import Dispatch, MigrationPolicy
 from dynamo.llm.prefill_plan import Conditional

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import Cancelled, DynamoException
+from dynamo.llm.choice import Choice, Frame
 from dynamo.llm.extras import Extras
-from dynamo.llm.generation import Choice, Frame, Generation, total_usage
+from dynamo.llm.generation import Generation, total_usage
 from dynamo.llm.http.errors import ErrorAnswer, answer_to
 from dynamo.llm.http.metrics import RequestRecord
 from dynamo.llm.http.protocol import Exchange
