@@ -21,6 +21,8 @@ pytestmark = pytest.mark.conformance
 READY_S = 90.0
 QUESTION = "What is a KV cache, what is a router, and why do the workers tell what they hold? "
 HOUSES = ("theirs", "ours")
+PAIRS = ("parts", "meeting")
+"""Prefill and decode one after the other, and at once."""
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "max_tokens": 40},
     "seeded": {"temperature": 0.9, "seed": 12, "max_tokens": 40},
@@ -39,7 +41,7 @@ class Stand:
         self.home = home
         (home / "discovery").mkdir()
         self.ports = {house: free_port() for house in HOUSES}
-        self.metrics_port = free_port()
+        self.metrics_ports = {model: free_port() for model in PAIRS}
         self.processes: list[subprocess.Popen[bytes]] = []
         for house, port in self.ports.items():
             python = sys.executable if house == "ours" else peer_python()
@@ -48,7 +50,15 @@ class Stand:
         self.start([*cpu, "--model-name", "whole", "--endpoint", "dyn://dynamo.whole.generate"])
         self.start([*cpu, "--model-name", "parts", "--disaggregation-mode", "prefill"])
         self.start(
-            [*cpu, "--model-name", "parts", "--disaggregation-mode", "decode"], DYN_SYSTEM_PORT=str(self.metrics_port)
+            [*cpu, "--model-name", "parts", "--disaggregation-mode", "decode"],
+            DYN_SYSTEM_PORT=str(self.metrics_ports["parts"]),
+        )
+        small = ["--max-num-batched-tokens", "64", "--max-num-seqs", "8", "--disaggregation-bootstrap-port", "0"]
+        meeting = [*cpu, "--model-name", "meeting", "--disaggregation-mode"]
+        self.start([*meeting, "prefill", *small, "--endpoint", "dyn://meeting.prefill.generate"])
+        self.start(
+            [*meeting, "decode", "--endpoint", "dyn://meeting.backend.generate"],
+            DYN_SYSTEM_PORT=str(self.metrics_ports["meeting"]),
         )
 
     def start(self, command: list[str], **variables: str) -> None:
@@ -89,10 +99,9 @@ class Stand:
         ]
         return choices, answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
 
-    @property
-    def fetched(self) -> float:
-        """Prompts that the decode worker did not compute."""
-        text = urlopen(f"http://{HOST}:{self.metrics_port}/metrics", timeout=30).read().decode()
+    def fetched(self, model: str) -> float:
+        """Prompts that the model's decode worker did not compute."""
+        text = urlopen(f"http://{HOST}:{self.metrics_ports[model]}/metrics", timeout=30).read().decode()
         lines = [line for line in text.splitlines() if line.startswith("dynamo_component_kv_fetches_total{")]
         return sum(float(line.rpartition(" ")[2]) for line in lines if 'outcome="ok"' in line)
 
@@ -120,7 +129,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     stand = Stand(tmp_path_factory.mktemp("cpu-disagg"))
     try:
         for house in HOUSES:
-            for model in ("whole", "parts"):
+            for model in ("whole", *PAIRS):
                 stand.wait(house, model)
         yield stand
     finally:
@@ -129,11 +138,12 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
 
 @pytest.mark.parametrize("house", HOUSES)
 @pytest.mark.parametrize("kind", ASKED)
-def test_two_workers_say_what_one_says(stand: Stand, house: str, kind: str) -> None:
+@pytest.mark.parametrize("model", PAIRS)
+def test_two_workers_say_what_one_says(stand: Stand, house: str, kind: str, model: str) -> None:
     want = stand.said("ours", "whole", ASKED[kind])
-    before = stand.fetched
-    assert stand.said(house, "parts", ASKED[kind]) == want
+    before = stand.fetched(model)
+    assert stand.said(house, model, ASKED[kind]) == want
     deadline = time.monotonic() + 20
-    while stand.fetched == before and ASKED[kind]["max_tokens"] > 1:
+    while stand.fetched(model) == before and ASKED[kind]["max_tokens"] > 1:
         assert time.monotonic() < deadline, "the decode worker computed the prompt itself"
         time.sleep(0.05)
