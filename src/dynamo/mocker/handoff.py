@@ -30,6 +30,7 @@ from dynamo.mocker.handoff_wire import (
     DESTINATION_FIRST,
     FACT,
     HELD,
+    REFUSED,
     RESERVE,
     RESERVED,
     SOURCE_FIRST,
@@ -59,6 +60,8 @@ class Room:
 
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     reserved: asyncio.Event = field(default_factory=asyncio.Event)
+    is_met: bool = False
+    """Whether the decode worker came."""
     prompt_tokens: int = 0
     error: str | None = None
     let_go: Callable[[], None] | None = None
@@ -177,9 +180,13 @@ class HandoffServer:
         identity, who = await wire.registered()
         wanted = ("Destination", self._order, self._engine_type)
         if (who.role, who.order, who.engine_type) != wanted:
-            await wire.give_up(f"expected {wanted}, not {(who.role, who.order, who.engine_type)}")
+            await wire.give_up(f"expected {wanted}, not {(who.role, who.order, who.engine_type)}", REFUSED)
             return
         room = self._room(identity.bootstrap_room)
+        if room.is_met:
+            await wire.give_up("somebody else came for it", REFUSED)
+            return
+        room.is_met = True
         try:
             await self._hand_over(wire, room)
         finally:

@@ -24,8 +24,9 @@ FRAME_MAX = 1 << 16
 FACTS_MAX = 16  # Frames that may be passed over while one is awaited.
 
 REGISTERED, COMPLETE = "Registered", "Complete"
-REGISTER, FACT, ACTION, ACK, ABORT = "Register", "Fact", "Action", "ActionAck", "Abort"
-ENDS = (ABORT, "ProtocolError", "Overloaded")
+REGISTER, FACT, ACTION, ACK = "Register", "Fact", "Action", "ActionAck"
+ABORT, REFUSED = "Abort", "ProtocolError"
+ENDS = (ABORT, REFUSED, "Overloaded")
 """By which the other side says that nothing comes of it."""
 RESERVE, ACTIVATE = "ReserveDestination", "ActivateDestination"
 HELD, RESERVED = "SourceHeld", "DestinationReserved"
@@ -139,11 +140,11 @@ class Wire:
         assert self._identity is not None, "nobody has said yet which request it is about"
         await self.say(FACT, {fact: {"handoff_id": self._identity.handoff_id, **words}})
 
-    async def give_up(self, why: str) -> None:
+    async def give_up(self, why: str, kind: str = ABORT) -> None:
         """Says that nothing comes of it, if anybody still hears it."""
         if self._identity is not None:
             with contextlib.suppress(OSError):
-                await self.say(ABORT, {"message": why})
+                await self.say(kind, {"message": why})
 
     def close(self) -> None:
         """Hangs up."""

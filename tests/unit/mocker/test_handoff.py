@@ -163,6 +163,17 @@ async def test_another_engine_is_not_served(place: Place) -> None:
     await asyncio.wait_for(taking, WAIT_S)
 
 
+async def test_a_second_one_is_not_served(place: Place) -> None:
+    first = asyncio.create_task(Decode().take(place.decode()))
+    decode = Decode()
+    place.server.computed(7, 1, lambda: None)
+    await asyncio.wait_for(place.clock.is_slept.wait(), WAIT_S)
+    with pytest.raises(WorkerUnavailable, match="somebody else"):
+        await decode.take(place.decode())
+    place.clock.advance(1)
+    await asyncio.wait_for(first, WAIT_S)
+
+
 async def test_nobody_there_is_an_error_that_may_be_tried_elsewhere(place: Place) -> None:
     await place.server.close()
     with pytest.raises(WorkerUnavailable, match="cannot be met"):
