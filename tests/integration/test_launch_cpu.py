@@ -26,7 +26,7 @@ COMPONENTS = {
 class Launched:
     """A script that runs."""
 
-    def __init__(self, name: str, folder: Path, *flags: str) -> None:
+    def __init__(self, name: str, folder: Path, *flags: str, scripts: Path = SCRIPTS, **more: str) -> None:
         self.port = free_port()
         self.metrics = [free_port() for _ in COMPONENTS[name]]
         self.temporary = folder / "tmp"
@@ -42,10 +42,11 @@ class Launched:
             **{f"DYN_SYSTEM_PORT{number}": str(port) for number, port in enumerate(self.metrics, start=1)},
         }
         variables.pop("DYN_FILE_KV", None)
+        variables |= more
         self.log = folder / "log"
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [str(SCRIPTS / name), "--model-name", "m", *flags], env=variables, stdout=log, stderr=log, start_new_session=True
+                [str(scripts / name), *flags], env=variables, stdout=log, stderr=log, start_new_session=True
             )  # fmt: skip
 
     def get(self, url: str) -> Any:
@@ -78,7 +79,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def launched(name: str, tmp_path: Path) -> Iterator[Launched]:
-    started = Launched(name, tmp_path, "--max-model-len", "256")
+    started = Launched(name, tmp_path, "--model-name", "m", "--max-model-len", "256")
     yield started
     if started.process.poll() is None:
         started.end()

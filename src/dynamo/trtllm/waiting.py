@@ -13,4 +13,12 @@ WAITING = (
     Waiting("--conversation-affinity-dp-rank-source", None, "engine"),
     Waiting("--torch-dtype", "DYN_TRTLLM_TORCH_DTYPE", "bfloat16"),
     Waiting("--attn-backend", "DYN_TRTLLM_ATTN_BACKEND", "VANILLA"),
+    Waiting("--quant-dynamic", "DYN_TRTLLM_QUANT_DYNAMIC", True),
+    Waiting("--model-loader-extra-config", "DYN_TRTLLM_MODEL_LOADER_EXTRA_CONFIG", ""),
+    Waiting("--default-height", "DYN_TRTLLM_DEFAULT_HEIGHT", "480"),
+    Waiting("--default-width", "DYN_TRTLLM_DEFAULT_WIDTH", "832"),
+    Waiting("--default-num-inference-steps", "DYN_TRTLLM_DEFAULT_NUM_INFERENCE_STEPS", "50"),
+    Waiting("--default-guidance-scale", "DYN_TRTLLM_DEFAULT_GUIDANCE_SCALE", "5.0"),
+    Waiting("--default-num-frames", "DYN_TRTLLM_DEFAULT_NUM_FRAMES", "81"),
+    Waiting("--default-num-images-per-prompt", "DYN_TRTLLM_DEFAULT_NUM_IMAGES_PER_PROMPT", "1"),
 )

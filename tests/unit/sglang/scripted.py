@@ -47,6 +47,7 @@ class ServerArgs:
     speculative_algorithm: str | None = None
     disaggregation_mode: str = "null"
     disaggregation_bootstrap_port: int = 8998
+    disaggregation_transfer_backend: str = "mooncake"
     hicache_storage_backend: str | None = None
     hicache_storage_backend_extra_config: str | None = None
     hicache_mem_layout: str = "layer_first"

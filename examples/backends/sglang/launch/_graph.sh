@@ -1,0 +1,68 @@
+# What the four scripts share: reading their options, starting processes, and ending all of them whatever happens.
+# Sourced, not run.
+
+python=${PYTHON:-python3}
+model=${MODEL:-Qwen/Qwen3-0.6B}
+worker_flags=()  # Flags that the script does not know are the worker's, ours or SGLang's.
+
+usage() {
+    echo "usage: $(basename "$0") [--model MODEL] [--enable-otel] [flags of python -m dynamo.sglang, or of SGLang's server ...]"
+    echo "Without a model it serves $model. The frontend listens on port ${DYN_HTTP_PORT:-8000}."
+}
+
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --model | --model-path)
+            [ $# -ge 2 ] || { echo "$1: a directory or a hub id is missing" >&2; exit 2; }
+            model=$2
+            shift 2
+            ;;
+        --model=* | --model-path=*) model=${1#*=}; shift ;;
+        --enable-otel) export OTEL_EXPORT_ENABLED=1; shift ;;
+        -h | --help) usage; exit 0 ;;
+        *) worker_flags+=("$1"); shift ;;
+    esac
+done
+
+# The processes find each other in a directory of their own, unless one is named.
+own_directory=
+if [ -z "${DYN_FILE_KV:-}" ] && [ -z "${ETCD_ENDPOINTS:-}" ]; then
+    own_directory=$(mktemp -d)
+    export DYN_FILE_KV=$own_directory DYN_DISCOVERY_BACKEND=file
+fi
+export PYTHONHASHSEED=${PYTHONHASHSEED:-0}  # Workers name equal blocks alike.
+
+end() {
+    trap - EXIT INT TERM
+    kill $(jobs -p) 2>/dev/null
+    wait
+    [ -z "$own_directory" ] || rm -rf "$own_directory"
+}
+trap end EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+frontend() {
+    DYN_SYSTEM_PORT=-1 "$python" -m dynamo.frontend --http-port "${DYN_HTTP_PORT:-8000}" "$@" &
+}
+
+# The first argument is the worker's system port: metrics and health.
+worker() {
+    DYN_SYSTEM_PORT=$1 "$python" -m dynamo.sglang --model-path "$model" --page-size "${PAGE_SIZE:-16}" "${@:2}" "${worker_flags[@]}" &
+}
+
+# KV events of a worker on this port, told again on the port above it by a hundred.
+events() {
+    printf '{"publisher":"zmq","endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"}' "$1" "$(($1 + 100))"
+}
+
+# The first argument is the system port, the second the port of SGLang's bootstrap server, the third the role.
+half() {
+    worker "$1" --disaggregation-bootstrap-port "$2" --disaggregation-mode "$3" \
+        --disaggregation-transfer-backend "${TRANSFER_BACKEND:-nixl}" "${@:4}"
+}
+
+# The graph lives until one of its processes ends, and ends as that one did.
+until_one_ends() {
+    wait -n
+}
