@@ -10,8 +10,9 @@ from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.active import EXPIRY_S
 from dynamo.kv_router.config import BALANCED_QUEUE_POLICY, BALANCED_QUEUE_THRESHOLD, ESTIMATE, RouterConfig, Weights
 from dynamo.kv_router.index import BLOCKS_MAX
-from dynamo.kv_router.tracking import KEYED, PUBLIC, check_tracking, read_key
+from dynamo.kv_router.tracking import KEYED, PUBLIC, read_key
 from dynamo.llm.ais_options import AisOptions
+from dynamo.llm.tracking_options import TrackingOptions
 
 AFFINITY_TTL_MAX_S = 31_536_000  # A year, as upstream.
 
@@ -25,7 +26,7 @@ FLAGS = {
 
 
 @dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of those who route.
-class KvRouterOptions(AisOptions):
+class KvRouterOptions(AisOptions, TrackingOptions):
     """How `--router-mode kv` decides."""
 
     router_policy: str = option(
@@ -163,22 +164,6 @@ class KvRouterOptions(AisOptions):
         "hard: to that worker even when it is over a busy threshold; soft: while it may be chosen as others may",
         choices=["hard", "soft"],
     )
-    tracking_hash: str = option(
-        PUBLIC,
-        "--router-tracking-hash",
-        "DYN_ROUTER_TRACKING_HASH",
-        "By which hashes routers know requests under way: those that anybody can compute, or those of who has the key",
-        choices=[PUBLIC, KEYED],
-    )
-    tracking_key_file: str | None = option(
-        None,
-        "--router-tracking-key-file",
-        "DYN_ROUTER_TRACKING_KEY_FILE",
-        "With keyed-xxh3-v1: file with the key, 32 bytes as they are",
-    )
-    tracking_key_id: str | None = option(
-        None, "--router-tracking-key-id", "DYN_ROUTER_TRACKING_KEY_ID", "With keyed-xxh3-v1: the name of the key"
-    )
     prefill_load_model: str = option(
         "none",
         "--router-prefill-load-model",
@@ -290,7 +275,7 @@ def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
         raise ConfigError("--serve-indexer and --use-remote-indexer exclude each other: who asks has nothing to tell")
     if options.event_threads < 1:
         raise ConfigError(f"--router-event-threads {options.event_threads}: expected at least 1")
-    check_tracking(options.tracking_hash, options.tracking_key_file, options.tracking_key_id)
+    options.check_tracking()
     is_estimated = options.prefill_load_model != "none"
     if is_estimated:
         options.check_ais()

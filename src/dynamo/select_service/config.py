@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError
-from dynamo.kv_router.tracking import KEYED, PUBLIC, TrackingKey, check_tracking, read_key
 from dynamo.llm.indexer_peers import URL_SCHEMES
 from dynamo.llm.replica_peers import ReplicaOptions
 from dynamo.llm.selection import AFFINITY_MAX_S, CACHE_BYTES, CACHE_ENTRIES, CACHE_TTL_S
+from dynamo.llm.tracking_options import TrackingOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectOptions(ReplicaOptions):
+class SelectOptions(ReplicaOptions, TrackingOptions):
     """Standalone worker selection: chooses among workers that it is told of, without a runtime."""
 
     port: int = option(8092, "--port", None, "HTTP port")
@@ -40,32 +40,9 @@ class SelectOptions(ReplicaOptions):
         True, "--router-assume-kv-reuse", None, "Requests that begin alike share blocks on a worker"
     )
 
-    tracking_hash: str = option(
-        PUBLIC,
-        "--router-tracking-hash",
-        "DYN_ROUTER_TRACKING_HASH",
-        "By which hashes peers know requests under way: those that anybody can compute, or those of who has the key",
-        choices=[PUBLIC, KEYED],
-    )
-    tracking_key_file: str | None = option(
-        None,
-        "--router-tracking-key-file",
-        "DYN_ROUTER_TRACKING_KEY_FILE",
-        "With keyed-xxh3-v1: file with the key, 32 bytes as they are",
-    )
-    tracking_key_id: str | None = option(
-        None, "--router-tracking-key-id", "DYN_ROUTER_TRACKING_KEY_ID", "With keyed-xxh3-v1: the name of the key"
-    )
-
-    def tracking_key(self) -> TrackingKey | None:
-        """The key, if there is one. Raises `ConfigError` where it cannot be read."""
-        if self.tracking_hash != KEYED:
-            return None
-        return read_key(self.tracking_key_file or "", self.tracking_key_id or "")
-
     def __post_init__(self) -> None:
         ReplicaOptions.__post_init__(self)
-        check_tracking(self.tracking_hash, self.tracking_key_file, self.tracking_key_id)
+        self.check_tracking()
         for url in self.indexer_peers:
             if not url.startswith(URL_SCHEMES):
                 raise ConfigError(f"--indexer-peers {url}: expected http://host:port")
