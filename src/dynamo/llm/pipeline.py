@@ -16,7 +16,7 @@ import msgspec
 from dynamo.core import tracing
 from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
-from dynamo.core.errors import InvalidArgument
+from dynamo.core.errors import InvalidArgument, NotFound
 from dynamo.llm.announcing import AnswerOptions
 from dynamo.llm.completion_choices import echo_of, finisher_of
 from dynamo.llm.extras import EXPLAIN, YES, explanation_of, extras_of
@@ -200,8 +200,15 @@ class Pipeline(OpenRequests):
     ) -> None:
         """A request that a worker takes as `make` writes it, given the request's id, and whose answer has that form.
 
-        `tokens` is what a KV router is told of one that is written otherwise than in tokens.
+        `tokens` is what a KV router is told of one that is written otherwise than in tokens. Raises `NotFound` for such
+        a request where prompts are computed elsewhere.
         """
+        if tokens is not None and model.is_decode:
+            raise NotFound(
+                f"Model not found: {model.name!r} is served by prefill and decode workers, which only generate"
+            )
+        if self._takes_nvext:
+            with_headers(None, exchange.headers)  # What cannot be read of them is refused before the accounts begin.
 
         def made(_: Exchange, record: RequestRecord, closed: Closed) -> RelayAnswer:
             written = make(record.request_id)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo.core.codec import decode
-from dynamo.core.errors import CannotConnect, DynamoException, NotFound, Unknown
+from dynamo.core.errors import CannotConnect, DynamoException, Unknown
 from dynamo.core.tasks import TaskOwner
 from dynamo.llm.errand import Errand
 from dynamo.llm.extras import EXPLAIN, YES, explained
@@ -105,10 +105,6 @@ class RelayAnswer(TextAnswer):
         self._placement: Placement | None = None
         """Where it goes elsewhere; the place is held until the answer is over."""
         if prompt is not None and model.is_decode:
-            if request:
-                raise NotFound(
-                    f"Model not found: {model.name!r} is served by prefill and decode workers, which only generate"
-                )
             self._errand = Errand(model, prompt, self, tasks)
         elif prompt is not None:
             self._placement = Placement(model, prompt, request)

@@ -126,6 +126,16 @@ async def test_workers_of_two_roles_make_no_embeddings(legs: Legs, model_dir: Pa
     answer = await legs.relays.ask("/v1/embeddings", {"model": "m", "input": "hi"})
     assert (answer.status, legs.asked) == (404, [])
     assert b"prefill and decode workers" in answer.body
+    assert legs.relays.pipeline.inflight == 0
+
+
+async def test_a_worker_that_no_header_can_mean_is_refused_before_anything_is_counted(
+    legs: Legs, model_dir: Path
+) -> None:
+    await legs.serve(model_dir, ModelType.Chat, *BOTH)
+    headers = {"x-dynamo-worker-instance-id": "zzz"}
+    answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True}, headers)
+    assert (answer.status, legs.asked, len(legs.relays.metrics.open_records)) == (400, [], 0)
 
 
 async def test_the_next_turn_is_prefilled_where_the_last_one_was(legs: Legs, model_dir: Path) -> None:
