@@ -1,0 +1,39 @@
+"""Asked: what every engine's adapter looks for in a request."""
+
+import pytest
+from tests.unit.vllm.conftest import request
+
+from dynamo.backend.asked import ends_of, hidden_ends_of, json_text, media_of, rank_of
+from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.engine import StopConditions
+
+
+def test_tokens_that_end_an_answer_are_each_counted_once() -> None:
+    stop = StopConditions(stop_token_ids=[5, 9], stop_token_ids_visible=[4], stop_token_ids_hidden=[3])
+    assert ends_of(request(stop=stop)) == [3, 4, 5, 9]
+    assert hidden_ends_of(request(stop=stop)) == {3, 9}
+    stop.ignore_eos = True
+    assert ends_of(request(stop=StopConditions(ignore_eos=True))) == []
+    assert hidden_ends_of(request(stop=stop)) == {3}
+
+
+def test_a_rank_is_counted_from_the_workers_first() -> None:
+    assert rank_of(None, 2, 4) is None
+    assert rank_of(5, 2, 4) == 1
+    assert rank_of(4, 1, 4) is None
+    with pytest.raises(InvalidArgument, match="has 4 to 5"):
+        rank_of(6, 2, 4)
+
+
+def test_media_that_have_no_address_are_refused() -> None:
+    shown = {"image_url": [{"Url": "a"}, {"Url": "b"}], "audio_url": [{"Url": "c"}]}
+    assert media_of(request(multi_modal_data=shown)) == {"image_url": ["a", "b"], "audio_url": ["c"]}
+    assert media_of(request()) == {}
+    with pytest.raises(InvalidArgument, match="Decoded"):
+        media_of(request(multi_modal_data={"image_url": [{"Decoded": "x"}]}))
+
+
+def test_schemas_are_text_to_engines() -> None:
+    assert json_text({"a": 1}) == '{"a":1}'
+    assert json_text("{}") == "{}"
+    assert json_text(None) is None

@@ -1,0 +1,71 @@
+"""Requests of engines that answer by iterators: followed to their ends, and cut where they have none."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.unit.vllm.conftest import Heard
+
+from dynamo.backend.requests import Life, Requests
+from dynamo.core.errors import EngineShutdown, Unknown
+from dynamo.core.tasks import TaskOwner
+
+
+@pytest.fixture
+async def requests() -> AsyncIterator[Requests]:
+    tasks = TaskOwner("test")
+    yield Requests(tasks)
+    await tasks.cancel_and_wait(5.0)
+
+
+async def raising(error: Exception) -> None:
+    raise error
+
+
+async def test_what_a_request_raises_is_its_answer(requests: Requests) -> None:
+    known, other = Heard(), Heard()
+    requests.begin(raising(EngineShutdown("gone")), known)
+    requests.begin(raising(RuntimeError("CUDA")), other)
+    async with asyncio.timeout(30):
+        assert isinstance(await known.ended, EngineShutdown)
+        assert isinstance(await other.ended, Unknown)
+        await requests.drain()
+    assert len(requests) == 0
+
+
+async def test_a_dropped_request_hears_nothing_more_and_is_cut_at_last(requests: Requests) -> None:
+    reply, patient = Heard(), Heard()
+    requests.begin(asyncio.Event().wait(), reply)  # type: ignore[arg-type]
+    gate = asyncio.Event()
+
+    async def late() -> None:
+        await gate.wait()
+        raise EngineShutdown("too late")
+
+    requests.begin(late(), patient)
+    requests.drop(reply, 0.0)
+    requests.drop(patient)
+    assert requests.is_dropped(patient)
+    gate.set()
+    async with asyncio.timeout(30):
+        await requests.drain()
+    assert not reply.ended.done()
+    assert not patient.ended.done()
+    assert not requests.is_dropped(patient)
+
+
+def test_an_engine_dies_once_and_not_while_it_is_stopped() -> None:
+    life, told = Life(), []
+    life.die(RuntimeError("before it began"))
+    life.began(told.append)
+    life.check()
+    life.die(RuntimeError("a"))
+    life.die(RuntimeError("b"))
+    assert [str(one) for one in told] == ["a"]
+    with pytest.raises(EngineShutdown):
+        life.check()
+    other = Life()
+    other.began(told.append)
+    other.stopped()
+    other.die(RuntimeError("c"))
+    assert len(told) == 1

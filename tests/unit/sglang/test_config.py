@@ -1,0 +1,42 @@
+"""SglangConfig: whose flag is whose."""
+
+import pytest
+
+from dynamo.backend.disagg import DisaggregationMode
+from dynamo.core.errors import ConfigError
+from dynamo.sglang.config import engine_words, read_command_line
+
+
+def test_what_is_not_ours_is_sglangs() -> None:
+    config, rest = read_command_line(["--model-path", "x", "--enable-rl", "--tp", "2"])
+    assert config.enable_rl
+    assert rest == ["--model-path", "x", "--tp", "2"]
+    assert engine_words(config, rest) == rest
+
+
+@pytest.mark.parametrize(
+    ("mode", "role"),
+    [
+        ("null", DisaggregationMode.AGGREGATED),
+        ("prefill", DisaggregationMode.PREFILL),
+        ("decode", DisaggregationMode.DECODE),
+    ],
+)
+def test_the_role_is_told_to_both_sides(mode: str, role: DisaggregationMode) -> None:
+    config, rest = read_command_line(["--disaggregation-mode", mode])
+    assert config.role is role
+    assert engine_words(config, rest) == ([] if mode == "null" else ["--disaggregation-mode", mode])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--use-sglang-tokenizer"],
+        ["--disagg-config", "x"],
+        ["--disaggregation-mode", "encode"],
+        ["--engine-route", "a=b:c"],
+    ],
+)
+def test_what_is_not_honoured_is_refused_by_name(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=words[0]):
+        read_command_line(words)

@@ -1,0 +1,117 @@
+"""Controls of SGLang: its own requests, who is found meanwhile, and methods that a flag names."""
+
+from typing import Any
+
+import pytest
+from tests.unit.sglang import scripted
+from tests.unit.vllm.conftest import Host
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.sglang.controls import Controls, EngineRoute, read_engine_route
+
+
+class Scripted:
+    def __init__(self, *own: str, **more: Any) -> None:
+        self.engine = scripted.Engine(server_args=scripted.ServerArgs())
+        self.manager = self.engine.tokenizer_manager
+        self.host = Host()
+        routes = [read_engine_route(text) for text in own]
+        self.controls = Controls(self.engine, scripted.io_struct, self.host, own=routes, **more)
+
+    async def ask(self, name: str, /, **body: Any) -> dict[str, Any]:
+        routes = {**self.controls.routes(), **self.controls.endpoints()}
+        return await routes[name](body)
+
+
+async def test_who_gave_memory_back_is_found_again_when_all_of_it_is_there() -> None:
+    made = Scripted()
+    assert (await made.ask("control/release_memory_occupation"))["status"] == "ok"
+    assert made.host.service == ["left"]
+    told = await made.ask("control/resume_memory_occupation", tags=["weights"])
+    assert "kv_cache" in told["message"]
+    assert made.host.service == ["left"]
+    await made.ask("control/resume_memory_occupation")
+    assert made.host.service == ["left", "back"]
+    assert made.manager.calls == [
+        ("release_memory_occupation", None),
+        ("resume_memory_occupation", ["weights"]),
+        ("resume_memory_occupation", None),
+    ]
+
+
+async def test_an_engine_that_keeps_its_memory_is_found_again() -> None:
+    made = Scripted()
+    made.manager.refuses = RuntimeError("no memory saver")
+    told = await made.ask("control/release_memory_occupation")
+    assert told == {"status": "error", "message": "RuntimeError: no memory saver"}
+    assert made.host.service == ["left", "back"]
+
+
+async def test_tags_that_are_none_are_refused_before_anybody_leaves() -> None:
+    made = Scripted()
+    assert (await made.ask("control/release_memory_occupation", tags=["lungs"]))["status"] == "error"
+    assert made.host.service == []
+
+
+async def test_a_bodys_fields_are_those_of_sglangs_request() -> None:
+    made = Scripted()
+    told = await made.ask("control/update_weights_from_disk", model_path="/m", weight_version="7")
+    assert told == {"status": "ok", "message": "told"}
+    assert made.manager.calls == [("update_weights_from_disk", {"model_path": "/m", "weight_version": "7"})]
+    told = await made.ask("control/update_weights_from_disk", modell_path="/m")
+    assert (told["status"], "modell_path" in told["message"]) == ("error", True)
+    made.manager.succeeds = False
+    assert (await made.ask("control/update_weights_from_tensor", serialized_named_tensors=[]))["status"] == "error"
+
+
+async def test_what_trainers_need_is_offered_to_them_alone() -> None:
+    assert "pause_generation" not in Scripted().controls.routes()
+    made = Scripted(has_training=True)
+    await made.ask("pause_generation", mode="retract")
+    await made.ask("resume_generation")
+    await made.ask("abort_request", request_id="r")
+    await made.ask("set_weight_version", weight_version=8)
+    assert (await made.ask("get_weight_version"))["version"] == "default"
+    assert made.manager.calls[0] == ("pause_generation", "retract")
+    assert made.manager.calls[-1] == ("update_weight_version", {"new_version": "8"})
+    assert made.manager.aborted == ["r"]
+    assert (await made.ask("pause_generation", mode="nap"))["status"] == "error"
+    assert (await made.ask("abort_request"))["status"] == "error"
+
+
+async def test_a_cache_in_use_is_not_cleared() -> None:
+    made = Scripted()
+    assert (await made.ask("clear_kv_blocks"))["status"] == "success"
+    made.manager.succeeds = False
+    assert await made.ask("clear_kv_blocks") == {"status": "error", "message": "busy"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a/pids=get_all_child_pids:engine", EngineRoute("a/pids", "get_all_child_pids", "engine")),
+        ("/config_value:tm", EngineRoute("config_value", "config_value", "tm")),
+        ("a/flush_cache", EngineRoute("a/flush_cache", "flush_cache", None)),
+    ],
+)
+def test_a_route_of_ones_own_is_read(text: str, expected: EngineRoute) -> None:
+    assert read_engine_route(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a=", "a=b:c", "a=_secret", "a=b.c"])
+def test_a_route_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        read_engine_route(text)
+
+
+async def test_methods_that_a_flag_names_are_called_with_the_bodys_fields() -> None:
+    made = Scripted("a/pids=get_all_child_pids:engine", "version=config_value:tm", "state=get_internal_state")
+    assert await made.ask("a/pids") == {"status": "ok", "result": []}
+    assert await made.ask("version", name="weight_version") == {"status": "ok", "result": "default"}
+    assert (await made.ask("version", other=1))["status"] == "error"
+    assert (await made.ask("state"))["result"] == [{"effective_max_running_requests_per_dp": 8}]
+
+
+def test_a_method_that_sglang_does_not_have_is_named() -> None:
+    with pytest.raises(InvalidArgument, match="no method sing"):
+        Scripted("a=sing")

@@ -1,0 +1,98 @@
+"""Convert: requests in SGLang's words, and what it has no word for."""
+
+import pytest
+from tests.unit.sglang import scripted
+from tests.unit.vllm.conftest import request
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.engine import GuidedDecoding, OutputOptions, Routing, SamplingOptions, StopConditions
+from dynamo.sglang.convert import Limits, guided_of, to_asked
+
+LIMITS = Limits(context_length=16, ranks=2, first_rank=2, has_priorities=True)
+
+
+def test_a_request_is_asked_in_sglangs_words() -> None:
+    asked = to_asked(
+        request(
+            1, 2,
+            stop=StopConditions(min_tokens=30, stop_token_ids=[5]),
+            sampling_options=SamplingOptions(temperature=0.5, top_k=3, seed=7),
+            routing=Routing(dp_rank=3, priority=4, cache_salt="s", lora_name="a"),
+            extra_args={"sampling_options": {"logit_bias": {"4": 1}}},
+            require_reasoning=True,
+        ),
+        LIMITS,
+    )  # fmt: skip
+    sampling = asked.pop("sampling_params")
+    assert set(sampling) <= set(scripted.SAMPLING)
+    assert (sampling["max_new_tokens"], sampling["min_new_tokens"], sampling["sampling_seed"]) == (14, 14, 7)
+    assert (sampling["stop_token_ids"], sampling["logit_bias"]) == ([5, 9], {"4": 1.0})
+    assert asked == {
+        "input_ids": [1, 2],
+        "stream": True,
+        "require_reasoning": True,
+        "cache_salt": "s",
+        "lora_path": "a",
+        "priority": 4,
+        "routed_dp_rank": 1,
+    }
+
+
+def test_low_priorities_come_first_where_sglang_is_told_so() -> None:
+    low = Limits(context_length=16, has_priorities=True, is_low_first=True)
+    asked = request(routing=Routing(priority=4))
+    assert to_asked(asked, low)["priority"] == -4
+    assert "priority" not in to_asked(asked, Limits(context_length=16))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"routing": Routing(dp_rank=1)}, "dp_rank 1"),
+        ({"sampling_options": SamplingOptions(use_beam_search=True)}, "use_beam_search"),
+        ({"stop": StopConditions(max_thinking_tokens=4)}, "thoughts"),
+        ({"extra_args": {"sampling_options": {"bad_words": ["x"]}}}, "bad_words"),
+        ({"extra_args": {"sampling_options": {"logit_bias": "x"}}}, "logit_bias"),
+    ],
+)
+def test_what_sglang_cannot_do_is_refused_by_name(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        to_asked(request(**changes), LIMITS)
+
+
+@pytest.mark.parametrize("tokens", [[], list(range(16))])
+def test_prompts_that_leave_no_room_are_refused(tokens: list[int]) -> None:
+    asked = request()
+    asked.token_ids = tokens
+    with pytest.raises(InvalidArgument, match="prompt"):
+        to_asked(asked, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("guided", "expected"),
+    [
+        (GuidedDecoding(json={"type": "object"}), {"json_schema": '{"type":"object"}'}),
+        (GuidedDecoding(json='{"a":1}'), {"json_schema": '{"a":1}'}),
+        (GuidedDecoding(regex="a+"), {"regex": "a+"}),
+        (GuidedDecoding(choice=["a.", "b"]), {"regex": r"(a\.|b)"}),
+        (GuidedDecoding(grammar="root ::= x"), {"ebnf": "root ::= x"}),
+        (GuidedDecoding(structural_tag={"x": 1}), {"structural_tag": '{"x":1}'}),
+        (None, {}),
+    ],
+)
+def test_constraints_have_sglangs_names(guided: GuidedDecoding | None, expected: dict[str, str]) -> None:
+    assert guided_of(guided, has_grammars=True) == expected
+
+
+def test_constraints_that_nothing_compiles_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="--skip-tokenizer-init"):
+        guided_of(GuidedDecoding(regex="a"), has_grammars=False)
+    with pytest.raises(InvalidArgument, match="whitespace"):
+        guided_of(GuidedDecoding(regex="a", whitespace_pattern=" "), has_grammars=True)
+
+
+def test_likelihoods_are_asked_for_as_far_as_they_are_wanted() -> None:
+    asked = to_asked(request(output_options=OutputOptions(logprobs=0)), LIMITS)
+    assert (asked["return_logprob"], asked["top_logprobs_num"], asked["logprob_start_len"]) == (True, 0, -1)
+    asked = to_asked(request(output_options=OutputOptions(prompt_logprobs=2)), LIMITS)
+    assert (asked["top_logprobs_num"], asked["logprob_start_len"]) == (2, 0)

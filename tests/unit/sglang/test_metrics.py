@@ -1,0 +1,54 @@
+"""LoadReporter of SGLang: tokens become blocks, and an idle engine is left alone."""
+
+import asyncio
+from types import SimpleNamespace
+
+from tests.unit.sglang import scripted
+from tests.unit.vllm.conftest import Host
+
+from dynamo.core.clock import ManualClock
+from dynamo.sglang.metrics import LoadReporter
+
+
+def snapshot(used: int, rank: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(
+        **dict.fromkeys(scripted.LOADS, 0) | {"dp_rank": rank, "num_used_tokens": used, "max_total_num_tokens": 160}
+    )
+
+
+async def test_each_ranks_load_is_told_when_it_changes() -> None:
+    manager, host = scripted.TokenizerManager(), Host()
+    reporter = LoadReporter(manager, host, 16, first_rank=2, is_busy=lambda: True)
+    manager.loads = [snapshot(17), snapshot(0, 1)]
+    await reporter.look()
+    await reporter.look()
+    assert [(load.dp_rank, load.kv_used_blocks, load.kv_total_blocks) for load in host.loads] == [
+        (2, 2, 10),
+        (3, 0, 10),
+    ]
+
+
+async def test_an_idle_engine_is_looked_at_once_more() -> None:
+    manager, host, clock, busy = scripted.TokenizerManager(), Host(), ManualClock(), [True]
+    looks = []
+    reporter = LoadReporter(manager, host, 16, is_busy=lambda: busy[0], clock=clock)
+
+    async def look() -> None:
+        looks.append(clock.now())
+
+    reporter.look = look  # type: ignore[method-assign]
+    running = asyncio.ensure_future(reporter.run())
+
+    async def pass_time() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        clock.advance(0.25)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    await pass_time()
+    busy[0] = False
+    for _ in range(4):
+        await pass_time()
+    running.cancel()
+    assert len(looks) == 2

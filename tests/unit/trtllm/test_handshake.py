@@ -1,0 +1,66 @@
+"""Handshake of TensorRT-LLM: ids that no two workers share, and parameters that travel as plain values."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.trtllm.scripted import DisaggregatedParams, Logprob
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.trtllm.handshake import MACHINES, RequestIds, from_wire, to_wire
+
+KNOWN = frozenset(one.name for one in dataclasses.fields(DisaggregatedParams))
+
+
+@given(st.integers(0, (1 << 64) - 1), st.floats(1e9, 4e9))
+def test_ids_are_positive_above_local_ones_and_the_workers_own(connection: int, now: float) -> None:
+    ids = RequestIds(connection)
+    found = [ids.next(now) for _ in range(20)]
+    assert len(set(found)) == 20
+    assert all(0 < one < 1 << 63 for one in found)
+    assert {one >> 14 & 1023 for one in found} == {connection % MACHINES}
+
+
+@given(
+    st.builds(
+        DisaggregatedParams,
+        first_gen_tokens=st.lists(st.integers(0, 9), max_size=3),
+        opaque_state=st.none() | st.binary(max_size=20),
+        draft_tokens=st.none() | st.lists(st.integers(0, 9)),
+        disagg_request_id=st.none() | st.integers(0, 1 << 62),
+        first_gen_log_probs=st.none()
+        | st.lists(
+            st.lists(
+                st.lists(
+                    st.dictionaries(
+                        st.integers(0, 9), st.builds(Logprob, st.floats(-9, 0), st.integers(1, 5)), max_size=2
+                    ),
+                    max_size=2,
+                ),
+                min_size=1,
+                max_size=2,
+            ),
+            max_size=2,
+        ),
+    )
+)
+def test_what_prefill_says_arrives_as_it_was(params: DisaggregatedParams) -> None:
+    told = json.loads(json.dumps(to_wire(params)))
+    found = DisaggregatedParams(**from_wire(told, Logprob, KNOWN))
+    assert found == params
+
+
+def test_words_that_a_version_does_not_know_are_left_out() -> None:
+    told = {"first_gen_tokens": [1], "request_type": "context_only", "of_tomorrow": 1}
+    assert from_wire(told, Logprob, KNOWN) == {"first_gen_tokens": [1]}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [None, "x", {}, {"first_gen_tokens": [1], "opaque_state": "%"}, {"first_gen_tokens": [1], "opaque_state": 5}],
+)
+def test_what_no_prefill_said_is_refused(told: object) -> None:
+    with pytest.raises(InvalidArgument, match="prefill_result"):
+        from_wire(told, Logprob, KNOWN)
