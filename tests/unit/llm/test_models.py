@@ -14,15 +14,18 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.llm.asset_cache import AssetCache
 from dynamo.llm.assets import moved, self_hosted
 from dynamo.llm.http.metrics import FrontendMetrics
+from dynamo.llm.kv_router_config import KvRouterConfig
 from dynamo.llm.model_card import build_card
 from dynamo.llm.models import Models
 from dynamo.llm.prefill_options import DisaggregationOptions
+from dynamo.llm.router_config import RouterConfig
 from dynamo.protocols.discovery import INSTANCES, MODEL_CARDS, EndpointId, Instance, TransportAddress, record_key
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord, RuntimeConfig
 from dynamo.protocols.openai import decode_chat
 from dynamo.runtime.discovery.base import Change
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.push_router import RouterMode
 
 ENDPOINT = EndpointId("ns", "backend", "generate")
 
@@ -284,6 +287,25 @@ async def test_whoever_listens_to_loads_no_more_subscribes_no_more(house: House,
     listening.cancel()
     await asyncio.wait({listening})
     assert loads.is_closed
+
+
+@pytest.mark.parametrize("wrong", [{}, {"router_policy_config": "nowhere.yaml"}])
+async def test_a_card_says_what_a_kv_router_of_its_workers_weighs(
+    house: House, model_dir: Path, wrong: dict[str, str]
+) -> None:
+    house.models.start()
+    card = local_card(model_dir)
+    kv = KvRouterConfig(router_temperature=0.5, router_queue_threshold=3.0)
+    card.router_config = RouterConfig(RouterMode.KV, kv).on_card()
+    card.router_config["kv_router_config"] |= wrong
+    await house.publish(card)
+    await until(lambda: house.names() == ["tiny"])
+    (served,) = house.models.all_sets()
+    assert served.kv is not None, "though the frontend's own mode is round-robin"
+    config = served.kv.config
+    assert config.block_size == 16
+    said = (config.weights.router_temperature, config.queue_threshold)
+    assert said == ((0.0, None) if wrong else (0.5, 3.0)), "what cannot be used is the frontend's own"
 
 
 async def test_an_alias_is_listed_and_found_unless_a_model_has_that_name(house: House, model_dir: Path) -> None:
