@@ -1,8 +1,11 @@
 """`dynamo.openai_proxy` before vLLM's own server: text and tokens, KV events, its death; prefill and decode."""
 
+import contextlib
 import json
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,12 +16,20 @@ import httpx
 import pytest
 from tests.engines.conftest import PLAIN, Servers, wait_for
 from tests.engines.test_vllm_aggregated import CUT, LONG, PROMPTS
-from tests.integration.graph import free_port
 
 pytestmark = pytest.mark.engines
 
 TRANSFER = '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cpu"}'
 OURS = "one more request whose second turn finds what the first one left, "
+
+
+def quiet_port() -> int:
+    """A free one that no outgoing connection takes before its server, which needs a minute, binds it."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Stand:
@@ -31,7 +42,7 @@ class Stand:
         servers.frontend(*frontend)
 
     def vllm(self, *argv: str, **variables: str) -> str:
-        port = free_port()
+        port = quiet_port()
         number = len(self.urls)
         command = [self.servers.python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
         self.processes.append(
@@ -75,7 +86,7 @@ def stand(serve: Callable[[str], Servers]) -> Iterator[Stand]:
     servers = serve("proxied")
     made = Stand(servers, "--router-mode", "kv", "--migration-limit", "3")
     for number in range(2):
-        told, again = (f"tcp://*:{free_port()}" for _ in range(2))  # With a name in its place vLLM would not listen.
+        told, again = (f"tcp://*:{quiet_port()}" for _ in range(2))  # With a name in its place vLLM would not listen.
         events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": told, "replay_endpoint": again}
         told, again = (one.replace("*", "127.0.0.1") for one in (told, again))
         url = made.vllm("--kv-events-config", json.dumps(events))
@@ -144,7 +155,8 @@ def test_a_client_that_leaves_frees_its_slot(stand: Stand) -> None:
     for model in ("tiny", "text"):
         body = {"model": model, "prompt": PROMPTS[2], "max_tokens": 3000, "stream": True, "ignore_eos": True}
         with stand.servers.http.stream("POST", stand.servers.url("/v1/completions"), json=body) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()  # Held: whoever drops it closes the connection.
+            next(lines)
             wait_for(lambda: stand.running() == 1, "the request never ran")
         wait_for(lambda: stand.running() == 0, "the request went on without its client")
 
@@ -192,7 +204,7 @@ def test_prefill_and_decode_servers_finish_each_others_requests(serve: Callable[
         for role in ("prefill", "decode"):
             url = parts.vllm(
                 "--kv-transfer-config", TRANSFER,
-                VLLM_NIXL_SIDE_CHANNEL_HOST="127.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port()),
+                VLLM_NIXL_SIDE_CHANNEL_HOST="127.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT=str(quiet_port()),
             )  # fmt: skip
             parts.tokens(role, url, "--disaggregation-mode", role)
         servers.until_ready("tiny")

@@ -154,8 +154,10 @@ def test_a_client_that_leaves_frees_the_server(stand: Stand, model: str) -> None
     assert stand.front is not None
     body = {"model": model, "messages": MESSAGES, "max_tokens": 1900, "stream": True, "ignore_eos": True}
     with stand.front.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        next(answer.iter_lines())
-        wait_for(lambda: inflight(server) >= 1, "the request never reached the server")
+        assert answer.status_code == 200, answer.read()
+        lines = answer.iter_lines()  # Held: whoever drops it closes the connection.
+        next(lines)
+        stand.until(lambda: inflight(server) >= 1, "the request never reached the server")
     wait_for(lambda: inflight(server) == 0, "the server works on for nobody")
 
 
