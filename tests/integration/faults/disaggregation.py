@@ -47,6 +47,7 @@ WORDS = [
 ]
 MODEL = "m"
 CACHE = ("--max-model-len", "768", "--kv-cache-blocks", "400", "--max-num-seqs", "16")
+AT_ONCE = ("--disaggregation-bootstrap-port", "0", "--max-num-batched-tokens", "32")
 HOLD = ("--kv-hold-timeout", "5")  # A worker that is to end waits so long for blocks that nobody fetches.
 KEPT_BUSY = {"OPENBLAS_NUM_THREADS": "1", "DYN_LOG": "info"}
 
@@ -146,6 +147,7 @@ class Fleet:
     """A frontend, and prefill and decode workers behind it."""
 
     def __init__(self, folder: Path, prefill: int, decode: int, *flags: str) -> None:
+        self._flags = flags
         self.graph = Graph(folder, "--migration-limit", "8")
         wait_for(lambda: is_live(self.graph), "the frontend never came up")
         self.workers = [
@@ -171,7 +173,7 @@ class Fleet:
         self.workers.remove(worker)
 
     def add(self, role: str, *flags: str) -> Worker:
-        worker = Worker(self.graph, role, *flags)
+        worker = Worker(self.graph, role, *self._flags, *flags)
         self.workers.append(worker)
         return worker
 
@@ -326,6 +328,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=4.0, help="Seconds between two blows, on average")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--transports", default="shm,tcp,nixl,tcp", help="Among which a new decode worker draws one; nixl only where it is installed")  # fmt: skip
+    parser.add_argument("--at-once", action="store_true", help="Both legs of a request at once, and prompts in small chunks")  # fmt: skip
     options = parser.parse_args()
     chance = random.Random(options.seed)
     print(f"seed {options.seed}", flush=True)
@@ -334,7 +337,7 @@ def main() -> int:
         bodies = requests_of(options.different, chance)
         want = reference(folder / "reference", bodies)
         print(f"the reference has answered {len(want)} different requests", flush=True)
-        with fleet(folder / "fleet") as served:
+        with fleet(folder / "fleet", flags=AT_ONCE if options.at_once else ()) as served:
             load = Load(served, bodies, want, options.requests, options.seed)
             transports = [one if one != "nixl" else "nixl,shm,tcp" for one in options.transports.split(",")]
             trouble = Trouble(served, options.every, options.seed, transports)
