@@ -52,9 +52,9 @@ class EngineConfig:
     """What the model is asked for, where that is not for the worker's options to say."""
     model_input: Literal["Tokens", "Text"] = "Tokens"
     """What its requests hold."""
-    request_type: (
-        type[PreprocessedRequest] | type[EmbeddingWork] | type[ClassifyRequest] | type[dict[str, Any]]
-    ) = PreprocessedRequest
+    request_type: type[PreprocessedRequest] | type[EmbeddingWork] | type[ClassifyRequest] | type[dict[str, Any]] = (
+        PreprocessedRequest
+    )
     """What requests are read as."""
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
