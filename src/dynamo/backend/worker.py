@@ -352,14 +352,14 @@ class WorkerProcess:
     async def live(self) -> None:
         """Start, serve, stop. Raises `ConfigError` for what the user can mend."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._hear, number)
+        self._listen()
         starting = loop.create_task(self._start(), name="start")
         ending = loop.create_task(self._ending.wait(), name="ending")
         try:
             await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
+                self._listen()  # An engine's package may have put a listener of its own in the place of ours.
                 await ending
         except ConfigError:
             raise
@@ -410,6 +410,12 @@ class WorkerProcess:
             watchdog.cancel()
         _watchdog(CLOSE_S)  # For threads that nobody can end, a download for one: they hold up the exit.
         logger.info("stopped")
+
+    def _listen(self) -> None:
+        """Hears the signals to end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._hear, number)
 
     def _hear(self, number: signal.Signals) -> None:
         """The first signal begins the end; the second is the end."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import struct
 import time
 from collections.abc import AsyncIterator
@@ -17,9 +18,18 @@ ABORTED = {"type": "abort", "message": "Aborted"}
 WAIT_S = 60.0
 
 
+class TokenizerManager(scripted.TokenizerManager):
+    def auto_create_handle_loop(self) -> None:
+        """As the real one: who is to end it and who failed is for itself to hear."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGQUIT):
+            loop.add_signal_handler(number, echo.note, "signals", number.name)
+
+
 class Engine(scripted.Engine):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.tokenizer_manager = TokenizerManager()
         args = self.server_args
         self._child = echo.start_child()
         self._held = echo.Held(args.page_size)
