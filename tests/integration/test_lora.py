@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.integration.graph import DEADLINE_S, Graph, free_port, is_live, wait_for
+from tests.object_server import ObjectServer
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -45,7 +46,8 @@ class Lora(Graph):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "--router-mode", "kv", "--migration-limit", "3")
         self.systems: list[System] = []
-        self.add()
+        self.store = ObjectServer()
+        self.add(DYN_LORA_ENABLED="true", DYN_LORA_PATH=str(folder / "cache"), AWS_ENDPOINT_URL=self.store.url)
         self.add(DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS="256")  # With a tier below its cache.
         wait_for(lambda: is_live(self) and self.workers() == 2, "a worker is missing")
         self.paths = {
@@ -61,6 +63,7 @@ class Lora(Graph):
     def stop(self) -> None:
         for system in self.systems:
             system.http.close()
+        self.store.server_close()
         super().stop()
 
     def models(self) -> set[str]:
@@ -138,6 +141,24 @@ def test_only_workers_that_have_it_are_asked_and_what_is_unloaded_is_gone(graph:
     assert refused.status_code == 400, "upstream's controller asks again"
 
 
+def test_an_adapter_comes_from_an_object_store_whole_or_not_at_all(graph: Lora) -> None:
+    with graph.store as store:
+        for path in graph.paths["other"].iterdir():
+            store.objects[f"/adapters/other/{path.name}"] = path.read_bytes()
+        store.cut = 1000
+        torn = graph.systems[0].load("far", "s3://adapters/other")
+        assert torn["status"] == "error"
+        assert "cut short" in torn["message"]
+        store.cut = None
+        assert graph.systems[0].load("far", "s3://adapters/other")["status"] == "success"
+        assert "DYN_LORA_ENABLED" in graph.systems[1].load("far", "s3://adapters/other")["message"]
+    wait_for(lambda: "far" in graph.models(), "the adapter is not listed")
+    assert text(graph.ask("far", prompts()[0])) == text(graph.ask("other", prompts()[0]))
+    assert graph.systems[0].unload("far")["status"] == "success"
+    assert graph.systems[0].load("far", "s3://adapters/other")["status"] == "success", "it is kept on disk"
+    assert graph.systems[0].unload("far")["status"] == "success"
+
+
 def test_nothing_is_lost_while_adapters_come_and_go(graph: Lora) -> None:
     want = {name: text(graph.ask(name, prompts()[0])) for name in ("m", "tuned")}
     over = threading.Event()
@@ -166,43 +187,3 @@ def test_nothing_is_lost_while_adapters_come_and_go(graph: Lora) -> None:
         for one in running:
             one.result(DEADLINE_S)
     assert not wrong, wrong[:3]
-
-
-def test_prefill_and_decode_workers_use_the_same_adapter(graph: Lora, tmp_path: Path) -> None:
-    graph = Graph(tmp_path)  # type: ignore[assignment]
-    ports = [free_port(), free_port()]
-    systems = [System(port) for port in ports]
-    try:
-        for port, mode in zip(ports, ("prefill", "decode"), strict=True):
-            graph.run("cpu", "--model-name", "m", *FLAGS, "--disaggregation-mode", mode, DYN_SYSTEM_PORT=str(port))
-        wait_for(lambda: is_live(graph) and graph.workers() >= 1, "a worker is missing")
-        path = adapters.write(tmp_path / "tuned", *TUNED)
-        wait_for(lambda: all(_is_ready(one) for one in systems), "a worker is missing")
-        for one in systems:
-            assert one.load("tuned", str(path))["status"] == "success"
-        wait_for(lambda: "tuned" in Lora.models(graph), "the adapter is not listed")
-        want = adapters.greedily(adapters.merged(*TUNED), prompts()[0], COUNT)
-
-        def fetched() -> float:
-            lines = systems[1].http.get("/metrics").text.splitlines()
-            found = [
-                one for one in lines if one.startswith("dynamo_component_kv_fetches_total") and 'outcome="ok"' in one
-            ]
-            return sum(float(one.rsplit(" ", 1)[1]) for one in found)
-
-        def is_split() -> bool:
-            assert text(Lora.ask(graph, "tuned", prompts()[0])) == want
-            return fetched() > 0
-
-        wait_for(is_split, "no prompt came from the prefill worker")
-    finally:
-        for one in systems:
-            one.http.close()
-        graph.stop()
-
-
-def _is_ready(system: System) -> bool:
-    try:
-        return system.http.get("/v1/loras").status_code == 200
-    except httpx.TransportError:
-        return False

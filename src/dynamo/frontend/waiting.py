@@ -13,6 +13,7 @@ WAITING: tuple[Waiting, ...] = (
     Waiting("--dyn-debug-perf", "DYN_DEBUG_PERF", False),
     Waiting("--dyn-preprocess-workers", "DYN_PREPROCESS_WORKERS", "0"),
     Waiting("--trust-remote-code", "DYN_TRUST_REMOTE_CODE", False),
+    Waiting("LoRA allocation", "DYN_LORA_ALLOCATION_ENABLED", False, hint="load adapters at workers (docs/lora.md)"),
 )
 
 

@@ -1,0 +1,59 @@
+"""LoRA between prefill and decode workers: a prompt that one computed under an adapter is gone on with by the other."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.integration.graph import Graph, free_port, is_live, wait_for
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+from tests.integration import adapters
+from tests.integration.test_lora import COUNT, FLAGS, TUNED, System, prompts, text
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+
+
+def test_prefill_and_decode_workers_use_the_same_adapter(tmp_path: Path) -> None:
+    graph = Graph(tmp_path)
+    ports = [free_port(), free_port()]
+    systems = [System(port) for port in ports]
+    try:
+        for port, mode in zip(ports, ("prefill", "decode"), strict=True):
+            graph.run("cpu", "--model-name", "m", *FLAGS, "--disaggregation-mode", mode, DYN_SYSTEM_PORT=str(port))
+        wait_for(lambda: is_live(graph) and graph.workers() >= 1, "a worker is missing")
+        path = adapters.write(tmp_path / "tuned", *TUNED)
+        wait_for(lambda: all(_is_ready(one) for one in systems), "a worker is missing")
+        for one in systems:
+            assert one.load("tuned", str(path))["status"] == "success"
+        wait_for(
+            lambda: "tuned" in {one["id"] for one in graph.http.get("/v1/models").json()["data"]},
+            "the adapter is not listed",
+        )
+        want = adapters.greedily(adapters.merged(*TUNED), prompts()[0], COUNT)
+
+        body = {"model": "tuned", "prompt": prompts()[0], "max_tokens": COUNT, "temperature": 0, "ignore_eos": True}
+
+        def fetched() -> float:
+            lines = systems[1].http.get("/metrics").text.splitlines()
+            found = [
+                one for one in lines if one.startswith("dynamo_component_kv_fetches_total") and 'outcome="ok"' in one
+            ]
+            return sum(float(one.rsplit(" ", 1)[1]) for one in found)
+
+        def is_split() -> bool:
+            assert text(graph.post(body, "/v1/completions")) == want
+            return fetched() > 0
+
+        wait_for(is_split, "no prompt came from the prefill worker")
+    finally:
+        for one in systems:
+            one.http.close()
+        graph.stop()
+
+
+def _is_ready(system: System) -> bool:
+    try:
+        return system.http.get("/v1/loras").status_code == 200
+    except httpx.TransportError:
+        return False
