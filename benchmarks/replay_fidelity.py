@@ -61,13 +61,13 @@ class Reporter:
     """Tells the router what a rank's cache holds."""
 
     def __init__(self, worker: int, placement: KvPlacement) -> None:
-        self._worker = worker
+        self._seat = worker, 0
         self._placement = placement
 
     def report(self, result: StepResult[Any], now_ms: float, seconds: float) -> None:
         for event in result.events:
-            self._placement.apply(self._worker, event)
-        self._placement.observe(self._worker, result.forward_pass)
+            self._placement.apply(self._seat, event)
+        self._placement.observe(self._seat, result.forward_pass)
 
     def rest(self) -> None:
         """Nothing to tell."""
@@ -90,7 +90,7 @@ async def real(load: list[Session], workers: int, engine: EngineArgs) -> dict[st
     for worker in range(workers):
         simulation: Simulation[Any] = Simulation(engine.limits(), engine.timing(), TokenSource(1 << 16, seed=worker))
         ranks.append(Rank(simulation, cast("Any", Reporter(worker, placement)), SystemClock()))
-        placement.join(worker, engine.num_gpu_blocks, engine.max_num_batched_tokens)
+        placement.join(worker, 1, engine.num_gpu_blocks, engine.max_num_batched_tokens)
         tasks.append(asyncio.create_task(ranks[-1].run(_ended)))
     prompts = [prompt_of(session) for session in load]
     names = [packed_block_hashes(prompt, engine.block_size) for prompt in prompts]
@@ -99,10 +99,10 @@ async def real(load: list[Session], workers: int, engine: EngineArgs) -> dict[st
         turn = session.turns[0]
         await asyncio.sleep(max(0.0, began + (turn.at_ms or 0.0) / 1000 - time.monotonic()))
         ear = Ear(turn.request_id, placement)
-        worker_id = placement.place(Asked(ear.name, turn.input_tokens, names[number]), time.monotonic())
-        assert worker_id is not None
+        seat = placement.place(Asked(ear.name, turn.input_tokens, names[number]), time.monotonic())
+        assert seat is not None
         asked = cast("EngineAsked", _Submitted(prompts[number], turn.output_tokens))
-        ranks[worker_id].submit(asked, cast("Any", ear))
+        ranks[seat[0]].submit(asked, cast("Any", ear))
         ears.append(ear)
     await asyncio.gather(*(ear.done for ear in ears))
     for task in tasks:

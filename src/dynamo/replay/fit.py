@@ -5,13 +5,16 @@
 A point is a closed loop: so many requests at once, prompts and answers of one length, and what was measured: TPOT, TTFT.
 Between two tokens of an answer lies a step, and the prefilling of those who come meanwhile: with `c` at once and answers of
 `o` tokens, `c / o` prompts a step. Coefficients are those, none negative, with the least squares of relative errors.
-Foretelling is done by simulation, not by the formula: the fitted engine is replayed under the load of the point.
+Foretelling is done by simulation, not by the formula: the fitted engine is replayed under the load of the point. So the
+formula only gives the start, from which Gauss and Newton go on by what the simulation says (`refined`). As answers are of one
+length and all places of the loop begin at once, prompts come in groups; that is in the simulation, and not in the formula.
 """
 
 import json
+import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -22,7 +25,6 @@ from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
 from dynamo.mocker.simulation.timing import FittedTiming
 from dynamo.replay.engine import EngineArgs
-from dynamo.replay.load import Session
 from dynamo.replay.report import rows_of
 from dynamo.replay.scenario import Scenario
 from dynamo.replay.synthetic import Shape, sessions
@@ -30,6 +32,16 @@ from dynamo.replay.synthetic import Shape, sessions
 ROUNDS = 2000  # Of coordinate descent; a handful of coefficients is found to a millionth in some hundred.
 WAVES = 6  # How many requests each place of the loop serves when a point is simulated: enough to wash out the start.
 RIDGE = 1e-6
+REFINEMENTS = (
+    5  # Rounds of Gauss and Newton; each simulates every point once for each coefficient, and again for the step.
+)
+NUDGE = 0.05
+"""How much a coefficient is changed, relatively, to see what comes of it."""
+LEAP_MAX = 1.5
+"""How far a coefficient's logarithm moves in one round."""
+DAMPING = 1e-2
+LEAST = 1e-6
+"""For what the formula found to be zero, in milliseconds: what is zero cannot grow relatively."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -96,16 +108,66 @@ def solve(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[floa
     return [value / scale if scale else 0.0 for value, scale in zip(found, scales, strict=True)]
 
 
+def refined(points: Sequence[Measured], config: FitConfig) -> FittedTiming:
+    """The step times whose simulation is nearest to the points, from those of the formula on: relative errors squared."""
+    start = fitted(points)
+    length = mean(point.input_tokens for point in points)
+    prompt = start.prompt_ms + start.prompt_token_ms * length
+    # The formula cannot tell a prompt's beginning from its tokens where all are of one length; prompts in groups can.
+    found = [start.step_ms, start.request_ms, start.kv_token_ms, prompt / 2, prompt / 2 / length]
+    free = [at for at, value in enumerate(found) if at != 2 or value * length >= LEAST]
+    logs = [math.log(max(value, LEAST)) for value in found]
+
+    def timing(of: Sequence[float]) -> FittedTiming:
+        return FittedTiming(*(math.exp(value) if at in free else 0.0 for at, value in enumerate(of)))
+
+    def errors(of: Sequence[float]) -> list[float]:
+        pairs = [(point, foretold(point, timing(of), config)) for point in points]
+        return [
+            getattr(computed, name) / getattr(point, name) - 1
+            for point, computed in pairs
+            for name in ("ttft_ms", "tpot_ms")
+        ]
+
+    left, damping = errors(logs), DAMPING
+    for _ in range(REFINEMENTS):
+        columns = []
+        for at in free:
+            nudged = [value + NUDGE * (place == at) for place, value in enumerate(logs)]
+            columns.append([(one - two) / NUDGE for one, two in zip(errors(nudged), left, strict=True)])
+        moves = dict(zip(free, newton(columns, left, damping), strict=True))
+        tried = [value + max(-LEAP_MAX, min(LEAP_MAX, moves.get(at, 0.0))) for at, value in enumerate(logs)]
+        after = errors(tried)
+        if sum(error * error for error in after) < sum(error * error for error in left):
+            logs, left, damping = tried, after, damping / 3
+        else:
+            damping *= 10
+    return timing(logs)
+
+
+def newton(columns: Sequence[Sequence[float]], left: Sequence[float], damping: float) -> list[float]:
+    """The move that makes linear errors smallest, held back by a damping: normal equations, eliminated."""
+    size = len(columns)
+    rows = [
+        [sum(a * b for a, b in zip(one, two, strict=True)) + damping * (one is two) for two in columns]
+        + [-sum(a * b for a, b in zip(one, left, strict=True))]
+        for one in columns
+    ]
+    for at in range(size):  # Positive definite: no pivot is zero.
+        for below in range(at + 1, size):
+            factor = rows[below][at] / rows[at][at]
+            rows[below] = [value - factor * above for value, above in zip(rows[below], rows[at], strict=True)]
+    found = [0.0] * size
+    for at in reversed(range(size)):
+        known = sum(rows[at][place] * found[place] for place in range(at + 1, size))
+        found[at] = (rows[at][size] - known) / rows[at][at]
+    return found
+
+
 def foretold(point: Measured, timing: FittedTiming, config: FitConfig) -> Measured:
     """What the fitted engine does under the load of a point."""
     places = point.concurrency
     shape = Shape(input_tokens=point.input_tokens, output_tokens=point.output_tokens, requests=places * WAVES)
-    asked = sessions(shape)
-    for at in range(places):  # The first answers end one after the other, so that prompts do not come all at once.
-        first = asked[at].turns[0]
-        asked[at] = Session(
-            asked[at].session_id, [replace(first, output_tokens=max(1, first.output_tokens * (at + 1) // places))]
-        )
     engine = EngineArgs(
         num_gpu_blocks=config.num_gpu_blocks,
         block_size=config.block_size,
@@ -113,8 +175,8 @@ def foretold(point: Measured, timing: FittedTiming, config: FitConfig) -> Measur
         max_num_seqs=max(256, point.concurrency),
         fitted_timing=timing,
     )
-    outcome = Scenario(sessions=asked, engine=engine, concurrency=places).run()
-    rows = rows_of(outcome.flights)[places:-places]
+    outcome = Scenario(sessions=sessions(shape), engine=engine, concurrency=places).run()
+    rows = rows_of(outcome.flights)
     latency_ms = mean(row.e2e_latency_ms for row in rows)
     return Measured(
         places,
@@ -126,9 +188,8 @@ def foretold(point: Measured, timing: FittedTiming, config: FitConfig) -> Measur
     )
 
 
-def explained(points: Sequence[Measured], config: FitConfig) -> dict[str, Any]:
-    """Each point foretold by the fit to all of them."""
-    timing = fitted(points)
+def explained(points: Sequence[Measured], timing: FittedTiming, config: FitConfig) -> dict[str, Any]:
+    """Each point foretold by these step times."""
     return compared([(point, foretold(point, timing, config)) for point in points])
 
 
@@ -136,7 +197,7 @@ def cross_validation(points: Sequence[Measured], config: FitConfig) -> dict[str,
     """Each point foretold by a fit to the others."""
     pairs = []
     for left_out in points:
-        timing = fitted([point for point in points if point is not left_out])
+        timing = refined([point for point in points if point is not left_out], config)
         pairs.append((left_out, foretold(left_out, timing, config)))
     return compared(pairs)
 
@@ -166,8 +227,9 @@ def main(argv: Sequence[str], prog: str = "python -m dynamo.replay.fit") -> int:
         raise ConfigError(f"cannot read {config.points}: {error.strerror or error}") from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"{config.points}: {error}") from None
-    found: dict[str, Any] = {"extra_engine_args": {"fitted_timing": msgspec.to_builtins(fitted(points))}}
-    found["fit"] = explained(points, config)
+    timing = refined(points, config)
+    found: dict[str, Any] = {"extra_engine_args": {"fitted_timing": msgspec.to_builtins(timing)}}
+    found["fit"] = explained(points, timing, config)
     if config.check and len(points) > 2:
         found["cross_validation"] = cross_validation(points, config)
     print(json.dumps(found, indent=2))
