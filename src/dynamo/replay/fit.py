@@ -114,8 +114,12 @@ def refined(points: Sequence[Measured], config: FitConfig) -> FittedTiming:
     length = mean(point.input_tokens for point in points)
     prompt = start.prompt_ms + start.prompt_token_ms * length
     # The formula cannot tell a prompt's beginning from its tokens where all are of one length; prompts in groups can.
-    found = [start.step_ms, start.request_ms, start.kv_token_ms, prompt / 2, prompt / 2 / length]
-    free = [at for at, value in enumerate(found) if at != 2 or value * length >= LEAST]
+    found = [start.step_ms, start.request_ms, start.kv_token_ms, 0.9 * prompt, 0.1 * prompt / length]
+    lengths = {point.input_tokens + point.output_tokens / 2 for point in points}
+    if len(lengths) == 1:  # A request and what it holds in the cache are then the same thing.
+        found[1] += found[2] * lengths.pop()
+        found[2] = 0.0
+    free = [at for at in range(len(found)) if at != 2 or found[2] > 0]
     logs = [math.log(max(value, LEAST)) for value in found]
 
     def timing(of: Sequence[float]) -> FittedTiming:
