@@ -53,7 +53,7 @@ class Tiered(Graph):
         (router,) = self.http.get("/routing/state").json()["routers"]
         return {rank["worker_id"]: rank["held_blocks"] for rank in router["ranks"]}
 
-    def metric(self, name: str) -> float:
+    def of_workers(self, name: str) -> float:
         """The sum over both workers."""
         total = 0.0
         for port in self.ports:
@@ -83,8 +83,8 @@ def test_a_prompt_that_another_worker_has_is_copied_from_there(graph: Tiered) ->
     assert routing["worker_id"] == other
     assert answer == first
     assert cached >= (blocks - 1) * 16
-    assert graph.metric("kvbm_onboard_blocks_p2d") >= blocks - 1
-    assert graph.metric("kvbm_peer_failures") == 0
+    assert graph.of_workers("kvbm_onboard_blocks_p2d") >= blocks - 1
+    assert graph.of_workers("kvbm_peer_failures") == 0
     status = httpx.post(f"http://127.0.0.1:{graph.ports[0]}/engine/kvbm", json={}, timeout=DEADLINE_S)
     assert status.json()["tiers"]["host"]["stored"] >= blocks - 1
 

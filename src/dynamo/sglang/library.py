@@ -86,6 +86,7 @@ def _render_metrics() -> str:
     from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
     registry = CollectorRegistry()
-    multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    collector: Any = multiprocess.MultiProcessCollector  # Typed in some releases only.
+    collector(registry)
     text: str = generate_latest(registry).decode()
     return text
