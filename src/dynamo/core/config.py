@@ -150,7 +150,7 @@ def _columns() -> int:
 
 
 def build_parser(*config_types: type[Any], variables: Mapping[str, str], prog: str | None = None) -> ArgumentParser:
-    """A parser of all fields of the given configurations; a field they share is declared once."""
+    """A parser of all fields of the given configurations; a field or a flag that they share is declared once."""
     description = (config_types[0].__doc__ or "").strip()
     parser = ArgumentParser(prog=prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
     parser.usage = " ".join(["%(prog)s", *(f"[{name}]" for name in _positionals(config_types)), "[options]"])
@@ -158,6 +158,7 @@ def build_parser(*config_types: type[Any], variables: Mapping[str, str], prog: s
         "--version", action="version", version=f"dynamo {__version__}", help="Say which release this is"
     )
     seen: set[str] = set()
+    taken: set[str] = set()
     for config_type in config_types:
         title = (config_type.__doc__ or config_type.__name__).strip().splitlines()[0].removesuffix(".")
         group = parser if config_type is config_types[0] else parser.add_argument_group(title)
@@ -165,7 +166,10 @@ def build_parser(*config_types: type[Any], variables: Mapping[str, str], prog: s
         for field in dataclasses.fields(config_type):
             if "flag" in field.metadata and field.name not in seen:
                 seen.add(field.name)
-                _add(group, field, hints[field.name], variables)
+                names = [name for name in (field.metadata["flag"], *field.metadata["aliases"]) if name not in taken]
+                taken.update(names)
+                if names:
+                    _add(group, field, names, hints[field.name], variables)
     return parser
 
 
@@ -225,7 +229,9 @@ def dump(config: Any, path: str) -> None:
         raise ConfigError(f"--dump-config-to {path}: {error.strerror}") from None
 
 
-def _add(group: Any, field: "dataclasses.Field[Any]", hint: Any, variables: Mapping[str, str]) -> None:
+def _add(
+    group: Any, field: "dataclasses.Field[Any]", names: Sequence[str], hint: Any, variables: Mapping[str, str]
+) -> None:
     meta = field.metadata
     read, is_list = _reader(hint)
     flag, env = meta["flag"], meta["env"]
@@ -237,7 +243,6 @@ def _add(group: Any, field: "dataclasses.Field[Any]", hint: Any, variables: Mapp
     if not flag.startswith("-"):
         group.add_argument(field.name, nargs="?", metavar=flag, type=_said(read), **extra)
         return
-    names = [flag, *meta["aliases"]]
     if read is read_bool:
         group.add_argument(*names, dest=field.name, action=argparse.BooleanOptionalAction, **extra)
         return
