@@ -197,7 +197,8 @@ class FrontendMetrics:
             "From the end of a prefill to the first token of its decode, which is at most what moving the blocks took",
             (),
             STAGE_BUCKETS,
-        ).labels()
+        )
+        """Has a series once a request took two legs."""
         by_worker = ["dp_rank", "worker_id", "worker_type"]
         self._last = tuple(
             registry.gauge(name(f"worker_last_{word}"), f"Of the last request of each worker: {help_text}", by_worker)
@@ -442,7 +443,7 @@ class RequestRecord:
         if self.prefill is not None:
             worker_id, done_s = self.prefill
             prompt, first, _ = self.frontend.worker(worker_id, "prefill")
-            self.frontend.transfer.observe(max(0.0, self.first_s - (done_s or self.first_s)))
+            self.frontend.transfer.labels().observe(max(0.0, self.first_s - (done_s or self.first_s)))
         prompt.set(usage.prompt_tokens)
         first.set(self.first_s - self.started_s)
         if usage.completion_tokens > 1:
