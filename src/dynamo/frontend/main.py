@@ -124,6 +124,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: Plan) -> 
         loop.add_signal_handler(sign, stop.set)
     runtime = DistributedRuntime.from_options(config)
     metrics = FrontendMetrics(runtime.metrics, plan.http.metrics_prefix, migration_limit=config.migration_limit)
+    metrics.router_id = f"{runtime.instance_id:x}"
     models = Models(
         runtime,
         metrics,

@@ -195,10 +195,11 @@ class FrontendMetrics:
         self.transfer = registry.histogram(
             "dynamo_component_router_kv_transfer_estimated_latency_seconds",
             "From the end of a prefill to the first token of its decode, which is at most what moving the blocks took",
-            (),
+            ("router_id",),
             STAGE_BUCKETS,
         )
-        """Has a series once a request took two legs."""
+        self.router_id = ""
+        """By which this frontend's own series are known: its instance id, in hexadecimal."""
         by_worker = ["dp_rank", "worker_id", "worker_type"]
         self._last = tuple(
             registry.gauge(name(f"worker_last_{word}"), f"Of the last request of each worker: {help_text}", by_worker)
@@ -443,7 +444,8 @@ class RequestRecord:
         if self.prefill is not None:
             worker_id, done_s = self.prefill
             prompt, first, _ = self.frontend.worker(worker_id, "prefill")
-            self.frontend.transfer.labels().observe(max(0.0, self.first_s - (done_s or self.first_s)))
+            transfer = self.frontend.transfer.labels(router_id=self.frontend.router_id)
+            transfer.observe(max(0.0, self.first_s - (done_s or self.first_s)))
         prompt.set(usage.prompt_tokens)
         first.set(self.first_s - self.started_s)
         if usage.completion_tokens > 1:
