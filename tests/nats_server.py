@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from benchmarks.ports import free_port
+
 DEADLINE_S = 10.0  # It takes 30 ms on an idle machine.
 
 
@@ -27,7 +29,7 @@ class NatsServer:
         self._folder = folder
         self._config = folder / "nats.conf"
         self._config.write_text(config)
-        self.port = _free_port()
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -116,9 +118,3 @@ def _state(pid: int) -> str:
         letter = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         if letter == "T" or time.monotonic() > deadline:
             return letter
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import json
 import os
-import socket
 import struct
 import sys
 import time
@@ -23,6 +22,7 @@ import pytest
 import zmq
 import zmq.asyncio
 from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.ports import free_port
 
 pytestmark = pytest.mark.conformance
 
@@ -35,11 +35,6 @@ def peer() -> str:
     if not is_ready():
         pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
     return peer_python()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class Service:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import openai
+from benchmarks.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
 DEADLINE_S = 60.0  # For anything that takes a second on an idle machine.
@@ -22,12 +23,6 @@ def wait_for(is_true: Callable[[], bool], what: str) -> None:
     while not is_true():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Graph:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.ports import free_port
 
 from dynamo.core.errors import WorkerUnavailable
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
@@ -100,9 +100,7 @@ def loopback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DYN_LOG", "warn")
     for name in ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"):
         monkeypatch.setenv(name, "127.0.0.1")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("DYN_SYSTEM_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("DYN_SYSTEM_PORT", str(free_port()))
 
 
 @pytest.mark.parametrize(

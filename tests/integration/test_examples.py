@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from benchmarks.corpus import bench_model
+from benchmarks.ports import free_port
 from tests.integration.graph import Graph, is_live, wait_for
 from tests.integration.scripts import EXAMPLES, Scripts, running
 
@@ -131,12 +131,6 @@ def test_thoughts_are_shown_apart(tmp_path: Path) -> None:
         assert shown[thoughts + 1].startswith("Good morning")
     finally:
         graph.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def test_the_parts_find_each_other_and_end_together(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import openai
 import pytest
+from benchmarks.ports import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -269,10 +270,8 @@ def test_at_a_terminal_ctrl_c_interrupts_an_answer_and_ctrl_d_ends(tmp_path: Pat
 
 
 def test_chat_without_a_server_says_how_to_start_one() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        talk = subprocess.run([*DYNAMO, "chat", "--url", url], input="", capture_output=True, text=True, check=False)
+    url = f"http://127.0.0.1:{free_port()}"
+    talk = subprocess.run([*DYNAMO, "chat", "--url", url], input="", capture_output=True, text=True, check=False)
     assert talk.returncode == 1
     assert talk.stderr.startswith(f"error: no server answers at {url}")
     assert "dynamo serve" in talk.stderr
@@ -383,9 +382,7 @@ def test_every_router_mode_serves(tmp_path: Path) -> None:
 
 
 def test_the_parts_run_one_by_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     variables = {**os.environ, "DYN_FILE_KV": str(tmp_path / "kv"), "DYN_LOG": "warn"}
     flags = ["--discovery-backend", "file"]
     commands = [

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -17,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from benchmarks.ports import free_port
 
 from dynamo.core.errors import DynamoException, InvalidArgument, WorkerUnavailable
 from dynamo.protocols.discovery import INSTANCES, MODEL_CARDS
@@ -52,12 +52,6 @@ def loopback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"):
         monkeypatch.setenv(name, "127.0.0.1")
     monkeypatch.setenv("DYN_SYSTEM_PORT", str(free_port()))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

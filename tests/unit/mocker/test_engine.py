@@ -1,7 +1,6 @@
 """The engine lives its simulation through: tokens when steps end, silence for who left, sleep when idle."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.ports import free_port
 
 from dynamo.backend.engine import EngineConfig
 from dynamo.core.clock import ManualClock
@@ -333,9 +333,7 @@ async def test_a_decode_worker_begins_with_the_first_token_and_tells_no_cache(mo
 
 async def test_both_legs_meet_over_a_room(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_HTTP_RPC_HOST", "127.0.0.1")
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     prefill = running(model_dir, "--disaggregation-mode=prefill", f"--bootstrap-ports={port}")
     async with prefill as source, running(model_dir, "--disaggregation-mode=decode") as target:
         assert source.config.bootstrap_port == port

@@ -6,6 +6,7 @@ import struct
 import pytest
 import zmq
 import zmq.asyncio
+from benchmarks.ports import free_port
 
 from dynamo.core.codec import msgpack_decode
 from dynamo.core.errors import ConfigError
@@ -17,11 +18,6 @@ HOST = "127.0.0.1"
 WAIT_S = 10.0
 STORED = Stored(3, None, [StoredBlock(11, 1), StoredBlock(12, 2)])
 TOKENS = {11: [5, 6], 12: [7, 8]}
-
-
-def free_port() -> int:
-    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
-        return socket.bind_to_random_port(f"tcp://{HOST}")
 
 
 def test_an_event_is_a_map_in_the_released_mockers_words() -> None:
