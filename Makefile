@@ -7,23 +7,34 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 ARGS ?=
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+PYTEST := $(BIN)/python -m pytest
+PARALLEL = -n $(JOBS) --dist loadfile
+LOCAL := not conformance and not clients and not engines and not reference
 SEEDS ?= 10000
 REQUESTS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench simulate conformance test-disagg test-clients test-engines format clean
+.PHONY: help serve test test-reference check bench simulate conformance test-disagg test-clients test-engines format clean
 
 help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.serve ## Serve a model over the OpenAI API; options after ARGS, e.g. ARGS="--workers 2 --http-port 9000".
 	@$(BIN)/dynamo serve $(ARGS)
 
-test: $(VENV)/.test ## Run the unit, house and integration tests; ARGS goes to pytest.
-	$(BIN)/python -m pytest -m "not conformance and not clients and not kserve and not engines" $(ARGS)
-	$(BIN)/python -m pytest -m "kserve and not conformance" $(or $(ARGS),tests/integration/test_kserve.py tests/unit/llm/grpc) \
-		|| [ $$? -eq 5 ]
+test: $(VENV)/.test ## Run the unit, contract, house and integration tests on JOBS cores; ARGS goes to pytest instead.
+ifeq ($(strip $(ARGS)),)
+	$(PYTEST) -m "$(LOCAL) and not kserve" $(PARALLEL) tests/unit tests/contract tests/house
+	$(PYTEST) -m "$(LOCAL) and not kserve" $(PARALLEL) tests/integration tests/simulation
+	$(PYTEST) -m "$(LOCAL) and kserve" tests/integration/test_kserve.py tests/unit/llm/grpc
+else
+	$(PYTEST) -m "$(LOCAL)" $(ARGS)
+endif
+
+test-reference: $(VENV)/.reference ## Compare the embedded engine and the chat templates with PyTorch and transformers.
+	$(PYTEST) -m "reference and not conformance" tests/unit/llm tests/contract tests/integration $(ARGS)
 
 check: $(VENV)/.check ## Formatting, lint, types and the import contracts.
 	$(BIN)/ruff format --check .
@@ -31,7 +42,7 @@ check: $(VENV)/.check ## Formatting, lint, types and the import contracts.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.test ## Measure every claim of the docs against its peer, in some forty minutes; ARGS goes to the first.
+bench: $(VENV)/.reference ## Measure every claim of the docs against its peer, in some forty minutes; ARGS goes to the first.
 	$(BIN)/python -m benchmarks.frontend_cpu $(ARGS)
 	$(BIN)/python -m benchmarks.frontend_latency
 	$(BIN)/python -m benchmarks.frontend_memory
@@ -93,3 +104,7 @@ $(VENV)/.check: pyproject.toml | $(BIN)/python
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[test]'
 	@touch $@ $(VENV)/.serve
+
+$(VENV)/.reference: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[test,reference]'
+	@touch $@ $(VENV)/.test $(VENV)/.serve

@@ -21,7 +21,7 @@ from tests.integration import adapters
 
 from dynamo.cpu.config import DEMO_MODEL
 
-pytestmark = [pytest.mark.conformance, pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.conformance, pytest.mark.reference, pytest.mark.filterwarnings("default")]
 
 READY_S = 60.0
 HOUSES = ("theirs", "ours")

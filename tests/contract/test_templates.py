@@ -12,6 +12,9 @@ from dynamo.core.errors import InvalidArgument
 from dynamo.llm.templates import ChatTemplate
 from dynamo.protocols.openai import ContentPart, FunctionCall, Message, ToolCall
 
+pytestmark = pytest.mark.reference
+pytest.importorskip("transformers")
+
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOLS: list[dict[str, Any]] = [
     {

@@ -21,7 +21,7 @@ from dynamo.cpu.sampler import Sampling
 from dynamo.cpu.scheduler import Scheduler
 from dynamo.cpu.sequence import Sequence
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.integration, pytest.mark.reference, pytest.mark.filterwarnings("default")]
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

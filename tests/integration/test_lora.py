@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from tests.integration import adapters
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.integration, pytest.mark.reference, pytest.mark.filterwarnings("default")]
 
 TUNED = (1, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
 OTHER = (2, ("q_proj", "v_proj"))

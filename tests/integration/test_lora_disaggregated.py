@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from tests.integration import adapters
 from tests.integration.test_lora import COUNT, FLAGS, TUNED, System, prompts, text
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.integration, pytest.mark.reference, pytest.mark.filterwarnings("default")]
 
 
 def test_prefill_and_decode_workers_use_the_same_adapter(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def run(*command: str) -> None:
 
 
 def main() -> None:
-    """Makes all of them; Node's only where there is a Node."""
+    """Install the named environments, or all; the one for Node only where there is npm."""
     for name in PACKAGES:
         make(name)
     if shutil.which("npm") is None:

@@ -114,6 +114,7 @@ def template(source: str) -> ChatTemplate:
 @pytest.fixture(scope="session")
 def hugging_face() -> Callable[..., str]:
     """Renders as `tokenizer.apply_chat_template` does."""
+    pytest.importorskip("transformers")
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def render(source: str, turns: list[dict[str, Any]], **options: Any) -> str:
@@ -136,6 +137,7 @@ def outcome(render: Callable[[], str]) -> tuple[str, str]:
         return "complaint", str(error).removeprefix("chat template: ")
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=60, deadline=None)
 @given(turns=CONVERSATIONS, add_generation_prompt=st.booleans(), with_tools=st.booleans())
@@ -155,6 +157,7 @@ def test_any_conversation_is_rendered_as_hugging_face_renders_it(
     assert outcome(lambda: ours.render_turns(dicts, tools, add_generation_prompt)) == expected
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("family", ["chatml", "headers", "alternating"])
 @settings(max_examples=40, deadline=None)
 @given(text=TEXT)
