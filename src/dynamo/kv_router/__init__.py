@@ -1,1 +1,1 @@
-"""KV router: which worker should have this request, decided from what each one holds and does. Pure."""
+"""KV router: choose a worker for each request from the workers' cached blocks and load. Pure."""

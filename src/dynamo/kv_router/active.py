@@ -1,8 +1,8 @@
-"""Active load: what each rank was given and has not finished (serving-plane.md §4.9).
+"""Active load of each rank: requests that were routed to it and have not finished.
 
-Three numbers for each slot: prompt tokens that are still to be computed, blocks that its requests occupy, and requests.
-Requests that begin alike share their blocks while both run, so blocks are counted in a tree of the prompts under way.
-Every number is taken back when its request ends, however it ends; `expire` ends those that nobody ended.
+Three numbers are kept for each slot: prompt tokens still to be computed, blocks occupied by requests, and requests. Requests
+with a common prefix share its blocks while both run, so blocks are counted in a tree of the active prompts. Every number is
+released when its request ends; `expire` ends requests whose end was never reported.
 """
 
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from dynamo.kv_router.prompts import PromptTree, Stretch, up
 from dynamo.kv_router.runs import WIDTH
 
 EXPIRY_S = 300.0
-"""After this a request is taken for forgotten (`DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS`)."""
+"""Age at which an unfinished request is dropped from the load (`DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS`)."""
 
 
 @dataclass(slots=True)
 class Booking:
-    """One request's part of the load."""
+    """One request's share of the load."""
 
     slot: int
     prefill_tokens: int
-    """Still to be computed; 0 once the first token is there."""
+    """Prompt tokens still to be computed; 0 after the first token."""
     end: Stretch | None
-    """Where its prompt ends, where blocks are shared."""
+    """End of the prompt in the prompt tree, where blocks are shared."""
     blocks: float
-    """Blocks of its own: the prompt's where they are not shared, and the output's."""
+    """Blocks of this request alone: output blocks, and prompt blocks where they are not shared."""
     discount: float
-    """Blocks that are counted less because the request nears its end."""
+    """Blocks subtracted because the request is near its end."""
     booked_at: float
 
 
@@ -35,7 +35,7 @@ class ActiveLoad:
     """The load of all ranks, by slot."""
 
     def __init__(self, *, shares_blocks: bool = True, expiry_s: float = EXPIRY_S) -> None:
-        """`shares_blocks`: whether requests that begin alike occupy their common blocks once (`--router-assume-kv-reuse`)."""
+        """`shares_blocks`: count the common prefix of concurrent requests once (`--router-assume-kv-reuse`)."""
         self.prefill_tokens: list[int] = []
         self.blocks: list[float] = []
         self.requests: list[int] = []
@@ -44,7 +44,7 @@ class ActiveLoad:
         self._prompts = PromptTree()
         self._bookings: dict[str, Booking] = {}
         self.decay: PrefillDecay | None = None
-        """How far prompts are, where that is estimated; `prefill_tokens` has them in full."""
+        """Estimated prefill progress, if enabled; `prefill_tokens` always holds the full prompts."""
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -53,14 +53,14 @@ class ActiveLoad:
         return request_id in self._bookings
 
     def reach(self, slot: int) -> None:
-        """Makes room for a slot."""
+        """Allocate a slot."""
         while len(self.requests) <= slot:
             self.prefill_tokens.append(0)
             self.blocks.append(0)
             self.requests.append(0)
 
     def overlap(self, blocks: bytes) -> list[tuple[int, int]]:
-        """How many blocks from the start, and the slots (as bits) whose requests share exactly so many."""
+        """Return pairs of (blocks from the start, slots as bits whose requests share exactly that many)."""
         return self._prompts.overlap(blocks)
 
     def book(
@@ -75,10 +75,10 @@ class ActiveLoad:
         shares_blocks: bool | None = None,
         prefill_s: float | None = None,
     ) -> None:
-        """A request was given to a slot. One that is booked already is booked anew.
+        """Add a request to a slot; a request that is already booked is booked again.
 
-        `tracks_blocks` False counts no blocks for it; `shares_blocks` says for this request what the load says for all.
-        `prefill_s` is how long its prompt is expected to take.
+        `tracks_blocks=False` counts no blocks for it; `shares_blocks` overrides the load's setting for this request.
+        `prefill_s` is the expected duration of its prefill in seconds.
         """
         self.finish(request_id)
         self.reach(slot)
@@ -98,24 +98,24 @@ class ActiveLoad:
             self.decay.add(slot, request_id, prefill_tokens, prefill_s, now)
 
     def prefill_tokens_at(self, now: float) -> list[float]:
-        """Tokens that are still to be computed, by slot, a copy: less than was booked where progress is estimated."""
+        """Return a copy of the prompt tokens still to be computed, by slot, reduced by estimated progress."""
         found: list[float] = [*self.prefill_tokens]
         if self.decay is not None:
             self.decay.subtract(found, now)
         return found
 
     def slot_of(self, request_id: str) -> int | None:
-        """Where a request is booked."""
+        """Return the slot of a request; None if it is not booked."""
         booking = self._bookings.get(request_id)
         return None if booking is None else booking.slot
 
     def prefill_of(self, request_id: str) -> int:
-        """How many of its prompt's tokens are still to be computed; 0 for an unknown request."""
+        """Return the prompt tokens of a request still to be computed; 0 for an unknown request."""
         booking = self._bookings.get(request_id)
         return 0 if booking is None else booking.prefill_tokens
 
     def prefilled(self, request_id: str, now: float | None = None) -> bool:
-        """The first token is there. False for an unknown request."""
+        """Record the first token of a request. Return False for an unknown request."""
         booking = self._bookings.get(request_id)
         if booking is None:
             return False
@@ -126,10 +126,10 @@ class ActiveLoad:
         return True
 
     def grow(self, request_id: str, weight: float | None = None) -> bool:
-        """The output filled one more block. False for an unknown request.
+        """Add one output block to a request. Return False for an unknown request.
 
-        `weight`, from 1 to 0, says how much of it is still to come, where that is expected: output and the part of
-        the prompt that nobody else uses are counted so much, because they are free soon.
+        `weight`, from 1 to 0, is the expected share of the output still to come. Output blocks and prompt blocks that no
+        other request uses are multiplied by it, because they will be free soon.
         """
         booking = self._bookings.get(request_id)
         if booking is None:
@@ -143,7 +143,7 @@ class ActiveLoad:
         return True
 
     def finish(self, request_id: str, now: float | None = None) -> bool:
-        """The request ended. False for an unknown one."""
+        """Remove a finished request. Return False for an unknown request."""
         booking = self._bookings.pop(request_id, None)
         if booking is None:
             return False
@@ -160,20 +160,20 @@ class ActiveLoad:
                 self.blocks[slot] -= len(node)
         self.blocks[slot] += booking.discount - booking.blocks
         if not self.requests[slot]:
-            self.blocks[slot] = 0.0  # No rounding error outlives the requests that caused it.
+            self.blocks[slot] = 0.0  # Discard the rounding error left by past requests.
         return True
 
     def drop(self, slot: int) -> list[str]:
-        """The rank left: its requests are over. Returns their ids."""
+        """Remove all requests of a rank that left; return their ids."""
         ids = [request_id for request_id, booking in self._bookings.items() if booking.slot == slot]
         for request_id in ids:
             self.finish(request_id)
         return ids
 
     def expire(self, now: float) -> list[str]:
-        """Ends the requests that were booked so long ago that nobody will; returns their ids."""
+        """Remove requests booked more than the expiry time ago; return their ids."""
         ids = []
-        for request_id, booking in self._bookings.items():  # In the order of booking.
+        for request_id, booking in self._bookings.items():  # Oldest booking first.
             if now - booking.booked_at < self._expiry_s:
                 break
             ids.append(request_id)
@@ -182,7 +182,7 @@ class ActiveLoad:
         return ids
 
     def validate(self) -> None:
-        """Raises `AssertionError` where the numbers disagree with the requests they are the sum of."""
+        """Raise `AssertionError` if the totals differ from the sum of the bookings."""
         for slot in range(len(self.requests)):
             mine = [booking for booking in self._bookings.values() if booking.slot == slot]
             assert self.requests[slot] == len(mine), "requests are miscounted"
@@ -193,7 +193,7 @@ class ActiveLoad:
         self._prompts.validate()
 
     def _exclusive(self, booking: Booking) -> int:
-        """How many blocks of its prompt no other request of the slot uses."""
+        """Return the number of prompt blocks that no other request of the slot uses."""
         found = 0
         for node in up(booking.end):
             if node.marks[booking.slot] > 1:

@@ -1,9 +1,9 @@
-"""Affinity: the turns of a session go to the worker of its first one (serving-plane.md §4.9, `--router-session-affinity-ttl-secs`).
+"""Session affinity: route the turns of a session to the worker of its first turn (`--router-session-affinity-ttl-secs`).
 
-A session is bound when its first request is given a worker, and stays so until it has been idle for the time to live;
-requests under way keep it. Whether the bound worker still exists, and may be chosen, is the router's to say each time:
-nothing here outlives what the router knows (lessons.md C21). Routers of the same workers may tell each other of their
-bindings (`hear`); two that bind a session at once end up with the same rank.
+A session is bound when its first request is routed, and stays bound until it has been idle for the time to live; active
+requests keep it alive. The router checks on each request whether the bound worker still exists and is eligible, so a stale
+binding never outlives a worker. Router replicas exchange bindings (`hear`); if two replicas bind one session at the same
+time, both end up with the same rank.
 """
 
 from collections import OrderedDict
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 SESSIONS_MAX = 65_536
-"""Beyond it the session that was used longest ago is forgotten; upstream's bound."""
+"""Bound on the number of sessions, as upstream; the least recently used session is dropped."""
 
 Mode = Literal["hard", "soft"]
-"""`hard`: its worker even when that is over a busy threshold; `soft`: its worker while that may be chosen like others."""
+"""`hard`: use the bound worker even above its busy threshold; `soft`: only while it is eligible like any other."""
 
 Rank = tuple[int, int]
 Version = tuple[int, int]
-"""Of a binding, where several routers bind: a number that grows, and who bound. The greatest is in force."""
+"""Version of a binding between replicas: (increasing number, id of the writer). The greatest version wins."""
 
 
 @dataclass(slots=True)
 class Binding:
-    """Where a session goes."""
+    """The rank of a session."""
 
     rank: Rank
     used_at: float
@@ -40,17 +40,17 @@ class Affinity:
         self._sessions_max = sessions_max
         self._bound: OrderedDict[str, Binding] = OrderedDict()
         self._requests: dict[str, str] = {}
-        """By request, the session that it keeps."""
+        """Session that each active request keeps alive, by request id."""
         self.writer = 0
-        """Who binds here, where several routers do."""
+        """Id of this replica as a writer of bindings."""
         self._number = 0
-        """The greatest number of a version that was seen."""
+        """Greatest version number seen."""
 
     def __len__(self) -> int:
         return len(self._bound)
 
     def find(self, session: str, now: float) -> Rank | None:
-        """The session's rank; None where it has none, or has had none for too long."""
+        """Return the session's rank; None if it is not bound or its binding expired."""
         binding = self._bound.get(session)
         if binding is None:
             return None
@@ -60,7 +60,7 @@ class Affinity:
         return binding.rank
 
     def bind(self, session: str, request_id: str, rank: Rank, now: float) -> None:
-        """A request of the session was given to a rank; from now on the others are too."""
+        """Bind a session to the rank of its request; later requests follow it."""
         self.finish(request_id, now)
         binding = self._bound.get(session)
         if binding is None:
@@ -72,16 +72,16 @@ class Affinity:
         self._used(session)
 
     def version_of(self, session: str) -> Version | None:
-        """Of its binding; None where it has none."""
+        """Return the version of the session's binding; None if it is not bound."""
         binding = self._bound.get(session)
         return None if binding is None else binding.version
 
     def observe(self, version: Version) -> None:
-        """Another router bound something: what is bound here afterwards is newer."""
+        """Record a version from another replica, so that later local bindings are newer."""
         self._number = max(self._number, version[0])
 
     def hear(self, session: str, rank: Rank, version: Version, now: float) -> bool:
-        """Another router bound a session. False where a newer binding is known."""
+        """Apply a binding from another replica. Return False if a newer binding exists."""
         self.observe(version)
         binding = self._bound.get(session)
         if binding is None:
@@ -99,7 +99,7 @@ class Affinity:
             self._forget(next(iter(self._bound)))
 
     def finish(self, request_id: str, now: float) -> None:
-        """A request ended."""
+        """Release the session that a finished request kept alive."""
         session = self._requests.pop(request_id, None)
         binding = self._bound.get(session) if session is not None else None
         if binding is not None:
@@ -107,12 +107,12 @@ class Affinity:
             binding.used_at = max(binding.used_at, now)
 
     def end(self, session: str) -> None:
-        """The client said that the session is over."""
+        """End a session at the client's request."""
         if session in self._bound:
             self._forget(session)
 
     def expire(self, now: float) -> None:
-        """Forgets idle sessions, oldest first."""
+        """Drop idle sessions, oldest first."""
         idle = []
         for session, binding in self._bound.items():
             if now - binding.used_at < self._ttl_s:

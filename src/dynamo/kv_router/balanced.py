@@ -1,19 +1,19 @@
-"""Balanced: our cost function, the seconds that a request adds to the world on each rank (docs/balanced.md has what it is worth).
+"""Latency-based cost: estimated seconds a request adds on each rank, for itself and for the requests it delays.
 
-Upstream's cost weighs blocks to be computed against blocks that are occupied, and so buys a short wait for the first
-token with slower ones afterwards: whoever holds a popular prefix is given ever more requests. Here both are counted in
-seconds, for the request itself and for those whom it delays:
+Upstream's cost weighs blocks to be computed against occupied blocks. It buys a short time to first token with slower
+decoding afterwards: a worker with a popular prefix receives ever more requests. Here both are counted in seconds
+(measurements: docs/balanced.md):
 
-    own      = prefill pace x its tokens that are not cached                                 counted AGAIN times
+    own      = prefill pace x tokens of the prompt that are not cached                counted AGAIN times
     wait     = prefill pace x prefill tokens ahead of it  x  COMPANY
     decode   = output x step(requests + 1, tokens + its own)
     others   = requests x (own x DECODING  +  output/2 x what it adds to a step)
-    room     = what is missing in the cache / what answers that end give back in a second   x  ROOM
+    room     = missing cache blocks / blocks that finishing requests free per second  x  ROOM
 
-`step(n, t) = base + per request x n + per token x t` is the time of one decode step. The others are on average half
-through when it comes, hence output/2. Long prompts so gather where few are delayed by them, and many short ones where no
-long one is. A cache has room for `ROOMY` of its blocks: the rest is for what nobody foretold. The paces are learned from the steps that workers report (`Pace.observe`); until then they are those of a
-mid-sized model on one accelerator.
+`step(n, t) = base + per request x n + per token x t` is the duration of one decode step. Requests in progress are on average
+half done, hence output/2. Long prompts therefore gather where they delay few requests, and short prompts where there is no
+long one. A cache counts as full at `ROOMY` of its blocks; the rest absorbs estimation errors. The paces are learned from the
+steps that workers report (`Pace.observe`); initial values are those of a mid-sized model on one accelerator.
 """
 
 from collections.abc import Sequence
@@ -23,31 +23,33 @@ from dynamo.kv_router.config import Weights
 from dynamo.kv_router.cost import Load, Prompt
 
 SMOOTHING = 0.02
-"""How much a new observation counts against all before it: some fifty to forget a change."""
+"""Weight of a new observation against all earlier ones: about fifty observations to adapt to a change."""
 STEP_MEMORY = 0.9995
-"""What a step of decoding counts for after another one: some two thousand are remembered."""
+"""Weight of a decode step after each later one: about two thousand steps are remembered."""
 RIDGE = 1e-3
-"""How strongly the paces before any step was seen hold against what steps say, where steps are all alike."""
+"""Weight of the initial paces in the regression; they decide only where all observed steps are alike."""
 SOLVE_EVERY = 64
-"""Steps between two looks at what they say: solving costs more than noting."""
+"""Steps between two solutions of the regression: solving costs more than accumulating."""
 COMPANY = 4.0
-"""Who comes while a queue lasts waits in it as well. The best of 1 to 6 on the first half of the conversation trace."""
+"""Requests that arrive while a queue lasts wait in it as well. Best value of 1 to 6 on the first half of the
+conversation trace."""
 AGAIN = 8.0
-"""What is computed twice is held twice, and takes the room of what would not be computed again. Up to 16 is better for
-conversations of five turns, less for short prompts with long common beginnings; others hardly mind."""
+"""A block computed twice is stored twice and displaces another one. Values up to 16 are better for conversations of
+five turns and worse for short prompts with long common prefixes; other loads hardly change."""
 DECODING = 0.6
-"""How many of a worker's requests are held up by a prompt: those that wait themselves are not. The best of 0.6 to 1.5."""
+"""Share of a worker's requests that a prefill delays; requests that are waiting themselves are not delayed. Best of
+0.6 to 1.5."""
 ROOM = 6.0
-"""Who waits for room in the cache is waited for by all who come after. The best of 1 to 30: from there on latency pays for it."""
+"""Weight of the wait for free cache blocks, which delays every later request as well. Best of 1 to 30."""
 ROOMY = 0.8
-"""The part of a cache that may be spoken for: answers are longer than thought, and who finds no room throws another one out."""
+"""Usable part of a cache: answers are longer than estimated, and a request without free blocks preempts another one."""
 SWEEPS = 8
-"""Over the three paces, each time they are solved for; where they are not found by then, the next time goes on."""
+"""Sweeps over the three paces per solution; if they have not converged, the next solution continues from there."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """How fast workers compute. Seconds."""
+    """Measured speed of the workers, in seconds."""
 
     prefill_token_s: float = 2e-5
     """50,000 prompt tokens a second."""
@@ -55,23 +57,23 @@ class Pace:
     step_request_s: float = 1e-5
     step_token_s: float = 5e-8
     output_tokens: float = 256.0
-    """How long an answer is, where nobody says."""
+    """Length of an answer whose limit is unknown."""
     _prefill_tokens: float = 0.0
     _prefill_seconds: float = 0.0
     _normal: list[float] = field(default_factory=lambda: [0.0] * 9)
-    """What steps of decoding said, weighted by their age: sums of 1, n, t, nn, nt, tt, s, ns, ts."""
+    """Age-weighted sums over decode steps, for n requests, t tokens, s seconds: 1, n, t, nn, nt, tt, s, ns, ts."""
     _until_solved: int = SOLVE_EVERY
 
     def step(self, requests: float, tokens: float) -> float:
-        """How long a step of decoding takes."""
+        """Return the duration of one decode step in seconds."""
         return self.step_s + self.step_request_s * requests + self.step_token_s * tokens
 
     def observe_output(self, tokens: int) -> None:
-        """An answer ended after so many tokens."""
+        """Record the length of a finished answer, in tokens."""
         self.output_tokens += SMOOTHING * (tokens - self.output_tokens)
 
     def observe(self, prefill_tokens: int, requests: int, context_tokens: int, seconds: float) -> None:
-        """A step of some worker took so long: prompt tokens that it computed, and requests that it decoded."""
+        """Record one engine step: prompt tokens computed, requests decoded, their context tokens, duration in seconds."""
         if seconds <= 0:
             return
         if prefill_tokens > 0:
@@ -102,7 +104,7 @@ class Pace:
             self._learn()
 
     def _learn(self) -> None:
-        """The paces that explain the steps best, near those before where steps cannot tell. None is negative."""
+        """Solve for the paces; where the steps do not determine them, stay near the previous ones. None becomes negative."""
         one, n, t, nn, nt, tt, s, ns, ts = self._normal
         known = [self.step_s, self.step_request_s * 100, self.step_token_s * 1e6]
         matrix = [[one, n, t], [n, nn, nt], [t, nt, tt]]
@@ -112,7 +114,7 @@ class Pace:
             matrix[at][at] += hold
             right[at] += hold * known[at]
         found = known
-        for _ in range(SWEEPS):  # Gauss-Seidel with a floor: converges for such a matrix, and never leaves the allowed.
+        for _ in range(SWEEPS):  # Gauss-Seidel with a lower bound: converges for this matrix and stays feasible.
             for at in range(3):
                 rest = sum(matrix[at][other] * found[other] for other in range(3) if other != at)
                 found[at] = max(0.0, (right[at] - rest) / matrix[at][at])
@@ -129,7 +131,7 @@ def balanced_costs(
     expected_output_tokens: int | None,
     room: Sequence[float],
 ) -> list[float]:
-    """The seconds that the request adds on each of the seats, in their order; `room`: blocks of each seat's cache, by seat."""
+    """Return the seconds that the request adds on each of the seats, in their order; `room`: cache blocks by seat."""
     output = pace.output_tokens if expected_output_tokens is None else float(max(1, expected_output_tokens))
     found = []
     for seat in seats:
@@ -150,7 +152,7 @@ def balanced_costs(
         cost = own * AGAIN + wait + output * (step + added) + others
         held = tokens + requests * pace.output_tokens / 2
         missing = held + blocks * block_size - ROOMY * room[seat] * block_size
-        if missing > 0 and held > 0:  # All that is held is given back in the time of an answer.
+        if missing > 0 and held > 0:  # All held blocks are freed within the duration of one answer.
             cost += ROOM * missing / held * pace.output_tokens * step
         found.append(cost)
     return found

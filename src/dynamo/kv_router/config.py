@@ -1,4 +1,4 @@
-"""RouterConfig: the numbers that decide between workers (serving-plane.md §4.2, §4.3). Defaults are upstream's."""
+"""RouterConfig: the settings of the routing decision. Defaults are upstream's."""
 
 from typing import Any, Literal
 
@@ -7,36 +7,39 @@ import msgspec
 from dynamo.core.errors import InvalidArgument
 
 ESTIMATE = (5e-3, 2e-5, 0.0)
-"""A prompt of a mid-sized model on one accelerator: 50,000 tokens a second."""
+"""Prefill estimate for a mid-sized model on one accelerator: 50,000 tokens per second."""
 
 BALANCED_QUEUE_THRESHOLD: float = 1.0
 BALANCED_QUEUE_POLICY: Literal["wspt"] = "wspt"
-"""Where requests wait with policy `balanced`, unless it is said otherwise: in the router, while every worker has a batch."""
+"""Default queue policy with `policy="balanced"`: requests wait in the router while every worker has a full batch."""
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
-    """The terms of the cost. A request may override some (`router_config_override`)."""
+    """The weights of the cost terms. A request may override some of them (`router_config_override`)."""
 
     overlap_score_credit: float = 1.0
-    """How much of a prefill block a cached one saves."""
+    """Share of a prefill block that a cached block saves."""
     overlap_score_credit_decay: float = 0.0
-    """How fast that credit shrinks on a worker with more prefill waiting than the others."""
+    """How fast that credit shrinks on a worker with more queued prefill than the others."""
     prefill_load_scale: float = 1.0
-    """What a block to be computed costs against one that is occupied."""
+    """Cost of a block to be computed, relative to an occupied block."""
     decode_active_request_weight: float = 0.0
-    """What a request under way costs, in blocks."""
+    """Cost of an active request, in blocks."""
     host_cache_hit_weight: float = 0.75
     disk_cache_hit_weight: float = 0.25
     shared_cache_multiplier: float = 0.5
     router_temperature: float = 0.0
-    """0: the best worker; above: others too, the more the higher."""
+    """0 chooses the cheapest worker; higher values spread requests over more workers."""
     assume_kv_reuse: bool = True
-    """Whether requests that begin alike share blocks on a worker."""
+    """Count the common prefix of concurrent requests on a worker once."""
     track_prefill_tokens: bool = True
-    """Whether prompts that are being computed count."""
+    """Count prompts that are being computed."""
 
     def overridden(self, given: dict[str, Any] | None) -> "Weights":
-        """With what a request says otherwise. Raises `InvalidArgument` for a wrong type; unknown names and nulls are ignored."""
+        """Return these weights with a request's overrides; unknown names and nulls are ignored.
+
+        Raises `InvalidArgument` for a value of the wrong type.
+        """
         fields = self.__struct_fields__
         wanted = {name: value for name, value in (given or {}).items() if name in fields and value is not None}
         if not wanted:
@@ -47,57 +50,57 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidArgument(f"router_config_override: {error}", param="router_config_override") from None
 
     def check(self) -> "Weights":
-        """Raises `InvalidArgument` for a number that is out of range."""
+        """Return these weights. Raise `InvalidArgument` for a number that is out of range."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if not isinstance(value, bool) and not 0.0 <= value < float("inf"):
-                raise InvalidArgument(f"{name} is {value:g}: expected a number from 0 on", param=name)
+                raise InvalidArgument(f"{name}: must be at least 0, not {value:g}", param=name)
         return self
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How one worker set is routed to."""
+    """The settings of one worker set's router."""
 
     weights: Weights = Weights()
     policy: Literal["dynamo", "balanced"] = "dynamo"
-    """The cost function: upstream's, or ours (docs/routing.md)."""
+    """Cost function: `dynamo` (upstream's) or `balanced` (latency-based; docs/routing.md)."""
     block_size: int = 16
     use_kv_events: bool = True
-    """Whether workers tell what they hold; else it is guessed from what they were given."""
+    """Follow the workers' KV events; otherwise cached blocks are predicted from the requests routed to each worker."""
     track_active_blocks: bool = True
     track_output_blocks: bool = False
     approximate_ttl_s: float = 120.0
-    """How long a guess is believed."""
+    """Lifetime of a predicted block, in seconds."""
     approximate_policy: Literal["ttl", "lru"] = "ttl"
     predicted_ttl_s: float | None = None
-    """How long what was just given to a worker counts as held before it says so itself."""
+    """Lifetime of a block predicted at routing time, until the worker's own event confirms it; None disables prediction."""
     queue_threshold: float | None = None
-    """Requests wait while every worker has more prefill under way than this part of its largest batch."""
+    """Queue requests while every worker's active prefill exceeds this fraction of its largest batch."""
     queue_policy: Literal["fcfs", "wspt"] = "fcfs"
     affinity_ttl_s: float | None = None
-    """How long an idle session stays with its worker; None: no session does."""
+    """Idle time after which a session loses its worker, in seconds; None disables session affinity."""
     affinity_mode: Literal["hard", "soft"] = "hard"
     use_remote_indexer: bool = False
-    """Whether another process is asked what workers hold, in place of following their events here."""
+    """Query another process's index instead of following KV events here."""
     replica_sync: bool = False
-    """Whether routers tell each other what they gave to whom."""
+    """Exchange routed requests with the router's replicas."""
     durable_kv_events: bool = False
-    """Whether workers tell what they hold through a JetStream stream."""
+    """Receive KV events through a JetStream stream."""
     snapshot_threshold: int = 1_000_000
-    """Messages in that stream beyond which what they say is kept as a snapshot, and they are purged."""
+    """Messages in the stream beyond which a snapshot is written and the stream purged."""
     reset_states: bool = False
-    """Whether the stream and the snapshot of former routers are dropped at the start."""
+    """Delete the stream and the snapshot of earlier routers at start-up."""
     shared_cache: Literal["none", "hicache"] = "none"
-    """Which cache beside the workers' own is asked what it has."""
+    """Shared cache outside the workers that is queried for cached blocks."""
     tracking_hash: Literal["public-xxh3-v1", "keyed-xxh3-v1"] = "public-xxh3-v1"
-    """By which hashes requests under way are known."""
+    """Hash algorithm that identifies active requests' blocks between routers."""
     tracking_key_file: str | None = None
     tracking_key_id: str | None = None
     session_prefixes: bool = False
-    """Whether the prompts of sessions are kept, whoever still holds them."""
+    """Keep the prompts of sessions, cached or not (`GET /routing/sessions`)."""
     prefill_load_model: Literal["none", "ais"] = "none"
-    """Whether prompts under way shrink while they are computed."""
+    """Model that estimates prefill progress; `none` counts a prompt in full until its first token."""
     prefill_estimate: tuple[float, float, float] = ESTIMATE
-    """Seconds of a prompt before any step was heard: at least, for each token, for each pair of them."""
+    """Initial prefill model, in seconds: constant, per token, per token pair."""
     expiry_s: float = 300.0
     blocks_max: int = 1 << 24

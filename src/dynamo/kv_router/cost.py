@@ -1,12 +1,12 @@
-"""Cost: what a request would cost on each rank, and the choice between them (serving-plane.md §4.3).
+"""Cost of a request on each rank, and the choice between the ranks.
 
     prefill   = (active prefill tokens + prompt tokens) / block size
     adjusted  = max(0, prefill - credit·device - host weight·host - disk weight·disk - shared·beyond)
     decode    = active blocks + the prompt's blocks that are new to the rank
     cost      = prefill load scale·adjusted + decode + request weight·active requests        the lowest wins
 
-Most ranks hold nothing of a prompt: their costs differ from each other only by their load, so theirs is one addition,
-and only the ranks with an overlap are worked out one by one.
+Most ranks hold no block of a prompt, so their costs differ by load alone and take one addition; only ranks with an overlap
+are evaluated one by one.
 """
 
 import math
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from dynamo.kv_router.config import Weights
 
 NEVER = math.inf
-"""The cost of a rank that may not be chosen."""
+"""The cost of an ineligible rank."""
 
 
 @dataclass(slots=True)
 class Load:
-    """What the ranks are doing, by seat: parallel lists."""
+    """The load of the ranks, by seat: parallel lists."""
 
     prefill_tokens: Sequence[float]
     blocks: Sequence[float]
@@ -31,37 +31,37 @@ class Load:
 
 @dataclass(slots=True)
 class Prompt:
-    """What the request is, and who has some of it. Overlaps are blocks from the start, by seat; 0 is left out."""
+    """The request's prompt and its overlaps: blocks from the start, by seat; seats without overlap are omitted."""
 
     tokens: int
     blocks: int
     device: Mapping[int, int]
     host: Mapping[int, int]
-    """Blocks beyond the device's."""
+    """Blocks in host memory beyond those on the device."""
     disk: Mapping[int, int]
-    """Blocks beyond the host's."""
+    """Blocks on disk beyond those in host memory."""
     shared_beyond: Mapping[int, int]
-    """Blocks beyond all of these that a cache which everybody reads has."""
+    """Blocks in a shared cache beyond all of these."""
     active: Mapping[int, int]
-    """Blocks that requests under way occupy already."""
+    """Blocks that active requests already occupy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a rank's cost comes about, in blocks."""
+    """The terms of a rank's cost, in blocks."""
 
     prefill: float
-    """Prefill that waits there, with this prompt's."""
+    """Queued prefill, including this prompt."""
     saved: float
-    """Less so much, for what is cached."""
+    """Blocks saved by caches."""
     decode: float
-    """Occupied afterwards."""
+    """Blocks occupied once the request runs."""
     requests: float
     cost: float
 
 
 def terms(seat: int, load: Load, prompt: Prompt, weights: Weights, block_size: int, least_prefill: float) -> Terms:
-    """A rank's cost in full; `least_prefill` is the smallest number of active prefill tokens among the eligible."""
+    """Return the terms of one rank's cost; `least_prefill` is the least active prefill, in tokens, of the eligible ranks."""
     device = prompt.device.get(seat, 0)
     credit = weights.overlap_score_credit
     if weights.overlap_score_credit_decay and prompt.blocks:
@@ -75,7 +75,7 @@ def terms(seat: int, load: Load, prompt: Prompt, weights: Weights, block_size: i
     if weights.assume_kv_reuse:
         decode -= prompt.active.get(seat, 0)
     requests = weights.decode_active_request_weight * load.requests[seat]
-    if not weights.track_prefill_tokens:  # A decode worker: what it holds already is what need not be moved to it.
+    if not weights.track_prefill_tokens:  # Decode worker: cached blocks need not be transferred to it.
         return Terms(0.0, saved, decode, requests, max(0.0, decode - saved) + requests)
     prefill = (load.prefill_tokens[seat] + prompt.tokens) / block_size
     adjusted = max(0.0, prefill - saved)
@@ -83,7 +83,7 @@ def terms(seat: int, load: Load, prompt: Prompt, weights: Weights, block_size: i
 
 
 def costs(seats: Sequence[int], load: Load, prompt: Prompt, weights: Weights, block_size: int) -> list[float]:
-    """The cost of each of the seats, in their order."""
+    """Return the cost of each of the seats, in their order."""
     least = min((load.prefill_tokens[seat] for seat in seats), default=0.0)
     fixed = float(prompt.blocks)
     scale = 0.0
@@ -111,7 +111,7 @@ def costs(seats: Sequence[int], load: Load, prompt: Prompt, weights: Weights, bl
 
 
 def _saved(prompt: Prompt, weights: Weights) -> dict[int, float]:
-    """The blocks that caches save on each seat, without decay."""
+    """Return the blocks that caches save on each seat, without decay."""
     credit = weights.overlap_score_credit
     saved = {seat: credit * blocks for seat, blocks in prompt.device.items()}
     for weight, held in (
@@ -125,19 +125,19 @@ def _saved(prompt: Prompt, weights: Weights) -> dict[int, float]:
 
 
 def with_taints(cost: float, taints: frozenset[str], preferred: Mapping[str, float]) -> float:
-    """A cost, better where the worker has what the request prefers: times e^-tanh(sum of weights), from 1/e to e."""
+    """Return the cost scaled by preferred taints: times e^-tanh(sum of weights), from 1/e to e."""
     wanted = sum(weight for taint, weight in preferred.items() if taint in taints)
     return cost * math.exp(-math.tanh(wanted))
 
 
 def choose(found: Sequence[float], temperature: float, chance: random.Random) -> int:
-    """The place of the chosen cost: the lowest, ties broken evenly, or a draw by softmax of the normalized costs.
+    """Return the position of the chosen cost: the lowest, ties broken at random, or a softmax draw of normalized costs.
 
-    Raises `ValueError` where there is none to choose.
+    Raises `ValueError` if no cost is finite.
     """
     best = min(found)
     if best == NEVER:
-        raise ValueError("no rank may be chosen")
+        raise ValueError("no eligible rank")
     if temperature <= 0.0:
         if found.count(best) == 1:
             return found.index(best)

@@ -1,4 +1,4 @@
-"""Decision: a request that wants a worker, the worker that it is given, and all that this rested on."""
+"""Routing request, routing decision, and the state on which the decision was based."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,29 +11,29 @@ from dynamo.kv_router.cost import Load, Prompt
 from dynamo.kv_router.hicache import Runs
 
 Rank = tuple[int, int]
-"""A worker's id and one of its data-parallel ranks."""
+"""A worker id and a data-parallel rank of that worker."""
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """What a worker's card says."""
+    """The routing-relevant fields of a worker's model card."""
 
     worker_id: int
     dp_start: int = 0
     dp_size: int = 1
     kv_blocks: int | None = None
-    """What its cache holds, for each rank."""
+    """Capacity of each rank's cache, in blocks."""
     batch_tokens: int | None = None
-    """The most prompt tokens of one batch."""
+    """Maximum prompt tokens per batch."""
     taints: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
 class Ask:
-    """A request that wants a worker."""
+    """A request to be routed."""
 
     request_id: str
     blocks: bytes
-    """Packed tokens hashes of its complete blocks."""
+    """Packed token hashes of its complete blocks."""
     tokens: int
     worker_id: int | None = None
     dp_rank: int | None = None
@@ -46,24 +46,24 @@ class Ask:
     strict_priority: int = 0
     policy_class: str | None = None
     busy: frozenset[int] = frozenset()
-    """Workers over a busy threshold."""
+    """Workers above a busy threshold."""
     avoid: frozenset[int] = frozenset()
-    """Workers that failed this request, or that do not answer at the moment."""
+    """Workers that failed this request or are unresponsive."""
     session: str | None = None
-    """The session that it is a turn of."""
+    """Session id."""
     is_last: bool = False
-    """Whether the session ends with it."""
+    """Whether the session ends with this request."""
     shared: Runs = ()
-    """Its blocks that a cache which every worker reads has."""
+    """Runs of its blocks in the shared cache."""
     held: Mapping[Rank, tuple[int, int, int]] | None = None
-    """What ranks hold of it, by tier, where somebody else's index was asked (`--use-remote-indexer`)."""
+    """Cached blocks by rank and tier from a remote index (`--use-remote-indexer`)."""
     sequence: bytes | None = None
-    """Packed sequence hashes of its blocks, where other routers tell of theirs by them: load is counted by these then."""
+    """Packed sequence hashes of its blocks, where router replicas identify active blocks by them."""
 
 
 @dataclass(slots=True)
 class Decision:
-    """Where a request goes, and what that rested on."""
+    """The chosen rank, and the state on which the choice was based."""
 
     request_id: str
     worker_id: int
@@ -77,29 +77,29 @@ class Decision:
 
     @property
     def overlap_blocks(self) -> int:
-        """Blocks that need not be computed, in any tier."""
+        """Return the blocks that need not be computed, in any tier."""
         return self.device_blocks + self.host_blocks + self.disk_blocks
 
     @property
     def hit_rate(self) -> float:
-        """Which part of the prompt's blocks that is; one that is not full is a block, as upstream counts."""
+        """Return the cached share of the prompt's blocks; a partial block counts as one, as upstream counts."""
         whole = -(-self.snapshot.ask.tokens // self.snapshot.block_size)
         return min(1.0, self.overlap_blocks / whole) if whole else 0.0
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """The state of things when a decision was made, by seat."""
+    """The state of the ranks at decision time, by seat."""
 
     at: float
     ask: Ask
     seats: list[int]
-    """The ranks that could be chosen."""
+    """The eligible ranks."""
     ranks: dict[int, Rank]
     load: Load
     prompt: Prompt
     weights: Weights
     costs: list[float]
     filtered: dict[int, str]
-    """Ranks that could not, and why."""
+    """Ineligible ranks, with the reason."""
     block_size: int

@@ -1,4 +1,4 @@
-"""Cache events in and out of the index: as workers tell them, and as one router tells another."""
+"""Conversion between KV cache events and the index: apply a worker's events, dump the index as events."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ NUMBERS = {name: number for number, name in enumerate(TIERS)}
 
 
 def apply(index: KvIndex, told: WorkerKvEvent) -> bool:
-    """A cache changed. False where the event speaks of a block that nobody told of: something was missed."""
+    """Apply a worker's event to the index. Return False if it refers to an unknown block: an event was missed."""
     tier = NUMBERS.get(told.storage_tier)
     if tier is None:
-        return True  # A cache that is not the worker's own.
+        return True  # An event of a cache outside the worker.
     worker_id, dp_rank, data = told.worker_id, told.event.dp_rank, told.event.data
     if isinstance(data, str):
         if tier == DEVICE:
@@ -29,9 +29,9 @@ def apply(index: KvIndex, told: WorkerKvEvent) -> bool:
 
 
 def dump(index: KvIndex, worker_ids: frozenset[int] | None = None) -> list[WorkerKvEvent]:
-    """Events that lead from nothing to the index; of some workers only, where they are named.
+    """Return events that rebuild the index from empty, optionally of some workers only.
 
-    Each rank's are numbered from 1, and the numbers mean nothing else.
+    Event ids count from 1 for each rank and have no other meaning.
     """
     events: list[WorkerKvEvent] = []
     numbers: dict[tuple[int, int], itertools.count[int]] = {}
@@ -43,9 +43,9 @@ def dump(index: KvIndex, worker_ids: frozenset[int] | None = None) -> list[Worke
 
 
 def dump_rank(index: KvIndex, worker_id: int, dp_rank: int, event_id: int) -> Iterator[WorkerKvEvent]:
-    """What leads from nothing to what a rank holds, each event under the number of the last one heard of it.
+    """Yield events that rebuild one rank's blocks, each with the id of the last event received from the rank.
 
-    One at least, so that this number is told even of a rank that holds nothing.
+    At least one event is yielded, so that the id is transferred even if the rank holds no block.
     """
     is_empty = True
     for tier, change in index.dump_rank(worker_id, dp_rank):

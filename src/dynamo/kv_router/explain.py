@@ -1,4 +1,4 @@
-"""Explanation: why a worker was chosen, with every other that could have been (docs/routing.md). Pure."""
+"""Explanation of a routing decision: the chosen worker and every candidate with its cost terms (docs/routing.md). Pure."""
 
 import math
 
@@ -10,18 +10,18 @@ from dynamo.kv_router.decision import Decision
 
 
 class Candidate(msgspec.Struct, kw_only=True):
-    """A rank as `explain` shows it. Counts are in blocks."""
+    """One rank in an explanation. Counts are in blocks."""
 
     worker_id: int
     dp_rank: int
     cost: float | None = None
     filtered: str | None = None
-    """Why it could not be chosen."""
+    """Reason for its exclusion."""
     device: int = 0
     host: int = 0
     disk: int = 0
     shared: int = 0
-    """Beyond all of these, in a cache that every worker reads."""
+    """Blocks in the shared cache, beyond all tiers of the worker."""
     active_prefill_tokens: float = 0
     active_blocks: float = 0
     active_requests: int = 0
@@ -31,7 +31,7 @@ class Candidate(msgspec.Struct, kw_only=True):
 
 
 class Explanation(msgspec.Struct, kw_only=True):
-    """Why a worker was chosen."""
+    """Explanation of one decision."""
 
     request_id: str
     at: float
@@ -42,11 +42,11 @@ class Explanation(msgspec.Struct, kw_only=True):
     policy: str
     weights: Weights
     candidates: list[Candidate]
-    """The best first."""
+    """Cheapest first."""
 
 
 def explained(decision: Decision, policy: str) -> Explanation:
-    """Why its worker was chosen."""
+    """Return the explanation of a decision."""
     seen = decision.snapshot
     least = min((seen.load.prefill_tokens[seat] for seat in seen.seats), default=0.0)
     cost_of = dict(zip(seen.seats, seen.costs, strict=True))

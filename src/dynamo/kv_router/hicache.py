@@ -1,11 +1,11 @@
-"""SharedPages: which pages of KV a cache that all workers read has: SGLang's HiCache in a Mooncake store.
+"""SharedPages: pages of KV cache in a store shared by all workers (SGLang's HiCache in a Mooncake store).
 
-    page      as many tokens as the engine's pages have; its name is SHA-256(name of the page before, its tokens)
-    object    what is stored of a page by one rank: <prefix>_<name as hex><suffix>, keys and values apart
-    held      a page of which every object is there
+    page      one page of the engine's cache; its name is SHA-256(name of the previous page, its tokens)
+    object    one rank's part of a page: <prefix>_<name in hex><suffix>; keys and values are separate objects
+    held      a page of which every object is stored
 
-The store tells of every object that comes and goes, in numbered batches. Where a number is missing nothing is known any
-more, and what is told from there on is all. Pure: which objects make up a page follows from what the workers' cards say.
+The store publishes each added and removed object in numbered batches. A missing number invalidates all previous knowledge;
+only later events count from then on. The objects of a page follow from the layout in the workers' cards.
 """
 
 import hashlib
@@ -18,18 +18,18 @@ from dynamo.core.errors import InvalidArgument
 from dynamo.tokens.hashing import as_u32
 
 RUNTIME_KEY = "sglang_hicache_mooncake"
-"""Where a card's `runtime_data` has the layout."""
+"""Key of the layout in a card's `runtime_data`."""
 PAGES_MAX = 1_000_000
-"""Beyond it the page that came first is forgotten."""
+"""Bound on the number of pages; the oldest page is dropped."""
 HEX_DIGITS = 64
 DEFAULT_TENANT = "default"
 
 Runs = tuple[tuple[int, int], ...]
-"""Blocks that are held: first and behind the last, in order."""
+"""Ranges of cached blocks: (first, one past the last), in order."""
 
 
 class HicacheLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker's engine stores its pages."""
+    """The layout in which a worker's engine stores its pages."""
 
     backend: str = "mooncake"
     page_size: int
@@ -42,16 +42,16 @@ class HicacheLayout(msgspec.Struct, frozen=True, kw_only=True):
     extra_backend_tag: str | None = None
     key_prefix: str | None = None
     kv_events_endpoint: str | None = None
-    """Where the store tells what comes and goes."""
+    """Address at which the store publishes its events."""
 
     @property
     def prefix(self) -> str:
-        """What stands before a page's name."""
+        """Return the prefix of object names."""
         prefix = self.key_prefix or self.extra_backend_tag
         return f"{prefix}_" if prefix else ""
 
     def suffixes(self) -> list[str]:
-        """What stands behind it, one for each object of a page."""
+        """Return the suffixes of object names, one for each object of a page."""
         stages = range(max(1, self.pp_size))
         if self.is_mla_model:
             return [f"_{stage}_k" for stage in stages] if self.pp_size > 1 else ["__k"]
@@ -63,7 +63,7 @@ class HicacheLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectEvent(msgspec.Struct):
-    """What the store tells of one object."""
+    """One event of the store about one object."""
 
     event_type: str
     object_key: str | None = None
@@ -72,7 +72,7 @@ class ObjectEvent(msgspec.Struct):
 
 
 def read_layout(given: object) -> HicacheLayout:
-    """What a card says. Raises `InvalidArgument`."""
+    """Decode the layout in a card. Raises `InvalidArgument`."""
     try:
         layout = msgspec.convert(given, HicacheLayout)
     except msgspec.ValidationError as error:
@@ -85,7 +85,7 @@ def read_layout(given: object) -> HicacheLayout:
 
 
 def page_names(tokens: Sequence[int], page_size: int, *, is_eagle: bool = False) -> list[bytes]:
-    """The name of each complete page of a prompt. With `is_eagle` a token stands with the one behind it."""
+    """Return the name of each complete page of a prompt. With `is_eagle`, each token is paired with the next one."""
     width = page_size * 4
     if is_eagle:
         pairs = array("I", [0]) * (2 * max(0, len(tokens) - 1))
@@ -101,29 +101,29 @@ def page_names(tokens: Sequence[int], page_size: int, *, is_eagle: bool = False)
 
 
 class SharedPages:
-    """The pages that are held, as far as the store told."""
+    """The pages in the shared store, according to its events."""
 
     def __init__(self, pages_max: int = PAGES_MAX) -> None:
         self._layout: HicacheLayout | None = None
         self._pages_max = pages_max
         self._pages: dict[bytes, int] = {}
-        """By name, the objects that are there, as bits; the page that came first is the first."""
+        """Stored objects of each page as bits, by page name; oldest page first."""
         self._bits: dict[str, int] = {}
-        """By suffix."""
+        """Bit of each object, by suffix."""
         self._whole = 0
         self._last: int | None = None
-        """The last batch's number."""
+        """Number of the last batch."""
 
     def __len__(self) -> int:
         return len(self._pages)
 
     @property
     def layout(self) -> HicacheLayout | None:
-        """How pages are stored; None while nobody said."""
+        """Return the layout of the pages; None until a worker has published one."""
         return self._layout
 
     def lay_out(self, layout: HicacheLayout | None) -> None:
-        """Pages are stored in this way. What was known of another one is forgotten."""
+        """Set the layout; pages known under a different layout are dropped."""
         if layout == self._layout:
             return
         self._layout = layout
@@ -133,12 +133,12 @@ class SharedPages:
         self._whole = (1 << len(suffixes)) - 1
 
     def clear(self) -> None:
-        """Nothing is known any more."""
+        """Drop all pages."""
         self._pages.clear()
         self._last = None
 
     def apply(self, number: int, events: Iterable[ObjectEvent]) -> bool:
-        """One batch. False where some before it were missed, so that all before them is forgotten."""
+        """Apply one batch. Return False if earlier batches were missed; all earlier pages are dropped then."""
         if number == self._last:
             return True
         is_next = self._last is None or number == self._last + 1
@@ -174,7 +174,7 @@ class SharedPages:
                 del self._pages[name]
 
     def find(self, tokens: Sequence[int]) -> Runs:
-        """Which blocks of a prompt are held; a block is a page."""
+        """Return the ranges of a prompt's blocks that are stored; a block is a page."""
         layout = self._layout
         if layout is None or not self._pages:
             return ()
@@ -194,7 +194,7 @@ class SharedPages:
 
 
 def held_from(runs: Runs, depth: int) -> int:
-    """How many blocks in a row are held from there on: one behind a hole is of no use, as a prompt is read from its start."""
+    """Return the number of consecutive blocks from `depth`; blocks after a gap are useless, as a prompt is read in order."""
     for begin, end in runs:
         if end > depth:
             return end - depth if begin <= depth else 0

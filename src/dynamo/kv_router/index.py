@@ -1,21 +1,21 @@
-"""KvIndex: which worker's cache holds which prefix (serving-plane.md §4.7).
+"""KvIndex: the prefixes that each worker's cache holds.
 
-    run ──────────────────────────────┐          A run is a stretch of consecutive blocks as some worker first told it.
-    │ b0 b1 b2 b3 b4 b5 b6 b7 …       │          Another continuation of b3 is a run of its own, anchored there.
+    run ──────────────────────────────┐          A run is a sequence of consecutive blocks as first stored by a worker.
+    │ b0 b1 b2 b3 b4 b5 b6 b7 …       │          Another continuation of b3 is a separate run, anchored at b3.
     └────────── b4' b5' b6' …
-    full: workers that hold all of it   shorter: {lead: workers that hold so many from its start}
+    full: workers that hold all of it   shorter: {lead: workers that hold exactly that many blocks from its start}
 
-Blocks are known by their tokens hashes alone, packed eight bytes each, so that a prompt is compared with a run by
-memory comparison, and a look-up costs a few steps for each run on its way, whatever its length. No sequence hash is
-computed. Sets of workers are integers with a bit for each rank's slot.
+Blocks are identified by their token hashes, packed into eight bytes each, so that a prompt is compared with a run by memory
+comparison; a look-up takes a few operations per run on its path, whatever its length. No sequence hash is computed. Sets of
+workers are integers with one bit for each rank's slot.
 
-An engine names its blocks by keys (`block_hash`). Where engines derive them alike, one table from keys to runs serves for
-all (`CommonNames`), and what a rank holds is told by the runs alone; a rank whose keys mean something else has a table of
-its own (`Rank`). What a worker holds behind a block that it has evicted ("stray") does not count as prefix, and
-counts again when the block returns. Blocks that nobody holds stay only as long as somebody holds what follows them, so
-the size of the index follows from what is held (`validate`).
+Engines name their blocks by keys (`block_hash`). Where engines derive keys alike, one table from keys to runs serves all of
+them (`CommonNames`), and the runs alone record what a rank holds; a rank with different keys has a table of its own
+(`Rank`). Blocks that a worker holds after a block it has evicted ("stray") do not count as prefix until that block returns.
+Blocks that no worker holds are kept only while a later block of their run is held, so the size of the index follows from the
+workers' blocks (`validate`).
 
-Pure: no clock, no task. A rank that leaves is gone from all answers at once; its entries are swept a slice at a time.
+Pure: no clock, no task. A rank that leaves disappears from all results at once; its entries are swept in slices.
 """
 
 from collections.abc import Iterator
@@ -37,75 +37,75 @@ from dynamo.kv_router.runs import (
 )
 from dynamo.protocols.kv_events import Removed, Stored
 
-SWEEP_SLICE = 512  # Blocks and keys of ranks that left which are swept with each event.
-BLOCKS_MAX = 1 << 24  # 16 M blocks, some 2 GB: far above what a fleet's devices hold together.
+SWEEP_SLICE = 512  # Entries of departed ranks swept with each event.
+BLOCKS_MAX = 1 << 24  # 16 M blocks, about 2 GB: far more than the devices of a deployment hold.
 
 
 @dataclass(slots=True)
 class Overlap:
-    """Who holds how much of a prompt."""
+    """The ranks' cached blocks of one prompt."""
 
     blocks: int
     """Complete blocks of the prompt."""
     depths: list[tuple[int, int]]
-    """How many blocks from the start, and the slots (as bits) that hold exactly so many on their device; 0 is left out."""
+    """Pairs of (blocks from the start, slots as bits that hold exactly that many on their device); 0 is omitted."""
     path: list[tuple[int, int, Run]]
-    """The runs that the prompt goes through: the first block's number, how many blocks, the run."""
+    """The runs along the prompt: number of the first block, number of blocks, run."""
 
 
 class KvIndex:
-    """Which ranks hold which prefixes, in three tiers."""
+    """Cached prefixes of all ranks, in three tiers."""
 
     def __init__(self, blocks_max: int = BLOCKS_MAX, names: Names | None = None) -> None:
-        """`blocks_max` is a hard bound; the runs that were used longest ago go first. `names`: an empty table."""
+        """`blocks_max` bounds the index; the least recently used runs are evicted. `names`: an empty table."""
         self.blocks_max = blocks_max
         self._ranks: dict[tuple[int, int], Rank] = {}
         self._slots: list[Rank | None] = []
         self._free: list[int] = []
         self._live = 0
-        """The slots whose ranks have not left."""
+        """Slots of ranks that have not left, as bits."""
         self._gone: list[Rank] = []
         self._tree = RunTree(CommonNames() if names is None else names, self._slots)
         self.counts = self._tree.counts
 
     @property
     def size(self) -> int:
-        """Blocks in the index, each counted once however many hold it."""
+        """Return the number of blocks, each counted once regardless of the ranks that hold it."""
         return self._tree.size
 
     @property
     def lower(self) -> int:
-        """The slots, as bits, that ever held something in a slower tier."""
+        """Return the slots, as bits, that have held a block in a slower tier."""
         return self._tree.lower
 
     # Ranks.
 
     def ranks(self) -> list[tuple[int, int]]:
-        """Worker id and rank of everybody who holds or held something."""
+        """Return worker id and rank of all ranks that hold or held a block."""
         return list(self._ranks)
 
     def rank_at(self, slot: int) -> tuple[int, int]:
-        """Whose slot it is."""
+        """Return the rank of a slot."""
         rank = self._slots[slot]
-        assert rank is not None, "nobody has this slot"
+        assert rank is not None, "the slot is unassigned"
         return rank.worker_id, rank.dp_rank
 
     def slot_of(self, worker_id: int, dp_rank: int = 0) -> int:
-        """The slot of a rank that is known; raises `KeyError` for another."""
+        """Return the slot of a known rank. Raises `KeyError` for an unknown one."""
         return self._ranks[(worker_id, dp_rank)].slot
 
     def held(self, worker_id: int, dp_rank: int = 0) -> int:
-        """How many blocks a rank holds, in all tiers."""
+        """Return the number of blocks that a rank holds, in all tiers."""
         rank = self._ranks.get((worker_id, dp_rank))
         return 0 if rank is None else rank.count
 
     def remove_worker(self, worker_id: int) -> None:
-        """The worker left: none of its ranks is in any answer from now on. Costs the same whatever it held."""
+        """Remove a worker from all results. Takes constant time, whatever the worker held."""
         for name in [name for name in self._ranks if name[0] == worker_id]:
             self.clear(*name)
 
     def clear(self, worker_id: int, dp_rank: int) -> None:
-        """The rank dropped its whole cache, in all tiers."""
+        """Drop all blocks of a rank, in all tiers."""
         rank = self._ranks.pop((worker_id, dp_rank), None)
         if rank is not None:
             self.counts.cleared += 1
@@ -114,7 +114,7 @@ class KvIndex:
             self._gone.append(rank)
 
     def sweep(self, limit: int = SWEEP_SLICE) -> bool:
-        """Drops up to so many entries of ranks that left; True while there are more."""
+        """Delete up to `limit` entries of departed ranks. Return True while entries remain."""
         while self._gone:
             rank = self._gone[-1]
             while rank.runs and limit > 0:
@@ -142,9 +142,9 @@ class KvIndex:
     def store(
         self, worker_id: int, dp_rank: int, parent: Key | None, keys: list[Key], blocks: bytes, tier: int = DEVICE
     ) -> bool:
-        """Consecutive blocks became readable behind `parent` (None: at the start of a prompt).
+        """Store consecutive blocks after the block `parent` (None: at the start of a prompt).
 
-        `blocks` are their packed tokens hashes (`pack`). False where the parent is unknown: nothing is stored then.
+        `blocks` are their packed token hashes (`pack`). Returns False, and stores nothing, if the parent is unknown.
         """
         if self._gone:
             self.sweep()
@@ -170,7 +170,7 @@ class KvIndex:
         return is_stored
 
     def remove(self, worker_id: int, dp_rank: int, keys: list[Key], tier: int = DEVICE) -> bool:
-        """Blocks were evicted. False where one of them is unknown; the others are removed nevertheless."""
+        """Remove evicted blocks. Return False if one of them is unknown; the others are removed nevertheless."""
         if self._gone:
             self.sweep()
         rank = self._ranks.get((worker_id, dp_rank))
@@ -180,10 +180,10 @@ class KvIndex:
         self.counts.removed += 1
         return self._tree.release(rank, keys, tier)
 
-    # Questions.
+    # Queries.
 
     def find(self, blocks: bytes) -> Overlap:
-        """Who holds how much of a prompt, given its packed tokens hashes."""
+        """Return the ranks' cached blocks of a prompt, given its packed token hashes."""
         depths: list[tuple[int, int]] = []
         path: list[tuple[int, int, Run]] = []
         going, at, size = self._live, 0, len(blocks)
@@ -215,7 +215,7 @@ class KvIndex:
         return Overlap(size // WIDTH, depths, path)
 
     def depth_by_rank(self, overlap: Overlap) -> dict[tuple[int, int], int]:
-        """How many blocks each rank holds on its device; who holds none is left out."""
+        """Return the number of blocks from the start that each rank holds on its device; ranks without any are omitted."""
         found: dict[tuple[int, int], int] = {}
         for depth, ranks in overlap.depths:
             for slot in slots_of(ranks):
@@ -223,7 +223,7 @@ class KvIndex:
         return found
 
     def beyond(self, overlap: Overlap, slot: int, depth: int, tier: int) -> int:
-        """How many blocks a rank holds in a slower tier, in a row from block `depth` on."""
+        """Return the number of consecutive blocks that a rank holds in a slower tier, from block `depth` on."""
         rank = self._slots[slot]
         if rank is None or not rank.has_lower:
             return 0
@@ -241,63 +241,63 @@ class KvIndex:
                 break
         return found
 
-    # The whole of it.
+    # Dump and validation.
 
     def dump(self) -> Iterator[tuple[int, int, int, Stored | Removed]]:
-        """What leads from nothing to the present: worker, rank and tier of each event, then the event.
+        """Yield events that rebuild the index from empty: worker, rank and tier of each event, then the event.
 
-        A rank's blocks may follow some that it holds no longer, or in another tier: these are stored as well, and
-        removed again when all that follows them is told.
+        A rank's blocks may follow blocks that it no longer holds, or holds in another tier: those are stored as well, and
+        removed again after the blocks that follow them.
         """
         for worker_id, dp_rank in self._ranks:
             for tier, event in self.dump_rank(worker_id, dp_rank):
                 yield worker_id, dp_rank, tier, event
 
     def dump_rank(self, worker_id: int, dp_rank: int) -> Iterator[tuple[int, Stored | Removed]]:
-        """The same of one rank, which may be unknown: tier and event."""
+        """Yield the same events for one rank, which may be unknown: tier and event."""
         rank = self._ranks.get((worker_id, dp_rank))
         return iter(()) if rank is None else dump_rank(rank, lambda key: self._tree.find(rank, key))
 
     def validate(self) -> None:
-        """Raises `AssertionError` where the parts disagree."""
+        """Raise `AssertionError` if the parts disagree."""
         size = 0
         for run in self._tree.used:
             size += len(run)
             assert len(run.blocks) == len(run) * WIDTH, "each block has a key"
             assert len(run), "an empty run is kept"
-            assert run.held_until() == len(run), "blocks are kept that lead to nothing which is held"
-            assert len(run) not in (run.shorter or {}), "who holds all of a run is among those who hold less"
+            assert run.held_until() == len(run), "a run keeps blocks after its last held block"
+            assert len(run) not in (run.shorter or {}), "a rank that holds the full run is listed as holding less"
             for slot, bits in (run.stray or {}).items():
-                assert bits, "a rank has an empty list of stray blocks"
+                assert bits, "a rank has an empty set of stray blocks"
                 assert not bits & ((1 << run.lead(1 << slot) + 1) - 1), "a stray block continues the lead"
             if run.parent is None:
-                assert self._tree.roots.get(run.blocks[:WIDTH]) is run, "a first run cannot be found"
+                assert self._tree.roots.get(run.blocks[:WIDTH]) is run, "a root run is missing from the table"
             else:
-                assert run.parent in self._tree.used, "a run hangs on one that is gone"
-                assert run.parent.children is not None, "a parent does not know its child"
-                assert run.parent.children[(run.anchor, run.blocks[:WIDTH])] is run, "a run cannot be found"
-                assert run.anchor < len(run.parent), "a run hangs behind its parent's end"
-        assert size == self._tree.size, "the blocks are miscounted"
+                assert run.parent in self._tree.used, "the parent of a run was removed"
+                assert run.parent.children is not None, "a parent has no table of children"
+                assert run.parent.children[(run.anchor, run.blocks[:WIDTH])] is run, "a run is missing from its parent"
+                assert run.anchor < len(run.parent), "a run is anchored after its parent's end"
+        assert size == self._tree.size, "the block count is wrong"
         common_runs = [run for run in self._tree.used if run.is_common]
-        assert len(self._tree.names) == sum(map(len, common_runs)), "a common name is of no run"
+        assert len(self._tree.names) == sum(map(len, common_runs)), "a common name belongs to no run"
         for run in common_runs:
             assert all(self._tree.names.get(key) is run for key in run.keys), "a block has no common name"
         for rank in self._ranks.values():
             assert list(rank.runs) == [run for run in rank.runs if held_anywhere(run, rank.slot)], (
-                "holds nothing of a run"
+                "a rank is listed with a run of which it holds nothing"
             )
             held = {run: bits for run in self._tree.used if (bits := held_anywhere(run, rank.slot))}
-            assert held.keys() == rank.runs.keys(), "a rank holds of other runs than it knows"
-            assert rank.count == sum(bits.bit_count() for bits in held.values()), "a rank's blocks are miscounted"
-            assert not any(bits & ~held.get(run, 0) for run, bits in rank.named.items()), "a name of a block not held"
+            assert held.keys() == rank.runs.keys(), "a rank's runs differ from the runs that list it"
+            assert rank.count == sum(bits.bit_count() for bits in held.values()), "a rank's block count is wrong"
+            assert not any(bits & ~held.get(run, 0) for run, bits in rank.named.items()), "a key names a block not held"
             assert sum(bits.bit_count() for bits in rank.named.values()) == sum(map(len, rank.segments))
             for run, bits in held.items():
-                assert run.is_common or bits == rank.named.get(run), "a block without a name"
+                assert run.is_common or bits == rank.named.get(run), "a block has no key"
             for segment in rank.segments:
                 for key, run in segment.items():
-                    assert rank.named[run] >> rank.place(run, key) & 1, "a name of its own that is not noted"
+                    assert rank.named[run] >> rank.place(run, key) & 1, "a rank's own key is not recorded"
 
-    # How it is done.
+    # Implementation.
 
     def _join(self, worker_id: int, dp_rank: int) -> Rank:
         slot = self._free.pop() if self._free else len(self._slots)

@@ -1,4 +1,4 @@
-"""IndexDump: the events that lead from nothing to what a rank holds. Pure; a part of `index`."""
+"""IndexDump: events that rebuild a rank's blocks from empty. Pure; a part of `index`."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -8,11 +8,11 @@ from dynamo.kv_router.runs import TIERS, WIDTH, Key, Run, held_bits, unpack
 from dynamo.protocols.kv_events import Removed, Stored, StoredBlock
 
 Find = Callable[[Key], tuple[Run | None, int]]
-"""From a rank's key to the run and place of the block that it holds under it; no run where there is none."""
+"""Maps a rank's key to the run and position of its block; no run where the rank holds no such block."""
 
 
 def dump_rank(rank: Rank, find: Find) -> Iterator[tuple[int, Stored | Removed]]:
-    """Tier and event, of all tiers."""
+    """Yield tier and event, for all tiers."""
     names = _Names(rank, find)
     for tier in range(len(TIERS)):
         for event in _dump_tier(rank, tier, names):
@@ -20,7 +20,7 @@ def dump_rank(rank: Rank, find: Find) -> Iterator[tuple[int, Stored | Removed]]:
 
 
 class _Names:
-    """A rank's keys of blocks; of those that it does not hold, one that it knows for nothing else."""
+    """A rank's block keys; blocks that it does not hold receive a key that it uses for nothing else."""
 
     def __init__(self, rank: Rank, find: Find) -> None:
         self._rank = rank
@@ -29,7 +29,7 @@ class _Names:
         self._spare = (key for key in itertools.count(1) if find(key)[0] is None)
 
     def of(self, run: Run, count: int, held: int) -> list[Key]:
-        """The first keys of a run, of which the places `held` are held."""
+        """Return the first `count` keys of a run, of which the positions in `held` are held."""
         if run.is_common and held == (1 << count) - 1 and run not in self._rank.named:
             return run.keys[:count]
         return [self._one(run, at) for at in range(count)]

@@ -1,11 +1,11 @@
-"""CommonNames: from the keys by which most engines know blocks to the runs that hold them. Pure; a part of `index`.
+"""CommonNames: a table from the block keys that engines share to the runs that hold the blocks. Pure; a part of `index`.
 
-Engines that derive their keys from what the blocks hold all say the same: one table serves for all of them. It is cut in
-pieces by the keys' lowest bits, because a single dictionary of millions stands still for a fifth of a second when it
-grows; a piece of a full index (16 M blocks) does for some 3 ms.
+Engines that derive keys from block contents use the same keys, so one table serves all of them. It is split by the keys'
+lowest bits, because resizing one dictionary of millions of entries takes 200 ms; a part of a full index (16 M blocks) takes
+about 3 ms.
 
-`PythonNames` is the definition. Where a compiler was at hand when the package was installed there is a twin in C
-(`_names.c`), which takes a third of the time and of the memory; `CommonNames` is whichever there is.
+`PythonNames` is the definition. `_names.c` is an equivalent in C, built where a compiler is available at installation, with a
+third of the time and memory; `CommonNames` is whichever is available.
 """
 
 from typing import Protocol
@@ -16,25 +16,25 @@ MASK = 255
 
 
 class Names(Protocol):
-    """A table of keys, each for one run."""
+    """A table of keys, each of which belongs to one run."""
 
     def get(self, key: Key, /) -> Run | None:
-        """The run of a key, which may be nobody's."""
+        """Return the run of a key; None for an unknown key."""
         ...
 
     def claim(self, keys: list[Key], run: Run, /) -> bool:
-        """Gives keys to a run: all of them, or none where one is taken or there twice."""
+        """Assign keys to a run: all of them, or none if one is taken or repeated."""
         ...
 
     def release(self, keys: list[Key], /) -> None:
-        """Takes keys back; raises `KeyError` at one that is nobody's."""
+        """Remove keys. Raises `KeyError` for an unknown one."""
         ...
 
     def __len__(self) -> int: ...
 
 
 class PythonNames:
-    """`Names` of dictionaries."""
+    """`Names` as Python dictionaries."""
 
     __slots__ = ("_shards",)
 

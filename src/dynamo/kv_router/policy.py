@@ -1,7 +1,7 @@
-"""PolicyProfile: which class a waiting request is of (serving-plane.md §4.2, §4.5).
+"""PolicyProfile: assignment of queued requests to policy classes.
 
-A request names a family (header `x-dynamo-meta-policy-class`) or nothing; what of its prompt no worker holds puts it
-into a bucket; family and bucket together name its class. A class without both is asked for by its own name.
+A request names a family (header `x-dynamo-meta-policy-class`) or none; its uncached prompt tokens select a bucket; family and
+bucket together select the class. A class without family and bucket is selected by its own name.
 
     default_policy_family: interactive
     uncached_isl_buckets: [{min_tokens: 0, bucket: short}, {min_tokens: 8192, bucket: long}]
@@ -20,44 +20,44 @@ from dynamo.kv_router.queue import DEFAULT, PolicyClass
 
 
 class Bucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Prompts of which at least so many tokens are in no cache."""
+    """Prompts with at least `min_tokens` uncached tokens."""
 
     min_tokens: int
     bucket: str
 
 
 class PolicyProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The classes of one model, or of all."""
+    """The policy classes of one model, or of all models."""
 
     default_policy_family: str = DEFAULT
     uncached_isl_buckets: Sequence[Bucket] = (Bucket(0, DEFAULT),)
     policy_classes: Sequence[PolicyClass] = (PolicyClass(),)
 
     def check(self) -> "PolicyProfile":
-        """Itself. Raises `ConfigError` for classes that contradict each other, or leave a request without one."""
+        """Return the profile. Raises `ConfigError` for contradictory classes, or if a request could be without a class."""
         buckets = self.uncached_isl_buckets
         if not buckets or buckets[0].min_tokens != 0:
-            raise ConfigError("uncached_isl_buckets: expected at least one, the first with min_tokens 0")
+            raise ConfigError("uncached_isl_buckets: must have at least one bucket, the first with min_tokens 0")
         if any(one.min_tokens >= next_.min_tokens for one, next_ in itertools.pairwise(buckets)):
-            raise ConfigError("uncached_isl_buckets: min_tokens must grow from one to the next")
+            raise ConfigError("uncached_isl_buckets: min_tokens must increase from bucket to bucket")
         if not self.policy_classes:
-            raise ConfigError("policy_classes: expected at least one")
+            raise ConfigError("policy_classes: must have at least one class")
         names = [one.name for one in self.policy_classes]
         if len(set(names)) < len(names):
-            raise ConfigError(f"policy_classes: two are named {next(n for n in names if names.count(n) > 1)}")
+            raise ConfigError(f"policy_classes: duplicate name {next(n for n in names if names.count(n) > 1)}")
         known = {one.bucket for one in buckets}
         for one in self.policy_classes:
             one.check()
             if one.cache_bucket is not None and one.cache_bucket not in known:
                 raise ConfigError(
-                    f"policy class {one.name}: cache_bucket {one.cache_bucket}: expected one of {', '.join(sorted(known))}"
+                    f"policy class {one.name}: cache_bucket {one.cache_bucket}: must be one of {', '.join(sorted(known))}"
                 )
         for bucket in buckets:
             self.class_of(None, bucket.min_tokens)
         return self
 
     def class_of(self, asked: str | None, uncached_tokens: int) -> PolicyClass:
-        """The class of a request. Raises `ConfigError` where the default family has none for that bucket."""
+        """Return the class of a request. Raises `ConfigError` if the default family has no class for the bucket."""
         bucket = next(one.bucket for one in reversed(self.uncached_isl_buckets) if uncached_tokens >= one.min_tokens)
         for name in (asked, self.default_policy_family):
             if name is None:
@@ -68,4 +68,4 @@ class PolicyProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             for one in self.policy_classes:
                 if one.name == name:
                     return one
-        raise ConfigError(f"policy_classes: none of family {self.default_policy_family} for bucket {bucket}")
+        raise ConfigError(f"policy_classes: family {self.default_policy_family} has no class for bucket {bucket}")

@@ -1,7 +1,7 @@
-"""Predicted: what workers hold, guessed from what they were given (serving-plane.md §4.7, approximate and predict-on-route).
+"""Predicted: cached blocks predicted from the prompts that each worker was sent.
 
-A prompt that was sent to a worker is taken to be in its cache for a while (`ttl_s`), or as long as there is room for it
-(`room`), whatever the worker says or does not say.
+A prompt is assumed to be in a worker's cache for `ttl_s` seconds, or until the cache (`room` blocks) is full, independent of
+the worker's own events.
 """
 
 from collections import deque
@@ -10,23 +10,23 @@ from dynamo.kv_router.prompts import PromptTree, Stretch, up
 
 
 class Predicted:
-    """Placements of the recent past, by slot."""
+    """Recent placements, by slot."""
 
     def __init__(self, *, ttl_s: float | None) -> None:
-        """`ttl_s`: how long a placement is believed; None: until there is no room for it."""
+        """`ttl_s`: lifetime of a placement in seconds; None: until the cache is full."""
         self._ttl_s = ttl_s
         self._prompts = PromptTree()
         self._placed: dict[int, deque[tuple[float, float, Stretch]]] = {}
-        """By slot, oldest first: when, the placement's stamp, where its prompt ends."""
+        """By slot, oldest first: time, stamp of the placement, end of its prompt."""
         self._blocks: dict[int, int] = {}
         self._stamp = 0.0
 
     def blocks(self, slot: int) -> int:
-        """How many blocks a slot is taken to hold."""
+        """Return the number of blocks that a slot is predicted to hold."""
         return self._blocks.get(slot, 0)
 
     def place(self, slot: int, blocks: bytes, now: float, room: int | None = None) -> None:
-        """A prompt was sent to a slot. Beyond `room` blocks, what it was sent longest ago is forgotten."""
+        """Record a prompt sent to a slot. Beyond `room` blocks the oldest placements are dropped."""
         end = self._prompts.enter(blocks)
         if end is None:
             return
@@ -40,12 +40,12 @@ class Predicted:
             self._forget(slot, placed)
 
     def overlap(self, blocks: bytes, now: float) -> list[tuple[int, int]]:
-        """How many blocks from the start, and the slots (as bits) that are taken to hold exactly so many."""
+        """Return pairs of (blocks from the start, slots as bits predicted to hold exactly that many)."""
         self.expire(now)
         return self._prompts.overlap(blocks)
 
     def expire(self, now: float) -> None:
-        """Forgets what is too long ago."""
+        """Drop expired placements."""
         if self._ttl_s is None:
             return
         for slot, placed in list(self._placed.items()):
@@ -55,21 +55,21 @@ class Predicted:
                 del self._placed[slot]
 
     def drop(self, slot: int) -> None:
-        """The rank left."""
+        """Drop the placements of a rank that left."""
         placed = self._placed.pop(slot, None)
         while placed:
             self._forget(slot, placed)
         self._blocks.pop(slot, None)
 
     def validate(self) -> None:
-        """Raises `AssertionError` where the parts disagree."""
+        """Raise `AssertionError` if the parts disagree."""
         self._prompts.validate()
         for slot in {*self._blocks, *self._placed}:
             held = sum(len(node) for node in self._prompts if slot in node.marks)
-            assert self._blocks.get(slot, 0) == held, "blocks are miscounted"
+            assert self._blocks.get(slot, 0) == held, "the block count is wrong"
 
     def _forget(self, slot: int, placed: deque[tuple[float, float, Stretch]]) -> None:
-        """The oldest placement is over: what no later one went through goes."""
+        """Drop the oldest placement, with the blocks that no later placement shares."""
         _, stamp, end = placed.popleft()
         for node in up(end):
             if node.marks.get(slot) == stamp:

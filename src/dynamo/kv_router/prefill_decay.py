@@ -1,8 +1,7 @@
-"""PrefillDecay: prompts under way shrink while they are computed (`--router-prefill-load-model ais`, serving-plane.md §4.9).
+"""PrefillDecay: estimated progress of active prefills (`--router-prefill-load-model ais`).
 
-Without it a prompt counts in full until its first token is there. With it the oldest prompt of each slot shrinks evenly
-over the time that it is expected to take; those behind it wait, and count in full. When it is done the next one is the
-oldest, from that moment on. Pure: it is told the time.
+Without it a prompt counts in full until its first token. With it the oldest prompt of each slot shrinks linearly over its
+expected duration; those behind it wait and count in full. When the oldest prompt is done the next one begins to shrink.
 """
 
 from collections.abc import MutableSequence
@@ -13,20 +12,20 @@ from dataclasses import dataclass
 class _Prompt:
     tokens: int
     seconds: float
-    """How long it is expected to take."""
+    """Expected duration."""
     booked_at: float
 
 
 @dataclass(slots=True)
 class _Queue:
     prompts: dict[str, _Prompt]
-    """In the order of booking; the first one shrinks."""
+    """In order of booking; the first one shrinks."""
     began_at: float
-    """When it became the first."""
+    """Time at which the first prompt began."""
 
 
 class PrefillDecay:
-    """The prompts of all slots that are being computed."""
+    """Active prefills of all slots."""
 
     def __init__(self) -> None:
         self._queues: dict[int, _Queue] = {}
@@ -35,7 +34,7 @@ class PrefillDecay:
         return sum(len(queue.prompts) for queue in self._queues.values())
 
     def add(self, slot: int, request_id: str, tokens: int, seconds: float, now: float) -> None:
-        """A prompt was given to a slot."""
+        """Add a prompt to a slot."""
         prompt = _Prompt(tokens, seconds, now)
         queue = self._queues.get(slot)
         if queue is None:
@@ -44,9 +43,9 @@ class PrefillDecay:
             queue.prompts[request_id] = prompt
 
     def remove(self, slot: int, request_id: str, now: float | None = None) -> None:
-        """It is computed, or nobody wants it any more, as was noticed `now`.
+        """Remove a prompt that was computed or cancelled, as observed at `now`.
 
-        That may be late, so the next one begins where this one should have ended, if that was before.
+        The observation may be late: the next prompt begins when this one was expected to end, if that was earlier.
         """
         queue = self._queues.get(slot)
         if queue is None or request_id not in queue.prompts:
@@ -61,7 +60,7 @@ class PrefillDecay:
             queue.began_at = max(ended_at, next(iter(queue.prompts.values())).booked_at)
 
     def done(self, slot: int, now: float) -> float:
-        """Tokens of a slot's prompts that are computed already."""
+        """Return the tokens of a slot's prompts that are estimated to be computed."""
         queue = self._queues.get(slot)
         if queue is None:
             return 0.0
@@ -71,6 +70,6 @@ class PrefillDecay:
         return first.tokens * min(1.0, max(0.0, (now - queue.began_at) / first.seconds))
 
     def subtract(self, prefill_tokens: MutableSequence[float], now: float) -> None:
-        """Takes them from the load of every slot."""
+        """Subtract the estimated progress from the load of every slot, in place."""
         for slot in self._queues:
             prefill_tokens[slot] -= self.done(slot, now)

@@ -1,9 +1,9 @@
-"""PrefillModel: how long a prompt takes to compute (`--router-prefill-load-model ais`).
+"""PrefillModel: duration of a prefill (`--router-prefill-load-model ais`).
 
     seconds = base + per token x new tokens + per pair x new tokens x (cached tokens + new tokens / 2)
 
-The last term is attention: every new token looks at all before it. The three numbers begin with an estimate, and are
-fitted to the steps that workers report, least squares with a slow forgetting; none is negative.
+The last term is attention: every new token attends to all tokens before it. The three coefficients start from an estimate and
+are fitted to the steps that workers report, by least squares with exponential forgetting; none becomes negative.
 """
 
 from dataclasses import dataclass, field
@@ -11,35 +11,35 @@ from dataclasses import dataclass, field
 from dynamo.kv_router.config import ESTIMATE
 
 MEMORY = 0.998
-"""What a step counts for after another one: some five hundred are remembered."""
+"""Weight of a step after each later one: about five hundred steps are remembered."""
 HOLD = 1e-3
-"""How strongly what was known holds where steps do not tell: they are all alike."""
+"""Weight of the previous coefficients where the steps do not determine them, because they are all alike."""
 SOLVE_EVERY = 16
 SWEEPS = 16
 TOKENS, PAIRS = 1e3, 1e6
-"""Units in which the numbers are of one size."""
+"""Units that bring the coefficients to a similar magnitude."""
 
 
 @dataclass(slots=True)
 class PrefillModel:
-    """How fast prompts are computed. Seconds."""
+    """Speed of prefill, in seconds."""
 
     base_s: float = ESTIMATE[0]
     token_s: float = ESTIMATE[1]
     pair_s: float = ESTIMATE[2]
     steps: int = 0
-    """How many were heard."""
+    """Number of observed steps."""
     _normal: list[float] = field(default_factory=lambda: [0.0] * 9)
-    """Sums over steps, weighted by their age: 1, n, p, nn, np, pp, s, ns, ps."""
+    """Age-weighted sums over steps, for n tokens, p pairs, s seconds: 1, n, p, nn, np, pp, s, ns, ps."""
 
     def seconds(self, new_tokens: int, cached_tokens: int = 0) -> float:
-        """How long a prompt takes; 0 for one that is cached as a whole."""
+        """Return the duration of a prefill; 0 if the prompt is fully cached."""
         if new_tokens <= 0:
             return 0.0
         return self.base_s + self.token_s * new_tokens + self.pair_s * new_tokens * (cached_tokens + new_tokens / 2)
 
     def observe(self, prompts: int, new_tokens: int, cached_tokens: int, seconds: float) -> None:
-        """A step took so long in which nothing but so many prompts was computed."""
+        """Record a step that computed prompts only: number of prompts, new tokens, cached tokens, duration in seconds."""
         if prompts < 1 or new_tokens < 1 or seconds <= 0:
             return
         n = new_tokens / TOKENS

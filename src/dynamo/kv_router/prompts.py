@@ -1,10 +1,10 @@
-"""PromptTree: prompts that somebody is concerned with, shared as far as they begin alike.
+"""PromptTree: a prefix tree of prompts with marks per slot.
 
     ── system prompt ──┬── question A ──         slots 0 and 3
                        └── question B ──         slot 0
 
-Each stretch of blocks carries a mark for each slot it concerns: a count of requests (`active`) or the time of the last one
-(`predicted`). A stretch without marks is dropped, so the tree is as large as what is going on.
+Each stretch of blocks carries one mark for each slot that uses it: a count of requests (`active`) or the time of the last
+placement (`predicted`). A stretch without marks is removed, so the tree is bounded by its current users.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from dynamo.kv_router.runs import WIDTH, common, slots_of
 
 
 class Stretch:
-    """Blocks that all of some prompts have in a row."""
+    """Consecutive blocks that several prompts share."""
 
     __slots__ = ("blocks", "children", "marks", "parent", "slots")
 
@@ -22,7 +22,7 @@ class Stretch:
         self.blocks = blocks
         self.children: dict[bytes, Stretch] = {}
         self.marks: dict[int, float] = {}
-        """By slot; whoever marks a stretch marks all before it."""
+        """By slot. A slot that marks a stretch marks all stretches before it."""
         self.slots = 0
         """The slots in `marks`, as bits."""
 
@@ -30,14 +30,14 @@ class Stretch:
         return len(self.blocks) // WIDTH
 
     def mark(self, slot: int, value: float) -> bool:
-        """Sets a slot's mark; True where it had none."""
+        """Set a slot's mark. Return True if it had none."""
         is_new = slot not in self.marks
         self.marks[slot] = value
         self.slots |= 1 << slot
         return is_new
 
     def unmark(self, slot: int) -> None:
-        """Takes a slot's mark away, and the stretch out of the tree with its last one."""
+        """Remove a slot's mark; remove the stretch from the tree with its last mark."""
         del self.marks[slot]
         self.slots ^= 1 << slot
         if not self.marks and self.parent is not None:
@@ -45,13 +45,13 @@ class Stretch:
 
 
 class PromptTree:
-    """Stretches by what they begin with."""
+    """A tree of stretches, keyed by their first block."""
 
     def __init__(self) -> None:
         self._root = Stretch(None, b"")
 
     def overlap(self, blocks: bytes) -> list[tuple[int, int]]:
-        """How many blocks from the start, and the slots (as bits) that are concerned with exactly so many."""
+        """Return pairs of (blocks from the start, slots as bits that mark exactly that many)."""
         depths: list[tuple[int, int]] = []
         at, size, before = 0, len(blocks), 0
         node = self._root.children.get(blocks[:WIDTH])
@@ -69,9 +69,9 @@ class PromptTree:
         return depths
 
     def enter(self, blocks: bytes) -> Stretch | None:
-        """The stretch that a prompt ends with, made where there is none; None for a prompt of no whole block.
+        """Return the stretch at which a prompt ends, creating it if needed; None for a prompt without a complete block.
 
-        The caller marks it, and all before it (`up`).
+        The caller marks it and all stretches before it (`up`).
         """
         at, size, above = 0, len(blocks), self._root
         while at < size:
@@ -93,18 +93,18 @@ class PromptTree:
             rest += node.children.values()
 
     def validate(self) -> None:
-        """Raises `AssertionError` where the parts disagree."""
+        """Raise `AssertionError` if the parts disagree."""
         for node in self:
-            assert node.slots == sum(1 << slot for slot in node.marks), "a stretch does not know its slots"
-            assert node.marks, "a stretch is kept that concerns nobody"
+            assert node.slots == sum(1 << slot for slot in node.marks), "the slot bits differ from the marks"
+            assert node.marks, "a stretch without marks is kept"
             assert len(node), "an empty stretch is kept"
             for child in node.children.values():
-                assert child.parent is node, "a stretch does not know what comes before it"
-                assert set(child.marks) <= set(node.marks), "a slot is concerned with an end but not with its start"
+                assert child.parent is node, "a stretch has the wrong parent"
+                assert set(child.marks) <= set(node.marks), "a slot marks a stretch but not the one before it"
 
 
 def up(end: Stretch | None) -> Iterator[Stretch]:
-    """A prompt's stretches, the last one first."""
+    """Yield a prompt's stretches, last one first."""
     while end is not None and end.parent is not None:
         above = end.parent
         yield end
@@ -112,12 +112,12 @@ def up(end: Stretch | None) -> Iterator[Stretch]:
 
 
 def overlap_by_slot(depths: list[tuple[int, int]]) -> dict[int, int]:
-    """The depth of each slot that has one."""
+    """Return the depth of each slot that has one."""
     return {slot: depth for depth, slots in depths for slot in slots_of(slots)}
 
 
 def _split(node: Stretch, count: int) -> Stretch:
-    """Cuts a stretch in two behind `count` blocks; returns the front. Who points to the stretch still has its end."""
+    """Split a stretch after `count` blocks; return the front. References to the stretch now mean its rear part."""
     assert node.parent is not None
     front = Stretch(node.parent, node.blocks[: count * WIDTH])
     front.marks = dict(node.marks)

@@ -1,12 +1,12 @@
-"""WaitingQueue: requests that wait for a worker with room, in the order that priorities and classes give (serving-plane.md §4.5).
+"""WaitingQueue: requests that wait for a worker with free capacity, ordered by priority and policy class.
 
 Within a class the highest `strict_priority` goes first, then the highest key:
 
     fcfs    priority jump - arrival                           earlier first; a jump of n counts as n seconds earlier
-    wspt    (1 + priority jump) / uncached prompt tokens      the shortest work for its weight first
+    wspt    (1 + priority jump) / uncached prompt tokens      shortest weighted work first
 
-Between classes: deficit round robin. A class may send prompts of `quantum` uncached tokens each round; what it does not
-use up it keeps. A class whose workers are all busy keeps what it has and earns nothing.
+Between classes: deficit round robin. A class may send prompts of `quantum` uncached tokens each round and carries over what
+it does not use. A class whose workers are all busy keeps its deficit and earns nothing.
 """
 
 import heapq
@@ -24,34 +24,34 @@ DEFAULT = "default"
 
 
 class PolicyClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A class of requests, as the policy file names it."""
+    """A class of requests, as defined in the policy file."""
 
     name: str = DEFAULT
     policy_family: str = DEFAULT
     cache_bucket: str | None = None
-    """The bucket of uncached prompt lengths that it is for; None: all."""
+    """Bucket of uncached prompt lengths that the class accepts; None: all."""
     queue_policy: Literal["fcfs", "wspt"] = "fcfs"
     quantum: int = 8192
     prefill_busy_threshold: int | None = None
     """A rank with more active prefill tokens is busy for this class."""
     prefill_busy_threshold_frac: float | None = None
-    """The same as a part of the rank's largest batch."""
+    """The same threshold as a fraction of the rank's largest batch."""
     request_queue_limit_per_worker: int | None = None
     raw_isl_token_queue_limit_per_worker: int | None = None
     cached_token_queue_limit_per_worker: int | None = None
 
     def check(self) -> "PolicyClass":
-        """Raises `ConfigError` for a number that is out of range."""
+        """Return the class. Raises `ConfigError` for a number that is out of range."""
         if self.quantum < 1:
-            raise ConfigError(f"policy class {self.name}: quantum is {self.quantum}: expected at least 1")
+            raise ConfigError(f"policy class {self.name}: quantum: must be at least 1, not {self.quantum}")
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, int | float) and not 0 <= value < math.inf:
-                raise ConfigError(f"policy class {self.name}: {name} is {value}: expected a number from 0 on")
+                raise ConfigError(f"policy class {self.name}: {name}: must be at least 0, not {value}")
         return self
 
     def is_busy(self, prefill_tokens: float, batch_tokens: int | None) -> bool:
-        """Whether a rank with so many active prefill tokens should be given nothing of this class now."""
+        """Return whether a rank with that many active prefill tokens is busy for this class."""
         if self.prefill_busy_threshold is not None and prefill_tokens > self.prefill_busy_threshold:
             return True
         part = self.prefill_busy_threshold_frac
@@ -59,30 +59,30 @@ class PolicyClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Waiting(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """A request that waits."""
+    """A queued request."""
 
     item: T
     prompt_tokens: int
     cached_tokens: int
-    """The most that any worker has of it."""
+    """The most prompt tokens that one worker has cached."""
     arrived_s: float
     priority_jump: float = 0.0
     strict_priority: int = 0
 
     @property
     def uncached(self) -> int:
-        """Prompt tokens to be computed, at least 1."""
+        """Return the prompt tokens to be computed, at least 1."""
         return max(1, self.prompt_tokens - self.cached_tokens)
 
     def key(self, policy: str) -> float:
-        """The higher, the sooner."""
+        """Return the sort key; the highest goes first."""
         if policy == "wspt":
             return (1.0 + self.priority_jump) / self.uncached
         return self.priority_jump - self.arrived_s
 
 
 class _Lane(Generic[T]):
-    """One class's requests."""
+    """The queue of one class."""
 
     def __init__(self, policy: PolicyClass) -> None:
         self.policy = policy
@@ -96,12 +96,12 @@ class _Lane(Generic[T]):
 
 
 class WaitingQueue(Generic[T]):
-    """Requests of all classes. Its size is bounded by the classes' limits and by `requests_max`."""
+    """The queues of all classes, bounded by the classes' limits and by `requests_max`."""
 
     def __init__(self, classes: Sequence[PolicyClass] = (PolicyClass(),), requests_max: int = 65_536) -> None:
         self._classes = {policy.name: policy.check() for policy in classes}
         self._lanes: dict[tuple[str, int | None], _Lane[T]] = {}
-        """By class and, for those who may go to one worker only, by that worker; in turn."""
+        """By class and, for requests restricted to one worker, by that worker; in round-robin order."""
         self._requests_max = requests_max
         self._count = 0
         self._size = 0
@@ -110,17 +110,17 @@ class WaitingQueue(Generic[T]):
         return self._size
 
     def depth(self, name: str = DEFAULT) -> int:
-        """How many of one class wait."""
+        """Return the number of queued requests of a class."""
         return sum(len(lane.heap) for lane in self._lanes.values() if lane.policy.name == name)
 
     def policy(self, name: str) -> PolicyClass:
-        """The class of that name, or the first where there is none."""
+        """Return the class of that name, or the first class."""
         return self._classes.get(name) or next(iter(self._classes.values()))
 
     def push(self, name: str, waiting: Waiting[T], workers: int = 1, only_worker: int | None = None) -> None:
-        """One more. Raises `RouterQueueLimitExceeded` when the class has as many as its limits times the workers allow.
+        """Add a request. Raises `RouterQueueLimitExceeded` at the class's limit times the number of workers.
 
-        `only_worker`: where it must go. Those who wait for one worker do not stand before those who may go elsewhere.
+        `only_worker`: the worker to which the request is restricted. Such requests do not block unrestricted ones.
         """
         policy = self.policy(name)
         lanes = [lane for lane in self._lanes.values() if lane.policy is policy]
@@ -140,10 +140,10 @@ class WaitingQueue(Generic[T]):
             limit = getattr(policy, limit_name)
             if limit is not None and used + wanted > limit * workers:
                 raise RouterQueueLimitExceeded(
-                    f"the router's queue of class {policy.name} is full: {limit_name} {limit} x {workers} workers"
+                    f"the router queue of class {policy.name} is full: {limit_name} {limit} x {workers} workers"
                 )
         if self._size >= self._requests_max:
-            raise RouterQueueLimitExceeded(f"the router's queue is full: {self._requests_max} requests")
+            raise RouterQueueLimitExceeded(f"the router queue is full: {self._requests_max} requests")
         lane = self._lanes.get((policy.name, only_worker))
         if lane is None:
             lane = self._lanes[(policy.name, only_worker)] = _Lane(policy)
@@ -155,7 +155,7 @@ class WaitingQueue(Generic[T]):
         self._size += 1
 
     def pop(self, may_go: Callable[[PolicyClass, Waiting[T]], bool]) -> Waiting[T] | None:
-        """The next one that may go, by the head of each class; None where none may."""
+        """Return the next admissible request, considering the head of each class; None if there is none."""
         ready = [(name, lane) for name, lane in self._lanes.items() if may_go(lane.policy, lane.head())]
         if not ready:
             return None
@@ -172,12 +172,12 @@ class WaitingQueue(Generic[T]):
         self._size -= 1
         if not chosen.heap:
             del self._lanes[name]
-        elif chosen.deficit < chosen.head().uncached:  # Its turn is over: it goes behind the others.
+        elif chosen.deficit < chosen.head().uncached:  # Its turn is over: move the class to the end.
             self._lanes[name] = self._lanes.pop(name)
         return waiting
 
     def remove(self, wanted: Callable[[T], bool]) -> list[T]:
-        """Takes out those that are wanted: their clients left, or their time is over."""
+        """Remove and return the matching requests, such as those cancelled or expired."""
         found: list[T] = []
         for name, lane in list(self._lanes.items()):
             leaving = [entry for entry in lane.heap if wanted(entry[3].item)]

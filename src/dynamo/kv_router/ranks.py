@@ -1,15 +1,15 @@
-"""Rank: one rank's part of the index; a worker without data parallelism has one, of rank 0. Pure; a part of `index`."""
+"""Rank: one rank's part of the index; a worker without data parallelism has rank 0 only. Pure; a part of `index`."""
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from dynamo.kv_router.runs import Key, Run
 
-SEGMENT_MAX = 1 << 17  # Keys in one dictionary: one that grows past it would stand still for more than 5 ms.
+SEGMENT_MAX = 1 << 17  # Keys per dictionary: resizing a larger one takes more than 5 ms.
 
 
 class Rank:
-    """What a rank holds, and the keys by which it alone knows some of it."""
+    """The runs that a rank holds, and the block keys that are its own."""
 
     __slots__ = ("bit", "count", "dp_rank", "has_lower", "named", "odd", "runs", "segments", "slot", "worker_id")
 
@@ -19,19 +19,19 @@ class Rank:
         self.slot = slot
         self.bit = 1 << slot
         self.count = 0
-        """How many blocks it holds, in all tiers."""
+        """Number of blocks it holds, in all tiers."""
         self.runs: dict[Run, None] = {}
-        """Those of which it holds something."""
+        """Runs of which it holds at least one block."""
         self.named: dict[Run, int] = {}
-        """A bit for each place of a run for which it has a key of its own; the others it knows by the common one."""
+        """Positions, as bits, of each run's blocks with a key of the rank's own; the others use the common key."""
         self.segments: list[dict[Key, Run]] = []
-        """From its own keys to runs; the last takes what is new."""
+        """The rank's own keys and their runs; the last segment takes new ones."""
         self.odd: dict[Key, int] = {}
-        """The places of own keys that differ from the run's."""
+        """Positions of own keys that differ from the run's."""
         self.has_lower = False
 
     def find(self, key: Key) -> Run | None:
-        """The run of a block that it has a key of its own for; None for any other."""
+        """Return the run of a block named by an own key; None for any other key."""
         for segment in reversed(self.segments):
             run = segment.get(key)
             if run is not None:
@@ -39,11 +39,11 @@ class Rank:
         return None
 
     def knows_any(self, keys: Sequence[Key]) -> bool:
-        """Whether it has one of these as a key of its own."""
+        """Return whether one of the keys is an own key."""
         return not all(segment.keys().isdisjoint(keys) for segment in self.segments)
 
     def learn(self, keys: Sequence[Key], run: Run, at: int) -> None:
-        """Notes new keys of its own, of blocks in a row from place `at` of a run."""
+        """Record own keys of consecutive blocks from position `at` of a run."""
         if not self.segments or len(self.segments[-1]) + len(keys) > SEGMENT_MAX:
             self.segments = [segment for segment in self.segments if segment] + [{}]
         self.segments[-1].update(zip(keys, repeat(run)))
@@ -54,7 +54,7 @@ class Rank:
         self.named[run] = self.named.get(run, 0) | ((1 << len(keys)) - 1) << at
 
     def forget(self, run: Run, at: int, keys: Iterable[Key]) -> None:
-        """Drops keys of its own, which named blocks in a row from place `at` of a run."""
+        """Drop own keys of consecutive blocks from position `at` of a run."""
         gone = 0
         for key in keys:
             for segment in self.segments:
@@ -71,12 +71,12 @@ class Rank:
             self.segments = []
 
     def place(self, run: Run, key: Key) -> int:
-        """Where in its run the block of one of its own keys is."""
+        """Return the position in its run of the block named by an own key."""
         at = self.odd.get(key) if self.odd else None
         return run.place(key) if at is None else at
 
     def own_keys(self, run: Run) -> dict[int, Key]:
-        """By place, its own keys of a run. Looks at all its odd keys."""
+        """Return the own keys of a run by position. Scans all odd keys."""
         odd = {at: key for key, at in self.odd.items() if self.find(key) is run}
         named = self.named.get(run, 0)
         return {at: odd.get(at, key) for at, key in enumerate(run.keys) if named >> at & 1}

@@ -1,12 +1,12 @@
-"""Router: the machine that knows what workers hold and do, and says where a request goes.
+"""Router: the state of one worker set and the routing decision.
 
-    apply(event)   a worker's cache changed
-    place(ask)     where this request goes; None: it waits
-    prefilled(id), grow(id), finish(id)   what became of it
-    admit()        those that waited and may go now
+    apply(event)   apply a worker's KV event
+    place(ask)     route a request; None: it is queued
+    prefilled(id), grow(id), finish(id)   update a routed request
+    admit()        route queued requests that can be admitted now
 
-Pure: it is told the time, draws from the generator that it was given, and starts nothing. Every number that a decision
-rests on is kept with it, so that `explain` can say afterwards why a worker was chosen (docs/routing.md).
+Pure: time is an argument, random numbers come from the given generator, no task is started. Each decision keeps the numbers on
+which it was based, so that `explain` can show later why a worker was chosen (docs/routing.md).
 """
 
 import math
@@ -37,11 +37,11 @@ from dynamo.protocols.kv_events import WorkerKvEvent
 
 __all__ = ["Ask", "Decision", "Explanation", "Rank", "Router", "WorkerFacts"]
 
-DECISIONS_MAX = 256  # The last decisions that can be explained; some 2 KB each with 64 ranks.
+DECISIONS_MAX = 256  # Recent decisions that can be explained; about 2 KB each with 64 ranks.
 
 
 class Router:
-    """One worker set's router."""
+    """The router of one worker set."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Router:
         self.index = KvIndex(config.blocks_max)
         self.active = ActiveLoad(shares_blocks=config.weights.assume_kv_reuse, expiry_s=config.expiry_s)
         self.predicted: Predicted | None = None
-        """What workers were given, where they tell nothing, or until they do."""
+        """Cached blocks predicted from routed requests, where workers publish no events or until they do."""
         if not config.use_kv_events:
             self.predicted = Predicted(ttl_s=config.approximate_ttl_s if config.approximate_policy == "ttl" else None)
         elif config.predicted_ttl_s is not None:
@@ -61,14 +61,14 @@ class Router:
         self.affinity = None if config.affinity_ttl_s is None else Affinity(config.affinity_ttl_s, config.affinity_mode)
         """Sessions and their workers."""
         self.pace = Pace()
-        """How fast workers are, as far as it was seen (policy `balanced`)."""
+        """Measured speed of the workers (policy `balanced`)."""
         self.prefill_model: PrefillModel | None = None
-        """How long prompts take, where those under way are to shrink."""
+        """Duration of prefills, where their progress is estimated."""
         if config.prefill_load_model == "ais":
             self.prefill_model = PrefillModel(*config.prefill_estimate)
             self.active.decay = PrefillDecay()
         self.sessions = SessionPrefixes() if config.session_prefixes else None
-        """What each session was told."""
+        """Prompts of each session."""
         self.profile = profile or PolicyProfile(policy_classes=[self._default_class()])
         self.waiting: WaitingQueue[Ask] = WaitingQueue(self.profile.policy_classes)
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_MAX)
@@ -79,18 +79,18 @@ class Router:
         self._seats: dict[Rank, int] = {}
         self._free_seats: list[int] = []
         self._room: list[float] = []
-        """How many blocks each seat's cache has; infinite where that, or what is in use of it, is not known."""
+        """Cache capacity of each seat in blocks; infinite where capacity or use is unknown."""
         self._may_wait = any(self._asks_for_room(policy) for policy in self.profile.policy_classes)
 
     # Workers.
 
     @property
     def workers(self) -> Mapping[int, WorkerFacts]:
-        """By id."""
+        """Return the workers by id."""
         return self._workers
 
     def set_worker(self, facts: WorkerFacts) -> None:
-        """A worker came, or its facts changed."""
+        """Add a worker or update its facts."""
         before = self._workers.get(facts.worker_id)
         self._workers[facts.worker_id] = facts
         ranks = [(facts.worker_id, rank) for rank in range(facts.dp_start, facts.dp_start + facts.dp_size)]
@@ -109,7 +109,7 @@ class Router:
             self._room[self._seats[rank]] = known or math.inf
 
     def remove_worker(self, worker_id: int) -> list[str]:
-        """A worker left; returns the requests that it had."""
+        """Remove a worker; return the ids of its active requests."""
         facts = self._workers.pop(worker_id, None)
         self.index.remove_worker(worker_id)
         if facts is None:
@@ -129,24 +129,24 @@ class Router:
         self._free_seats.append(seat)
         return lost
 
-    # What workers say.
+    # Worker events.
 
     def apply(self, told: WorkerKvEvent) -> bool:
-        """A cache event. False where it speaks of a block that nobody told of: something was missed."""
+        """Apply a KV event. Return False if it refers to an unknown block: an event was missed."""
         return events.apply(self.index, told)
 
     def forget(self, worker_id: int, dp_rank: int) -> None:
-        """A rank's holdings are not known any more: a full account follows."""
+        """Drop a rank's blocks before a full dump is applied."""
         self.index.clear(worker_id, dp_rank)
 
     # Requests.
 
     def place(self, ask: Ask, now: float, *, book: bool = True) -> Decision | None:
-        """Where a request goes; None where it waits for a worker with room (`admit`).
+        """Route a request; return None if it is queued until a worker has capacity (`admit`).
 
-        `book` False only asks. Raises `NotReady` where no worker may take it, `Overloaded` where all that may are
-        busy, `RouterQueueLimitExceeded` where no more may wait, `InvalidArgument` for a worker or rank that does not
-        exist.
+        `book=False` returns the decision without recording it. Raises `NotReady` if no worker is eligible, `Overloaded` if
+        all eligible workers are busy, `RouterQueueLimitExceeded` if the queue is full, `InvalidArgument` for an unknown
+        worker or rank.
         """
         seats, filtered = self._eligible_of_session(ask, now)
         prompt = self._prompt(ask, now)
@@ -171,11 +171,11 @@ class Router:
         return decision
 
     def commit(self, ask: Ask, decision: Decision, now: float) -> None:
-        """What was only asked for (`book=False`) is meant."""
+        """Record a decision that was made with `book=False`."""
         self._book(ask, decision, now)
 
     def admit(self, now: float) -> list[tuple[Ask, Decision | Exception]]:
-        """Those that waited and may go now; an exception where nobody can take one any more."""
+        """Return queued requests that can be routed now; an exception where no worker can take one any more."""
         self.expire(now)
         found: list[tuple[Ask, Decision | Exception]] = []
         while (waiting := self.waiting.pop(lambda policy, one: self._may_go(policy, one, now))) is not None:
@@ -191,7 +191,7 @@ class Router:
         return found
 
     def expire(self, now: float) -> list[str]:
-        """Forgets requests that nobody ended and sessions that nobody uses; returns the requests."""
+        """Drop requests and sessions that exceeded their idle time; return the requests' ids."""
         lost = self.active.expire(now)
         if self.affinity is not None:
             for request_id in lost:
@@ -200,25 +200,25 @@ class Router:
         return lost
 
     def withdraw(self, request_id: str) -> bool:
-        """A request that waits is wanted no longer. False where it does not wait."""
+        """Remove a queued request. Return False if it is not queued."""
         return bool(self.waiting.remove(lambda ask: ask.request_id == request_id))
 
     def prefilled(self, request_id: str, now: float | None = None) -> bool:
-        """The first token came."""
+        """Record the first token of a request."""
         return self.active.prefilled(request_id, now)
 
     def grow(self, request_id: str, weight: float | None = None) -> bool:
-        """The output filled a block (`--router-track-output-blocks`)."""
+        """Record a completed output block (`--router-track-output-blocks`)."""
         return self.config.track_output_blocks and self.active.grow(request_id, weight)
 
     def finish(self, request_id: str, now: float = 0.0) -> bool:
-        """The request ended, however it did. False where it is not known: it had ended before."""
+        """Remove a finished request. Return False if it is unknown, for example because it had ended before."""
         if self.affinity is not None:
             self.affinity.finish(request_id, now)
         return self.active.finish(request_id, now or None)
 
     def book(self, request_id: str, rank: Rank, ask: Ask, now: float) -> bool:
-        """A request was placed by somebody else, another router or the client itself. False for an unknown rank."""
+        """Record a request routed elsewhere, by a replica or by the client. Return False for an unknown rank."""
         seat = self._seats.get(rank)
         if seat is None:
             return False
@@ -226,12 +226,12 @@ class Router:
         return True
 
     def rank_of(self, request_id: str) -> Rank | None:
-        """The rank that a request is booked at."""
+        """Return the rank at which a request is booked."""
         seat = self.active.slot_of(request_id)
         return None if seat is None else self._ranks[seat]
 
     def has_rank(self, rank: Rank) -> bool:
-        """Whether there is such a rank."""
+        """Return whether the rank exists."""
         return rank in self._seats
 
     def share(
@@ -243,7 +243,7 @@ class Router:
         now: float,
         prefill_s: float | None = None,
     ) -> bool:
-        """Another router placed a request (`--router-replica-sync`). False for an unknown rank."""
+        """Record a request routed by a replica (`--router-replica-sync`). Return False for an unknown rank."""
         seat = self._seats.get(rank)
         if seat is None:
             return False
@@ -263,7 +263,7 @@ class Router:
         return True
 
     def bind(self, session: str, rank: Rank, version: Version, now: float) -> bool:
-        """Another router gave a session to a rank. False where that is unknown, or a newer one is known."""
+        """Apply a session binding from a replica. Return False for an unknown rank or if a newer binding exists."""
         if self.affinity is None:
             return False
         if rank not in self._seats:
@@ -272,11 +272,11 @@ class Router:
         return self.affinity.hear(session, rank, version, now)
 
     def is_active(self, request_id: str) -> bool:
-        """Whether a request is counted as a worker's."""
+        """Return whether a request is booked at a worker."""
         return request_id in self.active
 
     def loads(self) -> dict[Rank, tuple[float, float, int]]:
-        """Active prefill tokens, active blocks and requests of each rank."""
+        """Return active prefill tokens, active blocks and requests of each rank."""
         active = self.active
         return {
             rank: (active.prefill_tokens[seat], active.blocks[seat], active.requests[seat])
@@ -284,13 +284,13 @@ class Router:
         }
 
     def explain(self, decision: Decision) -> Explanation:
-        """Why its worker was chosen."""
+        """Return the explanation of a decision."""
         return explained(decision, self.config.policy)
 
     def overlaps(
         self, blocks: bytes, now: float, held: Mapping[Rank, tuple[int, int, int]] | None = None
     ) -> dict[Rank, tuple[int, int, int]]:
-        """Blocks of a prompt that each rank holds: on its device, then beyond that on its host, then on disk."""
+        """Return a prompt's cached blocks per rank: on the device, then beyond that on the host, then on disk."""
         prompt = self._prompt(Ask("", blocks, 0, held=held), now)
         return {
             rank: (prompt.device.get(seat, 0), prompt.host.get(seat, 0), prompt.disk.get(seat, 0))
@@ -299,7 +299,7 @@ class Router:
         }
 
     def potential(self, ask: Ask, now: float) -> dict[Rank, tuple[float, float, int]]:
-        """What each rank would have with this prompt: prefill tokens, blocks, and the requests that it has now."""
+        """Return each rank's load with this prompt added: prefill tokens, blocks, and its current number of requests."""
         prompt, active = self._prompt(ask, now), self.active
         found: dict[Rank, tuple[float, float, int]] = {}
         for seat, rank in self._ranks.items():
@@ -309,7 +309,7 @@ class Router:
         return found
 
     def note_sent(self, rank: Rank, blocks: bytes, now: float) -> bool:
-        """A prompt was sent to a rank, so that it holds it soon. False where caches are not guessed, or for no rank."""
+        """Predict a sent prompt as cached. Return False where caches are not predicted, or for an unknown rank."""
         seat = self._seats.get(rank)
         if self.predicted is None or seat is None:
             return False
@@ -320,17 +320,17 @@ class Router:
         return True
 
     def validate(self) -> None:
-        """Raises `AssertionError` where the parts disagree."""
+        """Raise `AssertionError` if the parts disagree."""
         self.index.validate()
         self.active.validate()
         if self.predicted is not None:
             self.predicted.validate()
         assert len(self._seats) == len(self._ranks), "a rank has two seats"
         for rank, seat in self._seats.items():
-            assert self._ranks[seat] == rank, "a seat is another rank's"
-            assert rank[0] in self._workers, "a worker that left has a seat"
+            assert self._ranks[seat] == rank, "a seat belongs to another rank"
+            assert rank[0] in self._workers, "a removed worker has a seat"
 
-    # How it is done.
+    # Implementation.
 
     def _default_class(self) -> PolicyClass:
         return PolicyClass(
@@ -342,10 +342,10 @@ class Router:
         return policy.prefill_busy_threshold is not None or policy.prefill_busy_threshold_frac is not None
 
     def _eligible(self, ask: Ask) -> tuple[list[int], dict[int, str]]:
-        """The seats that may be chosen, and why the others may not (serving-plane.md §4.4)."""
+        """Return the eligible seats, and the reason for each ineligible one."""
         filtered: dict[int, str] = {}
         if ask.worker_id is not None and ask.worker_id not in self._workers:
-            raise InvalidArgument(f"worker {ask.worker_id} is not among the workers of this model")
+            raise InvalidArgument(f"worker {ask.worker_id} does not serve this model")
         is_open = (
             ask.worker_id is None
             and ask.dp_rank is None
@@ -362,34 +362,34 @@ class Router:
             if ask.allowed is not None and worker_id not in ask.allowed:
                 filtered[seat] = "not among the allowed workers"
             elif ask.worker_id is not None and worker_id != ask.worker_id:
-                filtered[seat] = "another worker was asked for"
+                filtered[seat] = "the request names another worker"
             elif ask.dp_rank is not None and dp_rank != ask.dp_rank:
-                filtered[seat] = "another rank was asked for"
+                filtered[seat] = "the request names another rank"
             elif not ask.required_taints <= self._workers[worker_id].taints:
                 missing = ", ".join(sorted(ask.required_taints - self._workers[worker_id].taints))
                 filtered[seat] = f"lacks {missing}"
             elif worker_id in ask.avoid:
-                filtered[seat] = "failed, or does not answer at the moment"
+                filtered[seat] = "failed or unresponsive"
             elif worker_id in ask.busy:
-                filtered[seat] = "over a busy threshold"
+                filtered[seat] = "above a busy threshold"
                 busy.append(seat)
             else:
                 seats.append(seat)
         if not seats and busy:
             if ask.worker_id is not None:
-                raise Overloaded(f"worker {ask.worker_id}, which the request asks for, is over a busy threshold")
-            raise Overloaded("every worker that may take the request is over a busy threshold")
+                raise Overloaded(f"worker {ask.worker_id}, named by the request, is above a busy threshold")
+            raise Overloaded("every eligible worker is above a busy threshold")
         if not seats:
             if ask.dp_rank is not None and set(filtered.values()) <= {
-                "another rank was asked for",
-                "another worker was asked for",
+                "the request names another rank",
+                "the request names another worker",
             }:
                 raise InvalidArgument(f"dp_rank {ask.dp_rank} does not exist")
-            raise NotReady("no worker may take the request: " + "; ".join(sorted(set(filtered.values()))))
+            raise NotReady("no eligible worker: " + "; ".join(sorted(set(filtered.values()))))
         return seats, filtered
 
     def _eligible_of_session(self, ask: Ask, now: float) -> tuple[list[int], dict[int, str]]:
-        """The same; of a session that has a worker which may be chosen, that one alone."""
+        """Return the same; for a session bound to an eligible worker, that worker alone."""
         if self.affinity is None or ask.session is None or ask.worker_id is not None:
             return self._eligible(ask)
         bound = self.affinity.find(ask.session, now)
@@ -403,11 +403,11 @@ class Router:
             return self._eligible(ask)
         if seat not in seats:
             return self._eligible(ask)
-        others = {other: "the session is another worker's" for other in seats if other != seat}
+        others = {other: "the session is bound to another worker" for other in seats if other != seat}
         return [seat], {**filtered, **others}
 
     def _prompt(self, ask: Ask, now: float) -> Prompt:
-        """Who has what of it."""
+        """Return the ranks' cached blocks of the prompt."""
         blocks = ask.blocks
         device: dict[int, int] = {}
         host: dict[int, int] = {}
@@ -546,18 +546,18 @@ class Router:
         self.note_sent(self._ranks[seat], ask.sequence or ask.blocks, now)
 
     def prefill_s(self, ask: Ask, uncached: int) -> float | None:
-        """How long a prompt of which so much is to be computed is expected to take; None where that is not estimated."""
+        """Return the expected duration of a prefill of `uncached` tokens; None where it is not estimated."""
         if self.prefill_model is None:
             return None
         return self.prefill_model.seconds(uncached, max(0, ask.tokens - uncached))
 
     def effective_tokens(self, decision: Decision) -> int:
-        """What is left to compute of a prompt where it was sent."""
+        """Return the tokens to be computed where the request was sent."""
         seat = self._seats[(decision.worker_id, decision.dp_rank)]
         return self._uncached(decision.snapshot.prompt, seat, decision.snapshot.weights)
 
     def _uncached(self, prompt: Prompt, seat: int, weights: Weights) -> int:
-        """What is left to compute of a prompt, in tokens: a block of a slower tier saves a part of itself."""
+        """Return the tokens to be computed; a block in a slower tier saves a fraction of a block."""
         cached = float(prompt.device.get(seat, 0))
         cached += weights.host_cache_hit_weight * prompt.host.get(seat, 0)
         cached += weights.disk_cache_hit_weight * prompt.disk.get(seat, 0)
@@ -569,7 +569,7 @@ class Router:
         try:
             seats, _ = self._eligible(waiting.item)
         except (NotReady, Overloaded, InvalidArgument):
-            return True  # To be told so.
+            return True  # Admit it: routing raises the error that the client receives.
         return self._has_room(policy, seats, now)
 
     def _has_room(self, policy: PolicyClass, seats: Sequence[int], now: float) -> bool:

@@ -1,4 +1,4 @@
-"""RunTree: the runs of an index, one behind the other, and how they change. Pure; a part of `index`."""
+"""RunTree: the linked runs of an index and the operations that change them. Pure; a part of `index`."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from dynamo.kv_router.runs import (
 
 @dataclass(slots=True)
 class Counts:
-    """What happened to events and entries since the start; the names are those of the metric's labels."""
+    """Counts of events and entries since the start, named as the metric's labels."""
 
     stored: int = 0
     removed: int = 0
@@ -31,30 +31,30 @@ class Counts:
     parent_block_not_found: int = 0
     block_not_found: int = 0
     evicted: int = 0
-    """Blocks that had to go because the index was full."""
+    """Blocks evicted because the index was full."""
 
 
 class RunTree:
     """All runs, and the table of their common names."""
 
     def __init__(self, names: Names, slots: list[Rank | None]) -> None:
-        """`slots`: whose each slot is; the index keeps it."""
+        """`slots`: the rank of each slot, maintained by the index."""
         self.names = names
         self.roots: dict[bytes, Run] = {}
-        """By the first block, the runs that begin prompts."""
+        """Runs at the start of prompts, by first block."""
         self.used: OrderedDict[Run, None] = OrderedDict()
-        """All runs, the one that was used longest ago first."""
+        """All runs, least recently used first."""
         self.size = 0
-        """Blocks, each counted once however many hold it."""
+        """Blocks, each counted once regardless of the ranks that hold it."""
         self.lower = 0
-        """The slots, as bits, that ever held something in a slower tier."""
+        """Slots, as bits, that have held a block in a slower tier."""
         self.counts = Counts()
         self._slots = slots
 
-    # What is held.
+    # Queries.
 
     def find(self, rank: Rank, key: Key) -> tuple[Run | None, int]:
-        """The block that a rank calls so and holds: its run and place; no run where there is none."""
+        """Return run and position of the block that a rank holds under this key; no run where there is none."""
         if rank.segments:
             run = rank.find(key)
             if run is not None:
@@ -72,14 +72,14 @@ class RunTree:
     def _knows(self, rank: Rank, keys: list[Key]) -> bool:
         return any(self.find(rank, key)[0] is not None for key in keys)
 
-    # Blocks come.
+    # Storing.
 
     def store(
         self, rank: Rank, parent: Key | None, run: Run | None, at: int, keys: list[Key], blocks: bytes, tier: int
     ) -> bool:
-        """A rank holds blocks in a row from now on, behind place `at` of a run, which it calls `parent`.
+        """Store consecutive blocks of a rank after position `at` of a run, whose block the rank names `parent`.
 
-        False where they turn out to follow a block that it holds no longer.
+        Return False if they turn out to follow a block that the rank no longer holds.
         """
         is_own = bool(rank.segments) and rank.knows_any(keys)
         if parent is None and tier == DEVICE and not is_own and self._begin(rank, keys, blocks):
@@ -89,9 +89,9 @@ class RunTree:
         return self._store(rank, parent, run, at, keys, blocks, tier)
 
     def _begin(self, rank: Rank, keys: list[Key], blocks: bytes) -> bool:
-        """The beginning of a prompt that nobody told of: the most frequent event, and the shortest way.
+        """Store the start of a new prompt: the most frequent event, on the shortest path.
 
-        False where somebody told of it, or a key is taken.
+        Return False if the prompt is known or a key is taken.
         """
         if blocks[:WIDTH] in self.roots:
             return False
@@ -117,9 +117,9 @@ class RunTree:
         *,
         is_fresh: bool = False,
     ) -> bool:
-        """Goes along the runs that know these blocks, then makes a new one for the rest.
+        """Follow the runs that contain these blocks, then create a run for the rest.
 
-        `parent` names the block at place `at` of `run`. `is_fresh`: the rank calls no other block by one of the keys.
+        `parent` names the block at position `at` of `run`. `is_fresh`: the rank uses none of the keys for another block.
         """
         done, total = 0, len(keys)
         while done < total:
@@ -149,7 +149,7 @@ class RunTree:
         return True
 
     def _known(self, run: Run | None, at: int, blocks: bytes, done: int) -> tuple[Run | None, int, int]:
-        """Where the blocks from number `done` on follow place `at` of a run: a run, its place, how many in a row."""
+        """Return where the blocks from number `done` on follow position `at`: run, position, number of consecutive blocks."""
         if run is not None and at + 1 < len(run.keys):
             count = common(run.blocks[(at + 1) * WIDTH :], blocks, done * WIDTH)
             if count:
@@ -159,7 +159,7 @@ class RunTree:
         return (None, 0, 0) if follower is None else (follower, 0, common(follower.blocks, blocks, done * WIDTH))
 
     def _is_last(self, rank: Rank, run: Run, at: int) -> bool:
-        """Whether a rank alone holds a run, all of it, and nothing follows its place `at`."""
+        """Return whether a rank is the only holder of a run, holds all of it, and nothing follows position `at`."""
         return (
             run.full == rank.bit
             and run.is_common
@@ -168,7 +168,7 @@ class RunTree:
         )
 
     def _extend(self, rank: Rank, run: Run, keys: list[Key], blocks: bytes) -> bool:
-        """More blocks at the end of a run that only this rank holds; False where their keys are taken."""
+        """Append blocks to a run that only this rank holds. Return False if one of the keys is taken."""
         if not self.names.claim(keys, run):
             return False
         run.keys += keys
@@ -188,7 +188,7 @@ class RunTree:
         *,
         is_common: bool = True,
     ) -> bool:
-        """A run that nobody had. False where it should have its keys in common, and one is taken."""
+        """Create a new run. Return False if its keys should be common and one is taken."""
         run = Run(parent, anchor, blocks, keys, rank.bit if tier == DEVICE else 0)
         if not is_common:
             run.is_common = False
@@ -215,7 +215,7 @@ class RunTree:
         self.lower |= rank.bit
 
     def _hold(self, rank: Rank, run: Run, at: int, keys: list[Key], tier: int) -> None:
-        """A rank holds blocks of a known run, and calls no other blocks by these keys."""
+        """Mark blocks of a known run as held by a rank that uses these keys for no other block."""
         count = len(keys)
         is_common = run.is_common and run.keys[at : at + count] == keys
         if is_common and tier == DEVICE and not (rank.named or rank.has_lower or run.stray):
@@ -228,7 +228,7 @@ class RunTree:
                 return
         span = ((1 << count) - 1) << at
         again = held_anywhere(run, rank.slot) & span
-        if again:  # Perhaps under other keys: a block has one, the newest.
+        if again:  # The keys may differ: a block keeps only the newest.
             self._rename(rank, run, at, keys, again)
         if not is_common:
             if again:
@@ -249,7 +249,7 @@ class RunTree:
             run.lower[name] = run.lower.get(name, 0) | span
 
     def _rename(self, rank: Rank, run: Run, at: int, keys: list[Key], again: int) -> None:
-        """Blocks that a rank holds, those in `again`, have these keys from now on."""
+        """Replace the keys of blocks that a rank already holds (those in `again`)."""
         named = rank.named.get(run, 0)
         own = rank.own_keys(run) if named & again else {}
         for place, key in enumerate(keys, at):
@@ -264,7 +264,7 @@ class RunTree:
                 rank.learn([key], run, place)
 
     def _store_again(self, rank: Rank, parent: Key | None, keys: list[Key], blocks: bytes, tier: int) -> bool:
-        """Some keys are known: the same blocks told again or in another tier, or keys that now name other blocks."""
+        """Store blocks of which some keys are known: repeated, in another tier, or keys that now name other blocks."""
         before = parent
         for number, key in enumerate(keys):
             block = blocks[number * WIDTH : (number + 1) * WIDTH]
@@ -284,23 +284,23 @@ class RunTree:
         return (None, -1) if key is None else self.find(rank, key)
 
     def _give_up(self, rank: Rank, run: Run, at: int) -> None:
-        """A rank's key names another block now: the one that it named is held in no tier."""
+        """Release, in all tiers, the block that a rank's key named before the key was reused."""
         for tier in range(len(TIERS)):
             if held_bits(run, rank.slot, tier) >> at & 1:
                 self._release_tier(rank, run, at, tier)
 
     def _is_at(self, known: Run, place: int, run: Run | None, at: int, block: bytes) -> bool:
-        """Whether a known block is already the one behind place `at` of `run`."""
+        """Return whether a known block is the one after position `at` of `run`."""
         if known.blocks[place * WIDTH : (place + 1) * WIDTH] != block:
             return False
         if known is run:
             return place == at + 1
         return place == 0 and known.parent is run and known.anchor == at
 
-    # Blocks go.
+    # Removal.
 
     def release(self, rank: Rank, keys: list[Key], tier: int) -> bool:
-        """A rank holds blocks no longer. False where one of them is unknown; the others go nevertheless."""
+        """Release blocks of a rank. Return False if one is unknown; the others are released nevertheless."""
         is_known, done, total = True, 0, len(keys)
         while done < total:
             run, at = self.find(rank, keys[done])
@@ -321,9 +321,9 @@ class RunTree:
         return is_known
 
     def _stretch(self, rank: Rank, run: Run, at: int, keys: list[Key], done: int) -> tuple[int, int]:
-        """From the block on that key number `done` names: how many the next keys name in a row, either way along the run.
+        """Return the blocks that consecutive keys from number `done` on name in sequence, in either direction of the run.
 
-        The first place and their number. Evicted blocks are told of in either order.
+        Return the first position and their number. Engines report evicted blocks in either order.
         """
         lead = run.lead(rank.bit)
         if rank.named or at >= lead or len(keys) == done + 1:
@@ -343,7 +343,7 @@ class RunTree:
         return (at + 1 - count if at and own[at - 1] == following else at), count
 
     def _release(self, rank: Rank, run: Run, at: int, count: int) -> None:
-        """A rank without slower tiers gives up blocks in a row of one run, which it holds."""
+        """Release consecutive blocks of a rank without slower tiers."""
         if (
             run.full == rank.bit
             and at + count == len(run.keys)
@@ -361,7 +361,7 @@ class RunTree:
             self._reclaim(run)
 
     def _cut(self, rank: Rank, run: Run, at: int) -> None:
-        """The end of a run, from place `at` on, goes; only this rank held it. The most frequent way for blocks to go."""
+        """Truncate a run at position `at`; only this rank held it. The most frequent form of removal."""
         if at:
             gone = run.keys[at:]
             self.size -= len(gone)
@@ -381,7 +381,7 @@ class RunTree:
             self._reclaim(run.parent)
 
     def _release_tier(self, rank: Rank, run: Run, at: int, tier: int) -> None:
-        """A rank gives up a block in one tier; its key goes with the last tier."""
+        """Release a block in one tier; its key is dropped with the last tier."""
         if not held_bits(run, rank.slot, tier) >> at & 1:
             self.counts.block_not_found += 1
             return
@@ -399,14 +399,14 @@ class RunTree:
         self._reclaim(run)
 
     def _unname(self, rank: Rank, run: Run, places: int) -> None:
-        """Forgets a rank's own keys of these places, where it has any."""
+        """Drop a rank's own keys of these positions, if any."""
         if rank.named.get(run, 0) & places:
             for at, key in rank.own_keys(run).items():
                 if places >> at & 1:
                     rank.forget(run, at, [key])
 
     def drop(self, run: Run, rank: Rank) -> None:
-        """A rank that left gives up all that it held of a run."""
+        """Release all blocks of a departed rank in a run."""
         bit = rank.bit
         lead = run.lead(bit)
         if lead:
@@ -420,7 +420,7 @@ class RunTree:
             self._reclaim(run)
 
     def _reclaim(self, run: Run) -> None:
-        """Drops the blocks at a run's end that lead to nothing, and the run with its last block."""
+        """Drop unheld blocks at the end of a run, and the run with its last block."""
         above: Run | None = run
         while above is not None:
             length = above.held_until()
@@ -440,20 +440,20 @@ class RunTree:
             above = above.parent
 
     def _unhook(self, run: Run) -> None:
-        """A run goes, with nothing behind it."""
+        """Remove a run that has no children."""
         del self.used[run]
         first = run.blocks[:WIDTH]
         if run.parent is None:
             del self.roots[first]
             return
         children = run.parent.children
-        assert children is not None, "a parent does not know its child"
+        assert children is not None, "a parent has no table of children"
         del children[(run.anchor, first)]
         if not children:
             run.parent.children = None
 
     def shrink(self, blocks_max: int) -> None:
-        """Evicts the runs that were used longest ago until the index is within its bound."""
+        """Evict the least recently used runs until the index is within its bound."""
         while self.size > blocks_max:
             run = next(iter(self.used))
             if run.children:
@@ -464,7 +464,7 @@ class RunTree:
             self._evict(run, max(0, len(run) - (self.size - blocks_max)))
 
     def _evict(self, run: Run, until: int) -> None:
-        """Forgets the blocks of a run from place `until` on, whoever holds them."""
+        """Evict the blocks of a run from position `until` on, for all ranks."""
         before = self.size
         holders = run.full
         for ranks in (run.shorter or {}).values():
@@ -473,7 +473,7 @@ class RunTree:
             holders |= 1 << slot
         for slot in list(slots_of(holders)):
             rank = self._slots[slot]
-            assert rank is not None, "a run is held by nobody's slot"
+            assert rank is not None, "a run is held by an unassigned slot"
             gone = held_anywhere(run, slot) >> until << until
             self._unname(rank, run, gone)
             rank.count -= gone.bit_count()

@@ -1,51 +1,51 @@
-"""Runs: stretches of consecutive blocks and who holds them. Pure; parts of `index`, which says what they are for."""
+"""Run: consecutive blocks and the ranks that hold them. Pure; parts of `index`."""
 
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-WIDTH = 8  # Bytes of a tokens hash.
+WIDTH = 8  # Bytes of a token hash.
 
 DEVICE = 0
 TIERS = ("device", "host_pinned", "disk")
 """Storage tiers by number, fastest first."""
 
 Key = int
-"""An engine's own name for a block."""
+"""An engine's name for a block."""
 
 
 class Run:
-    """Consecutive blocks, and who holds them."""
+    """Consecutive blocks and the ranks that hold them."""
 
     __slots__ = ("anchor", "blocks", "children", "full", "is_common", "keys", "lower", "parent", "shorter", "stray")
 
     def __init__(self, parent: "Run | None", anchor: int, blocks: bytes, keys: list[Key], full: int) -> None:
         self.parent = parent
         self.anchor = anchor
-        """The place in the parent of the block before the first; -1 without a parent."""
+        """Position in the parent of the block before the first; -1 without a parent."""
         self.blocks = blocks
         self.keys = keys
-        """The first teller's keys."""
+        """The keys of the rank that stored the run first."""
         self.is_common = True
-        """Whether these keys are everybody's for these blocks, unless they say others (`CommonNames`)."""
+        """Whether these keys are in the common table (`CommonNames`)."""
         self.full = full
         self.shorter: dict[int, int] | None = None
         self.stray: dict[int, int] | None = None
-        """By slot, a bit for each place that is held behind one that is not."""
+        """By slot, positions as bits that are held after a missing block."""
         self.lower: dict[tuple[int, int], int] | None = None
-        """By tier and slot, a bit for each place that is held in a slower tier."""
+        """By tier and slot, positions as bits that are held in a slower tier."""
         self.children: dict[tuple[int, bytes], Run] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def place(self, key: Key) -> int:
-        """Where the block is that the run's keys call so; raises `ValueError` for another key."""
+        """Return the position of the block with this key of the run. Raises `ValueError` for another key."""
         own = self.keys
         return len(own) - 1 if own[-1] == key else own.index(key)
 
     def lead(self, bit: int) -> int:
-        """How many blocks from the start a rank holds."""
+        """Return the number of blocks from the start that a rank holds."""
         if self.full & bit:
             return len(self.keys)
         for lead, ranks in (self.shorter or {}).items():
@@ -54,7 +54,7 @@ class Run:
         return 0
 
     def set_lead(self, bit: int, old: int, new: int) -> None:
-        """Notes how many blocks from the start a rank holds now."""
+        """Set the number of blocks from the start that a rank holds."""
         if old == new:
             return
         if self.full & bit:
@@ -73,7 +73,7 @@ class Run:
             self.shorter[new] = self.shorter.get(new, 0) | bit
 
     def held_until(self) -> int:
-        """How many places there must be: up to the last that is held or that something is anchored to."""
+        """Return the number of positions needed: up to the last that is held or has a child."""
         if self.full:
             return len(self.keys)
         held = max(self.shorter, default=0) if self.shorter else 0
@@ -87,7 +87,7 @@ class Run:
 
 
 def hold_on_device(run: Run, slot: int, at: int, count: int) -> None:
-    """Blocks in a row of a run are held now."""
+    """Mark consecutive blocks of a run as held on the device."""
     bit = 1 << slot
     lead = run.lead(bit)
     if at > lead:
@@ -106,7 +106,7 @@ def hold_on_device(run: Run, slot: int, at: int, count: int) -> None:
 
 
 def release_on_device(run: Run, slot: int, at: int, count: int) -> None:
-    """Blocks in a row of a run are held no longer."""
+    """Mark consecutive blocks of a run as no longer held on the device."""
     bit = 1 << slot
     lead = run.lead(bit)
     bits = run.stray.pop(slot, 0) if run.stray else 0
@@ -124,7 +124,7 @@ def release_on_device(run: Run, slot: int, at: int, count: int) -> None:
 
 
 def held_bits(run: Run, slot: int, tier: int) -> int:
-    """A bit for each place of a run that a slot holds in a tier."""
+    """Return the positions, as bits, that a slot holds in a tier."""
     if tier != DEVICE:
         return run.lower.get((tier, slot), 0) if run.lower else 0
     bits = (1 << run.lead(1 << slot)) - 1
@@ -132,7 +132,7 @@ def held_bits(run: Run, slot: int, tier: int) -> int:
 
 
 def held_anywhere(run: Run, slot: int) -> int:
-    """A bit for each place of a run that a slot holds in any tier."""
+    """Return the positions, as bits, that a slot holds in any tier."""
     held = held_bits(run, slot, DEVICE)
     if run.lower:
         for tier in range(1, len(TIERS)):
@@ -141,7 +141,7 @@ def held_anywhere(run: Run, slot: int) -> int:
 
 
 def keep(table: dict[Any, int], name: Any, bits: int) -> None:
-    """An entry without bits is no entry."""
+    """Set an entry; delete it if it has no bits."""
     if bits:
         table[name] = bits
     else:
@@ -149,7 +149,7 @@ def keep(table: dict[Any, int], name: Any, bits: int) -> None:
 
 
 def common(run: bytes, blocks: bytes, at: int) -> int:
-    """How many blocks a run and a prompt from byte `at` on have in common."""
+    """Return the number of blocks that a run and a prompt, from byte `at` on, have in common."""
     high = min(len(run), len(blocks) - at) // WIDTH
     if run[: high * WIDTH] == blocks[at : at + high * WIDTH]:
         return high
@@ -164,22 +164,22 @@ def common(run: bytes, blocks: bytes, at: int) -> int:
 
 
 def pack(hashes: Sequence[int]) -> bytes:
-    """Tokens hashes as the index takes them."""
+    """Pack token hashes into the index's format."""
     return struct.pack(f">{len(hashes)}Q", *hashes)
 
 
 def unpack(blocks: bytes) -> tuple[int, ...]:
-    """The reverse of `pack`."""
+    """Unpack what `pack` packed."""
     return struct.unpack(f">{len(blocks) // WIDTH}Q", blocks)
 
 
 def trailing_ones(bits: int) -> int:
-    """How many of the lowest bits are set in a row."""
+    """Return the number of consecutive low bits that are set."""
     return (~bits & (bits + 1)).bit_length() - 1
 
 
 def slots_of(ranks: int) -> Iterator[int]:
-    """The numbers of the bits that are set, lowest first."""
+    """Yield the numbers of the set bits, lowest first."""
     while ranks:
         lowest = ranks & -ranks
         yield lowest.bit_length() - 1

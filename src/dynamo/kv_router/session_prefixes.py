@@ -1,10 +1,10 @@
-"""SessionPrefixes: what each session has been told so far, in blocks (`--enable-session-prefix-index`).
+"""SessionPrefixes: the prompts of each session so far, in blocks (`--enable-session-prefix-index`).
 
-Caches forget what they must make room for; a session goes on all the same. Here its prompts stay known, whether or not
-somebody still holds them: a prompt that goes on where another one ended takes its place, one that differs from all
-before it, a branch or another agent, stands beside them. Routing does not use it; `GET /routing/sessions` shows it.
+Caches evict blocks while a session continues. Its prompts are kept here, cached or not: a prompt that continues an earlier one
+replaces it; a prompt that differs from all earlier ones (a branch, another agent) is kept in addition. Routing does not use
+this index; `GET /routing/sessions` shows it.
 
-Bounded: the session that was quiet longest is forgotten, by their number and by all their blocks together.
+Bounded by the number of sessions and by the total number of blocks: the least recently used session is dropped.
 """
 
 from collections import OrderedDict
@@ -12,9 +12,9 @@ from collections import OrderedDict
 SESSIONS_MAX = 16_384
 """Upstream's bound."""
 BRANCHES_MAX = 16
-"""Of one session; the one that was used longest ago gives way."""
+"""Per session; the least recently used branch is dropped."""
 BYTES_MAX = 64 << 20
-"""Eight bytes a block: 8 M blocks."""
+"""Eight bytes per block: 8 M blocks."""
 
 
 class SessionPrefixes:
@@ -24,7 +24,7 @@ class SessionPrefixes:
         self._sessions_max = sessions_max
         self._bytes_max = bytes_max
         self._sessions: OrderedDict[str, list[bytes]] = OrderedDict()
-        """Packed tokens hashes of prompts; of sessions and of each one's prompts the last used is the last."""
+        """Packed token hashes of prompts; sessions, and the prompts of each, in order of last use."""
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -32,16 +32,16 @@ class SessionPrefixes:
 
     @property
     def blocks(self) -> int:
-        """Of all prompts together."""
+        """Return the number of blocks of all prompts."""
         return self._bytes // 8
 
     def note(self, session: str, blocks: bytes) -> None:
-        """A session had a prompt with these blocks."""
+        """Record a prompt of a session."""
         known = self._sessions.setdefault(session, [])
         self._sessions.move_to_end(session)
         kept = [one for one in known if not blocks.startswith(one)]
         longer = next((one for one in kept if one.startswith(blocks)), None)
-        if longer is not None:  # Nothing new: it is used again.
+        if longer is not None:  # Nothing new: mark it as used.
             kept.remove(longer)
             blocks = longer
         kept.append(blocks)
@@ -52,23 +52,25 @@ class SessionPrefixes:
             self.end(next(iter(self._sessions)))
 
     def end(self, session: str) -> None:
-        """The session is over."""
+        """Remove a session."""
         self._bytes -= sum(map(len, self._sessions.pop(session, ())))
 
     def of(self, session: str) -> list[bytes]:
-        """A session's prompts, the last used first; none of an unknown one."""
+        """Return a session's prompts, last used first; none for an unknown session."""
         return self._sessions.get(session, [])[::-1]
 
     def names(self) -> list[str]:
-        """The sessions, the last used first."""
+        """Return the sessions, last used first."""
         return list(reversed(self._sessions))
 
     def validate(self) -> None:
-        """Raises `AssertionError` where the parts disagree."""
+        """Raise `AssertionError` if the parts disagree."""
         assert self._bytes == sum(len(one) for known in self._sessions.values() for one in known), "miscounted"
         assert len(self._sessions) <= self._sessions_max, "too many sessions"
         for known in self._sessions.values():
             assert known, "a session without a prompt"
             assert len(known) <= BRANCHES_MAX, "too many branches"
             for one in known:
-                assert not any(other is not one and other.startswith(one) for other in known), "one says another"
+                assert not any(other is not one and other.startswith(one) for other in known), (
+                    "a prompt contains another"
+                )

@@ -1,10 +1,10 @@
-"""TrackingHash: by which hashes requests under way are known to routers, and to each other's (`--router-tracking-hash`).
+"""TrackingHash: hashes by which routers identify the blocks of active requests (`--router-tracking-hash`).
 
-    public-xxh3-v1   the sequence hashes of serving-plane.md §4.6: whoever knows a prompt can compute them
-    keyed-xxh3-v1    the same construction, with seeds that follow from a secret: only routers with the same key agree
+    public-xxh3-v1   the public sequence hashes: any process that has the prompt can compute them
+    keyed-xxh3-v1    the same construction with seeds derived from a secret: only routers with the same key agree
 
-The two seeds are the first sixteen bytes of a keyed BLAKE3 over all that keeps prompts apart: the key's name, the model,
-the routing group, the block size, salt, adapter, and whether blocks look a token ahead. They equal those of Dynamo 1.6.1.
+The two seeds are the first sixteen bytes of a keyed BLAKE3 over everything that separates prompts: key id, model, routing
+group, block size, salt, adapter, and whether blocks include the next token. They equal those of Dynamo 1.6.1.
 """
 
 import struct
@@ -26,12 +26,12 @@ KEYED: Algorithm = "keyed-xxh3-v1"
 KEY_BYTES = 32
 DOMAIN = b"dynamo.router.tracking-hash/keyed-xxh3-v1\0"
 GROUP = "default"
-"""The routing group of workers that a registry tells of."""
+"""The routing group of workers found through discovery."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackingKey:
-    """A secret, and the name by which its owner knows it."""
+    """A secret and its id."""
 
     key_id: str
     secret: bytes = field(repr=False)
@@ -46,7 +46,7 @@ class TrackingKey:
         lora_name: str | None = None,
         is_eagle: bool = False,
     ) -> tuple[int, int]:
-        """The seeds of a block's hash and of the chain of blocks."""
+        """Return the seeds of the block hash and of the chain of blocks."""
         from blake3 import blake3
 
         parts = [
@@ -71,7 +71,7 @@ class TrackingKey:
         *,
         is_eagle: bool = False,
     ) -> bytes:
-        """A prompt's packed sequence hashes under those seeds."""
+        """Return a prompt's packed sequence hashes under those seeds."""
         block_seed, chain_seed = seeds
         hashes = mixed_block_hashes(tokens, block_size, block_seed, media, is_eagle=is_eagle)
         for number in range(1, len(hashes)):
@@ -80,7 +80,7 @@ class TrackingKey:
 
 
 def check_tracking(algorithm: str, key_file: str | None, key_id: str | None) -> None:
-    """Raises `ConfigError` for settings that do not go together."""
+    """Raise `ConfigError` for inconsistent settings."""
     if algorithm == PUBLIC:
         if key_file is not None or key_id is not None:
             raise ConfigError("--router-tracking-key-file and -key-id need --router-tracking-hash keyed-xxh3-v1")
@@ -89,18 +89,20 @@ def check_tracking(algorithm: str, key_file: str | None, key_id: str | None) -> 
         raise ConfigError(f"--router-tracking-hash {algorithm} needs --router-tracking-key-file")
     if not key_id or key_id.strip() != key_id:
         raise ConfigError(
-            f"--router-tracking-hash {algorithm} needs --router-tracking-key-id, a name without spaces around it"
+            f"--router-tracking-hash {algorithm} needs --router-tracking-key-id, a name without surrounding spaces"
         )
 
 
 def read_key(path: str, key_id: str) -> TrackingKey:
-    """The key in a file. Raises `ConfigError`, which does not show what is in it."""
+    """Read the key from a file. Raises `ConfigError`, whose message does not contain the key."""
     try:
         secret = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"--router-tracking-key-file cannot be read: {error.strerror}") from None
     if len(secret) != KEY_BYTES:
-        raise ConfigError(f"--router-tracking-key-file holds {len(secret)} bytes: expected {KEY_BYTES}, as they are")
+        raise ConfigError(
+            f"--router-tracking-key-file holds {len(secret)} bytes: must hold exactly {KEY_BYTES} raw bytes"
+        )
     return TrackingKey(key_id, secret)
 
 

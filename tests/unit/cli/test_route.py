@@ -15,7 +15,7 @@ DECISION = {
     "candidates": [
         {"worker_id": 0xAB, "dp_rank": 1, "cost": 15.0, "filtered": None, "device": 5, "host": 0, "disk": 0,
          "active_prefill_tokens": 0, "active_blocks": 0, "active_requests": 0, "prefill": 10.0, "saved": 5.0, "decode": 10.0},
-        {"worker_id": 0xCD, "dp_rank": 0, "cost": None, "filtered": "over a busy threshold", "device": 0, "host": 2, "disk": 1,
+        {"worker_id": 0xCD, "dp_rank": 0, "cost": None, "filtered": "above a busy threshold", "device": 0, "host": 2, "disk": 1,
          "active_prefill_tokens": 12, "active_blocks": 3.5, "active_requests": 2, "prefill": 13.0, "saved": 1.75, "decode": 13.5},
     ],
 }  # fmt: skip
@@ -43,7 +43,7 @@ def test_a_decision_is_a_table_of_its_candidates(
     assert columns.split()[:2] == ["worker", "held"]
     assert first.split() == ["→", "ab.1", "5+0+0", "0", "0", "0", "10.00", "5.00", "10.00", "15"]
     assert second.split()[:2] == ["cd", "0+2+1"]
-    assert second.endswith("over a busy threshold")
+    assert second.endswith("above a busy threshold")
 
 
 def test_the_state_of_every_worker_is_a_table(

@@ -91,7 +91,7 @@ def test_the_cheapest_is_chosen_and_ties_are_broken_evenly() -> None:
     drawn = Counter(choose([1.0, 2.0, 1.0, NEVER], 0, chance) for _ in range(2000))
     assert set(drawn) == {0, 2}
     assert abs(drawn[0] - 1000) < 150
-    with pytest.raises(ValueError, match="no rank"):
+    with pytest.raises(ValueError, match="no eligible rank"):
         choose([NEVER], 0, chance)
 
 
@@ -117,5 +117,5 @@ def test_a_request_may_override_weights() -> None:
     assert Weights().overridden(None) is not None
     with pytest.raises(InvalidArgument, match="overlap_score_credit"):
         Weights().overridden({"overlap_score_credit": "much"})
-    with pytest.raises(InvalidArgument, match="router_temperature is -1"):
+    with pytest.raises(InvalidArgument, match="router_temperature: must be at least 0, not -1"):
         Weights().overridden({"router_temperature": -1})

@@ -42,11 +42,11 @@ def test_without_a_file_all_are_of_one_class() -> None:
     ("profile", "message"),
     [
         (PolicyProfile(uncached_isl_buckets=[Bucket(5, "a")]), "min_tokens 0"),
-        (PolicyProfile(uncached_isl_buckets=[Bucket(0, "a"), Bucket(0, "b")]), "must grow"),
+        (PolicyProfile(uncached_isl_buckets=[Bucket(0, "a"), Bucket(0, "b")]), "must increase"),
         (PolicyProfile(policy_classes=[]), "at least one"),
-        (PolicyProfile(policy_classes=[PolicyClass(), PolicyClass()]), "two are named default"),
+        (PolicyProfile(policy_classes=[PolicyClass(), PolicyClass()]), "duplicate name default"),
         (PolicyProfile(policy_classes=[PolicyClass(cache_bucket="x")]), "cache_bucket x"),
-        (PolicyProfile(default_policy_family="nobody"), "none of family nobody"),
+        (PolicyProfile(default_policy_family="nobody"), "family nobody has no class"),
     ],
 )
 def test_classes_that_leave_a_request_without_one_are_refused(profile: PolicyProfile, message: str) -> None:

@@ -90,7 +90,7 @@ def test_a_rank_is_busy_by_tokens_or_by_its_part_of_a_batch() -> None:
     assert not PolicyClass(prefill_busy_threshold=10).is_busy(10, None)
     assert PolicyClass(prefill_busy_threshold_frac=0.5).is_busy(51, 100)
     assert not PolicyClass(prefill_busy_threshold_frac=0.5).is_busy(51, None)
-    with pytest.raises(ConfigError, match="quantum is 0"):
+    with pytest.raises(ConfigError, match="quantum: must be at least 1, not 0"):
         PolicyClass(quantum=0).check()
 
 

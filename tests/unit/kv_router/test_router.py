@@ -104,9 +104,9 @@ def test_who_may_not_have_it_is_not_asked() -> None:
     assert placed(router, ask("c", PROMPT, required_taints=frozenset({"gpu=h200"}))).worker_id == 4
     assert placed(router, ask("d", PROMPT, dp_rank=1)).dp_rank == 1
     assert placed(router, ask("e", PROMPT, avoid=frozenset({1}))).worker_id != 1
-    with pytest.raises(Overloaded, match="every worker that may take the request"):
+    with pytest.raises(Overloaded, match="every eligible worker"):
         router.place(ask("f", PROMPT, busy=frozenset({1, 2, 3, 4})), 0)
-    with pytest.raises(Overloaded, match="worker 2, which the request asks for"):
+    with pytest.raises(Overloaded, match="worker 2, named by the request"):
         router.place(ask("g", PROMPT, worker_id=2, busy=frozenset({2})), 0)
     with pytest.raises(NotReady, match="lacks zone=a"):
         router.place(ask("h", PROMPT, required_taints=frozenset({"zone=a"})), 0)
@@ -233,7 +233,7 @@ def test_the_explanation_names_every_candidate() -> None:
     assert [(one.worker_id, one.device, one.cost, one.filtered) for one in told.candidates] == [
         (2, 5, 15.0, None),
         (1, 0, 20.0, None),
-        (3, 0, None, "failed, or does not answer at the moment"),
+        (3, 0, None, "failed or unresponsive"),
     ]
     assert told.candidates[0].prefill - told.candidates[0].saved + told.candidates[0].decode == 15
     assert router.decisions[0] is decision

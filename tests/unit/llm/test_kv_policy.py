@@ -69,7 +69,7 @@ def test_a_file_may_say_little(tmp_path: Path) -> None:
         ("worker_selection: {aggregated: x}", "no instance has this name"),
         ("worker_selection: {aggregated: x, instances: [{name: x, type: magic}]}", "type 'magic'"),
         ("worker_selection: {aggregated: x, instances: [{name: x, parameters: {speed: 1}}]}", "x.parameters.speed"),
-        ("worker_selection: {aggregated: x, instances: [{name: x, parameters: {prefill_load_scale: -1}}]}", "is -1"),
+        ("worker_selection: {aggregated: x, instances: [{name: x, parameters: {prefill_load_scale: -1}}]}", "not -1"),
         (
             "{default_policy_family: a, uncached_isl_buckets: [{min_tokens: 0, bucket: all}], policy_classes: [{quantum: x}]}",
             "quantum",

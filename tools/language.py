@@ -1,0 +1,117 @@
+"""Find words in the source that are not plain technical English.
+
+    python tools/language.py [PATH ...]     list every finding below PATH (default: src/dynamo)
+    python tools/language.py --count        print the number of findings per package and kind
+
+Three kinds of text are checked: docstrings; strings that a user may read (log lines, errors, help texts), which is every
+string literal with a space in it; and identifiers. Quotations of another system's text belong into `QUOTED`.
+"""
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "dynamo"
+
+WORDS = re.compile(
+    r"\b(told|tells?|heard|hears?|hearer|hearing|nobody|somebody|whoever|anew|foretold|foretells?|foretell|beside|heirs?|legs?"
+    r"|owes|asked|asks|says|said|knows|wants|stands|strangers?|houses?|errands?|listens to no)\b",
+    re.IGNORECASE,
+)
+IDENTIFIER = re.compile(
+    r"(?:^|_)(told|tell|heard|hear|said|say|asked|ask|seat|heir|leg|crew|errand|beside|rooms?|unheard|chance|strangers?)(?:_|$)",
+    re.IGNORECASE,
+)
+QUOTED: frozenset[str] = frozenset()
+"""Strings that quote another system and are matched against its output."""
+
+DOCSTRING, STRING, IDENTIFIERS = "docstrings", "strings", "identifiers"
+KINDS = (DOCSTRING, STRING, IDENTIFIERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One word at one place."""
+
+    path: Path
+    line: int
+    kind: str
+    word: str
+    text: str
+
+    @property
+    def package(self) -> str:
+        """The top-level package or module that contains the place."""
+        return self.path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def findings(path: Path) -> Iterator[Finding]:
+    """Yield every finding of one file; an identifier once per file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings: set[int] = set()
+    seen: set[str] = set()
+    for node in ast.walk(tree):
+        for line, name in names_of(node):
+            found = IDENTIFIER.search(name)
+            if found and name not in seen:
+                seen.add(name)
+                yield Finding(path, line, IDENTIFIERS, found[1].lower(), name)
+        body = getattr(node, "body", None)
+        if isinstance(body, list):  # A string statement is a docstring, of its definition or of the attribute above it.
+            docstrings |= {
+                id(one.value) for one in body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
+            }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            if node.value in QUOTED:
+                continue
+            kind = DOCSTRING if id(node) in docstrings else STRING
+            for offset, text in enumerate(node.value.splitlines()):
+                for found in WORDS.finditer(text):
+                    yield Finding(path, node.lineno + offset, kind, found[0].lower(), text.strip())
+
+
+def names_of(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the names that a node defines, with their lines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.lineno, node.name
+    elif isinstance(node, ast.arg):
+        yield node.lineno, node.arg
+    elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.lineno, node.id if isinstance(node, ast.Name) else node.attr
+
+
+def below(paths: list[Path]) -> Iterator[Finding]:
+    """Yield the findings of files and of folders, recursively."""
+    for path in paths:
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            yield from findings(file.resolve())
+
+
+def counts() -> Counter[tuple[str, str]]:
+    """Count the findings by package and kind."""
+    return Counter((one.package, one.kind) for one in below([SOURCE]))
+
+
+def main(argv: list[str]) -> int:
+    """Print findings, or their numbers; return 0."""
+    if argv == ["--count"]:
+        numbers = counts()
+        for package in sorted({package for package, _ in numbers}):
+            print(f"{package:16}", *(f"{kind} {numbers[package, kind]:4}" for kind in KINDS))
+        print(
+            "total           ", *(f"{kind} {sum(n for (_, k), n in numbers.items() if k == kind):4}" for kind in KINDS)
+        )
+        return 0
+    for one in below([Path(arg) for arg in argv] or [SOURCE]):
+        print(f"{one.path.relative_to(ROOT)}:{one.line}: {one.kind}: {one.word}: {one.text[:120]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
