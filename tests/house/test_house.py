@@ -52,6 +52,46 @@ def test_the_environment_is_read_in_one_place() -> None:
     assert readers <= {"src/dynamo/core/config.py"}
 
 
+PICKLING_MODULES = {"pickle", "_pickle", "shelve", "marshal", "dill", "cloudpickle", "joblib", "multiprocessing"}
+PICKLING_NAMES = {"ProcessPoolExecutor", "recv_pyobj", "send_pyobj", "read_pickle", "to_pickle"}
+
+
+def pickling_in(source: str) -> list[str]:
+    """What the source uses that pickles."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.split(".")[0] in PICKLING_MODULES]
+        elif isinstance(node, ast.ImportFrom):
+            if (node.module or "").split(".")[0] in PICKLING_MODULES:
+                found.append(node.module or "")
+            found += [alias.name for alias in node.names if alias.name in PICKLING_NAMES]
+        elif isinstance(node, ast.Attribute) and node.attr in PICKLING_NAMES:
+            found.append(node.attr)
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+            found.append("allow_pickle")
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_source_does_not_pickle(path: Path) -> None:
+    assert pickling_in(path.read_text(encoding="utf-8")) == []
+
+
+def test_pickle_check_finds_every_way_to_pickle() -> None:
+    for source in (
+        "import pickle",
+        "import multiprocessing.connection",
+        "from multiprocessing import Queue",
+        "from multiprocessing.connection import Listener",
+        "from concurrent.futures import ProcessPoolExecutor",
+        "link.recv_pyobj()",
+        "np.load(path, allow_pickle=True)",
+    ):
+        assert pickling_in(source), source
+    assert pickling_in("np.load(path, allow_pickle=False)\nimport json") == []
+
+
 def test_no_file_knows_the_machine_it_was_written_on() -> None:
     machine = re.compile(r"/(?:" + "|".join(("wo" + "rk", "ro" + "ot", "fa" + "rm")) + r")/")
     assert [relative(path) for path, text in texts() if machine.search(text)] == []

@@ -11,9 +11,7 @@ pulled, or until their time has come. What arrives is not believed before the pu
 
 import logging
 import socket
-import struct
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +20,8 @@ import msgspec
 from dynamo.core.errors import ConfigError
 from dynamo.kvbm.physical.host import HostArena
 from dynamo.kvbm.physical.layout import BlockLayout
+from dynamo.kvbm.transfer import wire
+from dynamo.kvbm.transfer.accepting import accept_connections
 from dynamo.kvbm.transfer.base import (
     Deadline,
     Descriptor,
@@ -43,8 +43,7 @@ logger = logging.getLogger(__name__)
 SERVERS = 4  # Questions that are answered at once; an answer takes well under a millisecond.
 HOLD_S = 10.0  # Longer than anybody waits for a prompt's blocks.
 QUESTION_S = 2.0
-FRAME_BYTES_MAX = 1 << 20
-_LENGTH = struct.Struct(">I")
+PENDING_MAX = 64  # Connections that are answered or wait for it; one more is closed, and its prompt is computed.
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -119,8 +118,15 @@ class PeerServer:
             raise ConfigError(f"blocks cannot be offered to peers at {host!r}: {error.strerror}") from None
         bound = self._listener.getsockname()
         self.address = f"{bound[0]}:{bound[1]}"
+        self._is_closed = threading.Event()
+        self._pending = threading.Semaphore(PENDING_MAX)
         self._pool = ThreadPoolExecutor(SERVERS, thread_name_prefix="kvbm-peer")
-        self._thread = threading.Thread(target=self._accept, name="kvbm-peers", daemon=True)
+        self._thread = threading.Thread(
+            target=accept_connections,
+            args=(self._listener, self._is_closed, self._take, "of peers"),
+            name="kvbm-peers",
+            daemon=True,
+        )
         self._thread.start()
 
     def reidentify(self, arena: HostArena) -> None:
@@ -134,36 +140,43 @@ class PeerServer:
         return self._source.held
 
     def close(self) -> None:
-        """Serves nobody any more, and lets go of what was lent."""
+        """Stop serving and give up what is lent."""
+        self._is_closed.set()
         try:
             self._listener.shutdown(socket.SHUT_RDWR)
         except OSError:
-            logger.debug("nobody was connected")
+            logger.debug("the listener had no connection")
         self._listener.close()
         self._thread.join(QUESTION_S)
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._source.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                link, _ = self._listener.accept()
-            except OSError:
-                return
+    def _take(self, link: socket.socket) -> None:
+        if not self._pending.acquire(blocking=False):
+            logger.info("closed the connection of a peer: %d others wait already", PENDING_MAX)
+            link.close()
+            return
+        try:
             self._pool.submit(self._answer, link)
+        except RuntimeError:  # The server is being closed.
+            link.close()
 
     def _answer(self, raw: socket.socket) -> None:
         raw.settimeout(QUESTION_S)
         link = raw
         try:
             if self._tls.server is not None:
+                self._tls.refresh()
                 link = self._tls.server.wrap_socket(raw, server_side=True)
             want = _wants.decode(_read(link))
-            _write(link, _encoder.encode(Lent(self._lend(want))))
+            wire.write_frame(link, _encoder.encode(Lent(self._lend(want))))
         except (OSError, TransferError, msgspec.DecodeError) as error:
-            logger.info("a peer's question was not answered: %s", error)
+            logger.info("closed the connection of a peer: %s", error)
+        except Exception:  # The request's boundary: other peers are served on.
+            logger.exception("closed the connection of a peer: its request failed")
         finally:
             link.close()
+            self._pending.release()
 
     def _lend(self, want: Want) -> Descriptor | None:
         if want.fingerprint != self._fingerprint:
@@ -218,9 +231,10 @@ class PeerBlocks:
             link = raw
             try:
                 if self._tls.client is not None:
+                    self._tls.refresh()
                     link = self._tls.client.wrap_socket(raw, server_hostname=self._tls.server_name or host)
                 link.settimeout(deadline.left())
-                _write(link, _encoder.encode(Want(self._fingerprint, list(hashes))))
+                wire.write_frame(link, _encoder.encode(Want(self._fingerprint, list(hashes))))
                 lent = _lents.decode(_read(link))
             finally:
                 link.close()
@@ -237,27 +251,9 @@ class PeerBlocks:
         return msgspec.structs.replace(Descriptor.check(lent.descriptor), layout=layout)
 
 
-def _write(link: socket.socket, body: bytes) -> None:
-    link.sendall(_LENGTH.pack(len(body)) + body)
-
-
 def _read(link: socket.socket) -> bytes:
-    """One frame within the socket's timeout. Raises `TransferError` for what is none."""
-    (size,) = _LENGTH.unpack(_exactly(link, _LENGTH.size))
-    if size > FRAME_BYTES_MAX:
-        raise TransferError(f"a frame of {size} bytes: expected at most {FRAME_BYTES_MAX}")
-    return _exactly(link, size)
-
-
-def _exactly(link: socket.socket, size: int) -> bytes:
-    parts: list[bytes] = []
-    until = time.monotonic() + QUESTION_S
-    while size > 0:
-        if time.monotonic() > until:
-            raise TimeoutError
-        part = link.recv(size)
-        if not part:
-            raise SourceUnreachable("the connection ended within a frame")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+    """Return one frame. Raise `TransferError` for a malformed one, `OSError`."""
+    body = wire.read_frame(link)
+    if body is None:
+        raise SourceUnreachable("the connection ended without a frame")
+    return body

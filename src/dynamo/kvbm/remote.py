@@ -1,129 +1,305 @@
-"""Remote: a block manager in another process of the same engine, asked over a local socket.
+"""Remote block manager: the scheduler's access to the block manager of a worker in another process, over a local socket.
 
-vLLM's scheduler and its worker may be two processes; the blocks are where the worker is. Both know the engine's id, which
-names the socket and proves who asks.
+vLLM may run its scheduler and its worker as two processes; the block manager is in the worker. Both know the engine's id,
+which names the socket. The socket lies in a directory that only this user can enter, and the server also checks the user
+of each peer, so that the id need not be secret. A frame is a length and a msgpack message; nothing in it is executed.
 """
 
 import contextlib
+import hashlib
 import logging
+import os
 import socket
+import struct
 import threading
 from collections.abc import Sequence
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
-from typing import Any
 
+import msgspec
+
+from dynamo.core.errors import ConfigError
+from dynamo.core.private_paths import FILE_MODE, runtime_directory, user_id
 from dynamo.kvbm.logical.blocks import Identity
 from dynamo.kvbm.manager import BlockManager
 from dynamo.kvbm.orders import Ticket
+from dynamo.kvbm.transfer import wire
+from dynamo.kvbm.transfer.accepting import accept_connections
+from dynamo.kvbm.transfer.base import TransferError
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 2.0  # An answer takes microseconds; a worker that is silent for so long is asked no more.
+ANSWER_S = 2.0  # An answer takes microseconds; a worker that is silent for so long is not used any more.
 CLOSE_S = 2.0
-LOOK_S = 0.2  # A silent connection: how soon the end is noticed.
+CONNECTIONS_MAX = 4  # An engine has one scheduler; a restarted one may overlap with it.
+TICKETS_MAX = 4096  # Open at once by one connection; far more than the block manager accepts.
+FRAME_BYTES_MAX = 16 << 20  # The identities of some hundred thousand blocks.
+PREFIX, SUFFIX = "kvbm-", ".sock"
+SOCKET_PATH_BYTES_MAX = 107  # <sys/un.h>
+PID_BYTES = 8  # While it is made, the name ends in the process's id.
+_CREDENTIALS = struct.Struct("3i")  # <sys/socket.h>: process, user and group of a peer.
 
 
-def address_of(engine_id: str) -> str:
-    """A name of this machine's, without a file."""
-    return f"\0dynamo-kvbm-{engine_id}"
+class Begin(msgspec.Struct, tag="begin", frozen=True):
+    """Bring a prefix into the host."""
+
+    identities: list[Identity]
+
+
+class IsOver(msgspec.Struct, tag="is_over", frozen=True):
+    """Ask whether a ticket is over."""
+
+    ticket: int
+
+
+class EndTicket(msgspec.Struct, tag="end", frozen=True):
+    """Give a ticket up."""
+
+    ticket: int
+
+
+class Find(msgspec.Struct, tag="find", frozen=True):
+    """Hold the longest prefix in the host."""
+
+    hashes: list[int]
+
+
+class ReleaseSlots(msgspec.Struct, tag="release", frozen=True):
+    """Release held slots."""
+
+    slots: list[int]
+
+
+class ClearTiers(msgspec.Struct, tag="clear", frozen=True):
+    """Forget all blocks."""
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to any request; each request sets its own field."""
+
+    ticket: int | None = None
+    is_over: bool = False
+    slots: list[int] = []
+
+
+Request = Begin | IsOver | EndTicket | Find | ReleaseSlots | ClearTiers
+_requests = msgspec.msgpack.Decoder(Request)
+_replies = msgspec.msgpack.Decoder(Reply)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def socket_path(engine_id: str) -> str:
+    """Return the socket's path, in a directory of this user. Raise `ConfigError` where there can be none."""
+    name = hashlib.sha256(engine_id.encode()).hexdigest()[:32]
+    path = os.path.join(runtime_directory(), f"{PREFIX}{name}{SUFFIX}")
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX - PID_BYTES:
+        raise ConfigError(f"{path!r}: too long for a socket's path; set TMPDIR or XDG_RUNTIME_DIR to a shorter one")
+    return path
 
 
 class ManagerServer:
-    """Answers the one scheduler that an engine has."""
+    """Serves a block manager to the scheduler of the same engine. Each connection has a thread."""
 
     def __init__(self, manager: BlockManager, engine_id: str) -> None:
+        """Raise `ConfigError` where the socket cannot be made."""
         self._manager = manager
-        self._tickets: dict[int, Ticket] = {}
-        self._count = 0
-        self._address = address_of(engine_id)
-        self._listener = Listener(self._address, "AF_UNIX", authkey=engine_id.encode())
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._serve, name="kvbm-remote", daemon=True)
+        self._path = socket_path(engine_id)
+        self._guard = threading.Lock()
+        self._links: set[socket.socket] = set()
+        self._is_closed = threading.Event()
+        self._listener = _listen(self._path)
+        self._thread = threading.Thread(
+            target=accept_connections,
+            args=(self._listener, self._is_closed, self._take, "to the block manager"),
+            name="kvbm-remote",
+            daemon=True,
+        )
         self._thread.start()
 
     def close(self) -> None:
-        """Answers nobody any more."""
-        self._is_closed = True
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as waker:
-            waker.settimeout(CLOSE_S)
-            waker.connect(self._address)
-        self._thread.join(CLOSE_S)
+        """Stop serving, end all connections and remove the socket."""
+        with self._guard:
+            self._is_closed.set()
+            links = list(self._links)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # Wakes the thread that waits for the next connection.
         self._listener.close()
+        for link in links:
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+        self._thread.join(CLOSE_S)
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
 
-    def _serve(self) -> None:
-        while not self._is_closed:
-            try:
-                with self._listener.accept() as link:
-                    while not self._is_closed:
-                        if link.poll(LOOK_S):
-                            name, argument = link.recv()
-                            link.send(self._answer(name, argument))
-            except (EOFError, OSError, AuthenticationError) as error:
-                logger.info("the scheduler hung up: %s", error)
+    def _take(self, link: socket.socket) -> None:
+        with self._guard:
+            is_taken = not self._is_closed.is_set() and len(self._links) < CONNECTIONS_MAX and _is_own_user(link)
+            if is_taken:
+                self._links.add(link)
+        if is_taken:
+            threading.Thread(target=self._serve, args=(link,), name="kvbm-remote-serve", daemon=True).start()
+        else:
+            logger.warning("refused a connection to the block manager: another user's, or one of too many")
+            link.close()
 
-    def _answer(self, name: str, argument: Any) -> Any:
+    def _serve(self, link: socket.socket) -> None:
+        tickets: dict[int, Ticket] = {}
+        try:
+            link.settimeout(None)  # A scheduler without requests is silent.
+            while (body := wire.read_frame(link, FRAME_BYTES_MAX)) is not None:
+                reply = self._answer(_requests.decode(body), tickets)
+                link.settimeout(ANSWER_S)
+                wire.write_frame(link, _encoder.encode(reply))
+                link.settimeout(None)
+            logger.info("the scheduler closed its connection")
+        except (msgspec.DecodeError, TransferError, OSError) as error:
+            if not self._is_closed.is_set():
+                logger.warning("closed a connection to the block manager: %s", error)
+        except Exception:  # The connection's boundary: other connections are served on.
+            logger.exception("closed a connection to the block manager: its request failed")
+        finally:
+            for ticket in tickets.values():
+                self._manager.end(ticket)
+            with self._guard:
+                self._links.discard(link)
+            link.close()
+
+    def _answer(self, request: Request, tickets: dict[int, Ticket]) -> Reply:
         manager = self._manager
-        if name == "begin":
-            ticket = manager.begin(argument)
+        if isinstance(request, Begin):
+            ticket = manager.begin(request.identities) if len(tickets) < TICKETS_MAX else None
             if ticket is None:
-                return None
-            self._count += 1
-            self._tickets[self._count] = ticket
-            return self._count
-        if name == "is_over":
-            return argument not in self._tickets or manager.is_over(self._tickets[argument])
-        if name == "end":
-            ended = self._tickets.pop(argument, None)
-            return None if ended is None else manager.end(ended)
-        if name == "find":
-            return manager.find(argument)
-        if name == "release":
-            return manager.release(argument)
-        return manager.clear()
+                return Reply()
+            number = max(tickets, default=0) + 1
+            tickets[number] = ticket
+            return Reply(ticket=number)
+        if isinstance(request, IsOver):
+            known = tickets.get(request.ticket)
+            return Reply(is_over=known is None or manager.is_over(known))
+        if isinstance(request, EndTicket):
+            ended = tickets.pop(request.ticket, None)
+            if ended is not None:
+                manager.end(ended)
+        elif isinstance(request, Find):
+            return Reply(slots=manager.find(request.hashes))
+        elif isinstance(request, ReleaseSlots):
+            if any(not 0 <= slot < manager.book.host.total for slot in request.slots):
+                raise TransferError(f"the host has {manager.book.host.total} slots, the scheduler released others")
+            manager.release(request.slots)
+        else:
+            manager.clear()
+        return Reply()
 
 
 class RemoteManager:
-    """What a scheduler asks of the block manager. When there is no answer, nothing is found."""
+    """Client of a `ManagerServer`, used by the scheduler. Without an answer it reports that nothing is found."""
 
     def __init__(self, engine_id: str) -> None:
-        """Raises `OSError` where nobody listens yet."""
-        self._link: Connection[Any, Any] | None = Client(address_of(engine_id), "AF_UNIX", authkey=engine_id.encode())
+        """Raise `OSError` where no server listens yet, `ConfigError` where there can be none."""
+        link = socket.socket(socket.AF_UNIX)
+        try:
+            link.settimeout(ANSWER_S)
+            link.connect(socket_path(engine_id))
+        except BaseException:
+            link.close()
+            raise
+        self._link: socket.socket | None = link
 
     def begin(self, identities: Sequence[Identity]) -> int | None:
-        found: int | None = self._ask("begin", list(identities))
-        return found
+        return self._ask(Begin(list(identities))).ticket
 
     def is_over(self, ticket: int) -> bool:
-        return self._ask("is_over", ticket) is not False
+        return self._ask(IsOver(ticket)).is_over or self._link is None
 
     def end(self, ticket: int) -> None:
-        self._ask("end", ticket)
+        self._ask(EndTicket(ticket))
 
     def find(self, hashes: Sequence[int]) -> list[int]:
-        return self._ask("find", list(hashes)) or []
+        return self._ask(Find(list(hashes))).slots
 
     def release(self, slots: Sequence[int]) -> None:
         if slots:
-            self._ask("release", list(slots))
+            self._ask(ReleaseSlots(list(slots)))
 
     def clear(self) -> None:
-        self._ask("clear", None)
+        self._ask(ClearTiers())
 
     def close(self) -> None:
         if self._link is not None:
             self._link.close()
             self._link = None
 
-    def _ask(self, name: str, argument: Any) -> Any:
+    def _ask(self, request: Request) -> Reply:
         if self._link is None:
-            return None
+            return Reply()
         try:
-            self._link.send((name, argument))
-            if self._link.poll(ANSWER_S):
-                return self._link.recv()
-            logger.warning("the block manager does not answer: KV tiers are not used any more")
-        except (EOFError, OSError) as error:
-            logger.warning("the block manager is gone (%s): KV tiers are not used any more", error)
+            self._link.settimeout(ANSWER_S)
+            wire.write_frame(self._link, _encoder.encode(request))
+            body = wire.read_frame(self._link, FRAME_BYTES_MAX)
+            if body is not None:
+                return _replies.decode(body)
+            reason = "it closed the connection"
+        except TimeoutError:
+            reason = f"no answer within {ANSWER_S:g} s"
+        except (OSError, TransferError, msgspec.DecodeError) as error:
+            reason = str(error)
+        logger.warning("the worker's block manager failed (%s): KV tiers are not used any more", reason)
         self.close()
-        return None
+        return Reply()
+
+
+def _listen(path: str) -> socket.socket:
+    """Listen at a path, and remove the sockets that killed processes left beside it. Raise `ConfigError`.
+
+    The socket gets its name when it listens already: one that refuses connections belongs to no running process.
+    """
+    fresh = f"{path[: -len(SUFFIX)]}.{os.getpid()}"
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        _remove_abandoned(os.path.dirname(path))
+        _check_unused(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh)
+        listener.bind(fresh)
+        os.chmod(fresh, FILE_MODE)
+        listener.listen(CONNECTIONS_MAX)
+        os.rename(fresh, path)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot serve the block manager at {path!r}: {error.strerror}") from None
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _check_unused(path: str) -> None:
+    if os.path.lexists(path):
+        raise ConfigError(f"cannot serve the block manager at {path!r}: another process of this engine serves it")
+
+
+def _remove_abandoned(directory: str) -> None:
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
+        if name.startswith(PREFIX) and name.endswith(SUFFIX) and _is_abandoned(path):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _is_abandoned(path: str) -> bool:
+    """Return whether no process listens at a socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(ANSWER_S)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def _is_own_user(link: socket.socket) -> bool:
+    """Return whether the peer runs as this process's user; where the system cannot report it, the directory decides."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, user, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return bool(user == user_id())

@@ -9,7 +9,6 @@ without objectives, what answers soonest. On the front is what no other beats in
 
 import itertools
 import json
-import multiprocessing
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from dynamo.replay.config import ReplayConfig
 from dynamo.replay.engine import EngineArgs, flat, given
 from dynamo.replay.page import plot, small_page
 from dynamo.replay.report import rows_of, summary_of
+from dynamo.replay.sweep_processes import run_in_processes
 
 OWN = {"num_workers", "num_prefill_workers", "num_decode_workers", "router_mode"}
 """Knobs that are flags of their own."""
@@ -137,8 +137,7 @@ def _mapped(tasks: Sequence[tuple[ReplayConfig, dict[str, Any]]], jobs: int) -> 
     if jobs == 1 or len(tasks) < 2:
         yield from map(run, tasks)
         return
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(tasks))) as pool:
-        yield from pool.imap_unordered(run, tasks)
+    yield from run_in_processes(tasks, jobs)
 
 
 def front(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dynamo.kvbm import peers
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity, Tier
 from dynamo.kvbm.manager import BlockManager
@@ -156,3 +157,19 @@ def test_workers_that_are_no_peers_have_no_address(make: Make) -> None:
     alone = make(has_peers=False)
     assert alone.peer_address is None
     assert alone.begin([block(1)], Peer("127.0.0.1:1", 1)) is None
+
+
+def test_peer_server_closes_connections_beyond_its_bound(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PENDING_MAX", 2)
+    one, other = make(), make()
+    offload(one, 1)
+    host, port = address_of(one).split(":")
+    with contextlib.ExitStack() as links:
+        waiting = [links.enter_context(socket.create_connection((host, int(port)), PATIENCE_S)) for _ in range(2)]
+        refused = links.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+        assert refused.recv(1) == b""
+        for link in waiting:
+            link.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while fetched(other, address_of(one), 1) != [1]:
+        assert time.monotonic() < deadline, "no connection is served any more"

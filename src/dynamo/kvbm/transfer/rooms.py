@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from dynamo.kvbm.transfer.accepting import accept_connections
 from dynamo.kvbm.transfer.base import Deadline, Descriptor, SourceUnreachable, TransferError, TransferTimeout
 from dynamo.kvbm.transfer.tcp import PLAIN
 from dynamo.kvbm.transfer.wire import read_frame, write_frame
@@ -107,12 +108,13 @@ class Rooms:
         self._changed = threading.Condition()
         self._rooms: dict[tuple[int, bytes], _Room] = {}
         self._links: set[socket.socket] = set()
-        self._is_closed = False
+        self._is_closed = threading.Event()
         bound = host or local_address()
         self._listener = socket.create_server((bound, port), backlog=VISITORS_MAX)
         self.host = local_address() if bound in WILDCARDS else bound
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="dynamo-kv-rooms", daemon=True).start()
+        arguments = (self._listener, self._is_closed, self._take, "to rooms")
+        threading.Thread(target=accept_connections, args=arguments, name="dynamo-kv-rooms", daemon=True).start()
 
     def open(self, room: int, key: bytes) -> None:
         """A prompt is to be computed for who enters."""
@@ -134,7 +136,7 @@ class Rooms:
 
     def close(self) -> None:
         with self._changed:
-            self._is_closed = True
+            self._is_closed.set()
             links = list(self._links)
             self._changed.notify_all()
         for one in (self._listener, *links):
@@ -173,24 +175,15 @@ class Rooms:
             found = self._rooms[(room, key)] = _Room(now + ARRIVAL_S)
         return found
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                link, _ = self._listener.accept()
-            except OSError as error:
-                if self._is_closed:
-                    return
-                logger.warning("a connection to a room could not be taken: %s", error)
-                time.sleep(0.1)  # Out of file descriptors, most likely.
-                continue
-            with self._changed:
-                is_taken = len(self._links) < VISITORS_MAX
-                if is_taken:
-                    self._links.add(link)
+    def _take(self, link: socket.socket) -> None:
+        with self._changed:
+            is_taken = len(self._links) < VISITORS_MAX
             if is_taken:
-                threading.Thread(target=self._serve, args=(link,), name="dynamo-kv-room", daemon=True).start()
-            else:
-                link.close()
+                self._links.add(link)
+        if is_taken:
+            threading.Thread(target=self._serve, args=(link,), name="dynamo-kv-room", daemon=True).start()
+        else:
+            link.close()
 
     def _serve(self, raw: socket.socket) -> None:
         link = raw
@@ -234,13 +227,13 @@ class Rooms:
         said, arrives_by = 0, time.monotonic() + ARRIVAL_S
         while True:
             with self._changed:
-                if len(room.words) == said and not self._is_closed:
+                if len(room.words) == said and not self._is_closed.is_set():
                     self._changed.wait_for(partial(self._has_more, room, said), BEAT_S)
                 words: list[Word] = list(room.words[said:]) or [Beat()]
                 said = len(room.words)
                 if not room.is_open and time.monotonic() > arrives_by:
                     words = [Broken("the prompt never came")]
-                if self._is_closed:
+                if self._is_closed.is_set():
                     words = [Broken("the prefill worker ends")]
             for word in words:
                 write_frame(link, _encoder.encode(word))
@@ -248,7 +241,7 @@ class Rooms:
                     return
 
     def _has_more(self, room: _Room, said: int) -> bool:
-        return len(room.words) > said or self._is_closed
+        return len(room.words) > said or self._is_closed.is_set()
 
     def _give_up(self, words: list[Word]) -> None:
         for word in words:

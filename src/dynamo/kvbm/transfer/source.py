@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynamo.kvbm.transfer import shared, wire
+from dynamo.kvbm.transfer.accepting import accept_connections
 from dynamo.kvbm.transfer.base import Descriptor, Freed, Offer, Region, TransferError, Transport
 from dynamo.kvbm.transfer.leases import Lease, Leases
 from dynamo.kvbm.transfer.nixl import NixlAgent
@@ -68,7 +69,7 @@ class Source:
         self._links: set[socket.socket] = set()
         self._listeners: list[socket.socket] = []
         self._offers: list[tuple[Transport, str]] = []
-        self._is_closed = False
+        self._is_closed = threading.Event()
         self.pulled = 0
         """Leases that were released by their puller."""
 
@@ -151,9 +152,9 @@ class Source:
     def close(self) -> None:
         """Serves nobody any more, and gives everything up that nobody reads just now."""
         with self._changed:
-            if self._is_closed:
+            if self._is_closed.is_set():
                 return
-            self._is_closed = True
+            self._is_closed.set()
             freed = self._leases.clear()
             self._strike(freed)
             links = list(self._links)
@@ -175,26 +176,20 @@ class Source:
 
     def _accept_from(self, listener: socket.socket, kind: str) -> None:
         self._listeners.append(listener)
-        threading.Thread(target=self._accept, args=(listener,), name=f"dynamo-kv-accept-{kind}", daemon=True).start()
+        arguments = (listener, self._is_closed, self._take, "for blocks")
+        threading.Thread(
+            target=accept_connections, args=arguments, name=f"dynamo-kv-accept-{kind}", daemon=True
+        ).start()
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                link, _ = listener.accept()
-            except OSError as error:
-                if self._is_closed:
-                    return
-                logger.warning("a connection for blocks could not be taken: %s", error)
-                time.sleep(0.1)  # Out of file descriptors, most likely: to ask again at once would not help.
-                continue
-            with self._changed:
-                is_taken = len(self._links) < CONNECTIONS_MAX
-                if is_taken:
-                    self._links.add(link)
-            if not is_taken:
-                link.close()
-                continue
+    def _take(self, link: socket.socket) -> None:
+        with self._changed:
+            is_taken = len(self._links) < CONNECTIONS_MAX
+            if is_taken:
+                self._links.add(link)
+        if is_taken:
             threading.Thread(target=self._serve, args=(link,), name="dynamo-kv-serve", daemon=True).start()
+        else:
+            link.close()
 
     def _serve(self, raw: socket.socket) -> None:
         link = raw
@@ -205,7 +200,7 @@ class Source:
                 if self._options.tls.server is not None:
                     self._options.tls.refresh()
                     link = self._options.tls.server.wrap_socket(raw, server_side=True)
-            while (question := wire.read_question(link)) is not None and not self._is_closed:
+            while (question := wire.read_question(link)) is not None and not self._is_closed.is_set():
                 link.settimeout(STALL_S)
                 if not self._answer(link, question):
                     return
@@ -262,7 +257,7 @@ class Source:
     def _expire(self) -> None:
         while True:
             with self._changed:
-                if self._is_closed:
+                if self._is_closed.is_set():
                     return
                 freed = self._leases.expire(time.monotonic())
                 self._strike(freed)

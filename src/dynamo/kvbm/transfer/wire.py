@@ -8,6 +8,7 @@ copies them: both give the kernel the places where they lie.
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -24,6 +25,8 @@ from dynamo.kvbm.transfer.base import (
 )
 
 FRAME_BYTES_MAX = 1 << 20  # The places of a quarter of a million blocks; more is not one of ours.
+FRAME_S = 5.0  # From a frame's first byte to its last; a megabyte takes milliseconds.
+PART_BYTES = 64 << 10
 BATCH_BYTES = 32 << 20  # Between two batches a puller may think again; each is worth the thought.
 BUFFERS_MAX = 512  # Of one call of the kernel; it takes 1024.
 _LENGTH = struct.Struct(">I")
@@ -226,29 +229,40 @@ def _advance(window: list[memoryview], count: int) -> None:
         window[0] = window[0][count:]
 
 
-def read_frame(link: socket.socket) -> bytes | None:
-    """The next frame; None at the end. Raises `TransferError` for what is none, `OSError`."""
-    head = _read_exactly(link, _LENGTH.size)
-    if head is None:
+def read_frame(link: socket.socket, bytes_max: int = FRAME_BYTES_MAX) -> bytes | None:
+    """Return the next frame, or None at the end. Raise `TransferError` for a malformed frame, `OSError`.
+
+    The first byte may take as long as the socket's timeout allows; the rest must follow within the same time again,
+    and within `FRAME_S`.
+    """
+    idle_s = link.gettimeout()
+    head = bytearray(_LENGTH.size)
+    count = link.recv_into(head)
+    if count == 0:
         return None
-    (size,) = _LENGTH.unpack(head)
-    if size > FRAME_BYTES_MAX:
-        raise TransferError(f"a frame of {size} bytes: expected at most {FRAME_BYTES_MAX}")
-    body = _read_exactly(link, size)
-    if body is None:
-        raise SourceUnreachable("the connection ended within a frame")
-    return body
+    until = time.monotonic() + (FRAME_S if idle_s is None else min(FRAME_S, idle_s))
+    try:
+        _read_rest(link, memoryview(head)[count:], until, idle_s)
+        (size,) = _LENGTH.unpack(head)
+        if size > bytes_max:
+            raise TransferError(f"a frame of {size} bytes: expected at most {bytes_max}")
+        body = bytearray()
+        while len(body) < size:  # Memory is taken as bytes arrive, not as the length announces.
+            part = bytearray(min(PART_BYTES, size - len(body)))
+            _read_rest(link, memoryview(part), until, idle_s)
+            body += part
+    finally:
+        link.settimeout(idle_s)
+    return bytes(body)
 
 
-def _read_exactly(link: socket.socket, size: int) -> bytes | None:
-    """None where the stream ends before the first byte."""
-    body = bytearray(size)
-    rest = memoryview(body)
+def _read_rest(link: socket.socket, rest: memoryview, until: float, idle_s: float | None) -> None:
     while rest:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("an unfinished frame")
+        link.settimeout(left if idle_s is None else min(left, idle_s))
         count = link.recv_into(rest)
         if count == 0:
-            if len(rest) < size:
-                raise SourceUnreachable("the connection ended within a frame")
-            return None
+            raise SourceUnreachable("the connection ended within a frame")
         rest = rest[count:]
-    return bytes(body)

@@ -1,0 +1,90 @@
+"""Private paths: directories and files that only this process's user can change, and the checks that this is so."""
+
+import os
+import stat
+import tempfile
+
+from dynamo.core.config import setting
+from dynamo.core.errors import ConfigError
+
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
+
+
+def user_id() -> int:
+    """Return the effective user id; 0 on systems that have none."""
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
+def check_trusted_directory(path: str, name: str) -> None:
+    """Raise `ConfigError` for a directory that another user owns or can write to; `name` is the setting that names it.
+
+    Symbolic links are followed: what counts is the directory that is used.
+    """
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise ConfigError(f"{name}={path!r}: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigError(f"{name}={path!r}: Not a directory")
+    if not hasattr(os, "geteuid"):
+        return
+    if found.st_uid != user_id():
+        raise ConfigError(
+            f"{name}={path!r}: owned by user {found.st_uid}, expected user {user_id()} that runs this process; "
+            "name another directory"
+        )
+    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid)):
+        mode = stat.S_IMODE(found.st_mode)
+        raise ConfigError(f"{name}={path!r}: mode {mode:04o} lets other users write; run: chmod go-w {path}")
+
+
+def make_private_directories(path: str) -> None:
+    """Create a directory and its missing parents with mode 0700. Raise `OSError`."""
+    missing: list[str] = []
+    at = os.path.abspath(path)
+    while not os.path.isdir(at):
+        missing.append(at)
+        at = os.path.dirname(at)
+    for directory in reversed(missing):
+        try:
+            os.mkdir(directory, DIRECTORY_MODE)
+        except FileExistsError:  # Another process of ours was faster; or it is a file, and what follows fails.
+            if not os.path.isdir(directory):
+                raise
+
+
+def runtime_directory() -> str:
+    """Return this user's directory for sockets, made with mode 0700 in `XDG_RUNTIME_DIR` or the temporary directory.
+
+    Raise `ConfigError` where it cannot be made, or where another user can enter it.
+    """
+    parent = setting("XDG_RUNTIME_DIR", "", str)
+    name = "dynamo"
+    if not parent or not os.access(parent, os.W_OK):
+        parent, name = tempfile.gettempdir(), f"dynamo-{user_id()}"
+    path = os.path.join(parent, name)
+    try:
+        make_private_directories(path)
+        found = os.lstat(path)
+    except OSError as error:
+        raise ConfigError(f"cannot create the directory for local sockets {path!r}: {error.strerror}") from None
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == user_id()
+    if not is_ours or stat.S_IMODE(found.st_mode) & 0o077:
+        raise ConfigError(
+            f"the directory for local sockets {path!r}: expected a directory of user {user_id()} with mode 0700, "
+            f"found one of user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
+        )
+    return path
+
+
+def _is_private_group(group_id: int) -> bool:
+    """Return whether a group is the user's own, with the user's name and no other member."""
+    try:
+        import grp
+        import pwd
+
+        user, group = pwd.getpwuid(user_id()), grp.getgrgid(group_id)
+    except (ImportError, KeyError):
+        return False
+    return group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

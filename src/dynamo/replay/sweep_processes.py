@@ -1,0 +1,111 @@
+"""Sweep processes: combinations computed by child processes, which read tasks and write results as JSON lines."""
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.replay.config import ReplayConfig
+
+Task = tuple[ReplayConfig, dict[str, Any]]
+"""A command line, and the knobs to turn."""
+END_S = 10.0  # A child without tasks ends at once.
+
+
+class SweepFailed(DynamoException):
+    """A child process ended before its result came."""
+
+
+class Result(msgspec.Struct, omit_defaults=True):
+    """What a child writes for one task."""
+
+    row: dict[str, Any] = {}
+    config_error: str = ""
+
+
+def run_in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
+    """Yield the results as they come, from at most so many processes.
+
+    Raise `ConfigError` for a combination that is invalid, `SweepFailed`.
+    """
+    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    for task in tasks:
+        waiting.put(task)
+    results: queue.SimpleQueue[Result | SweepFailed] = queue.SimpleQueue()
+    children = [_start() for _ in range(min(jobs, len(tasks)))]
+    try:
+        for child in children:
+            threading.Thread(target=_feed, args=(child, waiting, results), daemon=True).start()
+        for _ in tasks:
+            result = results.get()
+            if isinstance(result, SweepFailed):
+                raise result
+            if result.config_error:
+                raise ConfigError(result.config_error)
+            yield result.row
+    finally:
+        for child in children:
+            _end(child)
+
+
+def serve(run: Callable[[Task], dict[str, Any]]) -> None:
+    """Answer each task on standard input with a result on standard output: the child's side."""
+    decoder = msgspec.json.Decoder(Task)
+    for line in sys.stdin.buffer:
+        try:
+            result = Result(row=run(decoder.decode(line)))
+        except ConfigError as error:
+            result = Result(config_error=str(error))
+        sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _start() -> "subprocess.Popen[bytes]":
+    safe = ["-P"] if sys.flags.safe_path else []
+    command = [sys.executable, *safe, "-m", "dynamo.replay.sweep_processes"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - ourselves
+
+
+def _feed(
+    child: "subprocess.Popen[bytes]",
+    waiting: "queue.SimpleQueue[Task]",
+    results: "queue.SimpleQueue[Result | SweepFailed]",
+) -> None:
+    assert child.stdin is not None, "a child without its pipes"
+    assert child.stdout is not None, "a child without its pipes"
+    while True:
+        try:
+            config, knobs = waiting.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            child.stdin.write(msgspec.json.encode((config, knobs)) + b"\n")
+            child.stdin.flush()
+            results.put(msgspec.json.decode(child.stdout.readline(), type=Result))
+        except (OSError, ValueError) as error:  # Its own message is on standard error.
+            results.put(SweepFailed(f"a process of the sweep failed at {knobs}: {error}"))
+            return
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """End a child; one that still computes is killed, for its result is not needed any more."""
+    assert child.stdin is not None, "a child without its pipes"
+    assert child.stdout is not None, "a child without its pipes"
+    child.kill()
+    child.wait(END_S)
+    for pipe in (child.stdin, child.stdout):
+        try:
+            pipe.close()
+        except OSError:  # What was written to it cannot be read any more.
+            continue
+
+
+if __name__ == "__main__":
+    from dynamo.replay.sweep import run
+
+    serve(run)

@@ -1,0 +1,78 @@
+"""Private paths: directories that other users can change are refused; what is made is for its user alone."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from dynamo.core import private_paths
+from dynamo.core.errors import ConfigError
+from dynamo.core.private_paths import check_trusted_directory, make_private_directories, runtime_directory
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o750])
+def test_directory_that_only_its_user_writes_is_trusted(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    check_trusted_directory(str(tmp_path), "NAME")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702, 0o770])
+def test_directory_that_others_write_is_refused(tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_paths, "_is_private_group", lambda _: False)
+    tmp_path.chmod(mode)
+    with pytest.raises(ConfigError, match=r"NAME='.*': mode \d+ lets other users write; run: chmod go-w"):
+        check_trusted_directory(str(tmp_path), "NAME")
+
+
+def test_directory_of_a_private_group_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each user has a group of its own, directories are made with mode 0775."""
+    monkeypatch.setattr(private_paths, "_is_private_group", lambda _: True)
+    tmp_path.chmod(0o775)
+    check_trusted_directory(str(tmp_path), "NAME")
+
+
+def test_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_paths, "user_id", lambda: os.geteuid() + 1)
+    with pytest.raises(ConfigError, match=r"NAME='.*': owned by user \d+, expected user \d+"):
+        check_trusted_directory(str(tmp_path), "NAME")
+
+
+def test_directories_are_made_for_their_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        make_private_directories(str(tmp_path / "a" / "b"))
+        make_private_directories(str(tmp_path / "a" / "b"))
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((tmp_path / part).stat().st_mode) for part in ("a", "a/b")] == [0o700, 0o700]
+
+
+def test_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(OSError, match=r"exists|Not a directory"):
+        make_private_directories(str(tmp_path / "a"))
+
+
+def test_runtime_directory_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = Path(runtime_directory())
+    assert path.parent == tmp_path
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    path.chmod(0o755)
+    with pytest.raises(ConfigError, match="mode 0755"):
+        runtime_directory()
+
+
+def test_runtime_directory_without_xdg_names_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(private_paths.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert runtime_directory() == str(tmp_path / f"dynamo-{os.geteuid()}")
+
+
+def test_runtime_directory_does_not_follow_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "other").mkdir(mode=0o700)
+    (tmp_path / "dynamo").symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigError, match="expected a directory of user"):
+        runtime_directory()
