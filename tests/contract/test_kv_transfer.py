@@ -273,6 +273,48 @@ def test_a_source_of_another_machine_is_not_found_by_shared_memory(open_ends: Ca
         ends.pull(msgspec.structs.replace(descriptor, offers=[elsewhere]), [(0, 0)])
 
 
+def test_shared_memory_is_refused_to_another_user(
+    open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The descriptor opens the whole cache, not the lease's blocks alone."""
+    ends = open_ends("shm")
+    descriptor = ends.source.publish([1])
+    (offer,) = descriptor.offers
+    monkeypatch.setattr("dynamo.kvbm.transfer.accepting.user_id", lambda: os.geteuid() + 1)
+    with pytest.raises(SourceUnreachable, match="another user"):
+        ends.pull(descriptor, [(0, 0)])
+    with socket.socket(socket.AF_UNIX) as link:  # A puller that does not check: the source does.
+        link.settimeout(WAIT_S)
+        link.connect(f"\0{offer.address}")
+        with pytest.raises(SourceUnreachable):
+            wire.ask(link, wire.Map(descriptor.transfer_id), Deadline.after(WAIT_S))
+    assert ends.source.held == 1
+
+
+def test_tcp_lease_grants_its_own_blocks_alone(open_ends: Callable[..., Ends]) -> None:
+    ends = open_ends("tcp")
+    descriptor = ends.source.publish([1, 2])
+    (offer,) = descriptor.offers
+    host, port = offer.address.rsplit(":", 1)
+    for places in ([2], [-1], [0, BLOCKS]):
+        with socket.create_connection((host, int(port)), WAIT_S) as link, pytest.raises(TransferError, match="places"):
+            wire.ask(link, wire.Pull(descriptor.transfer_id, places, 1), Deadline.after(WAIT_S))
+    for question in (wire.Map(descriptor.transfer_id), wire.Agent(descriptor.transfer_id)):
+        with socket.create_connection((host, int(port)), WAIT_S) as link, pytest.raises(TransferError, match="offer"):
+            wire.ask(link, question, Deadline.after(WAIT_S))
+
+
+def test_lease_is_released_by_the_next_way_where_the_first_does_not_reach(open_ends: Callable[..., Ends]) -> None:
+    ends = open_ends("tcp")
+    descriptor = ends.source.publish([1])
+    (offer,) = descriptor.offers
+    closed = msgspec.structs.replace(offer, transport="shm", address="dynamo-kv-of-another-machine", slot=0)
+    puller = Puller(ends.here, [SharedMemoryPuller(ends.here), TcpPuller(ends.here)])
+    puller.release(msgspec.structs.replace(descriptor, offers=[closed, offer]))
+    until(lambda: ends.source.held == 0, "the lease was not released")
+    puller.close()
+
+
 def test_the_next_way_is_tried_where_one_is_closed(open_ends: Callable[..., Ends]) -> None:
     ends = open_ends("tcp")
     descriptor = ends.source.publish([1])

@@ -65,11 +65,11 @@ class CpuConfig(DisaggregatedOptions):
         choices=("auto", "mean", "last", "cls"),
     )
     kv_transfer: list[str] = option(
-        ["nixl", "shm", "tcp"],
+        ["shm", "tcp"],
         "--kv-transfer",
         None,
         "Ways in which KV blocks may travel between prefill and decode workers, the best first: nixl (where it is "
-        "installed), shm (on one machine), tcp",
+        "installed; opens the whole KV cache to peers), shm (between processes of one user), tcp",
     )
     kv_transfer_host: str = option(
         "",

@@ -1,5 +1,6 @@
 """Fetching: a decode worker's way to the blocks that prefill workers computed, off the engine's thread."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -113,7 +114,8 @@ class Fetching:
             if pairs:
                 all_pulled.append(self._puller.pull(part, pairs, deadline))
             if part is not fetch.descriptor:
-                self._puller.release(part)
+                with contextlib.suppress(TransferError):  # The lease expires by itself.
+                    self._puller.release(part)
             reached += len(part.blocks)
         if not all_pulled:
             return None

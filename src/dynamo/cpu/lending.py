@@ -122,7 +122,9 @@ def agent_of(region: Region, transports: Sequence[Transport]) -> NixlAgent | Non
     if Transport.NIXL not in transports or not nixl.is_available():
         return None
     try:
-        return NixlAgent(region)
+        agent = NixlAgent(region)
     except Exception as error:  # The library's errors have no common ancestor.
         logger.warning("NIXL is installed and cannot be used: %s", error)
         return None
+    logger.warning("--kv-transfer nixl: a worker that is granted one transfer can access this worker's whole KV cache")
+    return agent

@@ -44,7 +44,7 @@ class KvbmConfig:
     has_peers: bool = False
     """Ours: whether other workers may copy from the host tier, and this one from theirs."""
     peer_host: str = ""
-    """Ours: where peers reach this worker; empty: this machine's address."""
+    """Ours: where peers reach this worker; empty: on this machine alone, unless TLS verifies clients."""
     transfer_batch: int = 16
     eviction: str = "lru"
     """Ours: `lru`, or `lfu` for upstream's levels of frequency."""

@@ -9,6 +9,7 @@ The first question has a port of its own; what is pulled, and how, is `kvbm.tran
 pulled, or until their time has come. What arrives is not believed before the pull is over.
 """
 
+import contextlib
 import logging
 import socket
 import threading
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 SERVERS = 4  # Questions that are answered at once; an answer takes well under a millisecond.
 HOLD_S = 10.0  # Longer than anybody waits for a prompt's blocks.
 QUESTION_S = 2.0
+LOOPBACK = "127.0.0.1"
 PENDING_MAX = 64  # Connections that are answered or wait for it; one more is closed, and its prompt is computed.
 
 
@@ -103,7 +105,13 @@ class PeerServer:
         blocks_max: int = 1 << 30,
         tls: TcpTls = PLAIN,
     ) -> None:
-        """Raises `ConfigError` for an address that cannot be listened at."""
+        """Raises `ConfigError` for an address that cannot be listened at.
+
+        Without `host`, blocks are lent within this machine, or, where clients must show a certificate, within its network.
+        """
+        if not host:
+            host = local_address() if tls.verifies_clients else LOOPBACK
+            logger.info("KV blocks are lent to peers at %s; DYN_KVBM_PEER_HOST names another address", host)
         self._fingerprint = arena.layout.fingerprint
         self._find = find
         self._release = release
@@ -113,7 +121,7 @@ class PeerServer:
         self._source = Source(self._region, release, options, pages=pages)
         try:
             self._source.start()
-            self._listener = socket.create_server((host or local_address(), 0))
+            self._listener = socket.create_server((host, 0))
         except OSError as error:
             raise ConfigError(f"blocks cannot be offered to peers at {host!r}: {error.strerror}") from None
         bound = self._listener.getsockname()
@@ -218,7 +226,8 @@ class PeerBlocks:
         try:
             self._puller.pull(descriptor, list(enumerate(slots[:count])), deadline)
         finally:
-            self._puller.release(descriptor)
+            with contextlib.suppress(TransferError):  # The lease expires by itself.
+                self._puller.release(descriptor)
         return count
 
     def close(self) -> None:

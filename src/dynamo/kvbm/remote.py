@@ -10,19 +10,18 @@ import hashlib
 import logging
 import os
 import socket
-import struct
 import threading
 from collections.abc import Sequence
 
 import msgspec
 
 from dynamo.core.errors import ConfigError
-from dynamo.core.private_paths import FILE_MODE, runtime_directory, user_id
+from dynamo.core.private_paths import FILE_MODE, runtime_directory
 from dynamo.kvbm.logical.blocks import Identity
 from dynamo.kvbm.manager import BlockManager
 from dynamo.kvbm.orders import Ticket
 from dynamo.kvbm.transfer import wire
-from dynamo.kvbm.transfer.accepting import accept_connections
+from dynamo.kvbm.transfer.accepting import accept_connections, is_own_user
 from dynamo.kvbm.transfer.base import TransferError
 
 logger = logging.getLogger(__name__)
@@ -35,7 +34,6 @@ FRAME_BYTES_MAX = 16 << 20  # The identities of some hundred thousand blocks.
 PREFIX, SUFFIX = "kvbm-", ".sock"
 SOCKET_PATH_BYTES_MAX = 107  # <sys/un.h>
 PID_BYTES = 8  # While it is made, the name ends in the process's id.
-_CREDENTIALS = struct.Struct("3i")  # <sys/socket.h>: process, user and group of a peer.
 
 
 class Begin(msgspec.Struct, tag="begin", frozen=True):
@@ -131,7 +129,7 @@ class ManagerServer:
 
     def _take(self, link: socket.socket) -> None:
         with self._guard:
-            is_taken = not self._is_closed.is_set() and len(self._links) < CONNECTIONS_MAX and _is_own_user(link)
+            is_taken = not self._is_closed.is_set() and len(self._links) < CONNECTIONS_MAX and is_own_user(link)
             if is_taken:
                 self._links.add(link)
         if is_taken:
@@ -295,11 +293,3 @@ def _is_abandoned(path: str) -> bool:
         except OSError:
             return False
     return False
-
-
-def _is_own_user(link: socket.socket) -> bool:
-    """Return whether the peer runs as this process's user; where the system cannot report it, the directory decides."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
-    _, user, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return bool(user == user_id())

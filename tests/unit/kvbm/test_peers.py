@@ -16,6 +16,7 @@ from dynamo.kvbm.logical.blocks import Identity, Tier
 from dynamo.kvbm.manager import BlockManager
 from dynamo.kvbm.orders import Outgoing, Peer, Ticket
 from dynamo.kvbm.physical.layout import BlockLayout
+from dynamo.kvbm.transfer.base import SourceUnreachable
 from dynamo.kvbm.transfer.tcp import TcpPuller
 
 LAYOUT = BlockLayout((2, 300), "float32", "model")
@@ -173,3 +174,22 @@ def test_peer_server_closes_connections_beyond_its_bound(make: Make, monkeypatch
     deadline = time.monotonic() + PATIENCE_S
     while fetched(other, address_of(one), 1) != [1]:
         assert time.monotonic() < deadline, "no connection is served any more"
+
+
+def test_peer_server_listens_on_loopback_unless_clients_are_verified(make: Make) -> None:
+    assert address_of(make(peer_host="")).startswith("127.0.0.1:")
+
+
+def test_peer_whose_lease_cannot_be_released_still_gives_its_blocks(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = make(), make()
+    offload(one, 1)
+    assert other._peers is not None
+
+    def fail(descriptor: object) -> None:
+        raise SourceUnreachable("gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(other._peers._puller, "release", fail)
+        assert fetched(other, address_of(one), 1) == [1]

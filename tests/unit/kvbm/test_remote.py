@@ -155,7 +155,7 @@ def test_manager_server_survives_a_request_that_fails(manager: BlockManager) -> 
 def test_manager_server_refuses_other_users(manager: BlockManager, monkeypatch: pytest.MonkeyPatch) -> None:
     engine_id = secrets.token_hex(8)
     server = ManagerServer(manager, engine_id)
-    monkeypatch.setattr("dynamo.kvbm.remote.user_id", lambda: os.geteuid() + 1)
+    monkeypatch.setattr("dynamo.kvbm.transfer.accepting.user_id", lambda: os.geteuid() + 1)
     away = RemoteManager(engine_id)
     away.find([1])
     assert away._link is None

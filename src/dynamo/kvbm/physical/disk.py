@@ -13,11 +13,13 @@ import fcntl
 import logging
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from dynamo.core.errors import ConfigError
+from dynamo.core.private_paths import FILE_MODE, user_id
 from dynamo.kvbm.logical.blocks import Identity
 from dynamo.kvbm.physical.layout import (
     PAGE_BYTES,
@@ -200,12 +202,21 @@ class Disk:
 
 
 def _own_file(directory: str, fingerprint: int) -> tuple[str, int]:
-    """The first file of this fingerprint that no other process has. Raises `ConfigError`."""
+    """Open the first file of this fingerprint that no other process has, and that is this user's. Raise `ConfigError`."""
     try:
         os.makedirs(directory, exist_ok=True)
         for number in range(FILES_MAX):
             path = os.path.join(directory, f"dynamo-kvbm-{fingerprint:016x}-{number}.blocks")
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.ELOOP, errno.EISDIR) and os.path.lexists(path):
+                    continue  # Another user's, or what is no file.
+                raise
+            if not _is_own(file):
+                logger.warning("%s: passed over, for other users own it or can write to it", path)
+                os.close(file)
+                continue
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -214,7 +225,15 @@ def _own_file(directory: str, fingerprint: int) -> tuple[str, int]:
             return path, file
     except OSError as error:
         raise ConfigError(f"DYN_KVBM_DISK_CACHE_DIR={directory!r}: {error.strerror}") from None
-    raise ConfigError(f"DYN_KVBM_DISK_CACHE_DIR={directory!r}: {FILES_MAX} processes use it already")
+    raise ConfigError(
+        f"DYN_KVBM_DISK_CACHE_DIR={directory!r}: {FILES_MAX} processes use it already, or other users' files lie there"
+    )
+
+
+def _is_own(file: int) -> bool:
+    """Return whether this user alone can have written the file: its blocks are trusted."""
+    found = os.fstat(file)
+    return stat.S_ISREG(found.st_mode) and found.st_uid == user_id() and not found.st_mode & 0o022
 
 
 def _runs(blocks: Sequence[Placed]) -> list[list[Placed]]:

@@ -1,16 +1,19 @@
-"""Accept loop of the servers that have a thread for it: it ends when the server closes, and on no error."""
+"""Accepting connections on threads: the accept loop, and the check of a local peer's user."""
 
 import logging
 import random
 import socket
+import struct
 import threading
 from collections.abc import Callable
 
 from dynamo.core.backoff import Backoff
+from dynamo.core.private_paths import user_id
 
 logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 1.0  # A failed accept is most likely a lack of file descriptors, which passes.
+_CREDENTIALS = struct.Struct("3i")  # <sys/socket.h>: process, user and group of a peer.
 
 
 def accept_connections(
@@ -38,3 +41,14 @@ def accept_connections(
         is_failing = False
         backoff.reset()
         take(link)
+
+
+def is_own_user(link: socket.socket) -> bool:
+    """Return whether the other end of a Unix socket runs as this process's user.
+
+    Where the system cannot report the peer's user, return True: the sockets' directories and names must suffice.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, user, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return bool(user == user_id())

@@ -216,7 +216,7 @@ class PullMember(Protocol):
         """Fills the blocks here with those at the places there. Raises `TransferError`."""
 
     def release(self, descriptor: Descriptor, offer: Offer) -> None:
-        """Tells the source, as far as it can be told, that nobody needs the blocks."""
+        """Release the blocks at the source. Raise `SourceUnreachable` where this way does not reach it."""
 
     def close(self) -> None:
         """Frees what it took."""

@@ -66,12 +66,22 @@ class Puller:
         raise SourceUnreachable(f"no way to the source is open: {unreachable}")
 
     def release(self, descriptor: Descriptor) -> None:
-        """Tells the source that nobody needs the blocks; waits a moment at most."""
+        """Release the blocks at the source by the first way that reaches it; wait a moment at most.
+
+        Raise `TransferError` where none does: the source then releases them when the lease expires.
+        """
         if self._is_suspect(descriptor.engine_id):
             return
+        unreachable: SourceUnreachable | None = None
         for member, offer in self._ways(descriptor):
-            member.release(descriptor, offer)
+            try:
+                member.release(descriptor, offer)
+            except SourceUnreachable as error:
+                unreachable = error
+                continue
             return
+        if unreachable is not None:
+            raise unreachable
 
     def close(self) -> None:
         """Frees what the members took."""

@@ -4,6 +4,9 @@ The memory has no name. A puller asks for it over a socket of the machine, by a 
 descriptor that can only read; when the last process that has it ends, however it ends, the kernel takes the memory
 back, so that nothing is ever left over.
 
+The descriptor opens all of the memory, beyond the lease's blocks. Both sides therefore refuse a peer of another user:
+a process of the same user could read this process's memory anyway.
+
 Behind the pages lies a table with a row for each lease: its id for as long as the blocks are held. A puller copies, and
 then looks whether the id still stands there: the source strikes it out before the blocks are used for anything else, so
 an id that stands means that what was copied is right, even where the source stands still or has died.
@@ -21,6 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dynamo.kvbm.transfer import wire
+from dynamo.kvbm.transfer.accepting import is_own_user
 from dynamo.kvbm.transfer.base import (
     Bytes,
     Deadline,
@@ -140,7 +144,7 @@ class SharedMemoryPuller:
     def release(self, descriptor: Descriptor, offer: Offer) -> None:
         mapping = self._mappings.get(offer.address)
         if mapping is None:
-            with contextlib.suppress(OSError), _connect(offer, 1.0) as link:
+            with _connect(offer, 1.0) as link, contextlib.suppress(OSError):
                 wire.write(link, wire.Release(descriptor.transfer_id, is_answered=False))
             return
         with mapping.sends, contextlib.suppress(OSError):  # A source that is gone holds nothing.
@@ -232,4 +236,7 @@ def _connect(offer: Offer, timeout_s: float) -> socket.socket:
     except OSError as error:
         link.close()
         raise SourceUnreachable(f"the source is not on this machine, or has ended: {error.strerror}") from None
+    if not is_own_user(link):
+        link.close()
+        raise SourceUnreachable("the source belongs to another user of this machine, with whom no memory is shared")
     return link

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynamo.kvbm.transfer import shared, wire
-from dynamo.kvbm.transfer.accepting import accept_connections
+from dynamo.kvbm.transfer.accepting import accept_connections, is_own_user
 from dynamo.kvbm.transfer.base import Descriptor, Freed, Offer, Region, TransferError, Transport
 from dynamo.kvbm.transfer.leases import Lease, Leases
 from dynamo.kvbm.transfer.nixl import NixlAgent
@@ -183,7 +183,9 @@ class Source:
 
     def _take(self, link: socket.socket) -> None:
         with self._changed:
-            is_taken = len(self._links) < CONNECTIONS_MAX
+            # A line of this machine leads to all of the memory, not to a lease's blocks alone.
+            is_trusted = link.family != socket.AF_UNIX or is_own_user(link)
+            is_taken = is_trusted and len(self._links) < CONNECTIONS_MAX
             if is_taken:
                 self._links.add(link)
         if is_taken:

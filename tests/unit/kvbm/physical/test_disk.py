@@ -172,3 +172,30 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="DYN_KVBM_DISK_CACHE_DIR"):
         Disk(str(tmp_path / "file" / "below"), LAYOUT, 8)
+
+
+def test_disk_tier_passes_over_files_that_other_users_can_write(tmp_path: Path) -> None:
+    first = Disk(str(tmp_path), LAYOUT, 2)
+    first.close()
+    os.chmod(first.path, 0o666)
+    other = Disk(str(tmp_path), LAYOUT, 2)
+    assert other.path != first.path
+    other.close()
+
+
+def test_disk_tier_does_not_follow_a_link(tmp_path: Path) -> None:
+    first = Disk(str(tmp_path), LAYOUT, 2)
+    first.discard()
+    target = tmp_path / "a file of this user"
+    target.write_text("content")
+    os.symlink(target, first.path)
+    other = Disk(str(tmp_path), LAYOUT, 2)
+    assert other.path != first.path
+    assert target.read_text() == "content"
+    other.close()
+
+
+def test_disk_tier_passes_over_files_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "user_id", lambda: os.geteuid() + 1)
+    with pytest.raises(ConfigError, match="64 processes use it already, or other users' files"):
+        Disk(str(tmp_path), LAYOUT, 2)

@@ -88,6 +88,11 @@ class TcpTls:
             identity.refresh()
 
     @property
+    def verifies_clients(self) -> bool:
+        """True where a client must show a certificate of our authority."""
+        return self.server is not None and self.server.verify_mode is ssl.CERT_REQUIRED
+
+    @property
     def is_half(self) -> bool:
         """True where only one role is secured: our own peers need no more, released ones are answered both ways."""
         return (self.server is None) != (self.client is None)
