@@ -286,9 +286,10 @@ class EndpointRouter:
                 self._synced.set()
             elif change.key.startswith(prefix):
                 unheard.discard(change.key)
-                self._cards.pop(change.key, None)
                 if isinstance(change, Put):
                     self._enter(change.key, change.value)
+                else:
+                    self._cards.pop(change.key, None)
             else:
                 continue
             self._tell()
@@ -298,7 +299,7 @@ class EndpointRouter:
             record = decode_record(value)
         except UNREADABLE as error:
             logger.warning("model record %s cannot be read: %s", key, error)
-            return
+            return  # The last one stays until its owner has repaired it, or leaves.
         self._cards[key] = (record.instance_id, record.card_json)
 
     async def _listen(self) -> None:

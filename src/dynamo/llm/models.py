@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 
 from dynamo.core.backoff import Backoff
-from dynamo.core.codec import json_decoder
+from dynamo.core.codec import UNREADABLE, json_decoder
 from dynamo.core.errors import DynamoException, NotFound, NotReady
 from dynamo.core.tasks import TaskOwner
 from dynamo.core.threads import in_daemon_thread
@@ -55,6 +55,10 @@ OWN_ROUTING = (
 DEFAULT_BLOCK_SIZE = 16  # Of a card that names none, as upstream.
 FETCHES_MAX = 8  # At a time: more than there are models that hang at once, fewer than would fill the line.
 FETCH_SYNC_S = 4.0  # The first view waits so long for the files of what was there already.
+
+DEPARTED_S = 10.0  # A worker that lives has written a lost record again by then, and a restarted one is there.
+DEPARTED_MAX = 1024
+DEPARTED = "Model `{name}` has no worker at the moment: the last one left just now. Please retry shortly."
 
 decode_record = json_decoder(ModelRecord).decode
 
@@ -107,6 +111,8 @@ class Models:
         self._past: weakref.WeakKeyDictionary[ServedModel, tuple[str, str]] = weakref.WeakKeyDictionary()
         """Sets whose last worker left, and their places, as long as streams hold them."""
         self._served: dict[str, list[ServedModel]] = {}
+        self._departed: dict[str, tuple[float, str]] = {}
+        """Names and aliases of models whose last worker left: when, and its endpoint; oldest first."""
         self._synced = asyncio.Event()
         self._fetches: dict[str, asyncio.Task[None]] = {}
         """Discovery key to the fetch of its card's files."""
@@ -159,6 +165,8 @@ class Models:
     def find(self, name: str, kind: str) -> ServedModel:
         """The set to ask for that model. Raises `NotFound`, or `NotReady` when no worker serves it now."""
         sets = self._served.get(name) or [one for one in self.all_sets() if name in (one.card.model_aliases or ())]
+        if not sets and self.has_departed(name):
+            raise NotReady(DEPARTED.format(name=name))
         if not sets:
             raise NotFound(f"Model not found: {name!r}; served: {', '.join(sorted(self._served)) or 'none yet'}")
         able = [one for one in sets if kind in one.card.model_type]
@@ -184,6 +192,24 @@ class Models:
         if len(ready) == 1:
             return ready[0]
         return random.choices(ready, weights=[len(one.worker_ids()) for one in ready])[0]
+
+    def has_departed(self, name: str) -> bool:
+        """Return whether the model's last worker left a moment ago, and with it all others of its endpoint.
+
+        Its records may have been lost, or it is being restarted. A worker that serves other models on has given this one
+        up, such as an adapter that was unloaded.
+        """
+        left_at, endpoint = self._departed.get(name, (-DEPARTED_S, ""))
+        if time.monotonic() - left_at >= DEPARTED_S:
+            return False
+        return all(str(one.endpoint) != endpoint for one in self.all_sets())  # One that is being loaded counts as none.
+
+    def _depart(self, names: Sequence[str], endpoint: str) -> None:
+        for name in names:
+            self._departed.pop(name, None)
+            self._departed[name] = time.monotonic(), endpoint
+        while len(self._departed) > DEPARTED_MAX:
+            del self._departed[next(iter(self._departed))]
 
     def served(self) -> dict[str, list[ServedModel]]:
         """Every model by name, with its sets; only those with a worker."""
@@ -243,7 +269,10 @@ class Models:
         try:
             record = decode_record(value)
             checksum = mdc_sum(record.card_json)
-        except ValueError as error:
+        except (
+            *UNREADABLE,
+            ValueError,
+        ) as error:  # What is known of the model stays until its owner repaired the record.
             self._unreadable.inc()
             logger.warning("model record %s cannot be read: %s", key, error)
             return
@@ -363,9 +392,11 @@ class Models:
         if place is None or served is None:
             return
         name = place[0]
-        served.records.pop(key, None)
+        record = served.records.pop(key, None)
         if not served.records:
             del self._sets[place]
+            if record is not None:
+                self._depart([name, *(record[0].card_json.model_aliases or ())], place[1])
         self._part(place[1])
         if served.records:
             await self._follow(place, served)

@@ -373,21 +373,23 @@ class Client:
                 self._apply(change.key, change.value if isinstance(change, Put) else None)
 
     def _apply(self, key: str, value: bytes | None) -> None:
+        read: Instance | None = None
+        if value is not None:
+            try:
+                read = _read_instance(value)
+            except UNREADABLE as error:
+                self._metrics.unreadable.inc()
+                logger.warning("ignoring the instance record %s: %s", key, error)
+                return  # What is known of a living instance stays until its owner has repaired the record, or leaves.
         known = self._keys.pop(key, None)
         before: Target | None = None
         if known is not None:
             del self._instances[known]
             before = self._targets.pop(known)
-        if value is not None:
-            try:
-                instance = _read_instance(value)
-            except UNREADABLE as error:
-                self._metrics.unreadable.inc()
-                logger.warning("ignoring the instance record %s: %s", key, error)
-            else:
-                self._keys[key] = instance.instance_id
-                self._instances[instance.instance_id] = instance
-                self._targets[instance.instance_id] = Target.of(instance)
+        if read is not None:
+            self._keys[key] = read.instance_id
+            self._instances[read.instance_id] = read
+            self._targets[read.instance_id] = Target.of(read)
         cpus = [one for one, instance in self._instances.items() if instance.device_type == "cpu"]
         self._router.update(self._instances, cpus)
         if before is not None and self._targets.get(before.instance_id) != before:

@@ -5,11 +5,12 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from dynamo.core.codec import json_encode
-from dynamo.core.errors import CannotConnect, DynamoException, InvalidArgument, NotFound
+from dynamo.core.errors import CannotConnect, DynamoException, InvalidArgument, NotFound, NotReady
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.llm.asset_cache import AssetCache
 from dynamo.llm.assets import moved, self_hosted
@@ -322,6 +323,54 @@ async def test_an_alias_is_listed_and_found_unless_a_model_has_that_name(house: 
     assert set(house.models.served()) == {"tiny", "other"}
     assert house.models.find("small", "Chat") is tiny
     assert house.models.find("other", "Chat") is other
+
+
+async def test_model_whose_last_worker_left_just_now_is_not_ready_and_later_not_found(
+    house: House, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client repeats 503; 404 would be for good."""
+    house.models.start()
+    card = local_card(model_dir)
+    card.model_aliases = ["small"]
+    key = await house.publish(card)
+    await until(lambda: house.names() == ["tiny"])
+    await house.discovery.delete(MODEL_CARDS, key)
+    await until(lambda: house.names() == [])
+    for name in ("tiny", "small"):
+        with pytest.raises(NotReady, match="has no worker at the moment"):
+            house.models.find(name, "Chat")
+    with pytest.raises(NotFound):
+        house.models.find("another", "Chat")
+    house.models._sets["tiny", str(ENDPOINT)] = Mock(checksum="")  # It is back, and its tokenizer is being loaded.
+    with pytest.raises(NotReady):
+        house.models.find("tiny", "Chat")
+    del house.models._sets["tiny", str(ENDPOINT)]
+    monkeypatch.setattr("dynamo.llm.models.DEPARTED_S", 0.0)
+    with pytest.raises(NotFound):
+        house.models.find("tiny", "Chat")
+
+
+async def test_model_that_its_worker_gave_up_is_not_found(house: House, model_dir: Path) -> None:
+    """The worker serves another model on, as after an adapter was unloaded."""
+    house.models.start()
+    key = await house.publish(local_card(model_dir, "adapter"), 1)
+    await house.publish(local_card(model_dir, "base"), 2)
+    await until(lambda: sorted(house.names()) == ["adapter", "base"])
+    await house.discovery.delete(MODEL_CARDS, key)
+    await until(lambda: house.names() == ["base"])
+    with pytest.raises(NotFound):
+        house.models.find("adapter", "Chat")
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{nonsense", b"\xff\xfe", b'{"a":' * 100_000])
+async def test_model_whose_card_was_damaged_is_served_on(house: House, model_dir: Path, damaged: bytes) -> None:
+    house.models.start()
+    key = await house.publish(local_card(model_dir), 1)
+    await until(lambda: house.names() == ["tiny"])
+    await house.discovery.put(MODEL_CARDS, key, damaged)
+    await house.publish(local_card(model_dir, "other"), 2)
+    await until(lambda: sorted(house.names()) == ["other", "tiny"])
+    assert house.models._tasks.is_sound
 
 
 async def test_a_worker_of_another_model_at_the_same_endpoint_is_not_asked(house: House, model_dir: Path) -> None:

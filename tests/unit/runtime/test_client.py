@@ -136,6 +136,16 @@ async def test_a_record_that_cannot_be_read_is_ignored(house: House, caplog: pyt
     assert "ns/comp/ep/7" in caplog.text
 
 
+@pytest.mark.parametrize("damaged", [b"", b"{nonsense", b"\xff\xfe", b'{"a":' * 100_000])
+async def test_client_keeps_an_instance_whose_record_was_damaged_until_it_leaves(house: House, damaged: bytes) -> None:
+    await with_workers(house, 1)
+    await house.registry.put(INSTANCES, "ns/comp/ep/1", damaged)
+    await with_workers(house, 1, 2)
+    assert await house.send(instance_id=1) == 1
+    await house.registry.delete(INSTANCES, "ns/comp/ep/1")
+    await house.until([2])
+
+
 async def test_waiting_for_instances_ends_with_the_first_or_with_an_error(house: House) -> None:
     with pytest.raises(WorkerUnavailable, match="no instance"):
         await house.client.wait_for_instances(0.0)

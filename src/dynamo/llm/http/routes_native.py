@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo.core.config import read_bool, setting
-from dynamo.core.errors import NotFound
+from dynamo.core.errors import NotFound, NotReady
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.http.relayed import relayed
 from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
-from dynamo.llm.models import Models
+from dynamo.llm.models import DEPARTED, Models
 from dynamo.llm.native_forms import SglangForm, VllmForm, sglang_error, vllm_error
 from dynamo.llm.pipeline import Pipeline
 from dynamo.llm.served_model import ServedModel
@@ -115,9 +115,11 @@ class NativePages:
 
 
 def capable_model(models: Models, name: str | None, capability: str) -> ServedModel:
-    """A set whose card says that it answers such requests. Raises `NotFound`."""
+    """Return a set whose card allows such requests. Raise `NotFound`, or `NotReady` where its workers left just now."""
     able = [one for one in models.all_sets() if one.card.runtime_config.runtime_data.get(capability) in (True, "true")]
     ready = [one for one in able if one.is_ready and not one.takes_text]
+    if name and models.has_departed(name):
+        raise NotReady(DEPARTED.format(name=name))
     if not ready:
         raise NotFound("no generate-capable model is registered" if not name else f"Model not found: {name}")
     named = [one for one in ready if name is None or name in (one.name, *(one.card.model_aliases or ()))]

@@ -1,21 +1,30 @@
-"""Discovery in a directory: one file a record, in upstream's layout to the byte (serving-plane.md §3.2).
+"""Discovery in a directory: one file per record, in upstream's layout to the byte.
 
     <root>/v1/instances/dynamo%2Fbackend%2Fgenerate%2F62061240644c9367
 
-The owner refreshes the modification time; a file that was not refreshed for `EXPIRY_S` belongs to nobody and is removed
-by whoever sees it. A write is made beside the buckets and renamed into place, so that no reader sees half a record.
+The owner refreshes the modification time. A reader drops a record whose modification time it has not seen change for
+`EXPIRY_S` of its own clock: times of other hosts are compared with themselves, never with the reader's clock, except that
+a record which is old when it is first seen is shown only once its owner refreshes it. A write is made in the root and
+renamed into place, so that no reader sees half a record. A record that was changed or removed is written again by its
+owner.
+
+Only this user may write to the directory: whoever can write a record can redirect requests.
 """
 
 import atexit
 import contextlib
+import errno
 import itertools
 import logging
 import os
+import stat
 import string
+from dataclasses import dataclass
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.private_paths import FILE_MODE, check_trusted_directory, make_private_directories, user_id
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.discovery.base import View, Watch
 from dynamo.runtime.discovery.inotify import DirectoryEvents
@@ -24,9 +33,14 @@ logger = logging.getLogger(__name__)
 
 REFRESH_S = 3.0  # Upstream refreshes about as often; three chances before a record expires.
 EXPIRY_S = 10.0
-RESCAN_S = 1.0  # Finds expired records, and changes made on another machine, of which no event tells.
+REMOVE_S = 60.0  # Longer than network file systems remember a file's times: what is dead for so long is removed.
+REPAIR_S = 1.0  # How soon an owner notices that its record was changed or removed.
+RESCAN_S = 1.0  # Finds expired records, and changes made on another machine, for which there are no events.
 POLL_S = 0.15  # Where the system has no inotify: a new worker is still seen before a human notices.
 NAME_BYTES_MAX = 255  # What file systems allow.
+RECORD_BYTES_MAX = 4 << 20  # A model's card has some kilobytes; etcd's own limit is 1.5 MiB.
+SUPERUSER = 0
+VARIABLE = "DYN_FILE_KV"
 
 _PLAIN = frozenset(string.ascii_letters + string.digits)
 
@@ -61,17 +75,34 @@ Signature = tuple[int, int, int]
 """Modification time, size and inode: while they stand, a file need not be read again."""
 
 
+@dataclass(slots=True)
+class _Seen:
+    """One file as this process has seen it."""
+
+    modified_ns: int
+    changed_at: float
+    """When the modification time was last seen to change, by this process's monotonic clock."""
+    is_alive: bool
+    """Its owner refreshes it."""
+    signature: Signature | None = None
+    """Of the content that was read."""
+    value: bytes | None = None
+    """The last content that could be read; None: none yet."""
+    refused: Signature | None = None
+    """Of content that cannot be used, which the log has."""
+
+
 class FileDiscovery:
     """A registry in one directory, shared by every process that names it."""
 
     def __init__(self, root: str | None = None, clock: Clock | None = None) -> None:
-        self.root = root or default_root()
+        self.root = os.path.abspath(root or default_root())
         self._clock = clock or SystemClock()
         self._own: dict[tuple[str, str], bytes] = {}
         self._failing: set[tuple[str, str]] = set()
         """Own records that could not be refreshed the last time; that has been said."""
         self._views: dict[str, View] = {}
-        self._known: dict[str, dict[str, tuple[Signature, bytes]]] = {}
+        self._seen: dict[str, dict[str, _Seen]] = {}
         self._tasks = TaskOwner("discovery.file")
         self._events: DirectoryEvents | None = None
         self._serial = itertools.count()
@@ -79,10 +110,7 @@ class FileDiscovery:
         self._patient_until = 0.0
         self._is_frozen = False
         self._is_refreshing = False
-        try:
-            os.makedirs(self.root, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"DYN_FILE_KV={self.root!r}: {error.strerror}") from None
+        self._prepare(self.root)
 
     @property
     def is_sound(self) -> bool:
@@ -90,6 +118,8 @@ class FileDiscovery:
         return self._tasks.is_sound
 
     async def put(self, bucket: str, key: str, value: bytes) -> None:
+        if len(value) > RECORD_BYTES_MAX:
+            raise InvalidArgument(f"discovery record {key!r} has {len(value)} bytes: at most {RECORD_BYTES_MAX}")
         try:
             self._write(bucket, key, value)
         except OSError as error:
@@ -115,7 +145,7 @@ class FileDiscovery:
         view = self._views.get(bucket)
         if view is None:
             view = self._views[bucket] = View()
-            os.makedirs(self._directory(bucket), exist_ok=True)
+            self._prepare(self._directory(bucket))
             self._start_watching(bucket)
             self._look(bucket)
         return view.watch()
@@ -137,12 +167,18 @@ class FileDiscovery:
             _unlink(self._path(bucket, key))
 
     def refresh(self) -> None:
-        """Says that this process still lives; a record that someone removed is written again."""
-        now = self._clock.wall()
-        for record, value in self._own.items():
+        """Refresh this process's records; one that was removed or changed is written again."""
+        self._tend(is_refresh=True)
+
+    def repair(self) -> None:
+        """Write again what another process removed or changed."""
+        self._tend(is_refresh=False)
+
+    def _tend(self, *, is_refresh: bool) -> None:
+        for record, value in list(self._own.items()):
             try:
-                self._refresh_one(*record, value, now)
-            except OSError as error:
+                self._tend_one(*record, value, is_refresh=is_refresh)
+            except (OSError, ConfigError) as error:
                 if record not in self._failing:
                     logger.warning("record %s/%s cannot be refreshed, trying on: %s", *record, error)
                 self._failing.add(record)
@@ -151,13 +187,21 @@ class FileDiscovery:
                     logger.warning("record %s/%s is refreshed again", *record)
                 self._failing.discard(record)
 
-    def _refresh_one(self, bucket: str, key: str, value: bytes, now: float) -> None:
+    def _tend_one(self, bucket: str, key: str, value: bytes, *, is_refresh: bool) -> None:
+        path = self._path(bucket, key)
         try:
-            os.utime(self._path(bucket, key), (now, now))
+            damage = "" if _read_file(path, len(value)) == value else "changed"
         except FileNotFoundError:
+            damage = "removed"
+        except (ValueError, OSError):  # Another length, no file, or no permission: only a new file can help.
+            damage = "changed"
+        if damage:
             if (bucket, key) not in self._failing:
-                logger.warning("record %s/%s was removed by another process; writing it again", bucket, key)
+                logger.warning("record %s/%s was %s by another process; writing it again", bucket, key, damage)
             self._write(bucket, key, value)
+        elif is_refresh:
+            now = self._clock.wall()
+            os.utime(path, (now, now), follow_symlinks=False)
 
     def look(self) -> None:
         """Compares every watched bucket with its directory."""
@@ -179,53 +223,83 @@ class FileDiscovery:
         self._views[bucket].replace(records)
 
     def _read(self, bucket: str) -> dict[str, bytes]:
-        """The living records of a bucket. Raises `OSError` when the directory cannot be read."""
-        known = self._known.get(bucket, {})
-        found: dict[str, tuple[Signature, bytes]] = {}
-        oldest = self._clock.wall() - EXPIRY_S
+        """Return the living records of a bucket. Raise `OSError` when the directory cannot be read."""
+        known = self._seen.get(bucket, {})
+        now = self._clock.now()
         try:
             entries = list(os.scandir(self._directory(bucket)))
         except FileNotFoundError:
             if not os.path.isdir(self.root):
                 raise
-            entries = []
-        for entry in entries:
-            key = decode_name(entry.name)
-            if key is None:
-                continue
-            try:
-                stat = entry.stat()
-                if stat.st_mtime < oldest and (bucket, key) not in self._own and not self._is_patient():
-                    if key in known:
-                        logger.info("record %s/%s expired", bucket, key)
-                    with contextlib.suppress(OSError):  # Another sees it too, and may be the one that is allowed to.
-                        os.unlink(entry.path)
+            # Removed as a whole, which no owner does: owners have the time of an expiry to write their records again.
+            found = {key: seen for key, seen in known.items() if now - seen.changed_at <= EXPIRY_S}
+        else:
+            found = {}
+            for entry in entries:
+                key = decode_name(entry.name)
+                if key is None:
                     continue
-                signature = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
                 before = known.get(key)
-                if before is not None and before[0] == signature:
-                    found[key] = before
-                elif stat.st_size:
-                    with open(entry.path, "rb") as file:
-                        found[key] = (signature, file.read())
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                logger.warning("record %s cannot be read: %s", entry.path, error)
-                if key in known:
-                    found[key] = known[key]
-        self._known[bucket] = found
-        return {key: value for key, (_, value) in found.items()}
+                try:
+                    seen = self._look_at(bucket, key, entry, before, now)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    logger.warning("record %s cannot be read: %s", entry.path, error)
+                    seen = before
+                if seen is not None:
+                    found[key] = seen
+        self._seen[bucket] = found
+        return {key: seen.value for key, seen in found.items() if seen.is_alive and seen.value is not None}
+
+    def _look_at(
+        self, bucket: str, key: str, entry: "os.DirEntry[str]", before: _Seen | None, now: float
+    ) -> _Seen | None:
+        """Return what is known of a file now; None for one that is no record. Raise `OSError`."""
+        status = entry.stat(follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode):  # Damage, where a record was before: its owner repairs it.
+            return before if before is not None and now - before.changed_at <= EXPIRY_S else None
+        is_own = (bucket, key) in self._own
+        seen = before
+        if seen is None:
+            is_fresh = self._clock.wall() - status.st_mtime <= EXPIRY_S
+            seen = _Seen(status.st_mtime_ns, now, is_alive=is_fresh)
+        elif seen.modified_ns != status.st_mtime_ns:
+            seen.modified_ns, seen.changed_at, seen.is_alive = status.st_mtime_ns, now, True
+        elif seen.is_alive and now - seen.changed_at > EXPIRY_S and not is_own and not self._is_patient():
+            logger.info("record %s/%s expired", bucket, key)
+            seen.is_alive = False
+        seen.is_alive = seen.is_alive or is_own
+        if not seen.is_alive and now - seen.changed_at > REMOVE_S and not self._is_patient():
+            with contextlib.suppress(OSError):  # Another process may have removed it, or only its owner may.
+                os.unlink(entry.path)
+            return None
+        signature = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if seen.is_alive and seen.signature != signature and status.st_size:
+            self._take_in(seen, entry.path, signature, status)
+        return seen
+
+    def _take_in(self, seen: _Seen, path: str, signature: Signature, status: os.stat_result) -> None:
+        """Read a file's content; content that cannot be used leaves the last one, until the owner has repaired it."""
+        try:
+            if status.st_uid not in (user_id(), SUPERUSER):
+                raise ValueError(f"it belongs to user {status.st_uid}")  # noqa: TRY301 - one way to refuse
+            seen.value = _read_file(path, RECORD_BYTES_MAX)
+            seen.signature = signature
+        except ValueError as error:
+            if seen.refused is None or seen.refused[1:] != signature[1:]:
+                logger.warning("record %s is not used: %s", path, error)
+            seen.refused = signature
 
     def _note_pause(self) -> None:
-        """After this process (or the machine) slept, nobody's records were refreshed: everyone gets a second chance."""
-        now = self._clock.wall()
+        """After this process was stopped, records seem not refreshed: each gets a second chance."""
+        now = self._clock.now()
         if self._last_look is not None and now - self._last_look > EXPIRY_S / 2:
             self._patient_until = now + 2 * REFRESH_S
         self._last_look = now
 
     def _is_patient(self) -> bool:
-        return self._clock.wall() < self._patient_until
+        return self._clock.now() < self._patient_until
 
     def _start_watching(self, bucket: str) -> None:
         if len(self._views) == 1:
@@ -238,25 +312,45 @@ class FileDiscovery:
     async def _look_forever(self, interval_s: float) -> None:
         while True:
             await self._clock.sleep(interval_s)
+            if self._events is not None:
+                for bucket in self._views:  # A directory that was removed and made again is another one.
+                    self._events.add(self._directory(bucket))
             self.look()
 
     async def _refresh_forever(self) -> None:
+        refresh_at = self._clock.now() + REFRESH_S
         while True:
-            await self._clock.sleep(REFRESH_S)
-            self.refresh()
+            await self._clock.sleep(REPAIR_S)
+            if self._clock.now() >= refresh_at:
+                self.refresh()
+                refresh_at = self._clock.now() + REFRESH_S
+            else:
+                self.repair()
 
     def _write(self, bucket: str, key: str, value: bytes) -> None:
         path = self._path(bucket, key)
         temporary = os.path.join(self.root, f".{os.getpid()}-{id(self):x}-{next(self._serial)}")
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._prepare(os.path.dirname(path))
         try:
-            with open(temporary, "wb") as file:
-                file.write(value)
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+            with open(file, "wb") as writer:
+                writer.write(value)
             os.replace(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+
+    def _prepare(self, directory: str) -> None:
+        """Make a directory at or below the root. Raise `ConfigError` where that fails or other users could write to it."""
+        try:
+            make_private_directories(directory)
+        except OSError as error:
+            raise ConfigError(f"{VARIABLE}={self.root!r}: {error.strerror}") from None
+        while len(directory) > len(self.root):
+            check_trusted_directory(directory, VARIABLE)
+            directory = os.path.dirname(directory)
+        check_trusted_directory(self.root, VARIABLE)
 
     def _directory(self, bucket: str) -> str:
         return os.path.join(self.root, bucket)
@@ -275,3 +369,23 @@ def _unlink(path: str) -> None:
         pass
     except OSError as error:
         logger.warning("record %s cannot be removed: %s", path, error)
+
+
+def _read_file(path: str, bytes_max: int) -> bytes:
+    """Return a file's content. Raise `ValueError` for one that is longer, or no regular file, `OSError`."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError("it is a symbolic link") from None
+        raise
+    with open(file, "rb") as reader:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no regular file")
+        if found.st_size > bytes_max:
+            raise ValueError(f"it has {found.st_size} bytes: at most {bytes_max}")
+        content = reader.read(bytes_max + 1)
+    if len(content) > bytes_max:
+        raise ValueError(f"it has more than {bytes_max} bytes")
+    return content

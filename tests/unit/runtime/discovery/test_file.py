@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,17 @@ from hypothesis import strategies as st
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.tasks import RESTART_FIRST_S
+from dynamo.runtime.discovery import file as file_module
 from dynamo.runtime.discovery.base import Delete, Put, Synced
-from dynamo.runtime.discovery.file import REFRESH_S, FileDiscovery, decode_name, default_root, encode_name
+from dynamo.runtime.discovery.file import (
+    RECORD_BYTES_MAX,
+    REFRESH_S,
+    REMOVE_S,
+    FileDiscovery,
+    decode_name,
+    default_root,
+    encode_name,
+)
 
 BUCKET = "v1/instances"
 
@@ -84,6 +95,12 @@ async def test_a_record_that_is_not_refreshed_expires_and_is_removed(tmp_path: P
         clock.advance(1)
         reader.look()
     assert await anext(watch) == Delete("k")
+    clock.advance(REMOVE_S - 12)
+    reader.look()  # After a pause of the reader, the record gets a second chance.
+    assert path_of(tmp_path, "k").exists()
+    for _ in range(13):
+        clock.advance(1)
+        reader.look()
     assert not path_of(tmp_path, "k").exists()
     await owner.close()
     await reader.close()
@@ -208,13 +225,216 @@ def test_the_root_is_the_variables_or_in_the_temporary_directory(monkeypatch: py
     assert Path(default_root()).name == "dynamo_store_kv"
 
 
-async def test_records_can_be_read_by_other_users_as_the_umask_says(tmp_path: Path, clock: ManualClock) -> None:
-    registry = Registry(str(tmp_path), clock)
-    await registry.put(BUCKET, "k", b"v")
-    mask = os.umask(0)
-    os.umask(mask)
-    assert stat.S_IMODE(path_of(tmp_path, "k").stat().st_mode) == 0o666 & ~mask
+async def test_file_discovery_writes_for_its_user_alone(tmp_path: Path, clock: ManualClock) -> None:
+    before = os.umask(0)
+    try:
+        registry = Registry(str(tmp_path / "store"), clock)
+        await registry.put(BUCKET, "k", b"v")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path_of(tmp_path / "store", "k").stat().st_mode) == 0o600
+    for directory in ("store", "store/v1", "store/v1/instances"):
+        assert stat.S_IMODE((tmp_path / directory).stat().st_mode) == 0o700
     await registry.close()
+
+
+@pytest.mark.parametrize("part", ["", "v1", "v1/instances"])
+async def test_file_discovery_refuses_a_directory_that_others_can_write(tmp_path: Path, part: str) -> None:
+    (tmp_path / BUCKET).mkdir(parents=True)
+    (tmp_path / part).chmod(0o777)
+    with pytest.raises(ConfigError, match=r"DYN_FILE_KV='.*': mode 0777 lets other users write"):
+        await FileDiscovery(str(tmp_path)).put(BUCKET, "k", b"v")
+    with pytest.raises(ConfigError, match="lets other users write"):
+        FileDiscovery(str(tmp_path)).watch(BUCKET)
+
+
+def test_file_discovery_refuses_a_directory_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamo.core.private_paths.user_id", lambda: os.geteuid() + 1)
+    with pytest.raises(ConfigError, match="owned by user"):
+        FileDiscovery(str(tmp_path))
+
+
+async def test_file_discovery_uses_a_directory_that_a_released_process_made(tmp_path: Path, clock: ManualClock) -> None:
+    """Its directories have mode 0755 and its records 0644."""
+    (tmp_path / BUCKET).mkdir(parents=True, mode=0o755)
+    path = path_of(tmp_path, "k")
+    path.write_bytes(b"v")
+    path.chmod(0o644)
+    age(path, clock, 0)
+    reader = Registry(str(tmp_path), clock)
+    assert await reader.snapshot(BUCKET) == {"k": b"v"}
+    await reader.close()
+
+
+async def test_file_discovery_ignores_records_of_other_users(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner, reader = Registry(str(tmp_path), clock), Registry(str(tmp_path), clock)
+    await owner.put(BUCKET, "k", b"v")
+    monkeypatch.setattr(file_module, "user_id", lambda: os.geteuid() + 1)
+    monkeypatch.setattr(file_module, "SUPERUSER", -1)
+    assert await reader.snapshot(BUCKET) == {}
+    assert await reader.snapshot(BUCKET) == {}
+    assert caplog.text.count("it belongs to user") == 1
+    await owner.close()
+
+
+def damage_truncate(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def damage_overwrite(path: Path) -> None:
+    path.write_bytes(b"x")
+
+
+def damage_append(path: Path) -> None:
+    path.write_bytes(b"vv")
+
+
+def damage_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def damage_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def damage_grow(path: Path) -> None:
+    os.truncate(path, 300 << 20)
+
+
+def damage_remove(path: Path) -> None:
+    path.unlink()
+
+
+DAMAGES = [damage_truncate, damage_overwrite, damage_append, damage_link, damage_pipe, damage_grow, damage_remove]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_owner_repairs_its_damaged_record(
+    tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    owner = Registry(str(tmp_path), clock)
+    await owner.put(BUCKET, "k", b"v")
+    path = path_of(tmp_path, "k")
+    damage(path)
+    owner.repair()
+    assert path.read_bytes() == b"v"
+    assert path.stat(follow_symlinks=False).st_size == 1
+    owner.repair()
+    assert caplog.text.count("by another process; writing it again") == 1
+    await owner.close()
+
+
+@pytest.mark.parametrize("damage", [damage_truncate, damage_link, damage_pipe, damage_grow])
+async def test_reader_keeps_the_last_value_of_a_damaged_record_until_it_expires(
+    tmp_path: Path, clock: ManualClock, damage: Callable[[Path], None]
+) -> None:
+    reader = Registry(str(tmp_path), clock)
+    reader.watch(BUCKET)
+    path = path_of(tmp_path, "k")
+    path.write_bytes(b"v")
+    age(path, clock, 0)
+    assert await reader.snapshot(BUCKET) == {"k": b"v"}
+    damage(path)
+    assert await reader.snapshot(BUCKET) == {"k": b"v"}
+    for _ in range(12):
+        clock.advance(1)
+        reader.look()
+    assert await reader.snapshot(BUCKET) == {}
+    await reader.close()
+
+
+async def test_reader_does_not_read_a_huge_record(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = Registry(str(tmp_path), clock)
+    reader.watch(BUCKET)
+    path = path_of(tmp_path, "k")
+    path.touch()
+    damage_grow(path)
+    age(path, clock, 0)
+    for _ in range(3):
+        assert await reader.snapshot(BUCKET) == {}
+    assert caplog.text.count(f"it has {300 << 20} bytes: at most {RECORD_BYTES_MAX}") == 1
+    with pytest.raises(InvalidArgument, match="at most"):
+        await reader.put(BUCKET, "large", bytes(RECORD_BYTES_MAX + 1))
+    await reader.close()
+
+
+@pytest.mark.parametrize("skew_s", [-3600.0, -15.0, -10.0, 10.0, 15.0, 3600.0])
+async def test_record_of_an_owner_with_another_clock_stays(tmp_path: Path, clock: ManualClock, skew_s: float) -> None:
+    other_clock = ManualClock(wall=clock.wall() + skew_s)
+    owner, reader = Registry(str(tmp_path), other_clock), Registry(str(tmp_path), clock)
+    await owner.put(BUCKET, "k", b"v")
+    owner.refresh()
+    watch = reader.watch(BUCKET)
+    for second in range(120):
+        for one in (clock, other_clock):
+            one.advance(1)
+        if second % int(REFRESH_S) == 0:
+            owner.refresh()
+        reader.look()
+    assert await reader.snapshot(BUCKET) == {"k": b"v"}
+    changes = [change for change in iter(watch._take, None)]  # noqa: C416 - what a reader of the watch gets
+    assert changes.count(Delete("k")) == 0
+    await owner.close()
+    await reader.close()
+
+
+@pytest.mark.parametrize("skew_s", [0.0, 3600.0])
+async def test_record_of_a_dead_owner_expires_whatever_its_clock(
+    tmp_path: Path, clock: ManualClock, skew_s: float
+) -> None:
+    reader = Registry(str(tmp_path), clock)
+    reader.watch(BUCKET)
+    path = path_of(tmp_path, "k")
+    path.write_bytes(b"v")
+    age(path, clock, -skew_s)
+    assert await reader.snapshot(BUCKET) == {"k": b"v"}
+    for _ in range(11):
+        clock.advance(1)
+        reader.look()
+    assert await reader.snapshot(BUCKET) == {}
+    await reader.close()
+
+
+async def test_record_that_is_old_when_first_seen_is_shown_once_it_is_refreshed(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    path = path_of(tmp_path, "k")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"v")
+    age(path, clock, 60)
+    reader = Registry(str(tmp_path), clock)
+    reader.watch(BUCKET)
+    assert await reader.snapshot(BUCKET) == {}
+    assert path.exists()
+    age(path, clock, 57)
+    assert await reader.snapshot(BUCKET) == {"k": b"v"}
+    await reader.close()
+
+
+async def test_directory_that_was_removed_freezes_the_view_until_records_expire(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    owner, reader = Registry(str(tmp_path), clock), Registry(str(tmp_path), clock)
+    await owner.put(BUCKET, "k", b"v")
+    reader.watch(BUCKET)
+    shutil.rmtree(tmp_path / "v1")
+    assert await reader.snapshot(BUCKET) == {"k": b"v"}
+    owner.repair()
+    assert path_of(tmp_path, "k").read_bytes() == b"v"
+    assert await reader.snapshot(BUCKET) == {"k": b"v"}
+    shutil.rmtree(tmp_path / "v1")
+    for _ in range(12):
+        clock.advance(1)
+        reader.look()
+    assert await reader.snapshot(BUCKET) == {}
+    await owner.close()
+    await reader.close()
 
 
 async def test_a_record_that_cannot_be_read_keeps_its_last_value(
@@ -233,7 +453,7 @@ async def test_a_record_that_cannot_be_read_keeps_its_last_value(
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as broken:
-        broken.setattr("dynamo.runtime.discovery.file.open", fail, raising=False)
+        broken.setattr("dynamo.runtime.discovery.file._read_file", fail)
         assert await reader.snapshot(BUCKET) == {"k": b"v"}
     assert "cannot be read" in caplog.text
     assert await reader.snapshot(BUCKET) == {"k": b"changed"}
