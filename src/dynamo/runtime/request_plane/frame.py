@@ -182,6 +182,11 @@ class Decoder(ABC, Generic[T]):
     def is_between_frames(self) -> bool:
         return not self._rest
 
+    @property
+    def held(self) -> int:
+        """Bytes of a frame that is not complete."""
+        return len(self._rest)
+
     def feed(self, data: bytes) -> list[T]:
         """The frames that `data` completes. Raises `FrameError` for bytes that are none."""
         if self._rest:

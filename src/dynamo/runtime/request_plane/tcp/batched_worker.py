@@ -17,6 +17,7 @@ from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Bare, Request
 from dynamo.runtime.request_plane.reply import CLOSED, LATE, NOBODYS_BYTES, ReplyBase
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics, peer_of, tune
+from dynamo.runtime.request_plane.tcp.unfinished import UnfinishedFrames
 from dynamo.runtime.request_plane.wire_errors import to_wire
 from dynamo.runtime.server import Dispatcher
 
@@ -81,11 +82,19 @@ class BatchedSession(asyncio.Protocol):
     """One caller process, seen from the worker."""
 
     def __init__(
-        self, dispatcher: Dispatcher, limits: TcpLimits, metrics: TcpMetrics, on_close: Callable[[Any], None]
+        self,
+        dispatcher: Dispatcher,
+        limits: TcpLimits,
+        metrics: TcpMetrics,
+        unfinished: UnfinishedFrames,
+        on_close: Callable[[Any], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._limits = limits
         self._metrics = metrics
+        self._unfinished = unfinished
+        self._is_held = False
+        """Whether a frame is unfinished."""
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -110,7 +119,12 @@ class BatchedSession(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._metrics.received.inc(len(data))
         try:
-            for kind, payload in self._decoder.feed(data):
+            frames = self._decoder.feed(data)
+            held = self._decoder.held
+            if held or self._is_held:
+                self._is_held = held > 0
+                self._unfinished.note(self, held, is_new=bool(frames))
+            for kind, payload in frames:
                 self._apply(kind, payload)
         except InvalidArgument as error:
             peer = peer_of(self._transport)
@@ -118,8 +132,13 @@ class BatchedSession(asyncio.Protocol):
             self._metrics.errors.inc()
             self.close()
 
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        return self._transport
+
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self._unfinished.forget(self)
         for reply in list(self._replies.values()):
             reply.kill()
         self._on_close(self)

@@ -20,6 +20,7 @@ from dynamo.runtime.request_plane.tcp.batched_worker import BatchedSession
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics, advertised, local_address, peer_of
 from dynamo.runtime.request_plane.tcp.sockets import Listener, Sockets
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
+from dynamo.runtime.request_plane.tcp.unfinished import FRAMES_HELD_MAX, UnfinishedFrames
 from dynamo.runtime.request_plane.tcp.upstream_caller import AnswerDesk, UpstreamLink
 from dynamo.runtime.request_plane.tcp.upstream_worker import DialBacks, UpstreamSession
 from dynamo.runtime.server import Dispatcher
@@ -67,6 +68,8 @@ class TcpPlane:
         self._connecting: dict[LinkKey, asyncio.Task[None]] = {}
         self._sessions: set[Session | _Arrival] = set()
         self._sockets = Sockets(self._options.tls, self._limits, self._metrics)
+        bytes_max = FRAMES_HELD_MAX * self._limits.message_bytes_max
+        self._unfinished = UnfinishedFrames(bytes_max, self._metrics)
         self._desk = AnswerDesk(self._limits, self._metrics, self._check_gone)
         self._dial_backs = DialBacks(self._sockets, self._check_gone)
         self._server: Listener | None = None
@@ -185,16 +188,20 @@ class TcpPlane:
         """The protocol that the first bytes of a connection ask for."""
         session: Session
         if first == frame.HELLO_PREFIX:
-            session = BatchedSession(self._dispatcher, self._limits, self._metrics, self.left)
+            session = BatchedSession(self._dispatcher, self._limits, self._metrics, self._unfinished, self.left)
         else:
-            session = UpstreamSession(self._dispatcher, self._limits, self._metrics, self._dial_backs, self.left)
+            session = UpstreamSession(
+                self._dispatcher, self._limits, self._metrics, self._dial_backs, self._unfinished, self.left
+            )
         self._sessions.add(session)
         return session
 
     def arrived(self, arrival: "_Arrival") -> None:
         self._sessions.add(arrival)
+        self._unfinished.note(arrival, 1, is_new=True)  # Until its first bytes have come.
 
     def left(self, session: "Session | _Arrival") -> None:
+        self._unfinished.forget(session)
         self._sessions.discard(session)
         self._check_gone()
 
@@ -209,6 +216,7 @@ class TcpPlane:
         for connection in (*self._links.values(), *self._sessions):
             connection.close()
         self._desk.close()
+        self._unfinished.close()
         if connecting:
             await asyncio.wait(connecting, timeout=CLOSE_TIMEOUT_S)
         await self._sockets.close()
@@ -271,6 +279,10 @@ class _Arrival(asyncio.Protocol):
         session.connection_made(self._transport)
         if data:
             session.data_received(data)
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        return self._transport
 
     def connection_lost(self, error: Exception | None) -> None:
         self._plane.left(self)

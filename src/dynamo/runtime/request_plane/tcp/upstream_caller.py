@@ -29,6 +29,7 @@ from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, OnDone, Receiver, Request, Target
 from dynamo.runtime.request_plane.request_frames import RequestFrames
 from dynamo.runtime.request_plane.tcp.common import NEVER_SPOKE, AckWatch, TcpLimits, TcpMetrics, peer_of, tune
+from dynamo.runtime.request_plane.tcp.unfinished import UnfinishedFrames
 from dynamo.runtime.request_plane.tcp.upstream_wire import (
     KILL,
     MANY_IN,
@@ -52,6 +53,8 @@ from dynamo.runtime.request_plane.tcp.upstream_wire import (
 from dynamo.runtime.request_plane.wire_errors import from_wire
 
 logger = logging.getLogger(__name__)
+
+HANDSHAKE_BYTES_MAX = 65536  # Before a worker has named its call; a handshake has a hundred bytes.
 
 
 class CallOwner(Protocol):
@@ -129,6 +132,8 @@ class AnswerDesk:
     """The calls of this process that wait for a released worker to dial in, by subject."""
 
     def __init__(self, limits: TcpLimits, metrics: TcpMetrics, on_close: Callable[[], None]) -> None:
+        self.silent = UnfinishedFrames(limits.message_bytes_max, metrics)
+        """Connections without a handshake."""
         self.limits = limits
         self.metrics = metrics
         self.on_close = on_close
@@ -142,6 +147,7 @@ class AnswerDesk:
         return AnswerConnection(self)
 
     def close(self) -> None:
+        self.silent.close()
         for connection in list(self.connections):
             connection.leave(KILL)
 
@@ -166,19 +172,27 @@ class AnswerConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
         self._desk.connections.add(self)
         tune(self._transport, self._desk.limits.write_buffer_bytes_max)
+        self._desk.silent.note(self, 1, is_new=True)
 
     def data_received(self, data: bytes) -> None:
         self._desk.metrics.received.inc(len(data))
         try:
             for header, body in self._decoder.feed(data):
                 self._apply(header, body)
+            if self._call is None and not self._is_writing and self._decoder.held > HANDSHAKE_BYTES_MAX:
+                raise frame.FrameError(f"a handshake of more than {HANDSHAKE_BYTES_MAX} bytes")  # noqa: TRY301 - as others
         except (frame.FrameError, *UNREADABLE) as error:
             self._desk.metrics.errors.inc()
             logger.warning("an answer from %s that cannot be read: %s", peer_of(self._transport), error)
             self._end(StreamIncomplete(f"the worker's answer cannot be read: {error}"))
 
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        return self._transport
+
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self._desk.silent.forget(self)
         self._desk.connections.discard(self)
         self._may_write.set()
         self._desk.on_close()
@@ -204,6 +218,7 @@ class AnswerConnection(asyncio.Protocol):
             return  # What a worker says here has no meaning.
         if call is None:
             handshake = read_handshake(header)
+            self._desk.silent.forget(self)
             if handshake.stream_type == REQUEST_STREAM:
                 self._offer(handshake.subject)
             else:

@@ -14,6 +14,7 @@ from dynamo.runtime.request_plane.reply import CLOSED, ReplyBase
 from dynamo.runtime.request_plane.request_frames import RequestFrames
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics, peer_of, tune
 from dynamo.runtime.request_plane.tcp.sockets import Sockets
+from dynamo.runtime.request_plane.tcp.unfinished import UnfinishedFrames
 from dynamo.runtime.request_plane.tcp.upstream_wire import (
     JSON_FINAL,
     JSON_HEAD,
@@ -243,12 +244,14 @@ class UpstreamSession(asyncio.Protocol):
         limits: TcpLimits,
         metrics: TcpMetrics,
         dial_backs: DialBacks,
+        unfinished: UnfinishedFrames,
         on_close: Callable[[Any], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._limits = limits
         self._metrics = metrics
         self._dial_backs = dial_backs
+        self._unfinished = unfinished
         self._on_close = on_close
         self._decoder = frame.UpstreamRequestDecoder(limits.message_bytes_max)
         self._transport: asyncio.Transport | None = None
@@ -260,7 +263,9 @@ class UpstreamSession(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._metrics.received.inc(len(data))
         try:
-            for request in self._decoder.feed(data):
+            requests = self._decoder.feed(data)
+            self._unfinished.note(self, self._decoder.held, is_new=bool(requests))
+            for request in requests:
                 self._answer(request)
         except frame.FrameError as error:
             peer = peer_of(self._transport)
@@ -269,8 +274,13 @@ class UpstreamSession(asyncio.Protocol):
             self._write(frame.ack(f"Invalid request: {error}".encode()))
             self.close()
 
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        return self._transport
+
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self._unfinished.forget(self)
         self._on_close(self)
 
     def pause_writing(self) -> None:

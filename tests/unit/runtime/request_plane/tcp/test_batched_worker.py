@@ -11,6 +11,7 @@ from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Reply, Request
 from dynamo.runtime.request_plane.tcp.batched_worker import BatchedSession
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics
+from dynamo.runtime.request_plane.tcp.unfinished import UnfinishedFrames
 from dynamo.runtime.server import Dispatcher
 
 PATH = "1f/n/c/e"
@@ -45,7 +46,8 @@ class Talk:
         self.dispatcher.add(PATH, lambda _, reply: self.replies.append(reply))
         self.closed: list[Any] = []
         self.metrics = TcpMetrics(MetricsRegistry())
-        self.session = BatchedSession(self.dispatcher, TcpLimits(), self.metrics, self.closed.append)
+        self.unfinished = UnfinishedFrames(1 << 20, self.metrics)
+        self.session = BatchedSession(self.dispatcher, TcpLimits(), self.metrics, self.unfinished, self.closed.append)
         self.transport = FakeTransport()
         self.session.connection_made(self.transport)  # type: ignore[arg-type]
 
@@ -196,3 +198,18 @@ async def test_whoever_asks_whether_it_lives_is_answered_in_the_same_tick() -> N
     talk = Talk()
     talk.session.data_received(frame.frame(frame.ASK, b""))
     assert talk.tick() == [(frame.ALIVE, b"")]
+
+
+async def test_session_reports_its_unfinished_frame_until_it_is_complete_or_lost() -> None:
+    talk = Talk()
+    head = frame.RequestHead("r1", PATH, "msgpack", {}, {})
+    whole = frame.request_frame(1, msgpack_encode(head), b"\x80" * 100)
+    talk.session.data_received(whole[:50])
+    assert talk.unfinished.size == 50
+    talk.session.data_received(whole[50:])
+    assert talk.unfinished.size == 0
+    assert len(talk.replies) == 1
+    talk.session.data_received(whole[:50])
+    talk.session.connection_lost(None)
+    assert (talk.unfinished.size, len(talk.unfinished)) == (0, 0)
+    talk.unfinished.close()

@@ -1,5 +1,6 @@
 """The caller's end of upstream's framing: its bytes as a released 1.6.1 caller was seen to send them."""
 
+import struct
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, Request, Target
 from dynamo.runtime.request_plane.request_frames import RequestFrames
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics
-from dynamo.runtime.request_plane.tcp.upstream_caller import AnswerDesk, UpstreamLink, refusal
+from dynamo.runtime.request_plane.tcp.upstream_caller import HANDSHAKE_BYTES_MAX, AnswerDesk, UpstreamLink, refusal
 from dynamo.runtime.request_plane.tcp.upstream_worker import read_request, read_stream_address
 
 METRICS = TcpMetrics(MetricsRegistry())
@@ -304,3 +305,26 @@ async def test_a_worker_that_hangs_up_on_its_frames_ends_their_writing() -> None
     await talk.written()
     assert talk.transport.data == b""
     assert talk.done == []
+
+
+async def test_answer_connection_without_a_handshake_is_watched_and_its_bytes_bounded() -> None:
+    _, desk, _ = caller_end()
+    answer, transport = desk.connection(), FakeTransport()
+    answer.connection_made(transport)  # type: ignore[arg-type]
+    assert len(desk.silent) == 1
+    answer.data_received(struct.pack(">QQQ", 0, 1 << 20, 0) + bytes(HANDSHAKE_BYTES_MAX))
+    assert transport.is_closed
+    answer.connection_lost(None)
+    assert len(desk.silent) == 0
+    desk.close()
+
+
+async def test_answer_connection_with_a_handshake_takes_large_items() -> None:
+    talk = Conversation()
+    assert len(talk.desk.silent) == 1
+    handshake = frame.two_part(json_encode({"subject": talk.call.subject, "stream_type": "response"}), b"")
+    item = frame.two_part(b"", b"\x82" + bytes(4 * HANDSHAKE_BYTES_MAX))
+    talk.answer.data_received(handshake + frame.two_part(b'{"error":null}', b"") + item[:-1])
+    assert len(talk.desk.silent) == 0
+    assert not talk.transport.is_closed
+    talk.desk.close()
