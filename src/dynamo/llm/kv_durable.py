@@ -24,7 +24,7 @@ from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router import events
 from dynamo.kv_router.index import KvIndex
 from dynamo.llm.kv_snapshots import CHUNK_BYTES, Lock, ObjectInfo, SnapshotStore
-from dynamo.llm.kv_stream import ensure_stream, stream_name
+from dynamo.llm.kv_stream import STREAM_BYTES_MAX, STREAM_MESSAGES_MAX, ensure_stream, stream_name
 from dynamo.llm.kv_view import KvView
 from dynamo.protocols.discovery import INSTANCES, EndpointId
 from dynamo.protocols.kv_events import WorkerKvEvent
@@ -222,7 +222,9 @@ class DurableEvents:
         await context.consumer_info(self._stream, self.name)  # Raises where somebody deleted it: it is made anew.
         state = (await context.stream_info(self._stream)).state
         is_uploading = self._upload is not None and not self._upload.done()
-        if state.messages > self._threshold and not is_uploading and self._view.is_whole:
+        # Beyond half of its bounds, the stream would soon lose events that no snapshot covers.
+        is_large = state.messages > STREAM_MESSAGES_MAX // 2 or state.bytes > STREAM_BYTES_MAX // 2
+        if (state.messages > self._threshold or is_large) and not is_uploading and self._view.is_whole:
             self._upload = self._tasks.start(self._condense(context), "snapshot")
 
     # Snapshots.

@@ -34,6 +34,11 @@ WINDOW = 256  # Events that are under way to the server at once.
 ACK_TIMEOUT_S = 5.0
 DRAIN_S = 2.0
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
+# Bounds of the stream, for when no router purges it. The server then drops the oldest events, which routers see as a gap:
+# they ask the worker. Routers take a snapshot, and purge, long before.
+STREAM_MESSAGES_MAX = 4_000_000
+STREAM_BYTES_MAX = 1 << 30
+STREAM_AGE_MAX_S = 7 * 86_400.0
 
 _UNUSUAL = re.compile(r"[^a-z0-9-]")
 
@@ -64,7 +69,7 @@ def event_subject(endpoint: EndpointId) -> str:
 
 
 async def ensure_stream(context: "JetStreamContext", endpoint: EndpointId) -> None:
-    """Makes the stream where there is none."""
+    """Make the stream, with bounds, where there is none; one that exists keeps its own."""
     from nats.js.errors import BadRequestError, NotFoundError
 
     name = stream_name(endpoint)
@@ -72,7 +77,13 @@ async def ensure_stream(context: "JetStreamContext", endpoint: EndpointId) -> No
         await context.stream_info(name)
     except NotFoundError:
         try:
-            await context.add_stream(name=name, subjects=[f"{name}.*"])
+            await context.add_stream(
+                name=name,
+                subjects=[f"{name}.*"],
+                max_msgs=STREAM_MESSAGES_MAX,
+                max_bytes=STREAM_BYTES_MAX,
+                max_age=STREAM_AGE_MAX_S,
+            )
         except BadRequestError:  # Somebody else made it just now.
             await context.stream_info(name)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -136,3 +137,23 @@ async def test_a_rank_that_holds_nothing_is_told_all_the_same(house: House) -> N
     house.hear(3, 2, Removed([3_000_100 + at for at in range(16)]))
     _, _, pieces = await house.durable._dump()
     assert held(pieces) == {3: (2, set())}
+
+
+@pytest.mark.parametrize(
+    ("messages", "size", "is_due"),
+    [(10, 0, False), (2_000_000, 0, False), (2_000_001, 0, True), (1, (1 << 29) + 1, True), (1, 1 << 29, False)],
+)
+async def test_snapshot_is_due_when_the_stream_is_half_full_whatever_the_threshold(
+    messages: int, size: int, is_due: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House()
+    house.durable._threshold = 10_000_000
+    context = Mock()
+    context.consumer_info = AsyncMock()
+    context.stream_info = AsyncMock(return_value=Mock(state=Mock(messages=messages, bytes=size)))
+    started: list[str] = []
+    monkeypatch.setattr(type(house.view), "is_whole", True)
+    monkeypatch.setattr(house.durable, "_condense", Mock())
+    monkeypatch.setattr(house.durable._tasks, "start", lambda work, name: started.append(name))
+    await house.durable._check(context)
+    assert started == (["snapshot"] if is_due else [])

@@ -1,9 +1,13 @@
 """Names of a component's stream, and what happens to events while its server is away."""
 
+from typing import Any, cast
+
 import pytest
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
 
 from dynamo.llm import kv_stream
-from dynamo.llm.kv_stream import KvStreamPublisher, bucket_name, event_subject, stream_name
+from dynamo.llm.kv_stream import KvStreamPublisher, bucket_name, ensure_stream, event_subject, stream_name
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, WorkerKvEvent
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
@@ -40,3 +44,29 @@ async def test_what_waits_for_an_absent_server_is_bounded_and_the_newest_is_drop
     assert not await publisher.flush(0.0)
     publisher._unsent.clear()
     await publisher.close()
+
+
+class FakeJetStream:
+    """A server without streams."""
+
+    def __init__(self) -> None:
+        self.made: list[dict[str, Any]] = []
+
+    async def stream_info(self, name: str) -> None:
+        if not self.made:
+            raise NotFoundError
+
+    async def add_stream(self, **config: Any) -> None:
+        self.made.append(config)
+
+
+async def test_stream_is_made_with_bounds_in_messages_bytes_and_age() -> None:
+    server = FakeJetStream()
+    endpoint = EndpointId.parse("a.b.c")
+    for _ in range(2):
+        await ensure_stream(cast("JetStreamContext", server), endpoint)
+    [config] = server.made
+    assert config["name"] == stream_name(endpoint)
+    assert config["max_msgs"] == 4_000_000
+    assert config["max_bytes"] == 1 << 30
+    assert config["max_age"] == 7 * 86_400
