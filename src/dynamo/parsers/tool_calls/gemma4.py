@@ -17,6 +17,8 @@ MARKERS = (OPEN, CLOSE, QUOTE)
 
 _KEY = re.compile(r"[\w.\-]*")
 _WORD = re.compile(r"[^,{}\[\]<\r\n]*")
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null", "nil": "null"}
+"""Words with a meaning, in any case: the released parser reads them so."""
 _STRING_ENDS = landmarks(QUOTE)
 _CALL = landmarks("call:")
 
@@ -43,7 +45,7 @@ class GemmaValues(Values):
         char = yield from self.reader.peek()
         if not char or (not word and char not in ",}]"):
             return ""
-        return scalar_json(word) or quoted(word)
+        return _WORDS.get(word.lower()) or scalar_json(word) or quoted(word)
 
 
 class GemmaCallParser(CallParser):

@@ -14,7 +14,7 @@ from dynamo.parsers.base import Tool, ToolCallFamily
 from dynamo.parsers.tool_calls.arguments import Arguments, read_parameter
 from dynamo.parsers.tool_calls.calls import CallParser
 from dynamo.parsers.tool_calls.reader import Reading, ignore, landmarks
-from dynamo.parsers.tool_calls.schemas import ANYTHING, STRING
+from dynamo.parsers.tool_calls.schemas import ANYTHING, STRING, json_types
 from dynamo.parsers.tool_calls.tagged_calls import ATTRIBUTE, HEADER_CHARS_MAX
 from dynamo.parsers.tool_calls.values import object_value
 
@@ -80,8 +80,8 @@ class KimiK3CallParser(CallParser):
         given = attributes.get("type", "")
         types = (
             STRING
-            if given == "string"
-            else {given} | ANYTHING
+            if given and json_types(given) == STRING
+            else json_types(given) | ANYTHING
             if given
             else self.schemas.types(tool, attributes["key"])
         )

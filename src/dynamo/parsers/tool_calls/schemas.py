@@ -14,6 +14,21 @@ ANYTHING = frozenset({"null", "boolean", "integer", "number", "object", "array",
 BOOLEANS = {"true": "true", "false": "false", "1": "true", "0": "false"}
 NULLS = ("null", "None")
 
+_TYPE_NAMES = {
+    "string": ("string", "str", "text", "varchar", "char", "enum"),
+    "integer": ("integer", "int", "uint", "long", "short", "unsigned", "bigint", "smallint", "tinyint"),
+    "number": ("number", "num", "numeric", "float", "double", "decimal", "real"),
+    "boolean": ("boolean", "bool"),
+    "object": ("object", "dict", "dictionary", "map", "mapping", "struct"),
+    "array": ("array", "arr", "list", "tuple", "set", "sequence"),
+    "null": ("null", "none", "nonetype", "nil"),
+}
+"""Names that tool schemas give to JSON types: those of JSON Schema, and those that Python, C and SQL have for them."""
+_JSON_TYPES = {name: json_type for json_type, names in _TYPE_NAMES.items() for name in names}
+_TYPE_NAME = re.compile(r"(?:typing\.)?([a-z]+)\d*(?:\s*[\[(].*|\s+[a-z]+)?", re.DOTALL)
+_TYPE_NAME_CHARS_MAX = 256  # A longer name, unions included, is not one that a schema's author wrote.
+_LOOSE_NUMBER = re.compile(r"([+-]?)0*(\d*)(?:\.(\d*))?([eE][+-]?\d+)?")
+
 _BRANCHES = ("anyOf", "oneOf", "allOf")
 _BRANCHES_MAX = 1000  # A schema with more of them is not worth its reading.
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
@@ -63,7 +78,8 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
             continue
         seen.add(id(one))
         given = one.get("type")
-        found.update(name for name in ([given] if isinstance(given, str) else listed(given)) if isinstance(name, str))
+        for name in [given] if isinstance(given, str) else listed(given):
+            found.update(json_types(name) if isinstance(name, str) else ())
         if given is None:
             values = [*listed(one.get("enum")), *([one["const"]] if "const" in one else [])]
             found.update("null" if value is None else _TYPES.get(type(value), "string") for value in values)
@@ -72,6 +88,41 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
         for branch in _BRANCHES:
             waiting += listed(one.get(branch))
     return frozenset(found)
+
+
+def json_types(name: str) -> frozenset[str]:
+    """Return the JSON types that a type name of a schema stands for; all of them where the name is unknown.
+
+    Schemas generated from signatures hold names such as `int`, `list[str]`, `Optional[float]` and `dict | None`.
+    """
+    name = name.strip().lower()
+    if name in ANYTHING:
+        return frozenset({name})
+    if len(name) > _TYPE_NAME_CHARS_MAX:
+        return ANYTHING
+    members = union_members(name)
+    if len(members) > 1:
+        return frozenset().union(*map(json_types, members))
+    found = _TYPE_NAME.fullmatch(name)
+    json_type = _JSON_TYPES.get(found[1]) if found is not None else None
+    return frozenset({json_type}) if json_type is not None else ANYTHING
+
+
+def union_members(name: str) -> list[str]:
+    """Return the members of a union as Python writes it (`int | None`, `Union[…]`, `Optional[…]`)."""
+    prefix, bracket, rest = name.removeprefix("typing.").partition("[")
+    if prefix == "optional" and bracket:
+        return [rest.removesuffix("]"), "null"]
+    is_union = prefix == "union" and bool(bracket)
+    text, separator = (rest.removesuffix("]"), ",") if is_union else (name, "|")
+    members, depth = [""], 0
+    for char in text:
+        depth += (char in "[(") - (char in "])")
+        if char == separator and not depth:
+            members.append("")
+        else:
+            members[-1] += char
+    return members
 
 
 def referred(reference: Any, root: Mapping[str, Any]) -> Any:
@@ -98,8 +149,10 @@ def typed_json(text: str, types: frozenset[str]) -> str:
         bare.lower() in BOOLEANS if types.isdisjoint({"integer", "number"}) else bare.lower() in ("true", "false")
     ):
         return BOOLEANS[bare.lower()]
-    if not types.isdisjoint({"integer", "number"}) and NUMBER.fullmatch(bare):
-        return bare
+    if not types.isdisjoint({"integer", "number"}):
+        number = bare if NUMBER.fullmatch(bare) else "" if "string" in types else loose_number(bare)
+        if number:
+            return number
     if (bare.startswith("{") and "object" in types) or (bare.startswith("[") and "array" in types):
         whole = whole_json(bare)
         if whole is not None:
@@ -107,6 +160,15 @@ def typed_json(text: str, types: frozenset[str]) -> str:
     if "string" in types and len(types) > 1 and bare.startswith('"'):
         return string_json(bare) or quoted(text)
     return quoted(text)
+
+
+def loose_number(bare: str) -> str:
+    """Return a number that JSON would spell otherwise (`+5`, `.5`, `5.`, `007`) as JSON; empty if it is none."""
+    found = _LOOSE_NUMBER.fullmatch(bare) if bare.isascii() else None
+    if found is None or not any(char.isdigit() for char in bare.partition("e")[0].partition("E")[0]):
+        return ""
+    sign, whole, fraction, exponent = found.groups(default="")
+    return f"{sign.removeprefix('+')}{whole or '0'}{'.' if fraction else ''}{fraction}{exponent}"
 
 
 def string_json(bare: str) -> str | None:

@@ -22,6 +22,11 @@ def gemma(name: str, inner: str) -> str:
         (gemma("now", f'"a":1,{Q}b{Q}:2'), [("now", {})]),
         (gemma("now", f"{Q}b{Q}:2"), [("now", {"b": 2})]),
         (gemma("now", "") + "\n" + gemma("now", ""), [NOW, NOW]),
+        (
+            gemma("now", "a:nil,b:none,c:NULL,d:[None,Null,{e:NIL}],f:nils"),
+            [("now", {"a": None, "b": None, "c": None, "d": [None, None, {"e": None}], "f": "nils"})],
+        ),
+        (gemma("now", f"a:TRUE,b:FALSE,c:{Q}nil{Q}"), [("now", {"a": True, "b": False, "c": "nil"})]),
     ],
 )
 def test_bare_keys_and_marked_strings(text: str, expected: list[tuple[str, object]]) -> None:

@@ -27,10 +27,32 @@ ROOT = {"$defs": {"Size": {"enum": ["s", "m"]}, "Loop": {"$ref": "#/$defs/Loop"}
         ({}, set()),
         ({"type": 7, "anyOf": "x", "enum": 3}, set()),
         (None, set()),
+        ({"type": ["int", "None"]}, {"integer", "null"}),
+        ({"type": "Optional[str]"}, {"string", "null"}),
+        ({"anyOf": [{"type": "float"}, {"type": "dict"}]}, {"number", "object"}),
     ],
 )
 def test_the_types_of_a_schema(schema, expected):
     assert types_of(schema, ROOT) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["str", "text", "varchar", "varchar(20)", "char", "enum", "String"], {"string"}),
+        (["int", "INT", "Integer", "int64", "uint32", "long", "short", "unsigned int", "bigint"], {"integer"}),
+        (["float", "float32", "double", "decimal", "num", "real", "numeric"], {"number"}),
+        (["bool", "Boolean"], {"boolean"}),
+        (["dict", "Dict[str, int]", "map", "dict[str, list[int]]", "struct"], {"object"}),
+        (["list", "List[int]", "arr", "tuple", "set[str]", "sequence"], {"array"}),
+        (["None", "NoneType", "nil"], {"null"}),
+        (["any", "Any", "typing.Any", "no_such_type", "interval", ""], ANYTHING),
+        (["int | None", "Optional[int]", "typing.Optional[int]"], {"integer", "null"}),
+        (["Union[int, list[str]]", "int|List[str]"], {"integer", "array"}),
+    ],
+)
+def test_schema_type_names_of_python_and_sql_are_understood(names, expected):
+    assert {name: types_of({"type": name}, {}) for name in names} == dict.fromkeys(names, expected)
 
 
 def test_a_parameter_is_looked_up_in_its_tool():
@@ -53,7 +75,15 @@ def test_a_parameter_is_looked_up_in_its_tool():
         (" 2 ", {"integer"}, "2"),
         ("2.50", {"number"}, "2.50"),
         ("two", {"integer"}, '"two"'),
-        ("007", {"integer"}, '"007"'),
+        ("007", {"integer"}, "7"),
+        ("-007.50", {"number"}, "-7.50"),
+        ("+5", {"integer"}, "5"),
+        (".5", {"number"}, "0.5"),
+        ("5.", {"number", "null"}, "5"),
+        ("-0", {"integer"}, "-0"),
+        ("+1.e3", {"number"}, "1e3"),
+        (".", {"number"}, '"."'),
+        ("007", {"integer", "string"}, '"007"'),
         ("TRUE", {"boolean"}, "true"),
         ("0", {"boolean"}, "false"),
         ("0", {"boolean", "integer"}, "0"),
