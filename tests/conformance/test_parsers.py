@@ -257,15 +257,15 @@ class Released:
             connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
             return json.loads(connection.getresponse().read())
 
-    def chat(self, name: str, text: str) -> Any:
+    def chat(self, name: str, text: str, tools: Any = TOOLS) -> Any:
         messages = [{"role": "user", "content": text}]
         return self.ask(
-            "POST", "/v1/chat/completions", {"model": name, "messages": messages, "tools": TOOLS, "max_tokens": 4000}
+            "POST", "/v1/chat/completions", {"model": name, "messages": messages, "tools": tools, "max_tokens": 4000}
         )
 
-    def read(self, name: str, text: str) -> tuple[list[str], list[tuple[str, Any]]]:
+    def read(self, name: str, text: str, tools: Any = TOOLS) -> tuple[list[str], list[tuple[str, Any]]]:
         """The words of the content, and the calls."""
-        message = self.chat(name, text)["choices"][0]["message"]
+        message = self.chat(name, text, tools)["choices"][0]["message"]
         calls = [call["function"] for call in message.get("tool_calls") or []]
         return (message["content"] or "").split(), [(one["name"], json.loads(one["arguments"])) for one in calls]
 
@@ -319,6 +319,39 @@ def texts(name: str) -> Iterator[str]:
     yield write("now", {})
     if name not in LOSES_SPACES:
         yield "Let me look. " + write("get_weather", {"city": "Tromsø", "sunny": False})
+
+
+NAMED_TYPES = {
+    "float": "1.5", "int": "2", "bool": "true", "dict": '{"a": [1]}', "list": "[1]", "any": "3", "double": "2.5",
+    "str": "5", "tuple": "[1]", "int64": "9", "float32": "3.5", "list[int]": "[4]", "Dict[str, int]": '{"c": 3}',
+    "varchar": "6", "set": "[1]", "map": '{"b": 2}', "Any": "[1]", "long": "8",
+}  # fmt: skip
+"""Type names that are not of JSON Schema, each with a value's text."""
+NOT_CONVERTED = {"glm47": {"any", "int64", "float32", "long"}}
+"""Names that the released parsers of some families do not know: they leave strings, we convert."""
+
+
+def test_we_convert_values_of_python_types_as_the_released_frontend_does(released: Released) -> None:
+    differing = []
+    for name in sorted({"qwen3_coder", "nemotron_nano", "minimax_m2", "glm47"} & {*released.names}):
+        known = {key: text for key, text in NAMED_TYPES.items() if key not in NOT_CONVERTED.get(name, ())}
+        properties = {f"p{number}": {"type": key} for number, key in enumerate(known)}
+        parameters = {"type": "object", "properties": properties}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        text = WRITERS[name]("f", dict(zip(properties, known.values(), strict=True)))
+        ours = read(tool_call_family(name).make(tools_of(tools)), [text])
+        [(_, theirs)] = released.read(name, text, tools)[1]
+        if json.loads(ours.calls[0][1]) != theirs:
+            differing.append(f"{name}: ours {ours.calls[0][1]}, theirs {theirs}")
+    assert not differing, "\n".join(differing)
+
+
+def test_gemma_nulls_are_those_of_the_released_frontend(released: Released) -> None:
+    if "gemma4" not in released.names:
+        pytest.skip("this frontend serves no gemma4")
+    text = "<|tool_call>call:now{a:nil,b:none,c:NULL,d:None,e:null,f:[nil,Null],g:TRUE}<tool_call|>"
+    ours = read(tool_call_family("gemma4").make(tools_of(TOOLS)), [text])
+    assert [json.loads(arguments) for _, arguments in ours.calls] == [released.read("gemma4", text)[1][0][1]]
 
 
 def test_we_read_what_the_released_frontend_reads(released: Released) -> None:

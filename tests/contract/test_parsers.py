@@ -1,6 +1,7 @@
 """Every family of parsers keeps the laws of parsers/base.py: on its own text, and on what may become of it."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -79,6 +80,9 @@ def fragments(family: ToolCallFamily | ReasoningFamily) -> Sequence[str]:
         '{"name": "now", "arguments": {"x": "',
         "get_weather(city='x', ",
         "now",
+        '"Oslo',
+        '"}}',
+        '{"name": "now", "arguments": {}}',
     )
 
 
@@ -174,6 +178,101 @@ def test_arguments_are_given_while_they_are_written(name: str) -> None:
     assert [(called, json.loads(arguments)["city"]) for called, arguments in joined(events).calls] == [
         ("get_weather", "Oslo" * 32)
     ]
+
+
+def call_texts(name: str, city: str) -> str:
+    """The example of a family with another city, written as the format writes strings."""
+    return TOOL_CALLS[name].example.replace("Oslo", city)
+
+
+QUOTED = [name for name in CALLS if name != "pythonic" and re.search('Oslo("|<\\|"\\|>)', TOOL_CALLS[name].example)]
+"""The families that write strings between quotes and have markers."""
+
+LISTS = {
+    "hermes": "<tool_call>[{}]</tool_call>",
+    "qwen3": "<tool_call>[{}]</tool_call>",
+    "default": "<TOOLCALL>[{}]</TOOLCALL>",
+    "nemotron_deci": "<TOOLCALL>[{}]</TOOLCALL>",
+    "mistral": "[TOOL_CALLS][{}]",
+    "jamba": "<tool_calls>[{}]</tool_calls>",
+    "phi4": "functools[{}]",
+    "llama3_json": "[{}]",
+}
+"""The families that write several calls as one JSON list."""
+
+BAD_ITEMS = (
+    '{"name": "now", "arguments": {"a": }}',
+    '{"name": "now", "arguments": {"a": 1}',
+    '{"name": "now", "arguments": {"a": 1}}}',
+    '{"name": "now", "arguments": {"a": "x"y"}}',
+    '{"name": "now", "arguments": {"a": "x}}',
+    '{"name": "now" "arguments": {}}',
+    '{"name": now, "arguments": {}}',
+    '{"name": 5, "arguments": {}}',
+    '{"arguments": {"a": 1}}',
+    '{"name": "now", "arguments": [1, 2]}',
+    "{}",
+    "[]",
+    "null",
+    "7",
+    '"x"',
+    "oops",
+)
+
+
+@pytest.mark.parametrize("name", QUOTED)
+def test_unterminated_string_ends_at_the_marker_and_the_next_call_survives(name: str) -> None:
+    example = TOOL_CALLS[name].example
+    if name == "harmony":
+        example = f"<|start|>assistant{example}"
+    unterminated = re.sub('Oslo("|<\\|"\\|>)', "Oslo", example)
+    for found in outcome(make_calls(TOOL_CALLS[name]), f"Hello. {unterminated}\n{example}"):
+        check(found, TOOL_CALLS[name].markers)
+        calls = [(called, json.loads(arguments)) for called, arguments in found.calls]
+        assert calls[-1] == ("get_weather", ARGUMENTS), f"{name}: {found}"
+        assert [called for called, _ in calls] == ["get_weather", "get_weather"], f"{name}: {found}"
+        assert str(calls[0][1]["city"]).startswith("Oslo")
+        assert found.content.strip() == "Hello."
+
+
+@pytest.mark.parametrize("name", [name for name in QUOTED if name != "harmony"])
+def test_marker_text_inside_a_closed_string_belongs_to_the_string(name: str) -> None:
+    quote = '<|"|>'
+    for marker in TOOL_CALLS[name].markers:
+        if marker == quote:
+            continue
+        city = f"a {marker} b}} {marker}"
+        for found in outcome(make_calls(TOOL_CALLS[name]), f"{call_texts(name, city)}\n{TOOL_CALLS[name].example}"):
+            assert [(called, json.loads(arguments)) for called, arguments in found.calls] == [
+                ("get_weather", ARGUMENTS | {"city": city}),
+                ("get_weather", ARGUMENTS),
+            ], f"{name}: {marker!r}"
+
+
+@pytest.mark.parametrize("item", BAD_ITEMS)
+@pytest.mark.parametrize("name", sorted(LISTS))
+def test_bad_item_of_a_list_of_calls_costs_no_later_call(name: str, item: str) -> None:
+    key = "parameters" if name == "llama3_json" else "arguments"
+    call = json.dumps({"name": "get_weather", key: ARGUMENTS})
+    for items in ([call, item, call], [item, call, item, call]):
+        text = LISTS[name].format(", ".join(items))
+        if name in ("llama3_json",) and not text.startswith('[{"name": "'):
+            continue  # Without a marker only a list that begins with a call is one.
+        for found in outcome(make_calls(TOOL_CALLS[name]), text):
+            calls = [json.loads(arguments) for called, arguments in found.calls if called == "get_weather"]
+            assert calls == [ARGUMENTS, ARGUMENTS], f"{name}: {text} gives {found}"
+            check(found, TOOL_CALLS[name].markers)
+
+
+@EVERY_CALLS
+def test_call_without_a_name_is_dropped_and_not_content(name: str) -> None:
+    example = TOOL_CALLS[name].example
+    nameless = example.replace("get_weather", "")
+    if name in ("pythonic", "default", "harmony", "muse"):
+        return  # Their calls have no marker of their own, or the name of a message is not the call's.
+    for found in outcome(make_calls(TOOL_CALLS[name]), f"Hello. {nameless}\n{example}"):
+        assert [called for called, _ in found.calls] == ["get_weather"], f"{name}: {found}"
+        assert found.content.strip() == "Hello."
 
 
 @EVERY_CALLS

@@ -8,6 +8,7 @@ parser of tool calls where one follows, and counts as thoughts otherwise. Images
 """
 
 import re
+from collections import deque
 from enum import Enum
 
 from dynamo.parsers.base import Content, Reasoning
@@ -21,6 +22,7 @@ MARKERS = (MESSAGE, END, END_SAMPLING, THINKING, TEXT, INVOKE, IMAGE, AUDIO)
 
 NAME_CHARS_MAX = 256  # Longer than a tool's name may be.
 
+_INSIDE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _MAY_BE_NAME = re.compile(r"[ \t]*[\w.:-]*")
 
 
@@ -32,6 +34,36 @@ class _At(Enum):
     THOUGHTS = "in a message of thoughts"
     TOOL = "in a tool call"
     DROPPED = "in what is not text"
+
+
+class StringEnd:
+    """Text from a marker in a JSON string on, read until it is known whether the string is closed behind it.
+
+    It is if a quote comes that something follows which may follow a string. A call whose last string is not closed thus
+    ends at its marker, as the parsers of tool calls read it.
+    """
+
+    __slots__ = ("_is_escaped", "has_quote")
+
+    def __init__(self) -> None:
+        self.has_quote = False
+        """Whether the quote came."""
+        self._is_escaped = False
+
+    def feed(self, text: str) -> bool | None:
+        """Return whether the string is closed; None while that is not known."""
+        at = 0
+        if not self.has_quote:
+            inside = _INSIDE.match(text, int(self._is_escaped and bool(text)))
+            assert inside is not None, "the pattern matches any text"
+            at = inside.end()
+            self._is_escaped = text[at:] == "\\" or (self._is_escaped and not text)
+            self.has_quote = text[at : at + 1] == '"'
+            if not self.has_quote:
+                return None
+            at += 1
+        following = text[at:].lstrip(" \t\r\n")
+        return following[0] in ",}]:" if following else None
 
 
 class InklingParser(MarkedText):
@@ -46,11 +78,62 @@ class InklingParser(MarkedText):
         self._name = ""
         """What may be the name of a tool."""
         self._call = JsonObject()
+        self._undecided: list[tuple[str, str]] = []
+        """Texts and markers from a marker in a string of a call on, until it is known whether the string is closed."""
+        self._string_end = StringEnd()
+        self._waiting: deque[tuple[str, str]] = deque()
+        """Texts and markers that are to be read."""
 
     def _end(self) -> None:
+        while self._undecided:
+            self._decide(is_closed=self._string_end.has_quote)
+            self._go_on()
         self._release()
 
     def _read(self, text: str) -> None:
+        self._waiting.append((text, ""))
+        self._go_on()
+
+    def _pass(self, marker: str) -> None:
+        self._waiting.append(("", marker))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._waiting:
+            text, marker = self._waiting.popleft()
+            if self._undecided:
+                self._undecided.append((text, marker))
+                is_closed = self._string_end.feed(text or marker)
+                if is_closed is not None:
+                    self._decide(is_closed=is_closed)
+            elif not marker:
+                self._read_text(text)
+            elif self._at is _At.TOOL and self._call.is_in_string:
+                self._string_end = StringEnd()
+                self._undecided.append(("", marker))
+            else:
+                self._read_marker(marker)
+
+    def _decide(self, *, is_closed: bool) -> None:
+        """Read what was held back: as text of the string if that is closed, otherwise as markers and what follows them."""
+        pieces, self._undecided = self._undecided, []
+        if not is_closed:
+            self._read_marker(pieces[0][1])
+            self._waiting.extendleft(reversed(pieces[1:]))
+            return
+        for text, marker in pieces:
+            self._read_in_string(text, marker)
+
+    def _read_in_string(self, text: str, marker: str) -> None:
+        self._call.feed(text or marker)
+        if text:
+            self._say_call(text)
+        elif self._leaves_calls:
+            self._output.say_as_is(Content, marker)
+        else:
+            self._output.cut()
+
+    def _read_text(self, text: str) -> None:
         match self._at:
             case _At.HEAD:
                 self._name += text
@@ -67,14 +150,7 @@ class InklingParser(MarkedText):
             case _At.DROPPED:
                 pass
 
-    def _pass(self, marker: str) -> None:
-        if self._at is _At.TOOL and self._call.is_in_string:
-            self._call.feed(marker)  # A string in the arguments may hold the text of a marker.
-            if self._leaves_calls:
-                self._output.say_as_is(Content, marker)
-            else:
-                self._output.cut()
-            return
+    def _read_marker(self, marker: str) -> None:
         if marker == INVOKE and self._at is _At.HEAD:
             self._output.cut()
             self._begin_call()

@@ -28,9 +28,9 @@ class CallParser(ABC):
     def __init__(self, tools: Sequence[Tool], markers: Sequence[str], stops: Sequence[str] = ()) -> None:
         """`stops` are looked for in content besides the markers, and are content unless they begin a call."""
         self.reader = Reader()
-        self.values = Values(self.reader)
-        self.schemas = Schemas(tools)
         self.marks = landmarks(*markers)
+        self.values = Values(self.reader, self.marks)
+        self.schemas = Schemas(tools)
         self._stops = landmarks(*markers, *stops) if stops else self.marks
         self._output = Output(tuple(markers))
         self._index = -1

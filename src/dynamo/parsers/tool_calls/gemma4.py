@@ -10,7 +10,7 @@ from dynamo.parsers.base import Tool, ToolCallFamily
 from dynamo.parsers.tool_calls.calls import CallParser
 from dynamo.parsers.tool_calls.reader import Reading, Write, ignore, landmarks
 from dynamo.parsers.tool_calls.schemas import NAME
-from dynamo.parsers.tool_calls.values import Values, escaped, quoted, scalar_json
+from dynamo.parsers.tool_calls.values import STRING_FOLLOWERS, StringText, Values, escaped, quoted, scalar_json
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 MARKERS = (OPEN, CLOSE, QUOTE)
@@ -19,7 +19,7 @@ _KEY = re.compile(r"[\w.\-]*")
 _WORD = re.compile(r"[^,{}\[\]<\r\n]*")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null", "nil": "null"}
 """Words with a meaning, in any case: the released parser reads them so."""
-_STRING_ENDS = landmarks(QUOTE)
+_STRING_ENDS = landmarks(QUOTE, OPEN, CLOSE)
 _CALL = landmarks("call:")
 
 
@@ -30,7 +30,26 @@ class GemmaValues(Values):
 
     def string(self, quote: str, write: Write) -> Reading[bool]:
         """See `Values.string`."""
-        return bool((yield from self.reader.until(_STRING_ENDS, lambda text: write(escaped(text)))))
+        text = StringText(lambda piece: write(escaped(piece)))
+        ends = _STRING_ENDS
+        while (end := (yield from self.reader.until(ends, text.put))) in (OPEN, CLOSE):
+            self.reader.back(end)
+            if not (yield from self._is_closed(quote)):
+                return False
+            ends = landmarks(QUOTE)
+        text.flush()
+        return bool(end)
+
+    def _is_closed(self, quote: str) -> Reading[bool]:
+        """See `Values._is_closed`."""
+        tape: list[str] = []
+        tape.append((yield from self.reader.until(landmarks(quote), tape.append)))
+        closed = bool(tape[-1])
+        if closed:
+            tape.append((yield from self.reader.space()))
+            closed = (yield from self.reader.peek()) in STRING_FOLLOWERS
+        self.reader.restore("".join(tape))
+        return closed
 
     def key(self) -> Reading[str]:
         """See `Values.key`. A key may be quoted all the same."""

@@ -21,6 +21,7 @@ MARKERS = (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END)
 CONTAINERS = STRING | {"object", "array"}
 """What a value may be that the tool's schema does not know."""
 
+_CALL_ENDS = landmarks(CLOSE, OPEN)
 _VALUE_ENDS = landmarks(VALUE_END, KEY, CLOSE, OPEN)
 
 
@@ -41,6 +42,8 @@ class GlmCallParser(CallParser):
         parts: list[str] = []
         mark = yield from self.reader.until(self.marks, parts.append)
         name = "".join(parts).strip()
+        if not name and mark == KEY:  # A call without a name is dropped with its arguments.
+            mark = yield from self.reader.until(_CALL_ENDS, ignore)
         if not name or mark not in (KEY, CLOSE):
             if mark != CLOSE:
                 self.reader.back(mark)

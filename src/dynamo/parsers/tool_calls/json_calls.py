@@ -6,6 +6,7 @@
 A block holds one object, a list of them, or several in a row. The arguments are passed on as they were written.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from dynamo.parsers.base import Tool, ToolCallFamily
 from dynamo.parsers.tool_calls.calls import CallParser
 from dynamo.parsers.tool_calls.reader import Landmarks, Reading, ignore, landmarks
 from dynamo.parsers.tool_calls.schemas import NAME
-from dynamo.parsers.tool_calls.values import object_value, quoted
+from dynamo.parsers.tool_calls.values import NEXT_ITEM, object_value, quoted
 
 BARE = ("{", "[")
 EXAMPLE = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}'
@@ -36,10 +37,13 @@ class JsonFormat:
 class JsonCallParser(CallParser):
     """One choice."""
 
-    def __init__(self, tools: Sequence[Tool], form: JsonFormat, markers: Sequence[str] = ()) -> None:
-        """`markers` are those that the format has besides its openers and closers."""
-        super().__init__(tools, (*form.openers, *form.closers, *markers), BARE if form.is_bare else ())
+    def __init__(
+        self, tools: Sequence[Tool], form: JsonFormat, markers: Sequence[str] = (), stops: Sequence[str] = ()
+    ) -> None:
+        """`markers` and `stops` are those that the format has besides its openers and closers."""
+        super().__init__(tools, (*form.openers, *form.closers, *markers), (*stops, *(BARE if form.is_bare else ())))
         self.form = form
+        self._items = landmarks("{", *self.marks.texts)
 
     def marked(self, mark: str) -> Reading[None]:
         """See `CallParser.marked`."""
@@ -67,7 +71,7 @@ class JsonCallParser(CallParser):
                 reader.skip()
                 has_call = True
                 if not (yield from self.members()):
-                    yield from self.drop()
+                    yield from self.recover()
             elif char == "[" or (char in ",;" and char and (is_closed or depth or (char == ";" and has_call))):
                 reader.skip()
                 depth += char == "["
@@ -79,11 +83,36 @@ class JsonCallParser(CallParser):
             elif not char:
                 return
             elif is_closed or depth:
-                yield from self.drop()
+                if not (yield from self.values.value(ignore)):
+                    yield from self.recover()
             else:
                 self.content(space)
                 return
         yield from self.separate()
+
+    def recover(self) -> Reading[bool]:
+        """Read the next call to an offered tool behind something that is no call; return whether there was one.
+
+        A marker ends the search and is left.
+        """
+        reader = self.reader
+        mark = ""
+        if (yield from reader.at_any(NEXT_ITEM)):
+            reader.restore('"')
+            mark = "{"
+        while mark or (mark := (yield from reader.until(self._items, ignore))) == "{":
+            mark = ""
+            tape: list[str] = []
+            name = yield from self._bare_name(tape)
+            if not name:
+                reader.restore("".join(tape))
+                continue
+            self.begin(name)
+            whole = yield from object_value(self.values, self.argue)
+            if whole and (yield from self.members(name, has_begun=True)):
+                return True
+        reader.back(mark)
+        return False
 
     def members(self, name: str = "", *, has_begun: bool = False) -> Reading[bool]:
         """The members of a call's object, and its end; whether it was whole."""
@@ -108,7 +137,7 @@ class JsonCallParser(CallParser):
             reader.skip()
             yield from reader.space()
             key = key[1:-1]
-            if key == "name" and not name:
+            if key == "name" and not name and (yield from reader.at_any(values.quotes)):
                 parts: list[str] = []
                 if not (yield from values.text(parts.append)):
                     return False
@@ -146,7 +175,8 @@ class JsonCallParser(CallParser):
         self.begin(name)
         whole = yield from object_value(self.values, self.argue)
         whole = whole and (yield from self.members(name, has_begun=True))
-        while whole and is_list:
+        while is_list and (whole or (yield from self.recover())):
+            whole = True
             yield from self.reader.space()
             char = yield from self.reader.peek()
             self.reader.skip(len(char))
@@ -156,9 +186,9 @@ class JsonCallParser(CallParser):
                 whole = yield from self.members()
             elif char != ",":
                 self.reader.back(char)
-                whole = False
-        if not whole:
-            yield from self.drop()
+                whole = yield from self.values.value(ignore)
+        if not whole and not is_list:
+            yield from self.recover()
         yield from self.separate()
 
     def _bare_name(self, tape: list[str]) -> Reading[str]:
@@ -240,6 +270,35 @@ class MistralCallParser(JsonCallParser):
         yield from self.separate()
 
 
+FUNCTOOLS = "functools"
+_FUNCTOOLS_SPACE = re.compile(r"[ \t\r\n:=]*")
+
+
+class Phi4CallParser(JsonCallParser):
+    """One choice of Phi 4: a list behind `functools[`; the model also writes white space, or no list, behind the word."""
+
+    def marked(self, mark: str) -> Reading[None]:
+        """See `CallParser.marked`. The word alone is a marker only if JSON that may be a call follows."""
+        if mark != FUNCTOOLS:
+            yield from super().marked(mark)
+            return
+        reader = self.reader
+        space = yield from reader.word(_FUNCTOOLS_SPACE)
+        opening = yield from reader.peek()
+        if opening not in BARE:
+            self.unstop([mark, space])
+            return
+        reader.skip()
+        inside = yield from reader.space()
+        following = yield from reader.peek()
+        if following and following in ("{]" if opening == "[" else '"'):
+            reader.restore(opening + inside)
+            self.cut()
+            yield from self.block(FUNCTOOLS)
+        else:
+            self.unstop([mark, space, opening, inside])
+
+
 def family(name: str, form: JsonFormat, example: str, aliases: tuple[str, ...] = ()) -> ToolCallFamily:
     """A family of this kind."""
     return ToolCallFamily(
@@ -253,6 +312,7 @@ def family(name: str, form: JsonFormat, example: str, aliases: tuple[str, ...] =
 
 HERMES = JsonFormat(openers=("<tool_call>",), closers=("</tool_call>",))
 MISTRAL = JsonFormat(openers=(TOOL_CALLS_MARK,), closers=("[/TOOL_CALLS]",), unclosed=(TOOL_CALLS_MARK,))
+PHI4 = JsonFormat(openers=("functools[",), unclosed=("functools[", FUNCTOOLS))
 INKLING = JsonFormat(openers=(INVOKE,), closers=(END,), argument_keys=("args", "arguments"), is_bare=False)
 _INKLING_OTHERS = (MESSAGE, TEXT, THINKING, END_SAMPLING)
 
@@ -276,7 +336,12 @@ FAMILIES = (
         example=f"[TOOL_CALLS][{EXAMPLE}]",
     ),
     family("jamba", JsonFormat(("<tool_calls>",), ("</tool_calls>",)), f"<tool_calls>[{EXAMPLE}]</tool_calls>"),
-    family("phi4", JsonFormat(("functools[",), unclosed=("functools[",)), f"functools[{EXAMPLE}]"),
+    ToolCallFamily(
+        name="phi4",
+        make=lambda tools: Phi4CallParser(tools, PHI4, stops=(FUNCTOOLS,)),
+        markers=PHI4.openers,
+        example=f"functools[{EXAMPLE}]",
+    ),
     ToolCallFamily(
         name="inkling",
         make=lambda tools: InklingCallParser(tools, INKLING, _INKLING_OTHERS),

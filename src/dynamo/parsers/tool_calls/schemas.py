@@ -52,6 +52,11 @@ class Schemas:
         schema = properties.get(key) if isinstance(properties, Mapping) else None
         return schema if isinstance(schema, Mapping) else {}
 
+    def has_parameter(self, tool: str, key: str) -> bool:
+        """Return whether the schema of a tool lists such a parameter."""
+        properties = self.root(tool).get("properties")
+        return isinstance(properties, Mapping) and key in properties
+
     def root(self, tool: str) -> Mapping[str, Any]:
         """The schema of a tool's arguments, in which references are looked up."""
         known = self._tools.get(tool)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dynamo.parsers.base import Tool, ToolCallFamily
-from dynamo.parsers.tool_calls.arguments import Arguments, read_parameter
+from dynamo.parsers.tool_calls.arguments import Arguments, Parameter
 from dynamo.parsers.tool_calls.calls import CallParser
 from dynamo.parsers.tool_calls.json_calls import BARE, EXAMPLE, HERMES, JsonCallParser
 from dynamo.parsers.tool_calls.reader import Reading, ignore, landmarks
@@ -63,7 +63,10 @@ class Tags:
         bounds = (*(tag for block in form.blocks for tag in block), form.call[0])
         self._in_block = landmarks(*bounds)
         self._in_call = landmarks(*bounds, form.call[1], form.parameter[0])
-        self._value_ends = landmarks(form.parameter[1], *form.ends)
+        self._openers = tuple(opener for opener, _ in form.blocks)
+        self._value_ends = landmarks(
+            form.parameter[1], *form.ends, form.call[1], form.parameter[0], form.call[0], *self._openers
+        )
 
     def block(self) -> Reading[None]:
         """Calls up to the end of their block."""
@@ -82,8 +85,12 @@ class Tags:
     def call(self) -> Reading[None]:
         """A call behind the opening of its tag."""
         host, reader = self.host, self.host.reader
-        name, _ = yield from self._tag()
+        header, is_tag = yield from self._header()
+        name = self._named(header)[0] if is_tag else ""
         if not name:
+            if is_tag:  # A call without a name is dropped with its parameters.
+                mark = yield from self._parameters("", Arguments(ignore))
+                reader.back(mark if mark != self.form.call[1] else "")
             return
         host.begin(name)
         yield from reader.space()
@@ -101,27 +108,67 @@ class Tags:
         """The parameters of a call; returns what ended it."""
         reader, form = self.host.reader, self.form
         while (mark := (yield from reader.until(self._in_call, ignore))) == form.parameter[0]:
-            key, is_string = yield from self._tag()
+            header, is_tag = yield from self._header()
+            key, is_string = self._named(header) if is_tag else ("", "")
             if not key:
                 continue
             types = self.host.schemas.types(tool, key)
             if is_string:
                 types = STRING if is_string == "true" else types | ANYTHING
-            parameter = arguments.parameter(key, types or form.unknown, is_framed=form.is_framed)
-            end = yield from read_parameter(reader, parameter, self._value_ends)
-            if end != form.parameter[1]:
-                reader.back(end)
+            yield from self._value(arguments.parameter(key, types or form.unknown, is_framed=form.is_framed), tool)
         return mark
 
-    def _tag(self) -> Reading[tuple[str, str]]:
-        """The rest of a tag; an empty name if it is none."""
+    def _value(self, parameter: Parameter, tool: str) -> Reading[None]:
+        """Read the text of a parameter up to its closer, or, where that is missing, up to the tag that shows it."""
+        reader, form = self.host.reader, self.form
+        while end := (yield from reader.until(self._value_ends, parameter.piece)):
+            if end == form.parameter[1]:
+                break
+            tape = [end]
+            is_end = end in form.ends or (yield from self._is_tag(end, tool, tape))
+            reader.restore("".join(tape if is_end else tape[1:]))
+            if is_end:
+                break
+            parameter.piece(end)
+        parameter.end(is_whole=bool(end))
+
+    def _is_tag(self, opening: str, tool: str, tape: list[str]) -> Reading[bool]:
+        """Return whether an opening in a value is a tag of the format, not text. Notes on the tape what it reads.
+
+        It is a tag if it begins a parameter that the tool has, or a call to an offered tool; and the closer of a call is
+        one where another call, the end of the block or the end of the text follows.
+        """
+        reader, form, schemas = self.host.reader, self.form, self.host.schemas
+        if opening == form.parameter[0]:
+            return schemas.has_parameter(tool, self._named((yield from self._taped_header(tape)))[0])
+        if opening != form.call[0]:
+            tape.append((yield from reader.space()))
+            following = yield from reader.at_any(self._in_block)
+            if opening == form.call[1]:
+                return bool(following) or not (yield from reader.peek())
+            if following != form.call[0]:
+                return False
+            reader.skip(len(following))
+            tape.append(following)
+        return schemas.has(self._named((yield from self._taped_header(tape)))[0])
+
+    def _taped_header(self, tape: list[str]) -> Reading[str]:
+        """Read the rest of a tag and note it; return it without its end, or nothing if it is no tag."""
+        header, is_tag = yield from self._header()
+        tape += (header, ">" if is_tag else "")
+        return header if is_tag else ""
+
+    def _header(self) -> Reading[tuple[str, bool]]:
+        """Read the rest of a tag; return it and whether it is one."""
         parts: list[str] = []
         end = yield from self.host.reader.until(_TAG_ENDS, parts.append)
-        header = "".join(parts)
-        if end == ">":
-            return self.form.named(header) if len(header) <= HEADER_CHARS_MAX else ("", "")
-        self.host.reader.back(end)
-        return "", ""
+        if end != ">":
+            self.host.reader.back(end)
+        return "".join(parts), end == ">"
+
+    def _named(self, header: str) -> tuple[str, str]:
+        """Return what the rest of a tag holds, as `TagFormat.named` does; an empty name if it is too long."""
+        return self.form.named(header) if len(header) <= HEADER_CHARS_MAX else ("", "")
 
 
 class TagCallParser(CallParser):

@@ -9,6 +9,7 @@ comma too many, line breaks and stray backslashes in strings. What is written is
 
 import json
 import re
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 from dynamo.parsers.tool_calls.reader import Landmarks, Reader, Reading, Write, ignore, landmarks
@@ -22,7 +23,9 @@ CLOSERS = {"{": "}", "[": "]"}
 WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 SCALAR = re.compile(r"[\w+\-.]*")
-PLAIN = {'"': re.compile(r'[^"\\\x00-\x1f]*'), "'": re.compile(r"[^\"'\\\x00-\x1f]*")}
+TAIL = "]}{[,; "  # What stands between the last string of a call and the next call, besides line breaks.
+TAIL_CHARS_MAX = 64  # More than the ends of any call's arguments.
+STRING_FOLLOWERS = (",", "}", "]", ":", "")  # What may follow the closing quote of a string, white space aside.
 HEX = re.compile(r"[0-9a-fA-F]{4}")
 CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -37,13 +40,27 @@ def escaped(text: str) -> str:
     return quoted(text)[1:-1]
 
 
+@cache
+def plain(quote: str, marks: Landmarks | None) -> re.Pattern[str]:
+    """Return the run of characters that stand for themselves in a string and begin no marker."""
+    firsts = {quote[0], '"', "\\", *(mark[0] for mark in marks.texts)} if marks is not None else {quote[0], '"', "\\"}
+    return re.compile(f"[^\\x00-\\x1f{''.join(map(re.escape, sorted(firsts)))}]*")
+
+
 class Values:
-    """JSON, and what models take for it."""
+    """JSON, and what models take for it.
+
+    A string may hold the text of a marker. A string that is never closed would thus hide the end of its call and the
+    calls behind it. So a marker in a string is text only if the string is closed further on, by a quote with a comma,
+    a colon or a closing bracket behind it; otherwise the string, and all that is open around it, ends at the marker.
+    """
 
     quotes: Landmarks = landmarks('"', "'")
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, marks: Landmarks | None = None) -> None:
+        """`marks`: the markers of the format that the values stand in."""
         self.reader = reader
+        self.marks = marks
 
     def value(self, write: Write) -> Reading[bool]:
         """Writes the value that begins here, made whole if it breaks off; whether it was whole."""
@@ -75,19 +92,54 @@ class Values:
             before = following.before
 
     def string(self, quote: str, write: Write) -> Reading[bool]:
-        """Writes the inside of a string; whether its end came."""
-        reader, plain = self.reader, PLAIN[quote]
+        """Write the inside of a string; return whether its end came."""
+        reader, marks = self.reader, self.marks
+        text = StringText(write)
         while True:
-            yield from reader.run(plain, write)
+            yield from reader.run(plain(quote, marks), text.put)
+            mark = (yield from reader.at_any(marks)) if marks is not None else ""
+            if mark:
+                if (yield from self._is_closed(quote)):
+                    marks = None
+                    continue
+                return False  # The end of the string and of what is open around it is missing; so it is not text.
             char = yield from reader.peek()
             reader.skip(len(char))
+            if char == quote and text.ends_with_brace and (yield from reader.at_any(NEXT_ITEM)):
+                return False  # The quote is that of the next call's first key; this string was not closed.
             if not char or char == quote:
+                text.flush()
                 return bool(char)
             if char == "\\":
+                text.flush()
                 if not (yield from self._escape(write)):
                     return False
+            elif char < " ":
+                text.hold(CONTROLS.get(char) or f"\\u{ord(char):04x}")
             else:
-                write('\\"' if char == '"' else CONTROLS.get(char) or f"\\u{ord(char):04x}")
+                text.put('\\"' if char == '"' else char)
+
+    def _is_closed(self, quote: str) -> Reading[bool]:
+        """Return whether the string that goes on here is closed before something that is no JSON. Reads nothing."""
+        reader = self.reader
+        tape: list[str] = []
+        inside = _INSIDE[quote]
+        while True:
+            yield from reader.run(inside, tape.append)
+            char = yield from reader.peek()
+            reader.skip(len(char))
+            tape.append(char)
+            if char != "\\":
+                break
+            escaped_char = yield from reader.peek()
+            reader.skip(len(escaped_char))
+            tape.append(escaped_char)
+        closed = char == quote
+        if closed:
+            tape.append((yield from reader.space()))
+            closed = (yield from reader.peek()) in STRING_FOLLOWERS
+        reader.restore("".join(tape))
+        return closed
 
     def key(self) -> Reading[str]:
         """The key that begins here, as JSON; empty if it is none or breaks off."""
@@ -212,6 +264,48 @@ class Values:
         return digits
 
 
+class StringText:
+    """The inside of a string on its way out.
+
+    Brackets and white space at its end are held back until more follows: if the string breaks off at a marker they are
+    the ends of what is around it, and dropped.
+    """
+
+    __slots__ = ("_held", "_write")
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._held = ""
+
+    @property
+    def ends_with_brace(self) -> bool:
+        """Whether the text up to here ends with an opening brace."""
+        return self._held.endswith("{")
+
+    def put(self, text: str) -> None:
+        """Write more of the text."""
+        kept = text.rstrip(TAIL)
+        if kept:
+            self._write(self._held + kept)
+            self._held = ""
+        self.hold(text[len(kept) :])
+
+    def hold(self, text: str) -> None:
+        """Write text once other text follows it."""
+        self._held += text
+        if len(self._held) > TAIL_CHARS_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was held back."""
+        held, self._held = self._held, ""
+        if held:
+            self._write(held)
+
+
+_INSIDE = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
+
+
 class _Following(NamedTuple):
     """What follows a value."""
 
@@ -229,6 +323,8 @@ def broken(opened: list[str], write: Write) -> _Following:
 
 
 _UNICODE = landmarks("\\u")
+NEXT_ITEM = landmarks('name"')
+"""What follows the opening quote of a call's first key."""
 
 
 def scalar_json(word: str) -> str:

@@ -40,3 +40,30 @@ def test_a_call_that_the_next_message_cuts_off_is_ended() -> None:
     text = "f<|content_invoke_tool_json|>{<|message_model|><|content_text|>b"
     for found in outcome(lambda: InklingParser(is_inside=False, leaves_calls=True), text):
         assert found == Read("<|message_model|>f<|content_invoke_tool_json|>{<|end_message|>b", "")
+
+
+OPEN_STRING = '<|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": {"a": "x}}<|end_message|>'
+
+
+@pytest.mark.parametrize(
+    ("rest", "content", "reasoning"),
+    [
+        ("<|message_model|><|content_thinking|>so<|end_message|>", "", "so"),
+        ('<|message_model|><|content_text|>Hi "you" there<|end_message|>', 'Hi "you" there', ""),
+        (CALL, CALL, ""),
+        (OPEN_STRING + CALL, OPEN_STRING + CALL, ""),
+        ("", "", ""),
+    ],
+)
+def test_inkling_call_with_unterminated_string_ends_at_its_marker(rest: str, content: str, reasoning: str) -> None:
+    for found in outcome(lambda: InklingParser(is_inside=False, leaves_calls=True), OPEN_STRING + rest):
+        assert found == Read(OPEN_STRING + content, reasoning)
+
+
+@pytest.mark.parametrize(
+    "string", ["<|end_message|>", 'a \\"<|end_message|>\\" <|content_text|> b', "\\\\<|end_message|>\\\\"]
+)
+def test_inkling_marker_in_a_closed_string_is_part_of_the_call(string: str) -> None:
+    call = CALL.replace("<|end_message|>", string, 1)
+    for found in outcome(lambda: InklingParser(is_inside=False, leaves_calls=True), call + "<|content_text|>b"):
+        assert found == Read(call + "b", "")
