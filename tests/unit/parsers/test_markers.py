@@ -56,3 +56,12 @@ def test_text_for_the_next_reader_comes_after_what_was_held() -> None:
     output.say(Content, "n")
     output.say_as_is(Content, "<think>")
     assert output.take() == [Content("<thin<think>")]
+
+
+def test_output_keeps_markers_apart_whose_beginning_came_in_pieces() -> None:
+    output = Output(("[CALLS]", "[ARGS]"))
+    for piece in ("[", "CAL"):
+        output.say(Content, piece)
+    output.cut()
+    output.say(Content, "LS]x")
+    assert "".join(event.text for event in output.finish() if isinstance(event, Content)) == "[CALx"
