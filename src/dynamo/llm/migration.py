@@ -271,7 +271,7 @@ class Dispatch:
                     return
                 self._request = again
             await self._send_on()
-        except DynamoException as last:
+        except Exception as last:  # The request boundary: the request ends with every kind of error.
             outcome = "failure"
             logger.warning("Cannot recreate stream: request=%s error=%s", self._request_id, last)
             self._repeats_left = self._moves_left = 0  # Nobody is left who would answer.

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from dynamo.core import tracing
@@ -24,6 +24,7 @@ from dynamo.llm.request_trace import RequestTrace
 from dynamo.llm.served_model import ServedModel
 from dynamo.llm.speculation import Speculation, Unheard, led
 from dynamo.llm.surfaces import Surface
+from dynamo.protocols.engine import CompletionUsage
 
 logger = logging.getLogger(__name__)
 
@@ -79,25 +80,6 @@ class OpenRequests:
             self.metrics.count_end(endpoint, "", "unary", "internal")
             exchange.refuse(answer_to(error))
 
-    def _record(self, exchange: Exchange, endpoint: str, model: ServedModel, *, stream: bool) -> RequestRecord:
-        """The accounts of a request begin. Raises `NotFound` for a model that is not this caller's."""
-        if exchange.account is not None:
-            exchange.account.require(model.name)
-        request_id = identify(exchange)
-        record = RequestRecord(
-            self.metrics,
-            endpoint,
-            model.name,
-            stream=stream,
-            started_s=time.perf_counter(),
-            request_id=request_id,
-        )
-        if self._tracer is not None:
-            begin_span(self._tracer, exchange, record)
-        record.scope = (request_id, trace_headers(exchange), "http-request", "")
-        current_request.set(record.scope)
-        return record
-
     def adopt(
         self,
         exchange: Exchange,
@@ -107,34 +89,87 @@ class OpenRequests:
         *,
         stream: bool,
     ) -> Made:
-        """An answer of whatever kind: its accounts begin, and it ends with the others. Raises `NotFound`."""
-        answer = make(exchange, self._record(exchange, endpoint, model, stream=stream), self._closed)
+        """Count a request and make its answer, which closes the accounts when it ends.
+
+        Raises `NotFound` for a model that the caller may not use. An exception leaves nothing counted.
+        """
+        if exchange.account is not None:
+            exchange.account.require(model.name)
+        request_id = identify(exchange)
+        with contextlib.ExitStack() as undo:
+            record = RequestRecord(
+                self.metrics,
+                endpoint,
+                model.name,
+                stream=stream,
+                started_s=time.perf_counter(),
+                request_id=request_id,
+            )
+            undo.callback(record.discard)
+            if self._tracer is not None:
+                begin_span(self._tracer, exchange, record)
+            record.scope = (request_id, trace_headers(exchange), "http-request", "")
+            current_request.set(record.scope)
+            answer = make(exchange, record, self._closed)
+            undo.pop_all()
         self._answers.add(answer)
         if self._trace is not None:
-            self._trace.begin(answer, model.card.kv_cache_block_size)
+            with self._observing(answer):
+                self._trace.begin(answer, model.card.kv_cache_block_size)
         return answer
 
+    @contextlib.contextmanager
+    def _observing(self, answer: BaseAnswer) -> Iterator[None]:
+        """Log what fails in the block: a request does not depend on its trace."""
+        try:
+            yield
+        except Exception:
+            logger.exception("request trace of %s failed", answer.record.request_id)
+
     def _closed(self, answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
+        """Release the workers of an answer that ended, close its accounts, and report it."""
         self._answers.discard(answer)
         if self.is_draining and not self._answers:
             self._quiet.set()
+        usage, now_s = None, time.perf_counter()
+        try:
+            self._release(answer)
+            usage = answer.usage()
+        except Exception:  # The request boundary: the accounts are closed whatever failed.
+            logger.exception("failed to release the workers of request %s", answer.record.request_id)
+        finally:
+            answer.record.close(error_type, usage, now_s)
+        if answer.exchange.account is not None and usage is not None:
+            answer.exchange.account.spend(usage.total_tokens)
+        if answer.speculation is not None and not error_type and not self.is_draining:
+            self.tasks.start(self._speculate(answer.speculation, answer.generations[0]), "speculation")
+        self._report(answer, error_type, error, usage, now_s)
+
+    @staticmethod
+    def _release(answer: BaseAnswer) -> None:
+        """Release the workers of an answer, in the routers that count them."""
         for generation in answer.generations:
             if isinstance(generation.dispatch, Dispatch):
                 prefill = generation.dispatch.prefill
                 if prefill is not None:
                     answer.record.prefill = prefill.instance_id, prefill.done_s
                 generation.dispatch.release()
-        if answer.speculation is not None and not error_type and not self.is_draining:
-            self.tasks.start(self._speculate(answer.speculation, answer.generations[0]), "speculation")
-        usage = answer.usage()
-        now_s = time.perf_counter()
-        answer.record.close(error_type, usage, now_s)
-        if answer.exchange.account is not None and usage is not None:
-            answer.exchange.account.spend(usage.total_tokens)
+
+    def _report(
+        self,
+        answer: BaseAnswer,
+        error_type: str,
+        error: Exception | None,
+        usage: CompletionUsage | None,
+        now_s: float,
+    ) -> None:
+        """Trace and log an answer that ended."""
         if self._trace is not None:
-            self._trace.end(answer, error_type)
+            with self._observing(answer):
+                self._trace.end(answer, error_type)
         if answer.record.span is not None:
-            end_span(answer.record.span, answer, error, usage)
+            with self._observing(answer):
+                end_span(answer.record.span, answer, error, usage)
         level = logging.ERROR if error_type == "internal" else logging.INFO
         if logger.isEnabledFor(level):
             fields = answer.record.summary(error_type, usage, now_s)
@@ -215,8 +250,6 @@ class Open:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if isinstance(error, Exception):
-            if not isinstance(error, DynamoException):
-                logger.error("request failed", exc_info=error)
             self._answer.fail(error)
             return True
         if error is not None:

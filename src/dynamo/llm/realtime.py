@@ -74,12 +74,12 @@ class RealtimeAnswer(BaseAnswer):
         if self.is_over:
             return
         self.is_over = True
-        self._frames.end()
-        call, self._call = self._call, None
-        if call is not None:
-            call.stop()
-            asyncio.get_running_loop().call_later(END_S, call.kill)
-        self._closed(self, "", None)
+        with self._closing("", None):
+            self._frames.end()
+            call, self._call = self._call, None
+            if call is not None:
+                call.stop()
+                asyncio.get_running_loop().call_later(END_S, call.kill)
 
     def spoke_s(self, now_s: float) -> float:
         """A conversation may be silent for as long as its client wants."""
@@ -109,9 +109,9 @@ class RealtimeAnswer(BaseAnswer):
         """The worker has said everything."""
         if not self.is_over:
             self.is_over = True
-            self._frames.end()
-            self._socket.close(reason=COMPLETE)
-            self._closed(self, "", None)
+            with self._closing("", None):
+                self._frames.end()
+                self._socket.close(reason=COMPLETE)
 
     def on_error(self, error: Exception) -> None:
         """The worker failed."""

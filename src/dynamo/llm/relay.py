@@ -93,11 +93,13 @@ class RelayAnswer(TextAnswer):
         """`prompt`: what a router is told of it, and what the worker is sent where there is no `request`."""
 
         def ended(answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
-            if self._placement is not None:
-                self._placement.release()
-            if self._errand is not None and self._errand.prefill is not None:
-                record.prefill = self._errand.prefill.instance_id, self._errand.prefill.done_s
-            closed(answer, error_type, error)
+            try:
+                if self._placement is not None:
+                    self._placement.release()
+                if self._errand is not None and self._errand.prefill is not None:
+                    record.prefill = self._errand.prefill.instance_id, self._errand.prefill.done_s
+            finally:
+                closed(answer, error_type, error)
 
         super().__init__(exchange, record, ended, model=model, name=model.name, tasks=tasks, request=request)
         self._errand: Errand | None = None
@@ -181,11 +183,12 @@ class RelayAnswer(TextAnswer):
         self._has_spoken = True
         self.tokens = self._form.tokens
         self._spoke_s = time.perf_counter()
-        if self._form.refusal is not None and not self.exchange.response_started:
+        refusal = self._form.refusal
+        if refusal is not None and not self.exchange.response_started:
             self.is_over = True
-            self._cancel_generations()
-            self._respond(self._form.refusal)
-            self._closed(self, "validation", None)
+            with self._closing("validation", None):
+                self._cancel_generations()
+                self._respond(refusal)
         elif written:
             if not self.exchange.response_started:
                 self.exchange.open(self._form.media)
@@ -211,19 +214,16 @@ class RelayAnswer(TextAnswer):
     async def _end_in_thread(self) -> None:
         try:
             last = await asyncio.to_thread(self._form.end)
-        except DynamoException as error:
+        except Exception as error:  # The request boundary: the request ends with every kind of error.
             self.fail(error)
         else:
             if not self.is_over:
                 self._end(lambda: last)
 
     def _end(self, last: Callable[[], Whole | bytes]) -> None:
-        try:
-            written = last()
-        except DynamoException as error:
-            self.fail(error)
-            return
-        self.is_over = True
+        self.finish_with(lambda: self._write_end(last()))
+
+    def _write_end(self, written: Whole | bytes) -> None:
         if isinstance(written, Whole):
             self._respond(written)
         else:
@@ -232,7 +232,6 @@ class RelayAnswer(TextAnswer):
             self.exchange.end(written)
         if self._on_success is not None:
             self._on_success(time.perf_counter() - self.record.started_s)
-        self._closed(self, "", None)
 
     def complete(self) -> None:
         """Never asked: there are no generations that end."""
@@ -245,7 +244,7 @@ class RelayAnswer(TextAnswer):
             return
         last = self._form.failure(error)
         if last is None:
-            self.exchange.transport.abort()
+            self.exchange.abort()
         else:
             self.exchange.end(last)
 

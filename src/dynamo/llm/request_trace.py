@@ -20,7 +20,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.llm.generation import Generation, total_usage
-from dynamo.llm.request_trace_payload import Fold, Tap, chat_response, last_response, message_response
+from dynamo.llm.request_trace_payload import Capture, Fold, chat_response, last_response, message_response
 from dynamo.llm.request_trace_sinks import FileOptions, Row, Sink, make_sink
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.tokens.hashing import block_hashes, sequence_hashes
@@ -236,14 +236,13 @@ class RequestTrace:
     # What the pipeline tells.
 
     def begin(self, answer: "BaseAnswer", block_size: int) -> None:
-        """An answer was opened; where its words are wanted, what is written to its client is kept as well."""
+        """Start tracing a request; capture its response where payloads are traced."""
         answer.record.kv_block_size = block_size
-        exchange = answer.exchange
         if self._wants_payload and answer.record.endpoint in PAYLOAD_ENDPOINTS:
-            exchange.transport = Tap(exchange.transport)  # type: ignore[assignment]  # only what exchanges use of one
+            answer.capture = answer.exchange.capture()
 
     def end(self, answer: "BaseAnswer", error_type: str) -> None:
-        """It is over."""
+        """Add the rows of a request that ended."""
         now_ms = time.time_ns() // 1_000_000
         took_s = time.perf_counter() - answer.record.started_s
         received_ms = now_ms - int(took_s * 1000)
@@ -251,7 +250,7 @@ class RequestTrace:
             for place, generation in enumerate(answer.generations):
                 request = request_end(answer, generation, place, received_ms, took_s)
                 self._add(self._row("request_end", now_ms, answer, generation, request))
-        if isinstance(answer.exchange.transport, Tap):
+        if answer.capture is not None:
             row = TraceRow(
                 schema=SCHEMA,
                 event_type="request_payload",
@@ -260,8 +259,8 @@ class RequestTrace:
                 payload=self._payload(answer, error_type),
             )
             usage = total_usage(answer.generations) if answer.generations else None
-            tap = answer.exchange.transport if not error_type else None
-            self._add(Unread(row, bytes(answer.exchange.body), tap, FOLDS[answer.record.endpoint], usage))
+            capture = answer.capture if not error_type else None
+            self._add(Unread(row, bytes(answer.exchange.body), capture, FOLDS[answer.record.endpoint], usage))
 
     def _row(
         self, event: str, now_ms: int, answer: "BaseAnswer", generation: Generation, request: RequestEnd
@@ -336,34 +335,34 @@ class RequestTrace:
 
 
 class Unread(NamedTuple):
-    """A payload row whose words were kept as they passed; a thread reads them, for they may be long."""
+    """Payload row whose request and response are still encoded; a thread decodes them, as they may be long."""
 
     row: TraceRow
     request: bytes
-    tap: Tap | None
+    capture: Capture | None
     fold: Fold
     usage: CompletionUsage | None
 
 
 def read(event: TraceRow | Unread) -> TraceRow:
-    """The row, with its words."""
+    """Return the row, with its request and response decoded."""
     if not isinstance(event, Unread):
         return event
     payload, response, reason = event.row.payload, None, "response_too_long"
     assert payload is not None, "only payload rows have words"
-    if event.tap is not None:
+    if event.capture is not None:
         try:
-            response = event.tap.response(event.fold)
+            response = event.capture.response(event.fold)
         except (ValueError, LookupError, TypeError) as error:
             logger.warning("request trace: the response of %s cannot be read: %r", payload.request_id, error)
             reason = "response_unreadable"
         if isinstance(response, dict) and "choices" in response and not response.get("usage"):
             response["usage"] = event.usage
-    told = {} if event.tap is None else {"payload_drop_reason": None if response is not None else reason}
-    said = msgspec.structs.replace(
-        payload, request=as_object(event.request), response=response, payload_complete=response is not None, **told
+    drop = {} if event.capture is None else {"payload_drop_reason": None if response is not None else reason}
+    decoded = msgspec.structs.replace(
+        payload, request=as_object(event.request), response=response, payload_complete=response is not None, **drop
     )
-    return msgspec.structs.replace(event.row, payload=said)
+    return msgspec.structs.replace(event.row, payload=decoded)
 
 
 def request_end(

@@ -1,5 +1,6 @@
 """Request trace payload: what was written to a client, kept and made into one response again."""
 
+import abc
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,17 +13,15 @@ Fold = Callable[[Iterable[dict[str, Any]]], Any]
 """Makes the events of a stream into the response that they are pieces of."""
 
 
-class Tap:
-    """A transport that keeps what passes through it. It stands only in exchanges whose words are wanted."""
+class Capture(abc.ABC):
+    """Copy of the bytes of one response, up to `KEPT_BYTES_MAX`; a longer response is dropped."""
 
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
+    def __init__(self) -> None:
         self._kept = bytearray()
         self._is_too_long = False
 
-    def write(self, data: bytes) -> None:
-        """Writes and keeps."""
-        self._transport.write(data)
+    def keep(self, data: bytes) -> None:
+        """Append to the copy."""
         if self._is_too_long:
             return
         self._kept += data
@@ -30,11 +29,48 @@ class Tap:
             self._is_too_long = True
             self._kept.clear()
 
+    @abc.abstractmethod
+    def response(self, fold: Fold) -> Any:
+        """Return the decoded response, None where it was dropped or never complete."""
+
+
+class InternalCapture(Capture):
+    """Copy of a response that is not sent over a socket: a whole body, or the events of a stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_body = False
+
+    def keep_body(self, body: bytes) -> None:
+        """Keep a whole body."""
+        self._is_body = True
+        self.keep(body)
+
+    def response(self, fold: Fold) -> Any:
+        """See `Capture`."""
+        if not self._kept:
+            return None
+        body = bytes(self._kept)
+        return msgspec.json.decode(body) if self._is_body else fold(list(_events(body)))
+
+
+class Tap(Capture):
+    """Transport that captures the HTTP response written to it; installed only where payloads are traced."""
+
+    def __init__(self, transport: Any) -> None:
+        super().__init__()
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        """Write to the transport and keep a copy."""
+        self._transport.write(data)
+        self.keep(data)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def response(self, fold: Fold) -> Any:
-        """What the client was told, None where it is not known whole."""
+        """See `Capture`."""
         head, found, body = bytes(self._kept).partition(b"\r\n\r\n")
         if not found:
             return None

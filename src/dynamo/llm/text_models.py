@@ -185,9 +185,7 @@ class TextAnswer(BaseAnswer):
         if not self._has_spoken:
             self.fail(StreamIncomplete("the worker ended its stream without an answer"))
             return
-        self.is_over = True
-        self.complete()
-        self._closed(self, "", None)
+        self.finish_with(self.complete)
 
     def on_error(self, error: Exception) -> None:
         """The worker failed: before its first chunk another one is asked, if that may help."""
@@ -206,7 +204,7 @@ class TextAnswer(BaseAnswer):
         assert self._send is not None, "a request is repeated only after it was sent"
         try:
             await self._send()
-        except DynamoException as last:
+        except Exception as last:  # The request boundary: the request ends with every kind of error.
             self.fail(telling(error, last))
 
     # The answer's side.

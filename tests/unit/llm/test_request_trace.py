@@ -70,9 +70,16 @@ def exchange(body: object = None, **headers: str) -> Any:
     def header(wanted: bytes) -> bytes | None:
         return next((value for name, value in pairs if name == wanted), None)
 
-    return SimpleNamespace(
+    found = SimpleNamespace(
         body=bytearray(json.dumps(body).encode()), headers=pairs, header=header, transport=SimpleNamespace(write=len)
     )
+
+    def capture() -> Tap:
+        found.transport = Tap(found.transport)
+        return cast(Tap, found.transport)
+
+    found.capture = capture
+    return found
 
 
 @pytest.mark.parametrize(
@@ -146,7 +153,7 @@ class Scene:
             counted=lambda: usage,
             choices=[SimpleNamespace(finish_reason="length"), SimpleNamespace(finish_reason=None)],
         )
-        return SimpleNamespace(record=record, exchange=exchange, generations=[one] * generations)
+        return SimpleNamespace(record=record, exchange=exchange, capture=None, generations=[one] * generations)
 
     async def rows(self) -> list[Any]:
         await self.trace.close()

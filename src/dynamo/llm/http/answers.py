@@ -6,8 +6,10 @@ Tokens of one loop tick are written together: a choice that got its first piece 
 
 import abc
 import asyncio
+import contextlib
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynamo.core.codec import json_encode
@@ -20,10 +22,13 @@ from dynamo.llm.http.metrics import RequestRecord
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.postprocessor import Chunks, OpenAiChunks, TokenEntry
 from dynamo.llm.reading import Reading
+from dynamo.llm.request_trace_payload import Capture
 from dynamo.protocols.engine import CompletionUsage
 
 if TYPE_CHECKING:
     from dynamo.llm.speculation import Speculation
+
+logger = logging.getLogger(__name__)
 
 WholeBody = Callable[..., bytes]
 """Makes the body of a unary response from its choices and its usage, and where there is one from its `nvext`."""
@@ -68,7 +73,10 @@ class Flusher:
             answer: StreamAnswer = choice.answer  # type: ignore[assignment]  # nobody else adds choices
             frame, pieces = choice.frame, choice.pieces
             if frame is None or not pieces or answer.is_over:
-                answer.flush(choice, now_s)
+                try:
+                    answer.flush(choice, now_s)
+                except Exception as error:  # The request boundary: the other streams of this turn are written.
+                    answer.fail(error)
                 continue
             text = pieces[0] if len(pieces) == 1 else frame.separator.join(pieces)
             size = frame.size + len(text)
@@ -99,6 +107,8 @@ class BaseAnswer(abc.ABC):
     """What is to be computed after it."""
     is_plain = True
     """Whether text may come in pieces; otherwise all of it is to be read (`llm.reading`)."""
+    capture: Capture | None = None
+    """Copy of the response, where the request trace records payloads."""
 
     def __init__(self, exchange: Exchange, record: RequestRecord, closed: Closed, retry: Retry) -> None:
         self.exchange = exchange
@@ -133,18 +143,22 @@ class BaseAnswer(abc.ABC):
         """A choice has new pieces."""
 
     def ended(self, generation: Generation) -> None:
-        """A generation is complete; the last one completes the response."""
+        """Release the worker of a complete generation; the last one completes the response."""
         if generation.dispatch is not None:
             generation.dispatch.release()
         self._open_count -= 1
         if self._open_count == 0 and not self.is_over:
-            try:
-                self.complete()
-            except DynamoException as error:
-                self.fail(error)
-                return
-            self.is_over = True
-            self._closed(self, "", None)
+            self.finish_with(self.complete)
+
+    def finish_with(self, write: Callable[[], None]) -> None:
+        """Write what remains of the response and close it; an exception becomes its error."""
+        try:
+            write()
+        except Exception as error:  # The request boundary: the request ends with every kind of error.
+            self.fail(error)
+            return
+        self.is_over = True
+        self._closed(self, "", None)
 
     def failed(self, generation: Generation, error: Exception) -> None:
         """A generation broke off: it goes on elsewhere, or the response ends in the error."""
@@ -152,22 +166,34 @@ class BaseAnswer(abc.ABC):
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Ends the response with the error that a client is to see."""
+        """End the response with the error that a client is to see."""
         if self.is_over:
             return
         self.is_over = True
-        self._cancel_generations()
+        if not isinstance(error, DynamoException):
+            logger.error("request failed", exc_info=error)
         told = answer_to(error)
-        if not self.exchange.disconnected:
-            self.tell(told)
-        self._closed(self, told.label, error)
+        with self._closing(told.label, error):
+            self._cancel_generations()
+            if not self.exchange.disconnected:
+                self.tell(told)
 
     def leave(self) -> None:
-        """The client is gone: the workers stop."""
+        """Cancel the work of a client that disconnected."""
         if not self.is_over:
             self.is_over = True
-            self._cancel_generations()
-            self._closed(self, "cancelled", Cancelled("the client left"))
+            with self._closing("cancelled", Cancelled("the client left")):
+                self._cancel_generations()
+
+    @contextlib.contextmanager
+    def _closing(self, error_type: str, error: Exception | None) -> Iterator[None]:
+        """Close the request's accounts after the block, whether it raises or not."""
+        try:
+            yield
+        except Exception:  # The request boundary: the accounts are closed whatever failed.
+            logger.exception("failed to end request %s", self.record.request_id)
+        finally:
+            self._closed(self, error_type, error)
 
     @abc.abstractmethod
     def complete(self) -> None:

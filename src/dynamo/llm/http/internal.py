@@ -12,6 +12,7 @@ from dynamo.core.errors import Cancelled, ResponseTimeout
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.gate import Account
 from dynamo.llm.http.protocol import Exchange, HotHandler
+from dynamo.llm.request_trace_payload import InternalCapture
 
 UNREAD_BYTES_MAX = 4 << 20  # As for a client: who is this far behind is not reading.
 
@@ -32,7 +33,7 @@ class InternalAnswer:
 class InternalExchange(Exchange):
     """One request and its answer."""
 
-    __slots__ = ("_answer", "_buffer", "_error", "_is_cut", "_unread", "_unread_bytes", "_wake")
+    __slots__ = ("_answer", "_buffer", "_capture", "_error", "_is_cut", "_unread", "_unread_bytes", "_wake")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class InternalExchange(Exchange):
         self.on_disconnect = None
         self._answer: InternalAnswer | None = None
         self._error: ErrorAnswer | None = None
+        self._capture: InternalCapture | None = None
         self._buffer = b""
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0
@@ -63,13 +65,19 @@ class InternalExchange(Exchange):
     # The one who asks.
 
     async def whole(self) -> InternalAnswer:
-        """Asks, and waits for the whole answer. Being cancelled here is a client's leaving."""
+        """Send the request and return the whole answer; cancellation acts as a client that disconnects.
+
+        A response that was cut off is answered with status 500.
+        """
         self.start()
         try:
-            while not self.response_complete:
+            while not self.response_complete and not self._is_cut:
                 await self._next()
         finally:
             self.leave()
+        if self._is_cut:
+            error = ErrorAnswer(500, "the response broke off before its end")
+            return InternalAnswer(error.status, self.error_body(error), error)
         return self._answer or InternalAnswer(200, b"".join(event + b"\n\n" for event in self._unread))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -87,7 +95,7 @@ class InternalExchange(Exchange):
                     if event.startswith(DATA) and event[len(DATA) :] != DONE:
                         yield event[len(DATA) :]
                 if self._is_cut:
-                    raise ResponseTimeout("the reader was too slow for the answer")
+                    raise ResponseTimeout("the response was cut off: it broke off, or its reader was too slow")
                 if self.response_complete:
                     return
                 await self._next()
@@ -113,11 +121,26 @@ class InternalExchange(Exchange):
 
     # The handler.
 
+    def capture(self) -> InternalCapture:
+        """Keep a copy of everything that is written from now on."""
+        self._capture = InternalCapture()
+        return self._capture
+
+    def abort(self) -> None:
+        """End a response that has begun and cannot be completed; the reader gets `ResponseTimeout`."""
+        self._cut()
+
+    def open(self, content_type: bytes) -> None:
+        """Begin a stream of something else than events."""
+        self.response_started = True
+
     def respond(self, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
         """The whole response at once."""
         if self.disconnected or self.response_complete:
             return
         self.response_started = True
+        if self._capture is not None:
+            self._capture.keep_body(body)
         self._answer = InternalAnswer(status, body, self._error)
         self._complete()
 
@@ -131,13 +154,14 @@ class InternalExchange(Exchange):
         if self.disconnected or self.response_complete:
             return
         self.response_started = True
+        if self._capture is not None:
+            self._capture.keep(data)
         *whole, self._buffer = (self._buffer + data).split(b"\n\n")
         for event in whole:
             self._unread.append(event)
             self._unread_bytes += len(event)
         if self._unread_bytes > UNREAD_BYTES_MAX:
-            self._is_cut = True
-            self.left()
+            self._cut()
         self._wake.set()
 
     def write_chunk(self, chunk: bytes) -> None:
@@ -155,6 +179,11 @@ class InternalExchange(Exchange):
         self.write(data)
         if not self.disconnected:
             self._complete()
+
+    def _cut(self) -> None:
+        self._is_cut = True
+        self.left()
+        self._wake.set()
 
     def _complete(self) -> None:
         self.response_complete = True

@@ -412,8 +412,8 @@ class RequestRecord:
             if self.first_s:
                 self.frontend.roundtrip.observe(max(0.0, self.first_s - self.sent_s))
 
-    def close(self, error_type: str, usage: CompletionUsage | None, now_s: float) -> None:
-        """The request ended. Further calls do nothing."""
+    def discard(self) -> None:
+        """Return the request's share of the gauges without counting its end. Further calls do nothing."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -423,6 +423,13 @@ class RequestRecord:
         metrics.inflight.value -= 1
         if not self.last_s:
             metrics.queued.value -= 1
+
+    def close(self, error_type: str, usage: CompletionUsage | None, now_s: float) -> None:
+        """Count the end of the request. Further calls do nothing."""
+        if self.is_closed:
+            return
+        self.discard()
+        metrics = self.metrics
         metrics.duration.observe(now_s - self.started_s)
         self._close_stages()
         if usage is not None:

@@ -21,6 +21,7 @@ from dynamo.llm.http.cors import as_lines
 from dynamo.llm.http.errors import CLIENT_CLOSED_REQUEST, OVERLOADED, ErrorAnswer
 from dynamo.llm.http.gate import OPEN, Account, Gate, Passage
 from dynamo.llm.http.limits import Limits
+from dynamo.llm.request_trace_payload import Capture, Tap
 
 EVENT_STREAM = (
     STATUS_LINE[200] + b"content-type: text/event-stream\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n"
@@ -178,6 +179,16 @@ class Exchange:
         else:
             self.transport.write(b"0\r\n\r\n")
         self._complete()
+
+    def abort(self) -> None:
+        """Close the connection at once: a response that has begun cannot be completed."""
+        self.transport.abort()
+
+    def capture(self) -> Capture:
+        """Keep a copy of everything that is written from now on."""
+        tap = Tap(self.transport)
+        self.transport = tap  # type: ignore[assignment]  # a transport as far as exchanges use one
+        return tap
 
     def left(self) -> None:
         """The connection is gone."""

@@ -138,7 +138,7 @@ class Talk:
         try:
             model.admit()
             await answer.open(trace_headers(self._exchange), metadata_of(self._exchange))
-        except DynamoException as error:
+        except Exception as error:  # The request boundary: the request ends with every kind of error.
             answer.fail(error)
             return
         except asyncio.CancelledError:

@@ -199,7 +199,7 @@ async def test_a_request_that_does_not_arrive_in_time_is_told_so(server: Server)
     protocol: Any = server.protocol
     protocol.data_received(REQUEST[:-1])
     since_s = protocol.received_at
-    protocol.sweep(since_s + LIMITS.arrival_s)
+    protocol.sweep(since_s + LIMITS.arrival_s - 0.5)
     assert not server.transport.is_closed
     protocol.sweep(since_s + LIMITS.arrival_s + 1)
     assert server.transport.sent.startswith(b"HTTP/1.1 408 ") and server.transport.is_closed
