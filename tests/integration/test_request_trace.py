@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.graph import DEADLINE_S, Graph
+from tests.integration.graph import DEADLINE_S, Graph, wait_for
 from tests.nats_server import NatsServer
 
 from dynamo.runtime.config import nats_options
@@ -44,6 +44,36 @@ def test_what_was_asked_is_in_the_files_when_the_frontend_has_ended(tmp_path: Pa
     assert [one["output_tokens"] for one in ends] == [4, 4, 4]
     assert {one["request_id"] for one in ends} == {one["request_id"] for one in payloads}
     assert all(one["response"]["usage"]["completion_tokens"] == 4 for one in payloads)
+    assert all(one["response"]["choices"][0]["message"]["content"] for one in payloads)
+
+
+def test_audit_records_every_line_of_a_batch(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    audit = {"DYN_AUDIT_SINKS": "file", "DYN_AUDIT_OUTPUT_PATH": str(path), "DYN_REQUEST_TRACE_FILE_FORMAT": "jsonl"}
+    lines = [{"custom_id": f"r{n}", "method": "POST", "url": "/v1/chat/completions", "body": CHAT} for n in range(3)]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in audit.items():
+            patch.setenv(name, value)
+        graph = Graph(tmp_path, "--batch-dir", str(tmp_path / "batches"))
+    try:
+        graph.mocker("--speedup-ratio", "0")
+        with graph.openai() as client:
+            content = "\n".join(map(json.dumps, lines)).encode()
+            file = client.files.create(file=("in.jsonl", content), purpose="batch")
+            batch = client.batches.create(
+                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+            wait_for(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch never completed")
+            assert client.batches.retrieve(batch.id).request_counts.model_dump() == {
+                "completed": 3, "failed": 0, "total": 3,
+            }  # fmt: skip
+        assert graph.metric("dynamo_frontend_inflight_requests") == 0
+        graph.frontend.terminate()
+        assert graph.frontend.wait(DEADLINE_S) == 0
+    finally:
+        graph.stop()
+    payloads = [json.loads(line)["event"]["payload"] for line in path.read_text().splitlines()]
+    assert [one["payload_complete"] for one in payloads] == [True] * 3
     assert all(one["response"]["choices"][0]["message"]["content"] for one in payloads)
 
 

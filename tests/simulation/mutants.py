@@ -231,6 +231,10 @@ def counts_a_prefill_for_ever() -> AbstractContextManager[Any]:
     return mock.patch.object(PrefillLeg, "release", ignore)
 
 
+def never_stops_a_prefill() -> AbstractContextManager[Any]:
+    return mock.patch.object(PrefillLeg, "_stop", ignore)
+
+
 @contextmanager
 def hands_on_a_result_of_another_prompt() -> Iterator[None]:
     def leg(request: Any, *more: Any) -> Any:
@@ -264,6 +268,7 @@ MUTANTS: Mapping[str, Mutant] = {
         takes_the_slow_for_silent,
         never_unsubscribes,
         counts_a_prefill_for_ever,
+        never_stops_a_prefill,
         hands_on_a_result_of_another_prompt,
     )
 }

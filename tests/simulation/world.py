@@ -26,6 +26,7 @@ from tests.simulation.sockets import Sockets
 from dynamo.backend.config import DisaggregatedOptions, WorkerOptions
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.backend.worker import Worker
+from dynamo.core.logging import current_request
 from dynamo.llm.asset_cache import AssetCache
 from dynamo.llm.detokenizer import TokenTable
 from dynamo.llm.generation import Generation
@@ -277,6 +278,7 @@ class World:
     def was_sent(self, heard: Watched) -> None:
         if isinstance(heard.receiver, PrefillLeg):
             self.prefills.append(heard.request_id)
+            self._note_part(heard.request_id)
             self.log(heard.process.name, f"prefill of {heard.request_id[-4:]} goes to {self.names[heard.instance_id]}")
             return
         if not isinstance(heard.receiver, Generation):
@@ -296,6 +298,13 @@ class World:
         workers.append(heard.instance_id)
         sent.resumed += heard.receiver.tokens > 0
         self.log(heard.process.name, f"{sent.label} goes to {self.names[heard.instance_id]}")
+
+    def _note_part(self, part: str) -> None:
+        """Note whose request a prefill is part of: its first attempt is sent by the request's own task."""
+        if part not in self.by_part:
+            scope = current_request.get()
+            assert scope is not None, "a prefill was sent outside of its request"
+            self.by_part[part] = next(sent for sent in self.requests if sent.plan.id == scope[0])
 
     def was_heard(self, heard: Watched) -> None:
         if isinstance(heard.receiver, Generation):
@@ -321,9 +330,7 @@ class World:
         return cast("SimExchange", answer.exchange).sent
 
     def worked(self, part_id: str) -> None:
-        """An engine made a token; it must not be for somebody who is not there any more."""
-        if self.scenario.prefills:
-            return  # Who computes a prompt finishes it, and its blocks are fetched, so that nothing keeps them.
+        """An engine made a token; it must not be for a request that is over."""
         sent = self.by_part[part_id]
         over_s = sent.over_s
         now = self.loop.time()

@@ -272,7 +272,7 @@ class Dispatch:
                 self._request = again
             await self._send_on()
         except Exception as last:  # The request boundary: the request ends with every kind of error.
-            outcome = "failure"
+            outcome = "cancelled" if generation.is_over else "failure"
             logger.warning("Cannot recreate stream: request=%s error=%s", self._request_id, last)
             self._repeats_left = self._moves_left = 0  # Nobody is left who would answer.
             generation.broke(telling(error, last))

@@ -24,6 +24,9 @@ _decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder
 ELEMENTS_MAX = 64
 """Of an answer of one token; a worker that says more than that is not a prefill worker."""
 
+STOP_S = 300.0
+"""How long a prefill that was stopped may take to end: the longest prompt of an engine that cannot abort one."""
+
 
 class PrefillLeg:
     """One attempt at a prefill. For the router of the prefill workers it is how far that is."""
@@ -36,6 +39,7 @@ class PrefillLeg:
         self.queue_depth = queue_depth
         """How many waited for a prefill worker when it was chosen."""
         self.call: Call | None = None
+        """The request to its worker; set by `sent`."""
         self.meeting: BootstrapInfo | None = None
         """Where both legs meet."""
         self.is_whole = False
@@ -45,6 +49,7 @@ class PrefillLeg:
         """When the prompt was computed; 0 before."""
         self.tokens = 0
         self.is_over = False
+        """Whether its result is not wanted any more, or has come."""
         self.error: Exception | None = None
         self.on_failure: Callable[[Exception], None] | None = None
         """Hears that it failed, where nobody waits for it."""
@@ -56,6 +61,12 @@ class PrefillLeg:
         self._params: Any = None
         self._details: PrefillDetails | None = None
         self._done = asyncio.Event()
+        self._cut_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its worker's answer has ended."""
+        return self._done.is_set()
 
     @property
     def dp_rank(self) -> int | None:
@@ -67,11 +78,17 @@ class PrefillLeg:
         self.served, self.decision, self.instance_id = served, decision, decision.worker_id
         self._is_booked = True
 
+    def sent(self, call: Call) -> None:
+        """Take over the request to its worker; one whose client left meanwhile is stopped."""
+        self.call = call
+        if self.is_over and not self.is_done:
+            self._stop(call)
+
     def keep(self, sessions: "SessionAffinity | None", request: PreprocessedRequest) -> None:
-        """Its worker took it, and is bound to its session where sessions stay with their workers."""
+        """Bind its worker to the request's session, where sessions stay with their workers."""
         if sessions is not None and sessions.sent(request, self._request_id, self.instance_id):
             self._kept = sessions
-        if self.is_over:
+        if self.is_done:
             self.release()
 
     async def wait(self, timeout_s: float) -> PrefillResult:
@@ -80,21 +97,44 @@ class PrefillLeg:
             async with asyncio.timeout(timeout_s):
                 await self._done.wait()
         except TimeoutError:
-            if self.call is not None:
-                self.call.kill()
-            self.give_up()
-            raise ResponseTimeout(f"the prefill worker did not answer within {timeout_s:g} s") from None
+            self.on_failure = None
+            self._kill(ResponseTimeout(f"the prefill worker did not answer within {timeout_s:g} s"))
         if self.error is not None:
             raise self.error
         return PrefillResult(self._params, self._details)
 
     def give_up(self) -> None:
-        """Nobody waits for it any more; its worker goes on until whoever was promised the blocks is told."""
+        """Stop a prefill whose result is not wanted; the routers count it until its worker has released it.
+
+        One that still waits in its router's queue leaves it; one that is being sent is stopped by `sent`.
+        """
         self.on_failure = None
+        self.is_over = True
+        if self.is_done:
+            self.release()
+        elif self.call is not None:
+            self._stop(self.call)
+
+    def replace(self) -> None:
+        """Stop it and release it at once: the request goes to the same routers again, under the same id."""
+        self.give_up()
         self.release()
 
+    def _stop(self, call: Call) -> None:
+        """Ask the worker to end it; its answer ends then, and so do the sessions and bookings it holds."""
+        if self._cut_timer is None:
+            loop = asyncio.get_running_loop()
+            self._cut_timer = loop.call_later(STOP_S, self._kill, Cancelled("the prefill worker did not stop"))
+            call.stop()
+
+    def _kill(self, error: Exception) -> None:
+        """End it without waiting for the worker."""
+        if self.call is not None and not self.is_done:
+            self.call.kill()
+        self._end(error)
+
     def release(self) -> None:
-        """The prefill workers' router counts it no longer."""
+        """Release its booking in the prefill workers' router, and its session."""
         self.is_over = True
         if self._is_booked and self.served.kv is not None:
             self.served.kv.release(self._request_id)
@@ -143,8 +183,10 @@ class PrefillLeg:
         self._end(error)
 
     def leaves_silent_worker(self) -> bool:
-        """The worker stands still: better elsewhere than later, if there is an elsewhere."""
-        return not self._done.is_set() and self.served.current.has_other(frozenset((self.instance_id,)))
+        """Worker is unresponsive: leave it if another instance is available, or the result is not wanted."""
+        if self.is_done:
+            return False
+        return self.is_over or self.served.current.has_other(frozenset((self.instance_id,)))
 
     def _hear(self, element: int | Item) -> None:
         if len(self._elements) < ELEMENTS_MAX:
@@ -170,6 +212,8 @@ class PrefillLeg:
         self.error = error
         self.done_s = time.perf_counter()
         self._done.set()
+        if self._cut_timer is not None:
+            self._cut_timer.cancel()
         self.release()
         told, self.on_failure = self.on_failure, None
         if error is not None and told is not None:

@@ -17,6 +17,7 @@ import msgspec
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.config import setting
 from dynamo.core.errors import (
+    Cancelled,
     CannotConnect,
     Disconnected,
     DynamoException,
@@ -74,6 +75,7 @@ class DisaggregatedDispatch(Dispatch):
             self._outgoing = whole(self._request)
         elif not await self._prefill():
             return
+        self._check_wanted()
         await super().send()
         early, self._early = self._early, None
         if early is not None:
@@ -88,9 +90,13 @@ class DisaggregatedDispatch(Dispatch):
         await super().repeat(error)
 
     def release(self) -> None:
-        """The worker that it was given to is rid of it."""
+        """Release its worker; once the request is over, its prefill is stopped as well."""
         super().release()
-        if self.prefill is not None and self._generation.is_over:
+        if self.prefill is None or not self._generation.is_over:
+            return
+        if self._has_prompt:
+            self.prefill.release()
+        else:
             self.prefill.give_up()
 
     # What the decode worker is sent, and who it may be.
@@ -110,12 +116,29 @@ class DisaggregatedDispatch(Dispatch):
     # The prefill.
 
     def _forget(self) -> None:
-        """What former legs left behind."""
+        """Drop what an earlier attempt left behind."""
         if self.prefill is not None:
-            self.prefill.give_up()
+            self._drop_prefill(self.prefill)
         self.prefill = self._early = self._constraints = None
         self._out_of_reach = frozenset()
         self._heard_before = self._generation.tokens
+
+    def _drop_prefill(self, prefill: PrefillLeg) -> None:
+        """Release a prefill that is done again elsewhere; one that is not computed yet is stopped."""
+        if self._has_prompt:
+            prefill.release()
+        else:
+            prefill.replace()
+
+    @property
+    def _has_prompt(self) -> bool:
+        """Whether the decode worker has its blocks: it has sent a token since the prefill was sent."""
+        return self._generation.tokens > self._heard_before
+
+    def _check_wanted(self) -> None:
+        """Raise `Cancelled` where the client left and the prefill worker has no blocks for a decode worker to fetch."""
+        if self._generation.is_over and self.prefill is not None and not self.prefill.is_done:
+            raise Cancelled("the client left before the prompt was computed")
 
     def _stays_whole(self) -> bool:
         """Whether the decode worker computes the prompt because that is sooner."""
@@ -224,11 +247,11 @@ class DisaggregatedDispatch(Dispatch):
         if served is None:
             raise WorkerUnavailable("no prefill worker serves the model at the moment")
         leg = await self._choose_prefill(served)
-        self.prefill = leg
         leg.meeting = self._meeting(leg)
         request = prefill_leg(self._request, leg.instance_id, leg.dp_rank, leg.meeting)
         try:
-            leg.call = await leg.served.send(
+            self._check_wanted()
+            call = await leg.served.send(
                 msgpack_encode(request),
                 leg,
                 request_id=self._request_id,
@@ -237,12 +260,15 @@ class DisaggregatedDispatch(Dispatch):
                 metadata=self._metadata,
                 exclude=frozenset(),
             )
-            leg.keep(served.current.sessions, self._request)
         except WorkerUnavailable as error:
             leg.on_error(error)
         except BaseException:
-            leg.give_up()
+            leg.on_failure = None
+            leg.on_error(Cancelled("the prefill was not sent"))
             raise
+        else:
+            leg.keep(served.current.sessions, self._request)
+            leg.sent(call)
         return leg
 
     async def _choose_prefill(self, served: ServedModel) -> PrefillLeg:
@@ -257,8 +283,11 @@ class DisaggregatedDispatch(Dispatch):
         if served.kv is None:
             if named is None:
                 named = served.bound(self._request, exclude)
-            return PrefillLeg(served, self._request_id, served.pick(exclude) if named is None else named)
+            leg = PrefillLeg(served, self._request_id, served.pick(exclude) if named is None else named)
+            self.prefill = leg
+            return leg
         leg = PrefillLeg(served, self._request_id, queue_depth=len(served.kv.machine.waiting))
+        self.prefill = leg  # A client that leaves takes it out of the queue.
         try:
             found = await served.choose(prefill_ask(self._request), self._request_id, leg, exclude, self._metadata)
         except Overloaded as error:

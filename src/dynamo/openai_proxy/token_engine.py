@@ -103,13 +103,6 @@ class TokenEngine(ProxyEngine):
 
         self.begin(reply, self._placed(with_transfer(asked, params)), read, is_movable=params is not None)
 
-    def cancel(self, reply: Reply) -> None:
-        if self._config.role is DisaggregationMode.PREFILL:
-            # It goes on to its end, a token away: only so does vLLM free its blocks in the order that it wants.
-            self._requests.drop(reply)
-        else:
-            super().cancel(reply)
-
     def _submit_prefill(self, request: PreprocessedRequest, reply: Reply) -> None:
         """One token, and where the prompt's blocks lie: the server says that only in an answer that is no stream."""
         asked = with_transfer(self._form.asked(request, self._limits), ASKED_OF_PREFILL)

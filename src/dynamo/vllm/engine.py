@@ -130,11 +130,8 @@ class VllmEngine:
         task = self._running.get(reply)
         if task is None:
             return
-        if self._is_prefill:
-            # It goes on to its end, a token away: only so does vLLM free its blocks in the order that it wants.
-            logger.debug("Aborted Prefill Request ID: %s", reply.request_id)
-            return
-        logger.debug("Aborted Request ID: %s", reply.request_id)
+        # vLLM frees the blocks of an aborted prefill at once: it promises them to a decode worker only at its end.
+        logger.debug("Aborted %sRequest ID: %s", "Prefill " if self._is_prefill else "", reply.request_id)
         task.cancel()
 
     async def drain(self) -> None:

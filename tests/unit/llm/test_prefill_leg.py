@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from dynamo.core.codec import msgpack_encode
-from dynamo.core.errors import Disconnected, ResponseTimeout, StreamIncomplete, Unknown
+from dynamo.core.errors import Cancelled, Disconnected, ResponseTimeout, StreamIncomplete, Unknown
+from dynamo.llm import prefill_leg
 from dynamo.llm.prefill_leg import ELEMENTS_MAX, PrefillLeg
 from dynamo.protocols.engine import EngineOutput, PrefillResult
 from dynamo.runtime.request_plane.base import Item
@@ -69,6 +70,69 @@ async def test_who_waits_hears_how_it_failed_and_so_does_who_does_not() -> None:
     assert heard == [error]
     with pytest.raises(Disconnected, match="gone"):
         await leg.wait(1)
+
+
+class Call:
+    """A request to a worker, as its caller holds it."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.instance_id = 7
+
+    def stop(self) -> None:
+        self.words.append("stop")
+
+    def kill(self) -> None:
+        self.words.append("kill")
+
+
+async def test_given_up_prefill_is_stopped_and_released_when_its_worker_has() -> None:
+    router, call = Router(), Call()
+    leg = a_leg(router)
+    leg.sent(call)
+    leg.give_up()
+    leg.give_up()
+    assert (call.words, router.released) == (["stop"], [])
+    leg.on_item(item(finish_reason="cancelled"))
+    leg.on_end()
+    assert router.released == ["id"]
+    with pytest.raises(Cancelled):
+        await leg.wait(1)
+
+
+async def test_prefill_given_up_before_it_was_sent_is_stopped_once_it_is() -> None:
+    leg, call = a_leg(Router()), Call()
+    leg.give_up()
+    leg.sent(call)
+    assert call.words == ["stop"]
+
+
+async def test_prefill_whose_worker_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_leg, "STOP_S", 0.0)
+    router, call = Router(), Call()
+    leg = a_leg(router)
+    leg.sent(call)
+    leg.give_up()
+    with pytest.raises(Cancelled, match="did not stop"):
+        await leg.wait(30)
+    assert (call.words, router.released) == (["stop", "kill"], ["id"])
+
+
+async def test_replaced_prefill_is_stopped_and_released_at_once() -> None:
+    router, call = Router(), Call()
+    leg = a_leg(router)
+    leg.sent(call)
+    leg.replace()
+    assert (call.words, router.released) == (["stop"], ["id"])
+    leg.on_end()
+    assert router.released == ["id"]
+
+
+async def test_given_up_prefill_leaves_a_silent_worker_without_an_alternative() -> None:
+    leg = a_leg(has_other=False)
+    leg.sent(Call())
+    leg.give_up()
+    assert leg.leaves_silent_worker()
 
 
 async def test_one_that_was_given_up_tells_nobody() -> None:

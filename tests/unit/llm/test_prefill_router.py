@@ -14,6 +14,7 @@ from dynamo.core.codec import msgpack_decoder, msgpack_encode
 from dynamo.core.errors import (
     Cancelled,
     Disconnected,
+    DynamoException,
     InvalidArgument,
     StreamIncomplete,
     Unknown,
@@ -59,11 +60,16 @@ class Call:
     def __init__(self, instance_id: int) -> None:
         self.instance_id = instance_id
         self.killed = False
+        self.on_stop: Callable[[], None] | None = None
+        self.stops = 0
 
     def kill(self) -> None:
         self.killed = True
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        self.stops += 1
+        if self.on_stop is not None:
+            self.on_stop()
 
 
 class Pool:
@@ -472,7 +478,32 @@ async def test_blocks_that_are_bound_to_a_place_stay_in_it() -> None:
     assert [type(end) for end in scene.ends] == [WorkerUnavailable]
 
 
-async def test_a_client_that_leaves_during_the_prefill_has_the_blocks_fetched_and_dropped() -> None:
+def cancelled(receiver: Any) -> None:
+    """What a worker sends of a request that it was asked to stop."""
+    receiver.on_item(Item(msgpack_encode(EngineOutput([], 0, finish_reason="cancelled"))))
+    receiver.on_end()
+
+
+async def test_router_stops_the_prefill_of_a_client_that_leaves_and_sends_no_decode_request() -> None:
+    scene = Scene([], [])
+    scene.make()
+    sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    (call,) = scene.prefills.calls
+    scene.queue.clear()
+    call.on_stop = lambda: scene.queue.append(lambda: cancelled(scene.dispatch.prefill))
+    scene.generation.cancel()
+    scene.dispatch.release()
+    await scene.turn()
+    with pytest.raises(Cancelled):
+        await sending
+    assert (call.stops, call.killed) == (1, False)
+    assert scene.decodes.sent == [] and scene.ends == []
+
+
+async def test_prefill_that_ends_as_its_client_leaves_has_its_blocks_fetched_and_dropped() -> None:
+    """The worker keeps the blocks for a decode worker: only that one's fetch, or its end, frees them."""
     scene = Scene([], [])
     scene.make()
     sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
@@ -482,9 +513,52 @@ async def test_a_client_that_leaves_during_the_prefill_has_the_blocks_fetched_an
     scene.dispatch.release()
     await scene.turn()
     await sending
-    assert not scene.prefills.calls[0].killed
+    assert scene.prefills.calls[0].stops == 1
     assert scene.decodes.calls[0].killed
     assert scene.ends == []
+
+
+async def test_client_that_leaves_while_its_prefill_is_queued_takes_it_out_of_the_queue() -> None:
+    scene = Scene([], [])
+    legs: list[Any] = []
+
+    async def choose(_request: object, _id: object, progress: Any, *_: object) -> Any:
+        legs.append(progress)
+        while not progress.is_over:
+            await asyncio.sleep(0)
+        raise DynamoException("the request was cancelled")
+
+    scene.prefills.kv = SimpleNamespace(machine=SimpleNamespace(waiting=[]), release=lambda _: None)
+    scene.prefills.choose = choose  # type: ignore[method-assign]
+    scene.make()
+    sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
+    while not legs:
+        await asyncio.sleep(0)
+    scene.generation.cancel()
+    scene.dispatch.release()
+    async with asyncio.timeout(10):
+        with pytest.raises(DynamoException, match="cancelled"):
+            await sending
+    assert scene.prefills.sent == [] and scene.decodes.sent == []
+
+
+async def test_prefill_whose_decode_worker_has_answered_is_not_stopped() -> None:
+    scene = Scene([], [], ids=(1,), disaggregated_endpoint=DisaggregatedEndpoint("host", 7))
+    scene.make()
+    await scene.dispatch.send()
+    _, decode_answer = scene.queue
+    decode_answer()
+    scene.dispatch.release()
+    assert scene.prefills.calls[0].stops == 0 and not scene.prefills.calls[0].killed
+
+
+async def test_prefill_is_stopped_when_the_client_leaves_a_waiting_decode_worker() -> None:
+    scene = Scene([], [], ids=(1,), disaggregated_endpoint=DisaggregatedEndpoint("host", 7))
+    scene.make()
+    await scene.dispatch.send()
+    scene.generation.cancel()
+    scene.dispatch.release()
+    assert scene.prefills.calls[0].stops == 1 and scene.decodes.calls[0].killed
 
 
 async def test_a_prefill_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,17 +50,18 @@ async def test_a_caller_that_leaves_aborts_its_request(start: Start) -> None:
     assert running.llm.aborted == ["gone"]
 
 
-async def test_a_prefill_is_not_cancelled_in_the_middle(start: Start) -> None:
+async def test_engine_aborts_a_running_prefill_when_its_caller_leaves(start: Start) -> None:
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="prefill")
-    gate = asyncio.Event()
-    running.llm.script = [gate, said(4, finish="length", kv_transfer_params={"remote_engine_id": "e"})]
-    reply = Heard()
+    running.llm.script = [asyncio.Event(), said(4, finish="length", kv_transfer_params={"remote_engine_id": "e"})]
+    reply = Heard("gone")
     running.engine.submit(request(), reply)
+    while not running.llm.asked:  # noqa: ASYNC110
+        await asyncio.sleep(0)
     await asyncio.sleep(0)
     running.engine.cancel(reply)
-    gate.set()
     await running.engine.drain()
-    assert running.llm.aborted == []
+    assert running.llm.aborted == ["gone"]
+    assert reply.items == []
 
 
 async def test_prefill_says_where_the_blocks_lie(start: Start) -> None:
