@@ -2,7 +2,8 @@
 
 Run by the Python of either house: `peer_disagg_worker.py MODEL_DIR NAME RECORDS prefill|decode [BOOTSTRAP_PORT]`.
 A prefill worker answers one token and says who it is; `prefill_ends:REASON` among a request's annotations is how it ends
-it, `prefill_fails:CLASS` is what it raises instead. A decode worker answers three tokens.
+it, `prefill_fails:CLASS` is what it raises instead, and `prefill_hangs:SECONDS` has it wait until it is stopped, which it
+writes down as well. A decode worker answers three tokens.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, ex
 from dynamo.runtime import DistributedRuntime
 
 MODEL, NAME, RECORDS, ROLE, *BOOTSTRAP = sys.argv[1:]
+POLL_S = 0.01
 PREFILL_TOKEN, DECODE_TOKENS = 1000, (1001, 1002, 1003)
 
 
@@ -22,9 +24,9 @@ def plain(value):
     return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else str(value)
 
 
-def record(request, context):
+def record(request, context, **more):
     with open(RECORDS, "a", encoding="utf-8") as file:
-        file.write(json.dumps({"role": ROLE, "id": context.id(), "request": request}, default=plain) + "\n")
+        file.write(json.dumps({"role": ROLE, "id": context.id(), "request": request, **more}, default=plain) + "\n")
 
 
 def note_of(request, name):
@@ -39,6 +41,14 @@ async def prefill(request, context):
     failure = note_of(request, "prefill_fails")
     if failure is not None:
         raise getattr(exceptions, failure)("as it was told")
+    hangs_s = note_of(request, "prefill_hangs")
+    if hangs_s is not None:
+        for _ in range(int(float(hangs_s) / POLL_S)):
+            if context.is_stopped():
+                record(request, context, stopped=True)
+                return
+            await asyncio.sleep(POLL_S)
+        record(request, context, stopped=False)
     count = len(request["token_ids"])
     reason = note_of(request, "prefill_ends")
     yield {
@@ -58,6 +68,8 @@ async def prefill(request, context):
 
 async def decode(request, context):
     record(request, context)
+    while note_of(request, "prefill_hangs") is not None and not context.is_stopped():
+        await asyncio.sleep(POLL_S)
     count = len(request["token_ids"])
     for place, token_id in enumerate(DECODE_TOKENS):
         piece = {"token_ids": [token_id], "index": 0}

@@ -173,6 +173,29 @@ def test_a_prefill_that_ends_the_text_is_all_of_it(stand):
     assert told["nvext"] == expected["nvext"]
 
 
+def test_released_prefill_worker_is_stopped_when_the_client_leaves(stand):
+    before = len(stand.records.read_text().splitlines())
+    connection = http.client.HTTPConnection(HOST, stand.ports["ours"], timeout=30)
+    body = {"model": "m", "messages": [USER], "nvext": {"annotations": ["prefill_hangs:20"]}}
+    connection.request("POST", CHAT, json.dumps(body).encode(), {"content-type": "application/json"})
+    wait_for_lines(stand, before, lambda line: line["role"] == "prefill")
+    connection.close()
+    (line,) = wait_for_lines(stand, before, lambda line: "stopped" in line)
+    assert line["stopped"] is True
+    assert stand.ask("ours", {"max_tokens": 2})[0] == 200
+
+
+def wait_for_lines(stand, before, matches):
+    """Return the recorded requests that match, as soon as there is one."""
+    deadline = time.monotonic() + 10
+    while True:
+        lines = [json.loads(line) for line in stand.records.read_text().splitlines()[before:]]
+        if found := [line for line in lines if matches(line)]:
+            return found
+        assert time.monotonic() < deadline, lines
+        time.sleep(0.05)
+
+
 def test_the_model_is_ready_in_both_roles(stand):
     answers = {}
     for house, port in stand.ports.items():

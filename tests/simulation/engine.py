@@ -25,6 +25,10 @@ CONTEXT_LENGTH = 512
 BLOCKS = 64
 BLOCK_TOKENS = 16
 EOS_ODDS = 23  # One token in so many ends the text.
+LONG_ODDS = 0.3  # Share of prefills that take several chunks.
+CHUNKS_MAX = 5
+CHUNK_S = 0.5
+LONG_PREFILL_S = 1.5 * CHUNK_S * CHUNKS_MAX
 BROKEN_ODDS = 11  # One token in so many is half a character.
 
 
@@ -97,6 +101,8 @@ class Run:
     siblings: list["Run"]
     promise: dict[str, int] | None = None
     """Of a prefill: what a decode worker is told of it."""
+    chunks: int = 0
+    """Of a prefill: how many chunks of its prompt are left."""
     said: int = 0
     is_over: bool = False
     timer: asyncio.TimerHandle | None = None
@@ -169,7 +175,8 @@ class ScriptedEngine:
         limit = stop.max_tokens if stop.max_tokens is not None else CONTEXT_LENGTH - len(prompt)
         for index in range(request.sampling_options.n or 1):
             state = Language.state(prompt, index)
-            runs.append(Run(reply, index, state, limit, stop.min_tokens or 0, len(prompt), runs, promise))
+            chunks = self._rng.randint(1, CHUNKS_MAX) if promise is not None and self._rng.random() < LONG_ODDS else 0
+            runs.append(Run(reply, index, state, limit, stop.min_tokens or 0, len(prompt), runs, promise, chunks))
         self.runs[reply] = runs
         for run in runs:
             self._schedule(run)
@@ -215,7 +222,7 @@ class ScriptedEngine:
 
     def _schedule(self, run: Run) -> None:
         character = self._character
-        delay_s = character.gap_s * (0.5 + self._rng.random())
+        delay_s = (CHUNK_S if run.chunks else character.gap_s) * (0.5 + self._rng.random())
         if character.stall and not self.is_mended and self._rng.random() < character.stall:
             delay_s += self._rng.uniform(0.0, character.stall_s)
         run.timer = asyncio.get_running_loop().call_later(delay_s, self._step, run)
@@ -223,6 +230,11 @@ class ScriptedEngine:
     def _step(self, run: Run) -> None:
         run.timer = None
         if self.is_stuck or run.is_over:
+            return
+        if run.chunks:
+            run.chunks -= 1
+            self._worked(run.reply.request_id)
+            self._schedule(run)
             return
         tokens: list[int] = []
         for _ in range(self._rng.randint(1, self._character.batch_max)):

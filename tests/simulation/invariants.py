@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.clients import STATUSES, Sent, Told, expect, read
 from tests.simulation.determinism import load_once
+from tests.simulation.engine import LONG_PREFILL_S
 from tests.simulation.loop import STARTS_AT_S
 from tests.simulation.request_plane import ACK_TIMEOUT_S
 
@@ -233,15 +234,17 @@ def _wrong_end(world: "World", sent: Sent, told: Told) -> list[str]:
             wrong.append(
                 f"it was given up {quiet_s:.3f} s after its worker spoke; the limit is {scenario.silence_s:.3f}"
             )
+    # Where there are prefill workers, the prompt is computed again before it is known who decodes.
+    break_bound_s = BREAK_BOUND_S + (LONG_PREFILL_S if scenario.prefills else 0.0)
     for workers in [workers for part, workers in sent.parts.items() if part not in sent.whole]:
         died_s = world.deaths.get(workers[-1])
-        is_late = died_s is not None and sent.ended_s - died_s > BREAK_BOUND_S
+        is_late = died_s is not None and sent.ended_s - died_s > break_bound_s
         if told.error is not None and is_late and not world.is_disturbed(died_s or 0.0, sent.ended_s):
             wrong.append(f"its worker died at {(died_s or 0.0) - STARTS_AT_S:.3f}, and nobody noticed")
     wrong += [
         f"its worker failed at {broke_s - STARTS_AT_S:.3f}, and nothing was done about it"
         for broke_s in sent.broke_s.values()
-        if sent.ended_s - broke_s > BREAK_BOUND_S and not world.is_disturbed(broke_s, sent.ended_s)
+        if sent.ended_s - broke_s > break_bound_s and not world.is_disturbed(broke_s, sent.ended_s)
     ]
     begin = max(sent.heard_s, sent.sent_s)
     waited_s = sent.ended_s - begin - world.paused_s(sent.frontend.name, begin, sent.ended_s)

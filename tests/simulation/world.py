@@ -37,6 +37,7 @@ from dynamo.llm.migration import MigrationPolicy
 from dynamo.llm.models import Models
 from dynamo.llm.pipeline import Pipeline
 from dynamo.llm.prefill_leg import PrefillLeg
+from dynamo.llm.prefill_router import LAST_WORDS_S
 from dynamo.llm.tokenizer import BACKENDS
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.memory import MemoryEventPlane
@@ -334,7 +335,8 @@ class World:
         sent = self.by_part[part_id]
         over_s = sent.over_s
         now = self.loop.time()
-        if over_s is not None and now - over_s > self.cancel_bound_s and not self.is_disturbed(over_s - 1.0, now):
+        bound_s = self.cancel_bound_s + (LAST_WORDS_S if self.scenario.meets else 0.0)
+        if over_s is not None and now - over_s > bound_s and not self.is_disturbed(over_s - 1.0, now):
             self.violation(f"{sent.label} was over at {over_s - STARTS_AT_S:.3f}; an engine still works on it")
 
     @property

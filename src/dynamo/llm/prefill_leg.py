@@ -61,7 +61,9 @@ class PrefillLeg:
         self._params: Any = None
         self._details: PrefillDetails | None = None
         self._done = asyncio.Event()
-        self._cut_timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+        self._timer: asyncio.TimerHandle | None = None
+        """Until it is stopped, or killed because it did not stop."""
 
     @property
     def is_done(self) -> bool:
@@ -103,29 +105,32 @@ class PrefillLeg:
             raise self.error
         return PrefillResult(self._params, self._details)
 
-    def give_up(self) -> None:
+    def give_up(self, after_s: float = 0.0) -> None:
         """Stop a prefill whose result is not wanted; the routers count it until its worker has released it.
 
-        One that still waits in its router's queue leaves it; one that is being sent is stopped by `sent`.
+        One that still waits in its router's queue leaves it; one that is being sent is stopped by `sent`. `after_s` is
+        how long it may take to end by itself.
         """
         self.on_failure = None
         self.is_over = True
         if self.is_done:
             self.release()
+        elif self.call is not None and after_s > 0:
+            self._later(after_s, self._stop, self.call)
         elif self.call is not None:
             self._stop(self.call)
 
-    def replace(self) -> None:
-        """Stop it and release it at once: the request goes to the same routers again, under the same id."""
-        self.give_up()
-        self.release()
-
     def _stop(self, call: Call) -> None:
         """Ask the worker to end it; its answer ends then, and so do the sessions and bookings it holds."""
-        if self._cut_timer is None:
-            loop = asyncio.get_running_loop()
-            self._cut_timer = loop.call_later(STOP_S, self._kill, Cancelled("the prefill worker did not stop"))
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._later(STOP_S, self._kill, Cancelled("the prefill worker did not stop"))
             call.stop()
+
+    def _later(self, after_s: float, act: Callable[[Any], None], about: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(after_s, act, about)
 
     def _kill(self, error: Exception) -> None:
         """End it without waiting for the worker."""
@@ -212,8 +217,8 @@ class PrefillLeg:
         self.error = error
         self.done_s = time.perf_counter()
         self._done.set()
-        if self._cut_timer is not None:
-            self._cut_timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self.release()
         told, self.on_failure = self.on_failure, None
         if error is not None and told is not None:

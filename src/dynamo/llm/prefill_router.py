@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 PREFILL_TIMEOUT_S = 300.0
 """Longer than any prompt takes; who has not answered by then will not."""
 
+LAST_WORDS_S = 1.0
+"""How long a prefill may take to end once its decode worker has answered: its last frame may still be under way."""
+
 ONE_AFTER_THE_OTHER = frozenset((RouterMode.POWER_OF_TWO, RouterMode.LEAST_LOADED))
 """Modes that count who is busy, and would count wrongly if both legs were sent at once; as upstream."""
 
@@ -92,12 +95,8 @@ class DisaggregatedDispatch(Dispatch):
     def release(self) -> None:
         """Release its worker; once the request is over, its prefill is stopped as well."""
         super().release()
-        if self.prefill is None or not self._generation.is_over:
-            return
-        if self._has_prompt:
-            self.prefill.release()
-        else:
-            self.prefill.give_up()
+        if self.prefill is not None and self._generation.is_over:
+            self._give_up(self.prefill)
 
     # What the decode worker is sent, and who it may be.
 
@@ -118,22 +117,16 @@ class DisaggregatedDispatch(Dispatch):
     def _forget(self) -> None:
         """Drop what an earlier attempt left behind."""
         if self.prefill is not None:
-            self._drop_prefill(self.prefill)
+            self._give_up(self.prefill)
+            self.prefill.release()  # The request goes to the same routers again, under the same id.
         self.prefill = self._early = self._constraints = None
         self._out_of_reach = frozenset()
         self._heard_before = self._generation.tokens
 
-    def _drop_prefill(self, prefill: PrefillLeg) -> None:
-        """Release a prefill that is done again elsewhere; one that is not computed yet is stopped."""
-        if self._has_prompt:
-            prefill.release()
-        else:
-            prefill.replace()
-
-    @property
-    def _has_prompt(self) -> bool:
-        """Whether the decode worker has its blocks: it has sent a token since the prefill was sent."""
-        return self._generation.tokens > self._heard_before
+    def _give_up(self, prefill: PrefillLeg) -> None:
+        """Stop a prefill; one whose decode worker has answered is most likely about to end by itself."""
+        has_answered = self._generation.tokens > self._heard_before
+        prefill.give_up(after_s=LAST_WORDS_S if has_answered else 0.0)
 
     def _check_wanted(self) -> None:
         """Raise `Cancelled` where the client left and the prefill worker has no blocks for a decode worker to fetch."""
