@@ -1,5 +1,6 @@
 """Asked: what every engine's adapter looks for in a request before its own words for it. Pure."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -9,6 +10,60 @@ from dynamo.protocols.engine import PreprocessedRequest
 
 TO_ENGINE = "sampling_options"
 """In `extra_args`: sampling options that the protocol has no field for."""
+
+PARAMETERS = {
+    **{
+        name: name
+        for name in (
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "best_of",
+            "seed",
+            "max_tokens",
+            "min_tokens",
+            "stop",
+            "stop_token_ids",
+            "logprobs",
+            "top_logprobs",
+            "prompt_logprobs",
+            "logit_bias",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "bad_words",
+            "ignore_eos",
+            "dimensions",
+            "mm_processor_kwargs",
+        )
+    },
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "top_logprobs_num": "top_logprobs",
+    "random_seed": "seed",
+    "json_schema": "response_format",
+    "structural_tag": "response_format",
+    "regex": "response_format",
+    "ebnf": "response_format",
+    "grammar": "response_format",
+    "input_ids": "prompt",
+    "prompt_token_ids": "prompt",
+}
+"""The names of sampling parameters in engines' validation messages, and the fields of a request they come from."""
+_NAMED = re.compile(r"\b(?:" + "|".join(sorted(PARAMETERS, key=len, reverse=True)) + r")\b")
+
+
+def refusal_of(error: BaseException, *kinds: type[BaseException]) -> InvalidArgument | None:
+    """Return the client's error where an engine's `ValueError` names a parameter of the request, else None.
+
+    Engines raise `ValueError`, and `kinds`, for their own faults as well, which are not the client's.
+    """
+    if type(error) not in (kinds or (ValueError,)):
+        return None
+    message = str(error)
+    found = _NAMED.search(message)
+    return None if found is None else InvalidArgument(message, param=PARAMETERS[found[0]])
 
 
 def check_prompt(request: PreprocessedRequest, context_length: int) -> None:

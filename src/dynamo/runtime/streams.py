@@ -16,7 +16,7 @@ from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument,
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.context import Context
 from dynamo.runtime.request_plane.base import Call, Item, Reply, Request
-from dynamo.runtime.request_plane.wire_errors import named
+from dynamo.runtime.request_plane.wire_errors import named, refused
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ class GeneratorHandler:
         except (ValueError, TypeError) as error:  # Upstream blames the request for it.
             logger.warning("the handler refused request %s: %s: %s", reply.request_id, type(error).__name__, error)
             logger.debug("where it did", exc_info=True)
-            reply.fail(named(error))
+            reply.fail(refused(error))
         except (asyncio.CancelledError, GeneratorExit) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and (task is None or not task.cancelling()):

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from dynamo.backend.adapters import LoadedAdapters
-from dynamo.backend.asked import media_of
+from dynamo.backend.asked import media_of, refusal_of
 from dynamo.backend.config import own_address
 from dynamo.backend.disagg import DisaggregationMode, bootstrap_of, prefill_output, prefill_request
 from dynamo.backend.engine import EngineConfig, EngineHost
@@ -302,8 +302,11 @@ class SglangEngine:
                         self._engine.tokenizer_manager.abort_request(rid=name)
                 if not self._requests.is_dropped(reply):
                     yield told
-        except ValueError as error:  # SGLang's own check of a request.
-            raise InvalidArgument(str(error)) from error
+        except ValueError as error:  # SGLang has no class of its own for a request that it refuses.
+            refusal = refusal_of(error)
+            if refusal is None:
+                raise
+            raise refusal from error
         finally:
             del self._ids[reply]
 

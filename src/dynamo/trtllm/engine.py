@@ -16,11 +16,12 @@ import time
 from typing import Any
 
 from dynamo.backend.adapters import LoadedAdapters
+from dynamo.backend.asked import refusal_of
 from dynamo.backend.disagg import DisaggregationMode, prefill_output, prefill_request, prefill_result_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.backend.health import watch
 from dynamo.backend.requests import STOP_S, Life, Requests
-from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument
+from dynamo.core.errors import ConfigError, EngineShutdown
 from dynamo.core.tasks import TaskOwner
 from dynamo.llm.hub import resolve_model
 from dynamo.llm.model_card import architectural_context_length, read_json
@@ -204,8 +205,11 @@ class TrtllmEngine:
                     self._write_prefill(told, answer, reply)
                 else:
                     self._write(told, answer, reply)
-        except self._library.client_errors as error:
-            raise InvalidArgument(str(error)) from error
+        except self._library.request_errors as error:
+            refusal = refusal_of(error, *self._library.request_errors)
+            if refusal is None:
+                raise
+            raise refusal from error
         finally:
             self._results.pop(reply, None)
         if self._requests.is_dropped(reply):

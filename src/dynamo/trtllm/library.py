@@ -20,8 +20,8 @@ class Library:
     SchedulingParams: Any
     LoRARequest: Any
     Logprob: Any
-    client_errors: tuple[type[BaseException], ...]
-    """The request was wrong; the message is for its author."""
+    request_errors: tuple[type[BaseException], ...]
+    """Of one request that failed: the client's fault only where the message names a parameter."""
 
 
 def check_installed() -> None:
@@ -50,5 +50,5 @@ def load_library() -> Library:
         SchedulingParams=SchedulingParams,
         LoRARequest=LoRARequest,
         Logprob=Logprob,
-        client_errors=(RequestError, ValueError),
+        request_errors=(RequestError, ValueError),
     )

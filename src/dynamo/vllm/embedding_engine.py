@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dynamo.backend.engine import EngineConfig
-from dynamo.core.errors import EngineShutdown, InvalidArgument, Unknown
+from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, Unknown
 from dynamo.protocols.embeddings import EmbeddingOutput, EmbeddingWork
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.vllm.engine import VllmEngine
@@ -57,11 +57,10 @@ class VllmEmbeddingEngine(VllmEngine):
         except library.dead_errors as error:
             reply.fail(EngineShutdown("the engine died"))
             self.die(error)
-        except library.client_errors as error:
-            reply.fail(InvalidArgument(str(error)))
-        except Exception as error:  # The request's boundary: whatever it is, its caller hears it.
-            logger.exception("request %s failed", reply.request_id)
-            reply.fail(Unknown(f"vLLM: {error.__cause__ or error}"))
+        except DynamoException as error:
+            reply.fail(error)
+        except Exception as error:  # The request boundary: every error reaches the caller.
+            reply.fail(self.failure_of(error, reply))
 
     async def _vector(self, tokens: list[int], params: Any, request_id: str) -> str:
         """Little-endian float32 in base64. Raises what vLLM raises."""

@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from dynamo.backend.adapters import LoadedAdapters
+from dynamo.backend.asked import refusal_of
 from dynamo.backend.disagg import DisaggregationMode, prefill_output, prefill_request, prefill_result_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.backend.health import watch
@@ -239,13 +240,20 @@ class VllmEngine:
         except library.dead_errors as error:
             reply.fail(EngineShutdown("the engine died"))
             self.die(error)
-        except library.client_errors as error:
-            reply.fail(InvalidArgument(str(error)))
         except DynamoException as error:
             reply.fail(error)
-        except Exception as error:  # The request's boundary: whatever it is, its caller hears it.
-            logger.exception("request %s failed", reply.request_id)
-            reply.fail(Unknown(f"vLLM: {error.__cause__ or error}"))
+        except Exception as error:  # The request boundary: every error reaches the caller.
+            reply.fail(self.failure_of(error, reply))
+
+    def failure_of(self, error: Exception, reply: Reply) -> DynamoException:
+        """Return a request's error: the client's where vLLM refused the request, else the engine's, which is logged."""
+        if isinstance(error, self._library.client_errors):
+            return InvalidArgument(str(error), param=getattr(error, "parameter", None))
+        refusal = refusal_of(error)
+        if refusal is not None:
+            return refusal
+        logger.error("request %s failed", reply.request_id, exc_info=error)
+        return Unknown(f"vLLM: {error.__cause__ or error}")
 
     def _sampling(self, asked: Asked, params: dict[str, Any] | None) -> Any:
         """VLLM's `SamplingParams`. Raises what vLLM raises."""

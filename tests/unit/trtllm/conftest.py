@@ -33,7 +33,7 @@ def library(made: list[scripted.LLM]) -> Library:
         SchedulingParams=scripted.SchedulingParams,
         LoRARequest=scripted.LoRARequest,
         Logprob=scripted.Logprob,
-        client_errors=(scripted.RequestError, ValueError),
+        request_errors=(scripted.RequestError, ValueError),
     )
 
 

@@ -114,7 +114,10 @@ async def test_a_caller_that_leaves_aborts_its_request_and_hears_nothing_more(st
         (said(4, finish="cancelled"), EngineShutdown),
         (said(4, finish="timeout"), ResponseTimeout),
         (said(4), EngineShutdown),
-        (scripted.RequestError("too long"), InvalidArgument),
+        (scripted.RequestError("max_tokens is greater than the model's context"), InvalidArgument),
+        (scripted.RequestError("the executor failed"), Unknown),
+        (ValueError("top_k must be at least 0"), InvalidArgument),
+        (ValueError("operands could not be broadcast together"), Unknown),
         (RuntimeError("CUDA"), Unknown),
     ],
 )

@@ -103,7 +103,7 @@ def library(llm: scripted.AsyncLLM) -> Library:
         PoolingParams=scripted.PoolingParams,
         LoRARequest=scripted.LoRARequest,
         dead_errors=(scripted.EngineDeadError,),
-        client_errors=(scripted.ClientError, ValueError),
+        client_errors=(scripted.ClientError,),
         render_metrics=lambda: "vllm:x 1\n",
         run_headless=lambda argv: None,
         decode_media=decode,

@@ -40,7 +40,7 @@ async def test_each_input_has_its_vector(start: Start) -> None:
 
 async def test_an_input_that_vllm_refuses_is_the_callers_fault(start: Start) -> None:
     running = await start(VllmEmbeddingEngine, embedding_worker=True)
-    _, error = await running.ask(EmbeddingWork(token_ids=[[1]], model="m"), ValueError("no"))
+    _, error = await running.ask(EmbeddingWork(token_ids=[[1]], model="m"), ValueError("dimensions must be at least 1"))
     assert isinstance(error, InvalidArgument)
     with pytest.raises(InvalidArgument, match=r"input\[0\]"):
         running.engine.submit(EmbeddingWork(token_ids=[[]], model="m"), Heard())

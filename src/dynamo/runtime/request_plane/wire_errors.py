@@ -49,7 +49,7 @@ _NAMED: tuple[tuple[type[BaseException], type[DynamoException]], ...] = (
     (asyncio.CancelledError, errors.Cancelled),
 )
 _BLAMED = (ValueError, TypeError)
-"""What upstream holds against the request; its words are the engine's, and are not shown to clients."""
+"""What a Python handler raises for a request that it refuses, as upstream reads it; its message is not for clients."""
 _BLAMED_PREFIXES = tuple(f"{kind.__name__}: " for kind in _BLAMED)
 
 # Chosen HTTP statuses, as upstream writes them; the rest by their hundreds.
@@ -78,15 +78,20 @@ class HttpErrorMessage(msgspec.Struct):
     code: int
 
 
+def refused(error: ValueError | TypeError) -> InvalidArgument:
+    """Return the error of a request that a Python handler refused, which upstream's contract says by these classes.
+
+    The message begins with the name of the class, not of a subclass: by that prefix a caller recognises it.
+    """
+    kind = next(kind for kind in _BLAMED if isinstance(error, kind))
+    return InvalidArgument(f"{kind.__name__}: {error}", is_public=False)
+
+
 def named(error: BaseException) -> DynamoException:
-    """The class of the error tree that an exception of a handler is."""
+    """Return the error tree's class for an exception; one of an engine is not the client's fault."""
     if isinstance(error, DynamoException):
         return error
     message = f"{type(error).__name__}: {error}"
-    if isinstance(error, _BLAMED):
-        # A subclass goes by the name of the class it is blamed as: by that prefix a caller knows the words for ours.
-        blamed = next(kind for kind in _BLAMED if isinstance(error, kind))
-        return InvalidArgument(f"{blamed.__name__}: {error}", is_public=False)
     for kind, tree in _NAMED:
         if isinstance(error, kind):
             return tree(message)

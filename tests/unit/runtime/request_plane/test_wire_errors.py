@@ -7,7 +7,7 @@ import pytest
 
 from dynamo.core import errors
 from dynamo.core.errors import DynamoException, HttpError, InvalidArgument
-from dynamo.runtime.request_plane.wire_errors import from_wire, to_wire
+from dynamo.runtime.request_plane.wire_errors import from_wire, refused, to_wire
 
 LOCAL = {  # What others hear of them.
     errors.ConfigError: InvalidArgument,
@@ -59,9 +59,9 @@ def test_a_message_that_only_looks_like_a_status_stays_a_message(message: str) -
 @pytest.mark.parametrize(
     ("raised", "kind"),
     [
-        (ValueError("x"), InvalidArgument),
-        (UnicodeError("x"), InvalidArgument),
-        (TypeError("x"), InvalidArgument),
+        (ValueError("x"), errors.Unknown),
+        (UnicodeError("x"), errors.Unknown),
+        (TypeError("x"), errors.Unknown),
         (ConnectionResetError("x"), errors.Disconnected),
         (TimeoutError("x"), errors.ConnectionTimeout),
         (asyncio.CancelledError("x"), errors.Cancelled),
@@ -77,7 +77,7 @@ def test_pythons_own_exceptions_have_their_place_in_the_tree(
 
 
 def test_what_an_engine_says_of_a_request_it_could_not_take_is_not_for_clients() -> None:
-    blamed = from_wire(to_wire(ValueError("secret")))
+    blamed = from_wire(to_wire(refused(UnicodeError("secret"))))
     assert isinstance(blamed, InvalidArgument)
     assert (str(blamed), blamed.is_public) == ("ValueError: secret", False)
     meant = from_wire(to_wire(InvalidArgument("told")))
