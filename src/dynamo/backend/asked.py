@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.engine import PreprocessedRequest, resumed_of
 
 TO_ENGINE = "sampling_options"
 """In `extra_args`: sampling options that the protocol has no field for."""
@@ -92,6 +92,12 @@ def ends_of(request: PreprocessedRequest) -> list[int]:
     if not stop.ignore_eos:
         ends |= set(request.eos_token_ids)
     return sorted(ends)
+
+
+def thinking_budget(request: PreprocessedRequest) -> int | None:
+    """Return the thinking budget for engines that count the thoughts at the end of a prompt as well, as vLLM does."""
+    left = request.stop_conditions.max_thinking_tokens
+    return None if left is None else left + resumed_of(request).thinking_tokens
 
 
 def hidden_ends_of(request: PreprocessedRequest) -> frozenset[int]:

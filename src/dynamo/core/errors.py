@@ -17,6 +17,7 @@
         ├── ResponseTimeout        the stream fell silent for too long
         ├── StreamIncomplete       the stream ended without its final marker
         ├── NotReady               the model is known, but no worker serves it at the moment
+        ├── CannotResume           the stream broke, and its request cannot continue on another worker
         ├── EngineShutdown         the worker is draining or its engine stopped
         └── WorkerOverloaded       this worker's slots and queue are full
 
@@ -124,6 +125,12 @@ class StreamIncomplete(WorkerUnavailable):
 
 class NotReady(WorkerUnavailable):
     """The model is known, but no worker serves it at the moment; the message reaches the client."""
+
+    retry_elsewhere = False
+
+
+class CannotResume(WorkerUnavailable):
+    """The stream broke after its first token, and cannot continue elsewhere; the message reaches the client."""
 
     retry_elsewhere = False
 

@@ -16,7 +16,7 @@ from dynamo.cpu.generation import Choice, Generation, StopRules
 from dynamo.cpu.sampler import History, Sampling
 from dynamo.cpu.sequence import Sequence
 from dynamo.llm.kv_peers import HINT
-from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
+from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, resumed_of
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.tokens.hashing import U64, seed_of
 
@@ -80,7 +80,9 @@ def to_generation(
         sequence.priority = min(100, max(0, (routing.priority or 0) if routing else 0))
         sequence.peer = _peer(request)
         sampling = _sampling(request, limits, defaults, seed, index)
-        history = History.of(request.token_ids, limits.vocab_size) if sampling.has_penalties else None
+        history = None
+        if sampling.has_penalties:
+            history = History.of(request.token_ids, limits.vocab_size, resumed_of(request).output_tokens)
         generation.choices.append(Choice(index, sequence, sampling, rules, history))
         leader = leader or sequence
     generation.unfinished = choices

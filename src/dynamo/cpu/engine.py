@@ -51,7 +51,7 @@ from dynamo.kvbm.transfer.puller import Pulled
 from dynamo.kvbm.transfer.source import SourceOptions
 from dynamo.llm.prefill_plan import LOCAL_PREFILL
 from dynamo.parsers.registry import reasoning_family
-from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PreprocessedRequest
+from dynamo.protocols.engine import RESUMES_SAMPLING, BootstrapInfo, EngineOutput, PreprocessedRequest
 from dynamo.protocols.native import VLLM_CAPABILITY
 from dynamo.runtime.config import tcp_options
 from dynamo.runtime.request_plane.base import Reply
@@ -296,7 +296,7 @@ class CpuEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             bootstrap_host=None if rooms is None else rooms.host,
             bootstrap_port=None if rooms is None else rooms.port,
-            runtime_data={VLLM_CAPABILITY: True} | ({LOCAL_PREFILL: True} if self._fetching is not None else {}),
+            runtime_data={VLLM_CAPABILITY: True, RESUMES_SAMPLING: True} | ({LOCAL_PREFILL: True} if self._fetching is not None else {}),
         )
 
     def _memory(self, shape: Architecture, blocks: int) -> npt.NDArray[np.uint8] | None:

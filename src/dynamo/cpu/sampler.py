@@ -60,10 +60,14 @@ class History:
     """In the prompt or the output."""
 
     @classmethod
-    def of(cls, prompt: Sequence[int], vocab_size: int) -> "History":
+    def of(cls, prompt: Sequence[int], vocab_size: int, output_tokens: int = 0) -> "History":
+        """Return the history of a prompt that ends with so many tokens of output."""
         is_seen = np.zeros(vocab_size, np.bool_)
         is_seen[list(prompt)] = True
-        return cls(np.zeros(vocab_size, np.int32), is_seen)
+        counts = np.zeros(vocab_size, np.int32)
+        for token in prompt[len(prompt) - output_tokens :] if output_tokens > 0 else ():
+            counts[token] += 1
+        return cls(counts, is_seen)
 
     def add(self, token: int) -> None:
         self.counts[token] += 1

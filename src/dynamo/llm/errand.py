@@ -104,6 +104,10 @@ class Errand:
             self._finish()
             self._hearer.on_error(error)
 
+    def thinking_tokens(self) -> int:
+        """Raise `AssertionError`: no forwarded request is resumed."""
+        raise AssertionError("a forwarded request was resumed")
+
     def end_spent(self) -> None:
         """Never asked: nothing that was heard of it is replayed."""
         raise AssertionError("an errand was resumed")

@@ -59,6 +59,9 @@ class Sent(Receiver, Protocol):
     dispatch: Any
     """Its `Way`."""
 
+    def thinking_tokens(self) -> int:
+        """Return how many of the tokens so far were thoughts."""
+
     def end_spent(self) -> None:
         """It had all its tokens, and lacked only its end."""
 
@@ -229,6 +232,12 @@ class Generation:
         assert self.tokens == 0 or self.heard is not None, "a generation that has spoken cannot start again"
         self.is_over = False
         self._is_resumed = self.tokens > 0
+
+    def thinking_tokens(self) -> int:
+        """Return how many of the tokens so far were thoughts; all of them where nothing tells thoughts from text."""
+        if self._reader is None or not self._reader.finds_thoughts:
+            return self.tokens
+        return sum(choice.reading.reasoning_tokens for choice in self.choices if choice.reading is not None)
 
     def end_spent(self) -> None:
         """Ends a generation that had all its tokens and lacked only its end."""

@@ -1,8 +1,8 @@
 """Migration: a generation whose worker fails goes on elsewhere, with the tokens it has (serving-plane.md §6.1).
 
 Before the first token a request is simply sent again. After it, and only with `--migration-limit`, the next worker
-gets the prompt and every token heard so far as its prompt, and a budget reduced by them; the client's stream goes on
-without a seam. What cannot be replayed from tokens (several choices, guided decoding, logprobs) is not migrated.
+gets the prompt and every token received so far as its prompt, and budgets reduced by them; the client's stream goes on
+without a seam. A request whose state does not follow from its tokens is not migrated (`obstacle_of`).
 
 Who failed a request is not asked again for it while somebody else is left. Where nobody is, one whose connection broke
 is asked again after a moment: a network that hiccups must not cost the streams of a model with a single worker.
@@ -19,7 +19,14 @@ import msgspec
 from dynamo.core.backoff import Backoff
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import msgpack_encode
-from dynamo.core.errors import CannotConnect, Disconnected, DynamoException, StreamIncomplete, WorkerUnavailable
+from dynamo.core.errors import (
+    CannotConnect,
+    CannotResume,
+    Disconnected,
+    DynamoException,
+    StreamIncomplete,
+    WorkerUnavailable,
+)
 from dynamo.kv_router.router import Decision
 from dynamo.llm.generation import Sent
 from dynamo.llm.http.metrics import FrontendMetrics
@@ -27,7 +34,7 @@ from dynamo.llm.kv_push_router import KvPushRouter
 from dynamo.llm.prefill_leg import PrefillLeg
 from dynamo.llm.served_model import ServedModel
 from dynamo.llm.session_affinity import SessionAffinity
-from dynamo.protocols.engine import PreprocessedRequest, Routing
+from dynamo.protocols.engine import RESUMED, PreprocessedRequest, Resumed, Routing
 
 logger = logging.getLogger(__name__)
 
@@ -47,29 +54,58 @@ class MigrationPolicy:
     tokens_max: int | None = None
     """The longest prompt and output together that is still moved."""
 
-    def allows(self, request: PreprocessedRequest) -> bool:
-        """Whether this request's state can be replayed from its tokens."""
-        sampling = request.sampling_options
-        return (
-            self.limit > 0
-            and (sampling.n or 1) == 1
-            and sampling.guided_decoding is None
-            and request.output_options.logprobs is None
-        )
+
+def obstacle_of(request: PreprocessedRequest, *, resumes_sampling: bool) -> str | None:
+    """Return the parameter whose state does not follow from a request's tokens, None where there is none.
+
+    Engines count the penalties of output tokens only, and draw one random number per output token: where the output so
+    far is part of the prompt, both start again, unless the engine `resumes_sampling`.
+    """
+    sampling, output = request.sampling_options, request.output_options
+    own = {} if request.extra_args is msgspec.UNSET else request.extra_args.get("sampling_options") or {}
+    is_sampled = sampling.temperature is None or sampling.temperature > 0
+    lost = {
+        "n": (sampling.n or 1) > 1,
+        "best_of": (sampling.best_of or 1) > 1,
+        "use_beam_search": bool(sampling.use_beam_search),
+        "guided_decoding": sampling.guided_decoding is not None,
+        "logprobs": output.logprobs is not None,
+        "prompt_logprobs": output.prompt_logprobs is not None,
+        "bad_words": bool(own.get("bad_words")),
+        "presence_penalty": bool(sampling.presence_penalty) and not resumes_sampling,
+        "frequency_penalty": bool(sampling.frequency_penalty) and not resumes_sampling,
+        "seed": sampling.seed is not None and is_sampled and not resumes_sampling,
+    }
+    return next((name for name, is_lost in lost.items() if is_lost), None)
 
 
-def resumed(request: PreprocessedRequest, heard: list[int]) -> PreprocessedRequest | None:
-    """The request that continues after `heard`; None when the budget is spent and only the end was missing."""
+def resumed(request: PreprocessedRequest, heard: list[int], thinking_tokens: int = 0) -> PreprocessedRequest | None:
+    """Return the request that continues after `heard`, of which so many tokens were thoughts.
+
+    None when the budget is spent and only the end was missing.
+    """
     stop = request.stop_conditions
     left = None if stop.max_tokens is None else stop.max_tokens - len(heard)
     if left is not None and left <= 0:
         return None
     least = None if stop.min_tokens is None else max(0, stop.min_tokens - len(heard))
-    return msgspec.structs.replace(
+    thoughts = stop.max_thinking_tokens
+    spent = 0 if thoughts is None else min(thinking_tokens, thoughts)
+    again = msgspec.structs.replace(
         request,
         token_ids=request.token_ids + heard,
-        stop_conditions=msgspec.structs.replace(stop, max_tokens=left, min_tokens=least),
+        stop_conditions=msgspec.structs.replace(
+            stop,
+            max_tokens=left,
+            min_tokens=least,
+            max_thinking_tokens=None if thoughts is None else thoughts - spent,
+        ),
     )
+    sampling = request.sampling_options
+    if thoughts is not None or sampling.presence_penalty or sampling.frequency_penalty:
+        extra = {} if request.extra_args is msgspec.UNSET else request.extra_args
+        again.extra_args = {**extra, RESUMED: msgspec.to_builtins(Resumed(len(heard), spent))}
+    return again
 
 
 def telling(error: Exception, last: Exception) -> Exception:
@@ -124,8 +160,12 @@ class Dispatch:
         """How many had come when a worker was last asked again."""
         self._repeats_left = FIRST_SENDS_MAX - 1
         self._moves_left = policy.limit
-        if policy.allows(generation.request):
-            generation.heard = []
+        self.obstacle: str | None = None
+        """The parameter for which the stream cannot move once it has begun."""
+        if policy.limit > 0:
+            self.obstacle = obstacle_of(generation.request, resumes_sampling=model.resumes_sampling)
+            if self.obstacle is None:
+                generation.heard = []
         generation.dispatch = self
 
     async def send(self) -> None:
@@ -230,6 +270,15 @@ class Dispatch:
         tokens_max, generation = self._policy.tokens_max, self._generation
         return tokens_max is not None and len(generation.request.token_ids) + len(generation.heard or ()) > tokens_max
 
+    def refusal(self, error: Exception) -> CannotResume | None:
+        """Return why a stream that broke does not move, where a parameter of its request is the reason."""
+        if self.obstacle is None or self._generation.tokens == 0:
+            return None
+        if not (isinstance(error, DynamoException) and error.retry_elsewhere):
+            return None
+        logger.warning("request %s: stream cannot move: %s", self._request_id, self.obstacle)
+        return CannotResume(f"The worker failed, and a stream with {self.obstacle} cannot continue on another worker")
+
     def may_repeat(self, error: Exception) -> bool:
         """Whether another worker may take over after `error`; a move that may is counted."""
         if not (isinstance(error, DynamoException) and error.retry_elsewhere):
@@ -265,7 +314,7 @@ class Dispatch:
         outcome = "success"
         try:
             if generation.heard:
-                again = resumed(generation.request, generation.heard)
+                again = resumed(generation.request, generation.heard, generation.thinking_tokens())
                 if again is None:
                     generation.end_spent()
                     return

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import msgspec
 
@@ -326,7 +327,13 @@ class Pipeline(OpenRequests):
 
     def _retry(self, generation: Generation, error: Exception) -> bool:
         dispatch = generation.dispatch
-        if not isinstance(dispatch, Dispatch) or not dispatch.may_repeat(error):
+        if not isinstance(dispatch, Dispatch):
+            return False
+        refusal = dispatch.refusal(error)
+        if refusal is not None:
+            cast(BaseAnswer, generation.answer).fail(refusal)
+            return True
+        if not dispatch.may_repeat(error):
             return False
         generation.revive()
         self.tasks.start(dispatch.repeat(error), "retry")

@@ -22,7 +22,7 @@ from dynamo.llm.preprocessor import Preprocessor, Timings
 from dynamo.llm.session_affinity import SessionAffinity
 from dynamo.llm.tokenizer import BACKENDS
 from dynamo.protocols.discovery import EndpointId
-from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.engine import RESUMES_SAMPLING, PreprocessedRequest
 from dynamo.protocols.load import KvMetrics
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
 from dynamo.runtime.client import Client
@@ -163,6 +163,11 @@ class ServedModel:
         if not self.worker_ids() or not self.has_begun:
             return False
         return not self.is_decode or self.has_prefill or self.prefills_locally
+
+    @property
+    def resumes_sampling(self) -> bool:
+        """Whether its workers continue penalties and seeded sampling of a resumed request."""
+        return self.card.runtime_config.runtime_data.get(RESUMES_SAMPLING) is True
 
     @property
     def prefills_locally(self) -> bool:

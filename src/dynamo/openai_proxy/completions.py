@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynamo.backend.asked import ends_of, json_text, own_options
+from dynamo.backend.asked import ends_of, json_text, own_options, thinking_budget
 from dynamo.core.errors import Unknown
 from dynamo.openai_proxy.tokens import (
     Asked,
@@ -56,7 +56,7 @@ class CompletionsForm:
             "min_tokens": None if stop.min_tokens is None else min(stop.min_tokens, room),
             "ignore_eos": stop.ignore_eos or None,
             "stop_token_ids": ends_of(request) or None,
-            "thinking_token_budget": stop.max_thinking_tokens,
+            "thinking_token_budget": thinking_budget(request),
             "logprobs": logprobs,
             "return_tokens_as_token_ids": True if logprobs is not None else None,
             "return_token_ids": True if self._tells_ids else None,

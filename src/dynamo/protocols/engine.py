@@ -8,6 +8,21 @@ from msgspec import UNSET, UnsetType
 BYPASS_REMOTE_PREFILL = "x-bypass-remote-prefill"
 """The annotation that tells a decode worker to compute the prompt itself: nobody did it for it."""
 
+RESUMED = "resumed"
+"""In `extra_args`: a `Resumed`, where a stream that moved is continued."""
+
+RESUMES_SAMPLING = "resumes_sampling"
+"""In a worker's `runtime_data`: true where penalties and seeded sampling of a resumed request go on as if uninterrupted."""
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """What the end of a resumed request's prompt is."""
+
+    output_tokens: int = 0
+    """Tokens at the end of the prompt that other workers generated."""
+    thinking_tokens: int = 0
+    """Thinking tokens among them, already subtracted from `max_thinking_tokens`."""
+
 
 class GuidedDecoding(msgspec.Struct, omit_defaults=True):
     """One constraint on the text; exactly one of the first five is set."""
@@ -148,6 +163,15 @@ class PreprocessedRequest(msgspec.Struct):
     """Whose images may be kept together: the session's."""
     mm_routing_info: dict[str, Any] | UnsetType = UNSET
     """For routing alone, where the prompt shows something: `{"routing_token_ids": […], "block_mm_infos": […]}`."""
+
+
+def resumed_of(request: PreprocessedRequest) -> Resumed:
+    """Return what a request resumes; nothing for a new one, or for a value that cannot be read."""
+    extra = request.extra_args
+    try:
+        return msgspec.convert({} if extra is UNSET else extra.get(RESUMED) or {}, Resumed)
+    except msgspec.ValidationError:
+        return Resumed()
 
 
 class TopLogprob(msgspec.Struct, omit_defaults=True):

@@ -17,6 +17,7 @@ from dynamo.backend.asked import (
     media_of,
     own_options,
     rank_of,
+    thinking_budget,
     token_biases,
 )
 from dynamo.core.errors import InvalidArgument
@@ -105,7 +106,7 @@ def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
         "ignore_eos": stop.ignore_eos,
         "logprobs": output.logprobs,
         "prompt_logprobs": output.prompt_logprobs,
-        "thinking_token_budget": stop.max_thinking_tokens,
+        "thinking_token_budget": thinking_budget(request),
     }
     own = own_options(request)
     given |= {name: own.get(name) for name in EXTRAS}

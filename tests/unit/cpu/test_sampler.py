@@ -164,3 +164,13 @@ def test_only_what_is_allowed_is_said(temperature: float, more: dict[str, Any]) 
     }
     assert said == ({4} if temperature == 0 else {2, 4})
     assert logits.tolist() == [9.0, 8.0, 1.0, 7.0, 2.0]
+
+
+def test_history_of_a_resumed_request_counts_the_output_in_its_prompt() -> None:
+    whole = History.of([1, 2], 8)
+    for token in (3, 3, 1):
+        whole.add(token)
+    again = History.of([1, 2, 3, 3, 1], 8, output_tokens=3)
+    assert again.counts.tolist() == whole.counts.tolist()
+    assert again.is_seen.tolist() == whole.is_seen.tolist()
+    assert History.of([1, 2], 8).counts.tolist() == [0] * 8

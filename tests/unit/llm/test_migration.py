@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
+from dynamo.backend.asked import thinking_budget
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import msgpack_decoder, msgpack_encode
 from dynamo.core.errors import (
@@ -31,9 +33,11 @@ from dynamo.protocols.engine import (
     GuidedDecoding,
     OutputOptions,
     PreprocessedRequest,
+    Resumed,
     Routing,
     SamplingOptions,
     StopConditions,
+    resumed_of,
 )
 from dynamo.runtime.request_plane.base import Item
 
@@ -52,6 +56,7 @@ class Worker:
     """Answers a request, breaking off after so many tokens if it is told to."""
 
     name = "m"
+    resumes_sampling = False
 
     def __init__(self, breaks: list[int]) -> None:
         self.breaks = breaks
@@ -257,7 +262,14 @@ async def test_a_stream_that_is_too_long_stays_and_is_counted() -> None:
     [
         {"sampling_options": SamplingOptions(n=2)},
         {"sampling_options": SamplingOptions(guided_decoding=GuidedDecoding(regex="a"))},
+        {"sampling_options": SamplingOptions(best_of=2)},
+        {"sampling_options": SamplingOptions(seed=1)},
+        {"sampling_options": SamplingOptions(seed=1, temperature=0.5)},
+        {"sampling_options": SamplingOptions(presence_penalty=0.5)},
+        {"sampling_options": SamplingOptions(frequency_penalty=-0.5)},
         {"output_options": OutputOptions(logprobs=1)},
+        {"output_options": OutputOptions(prompt_logprobs=1)},
+        {"extra_args": {"sampling_options": {"bad_words": ["x"]}}},
     ],
 )
 async def test_what_tokens_alone_cannot_replay_does_not_move(request_fields: dict[str, Any]) -> None:
@@ -265,6 +277,51 @@ async def test_what_tokens_alone_cannot_replay_does_not_move(request_fields: dic
     await scene.run()
     assert isinstance(scene.ends[0], Disconnected)
     assert len(scene.worker.requests) == 1
+    refusal = scene.dispatch.refusal(Disconnected("killed"))
+    assert refusal is not None and "cannot continue on another worker" in str(refusal)
+    assert scene.dispatch.refusal(Unknown("broken")) is None
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingOptions(seed=1, temperature=0.0),
+        SamplingOptions(repetition_penalty=1.1),
+        SamplingOptions(presence_penalty=0.0, frequency_penalty=0.0),
+    ],
+)
+async def test_stream_moves_where_its_sampling_follows_from_its_tokens(sampling: SamplingOptions) -> None:
+    scene = Scene([3], sampling_options=sampling)
+    assert await scene.run() == whole_text()
+    assert scene.dispatch.refusal(Disconnected("killed")) is None
+    assert scene.worker.requests[1].extra_args is UNSET
+
+
+@pytest.mark.parametrize("sampling", [SamplingOptions(seed=1, presence_penalty=1.0), SamplingOptions(frequency_penalty=1.0)])
+async def test_penalties_are_resumed_by_workers_that_can(sampling: SamplingOptions) -> None:
+    worker = Worker([3])
+    worker.resumes_sampling = True
+    scene = Scene([], worker=worker, sampling_options=sampling, extra_args={"other": 1})
+    assert await scene.run() == whole_text()
+    assert scene.worker.requests[1].extra_args == {"other": 1, "resumed": {"output_tokens": 3, "thinking_tokens": 0}}
+    assert resumed_of(scene.worker.requests[1]) == Resumed(3, 0)
+
+
+@pytest.mark.parametrize(("thought", "left", "noted"), [(0, 5, 0), (3, 2, 3), (9, 0, 5)])
+def test_resumed_request_has_what_is_left_of_the_thinking_budget(thought: int, left: int, noted: int) -> None:
+    request = PreprocessedRequest("m", [1], stop_conditions=StopConditions(max_thinking_tokens=5))
+    again = resumed(request, [7] * 9, thought)
+    assert again is not None
+    assert again.stop_conditions.max_thinking_tokens == left
+    assert resumed_of(again) == Resumed(9, noted)
+    assert thinking_budget(again) == 5, "vLLM counts the thoughts at the end of the prompt itself"
+
+
+async def test_thinking_budget_is_reduced_by_every_token_where_thoughts_are_not_told_from_text() -> None:
+    scene = Scene([4])
+    scene.request.stop_conditions.max_thinking_tokens = 10
+    assert await scene.run() == whole_text()
+    assert scene.worker.requests[1].stop_conditions.max_thinking_tokens == 6
 
 
 @pytest.mark.parametrize("error", [InvalidArgument("bad"), Unknown("broken"), RuntimeError("bug")])

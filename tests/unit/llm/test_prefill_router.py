@@ -76,6 +76,7 @@ class Pool:
     """Workers of one role, as a worker set shows them: what each of them does is scripted, in turn."""
 
     name = "m"
+    resumes_sampling = False
     kv: Any = None
     sessions: Any = None
     conditional: Conditional | None = None

@@ -12,6 +12,7 @@ from dynamo.core.codec import json_encode
 from dynamo.core.config import setting
 from dynamo.core.errors import (
     Cancelled,
+    CannotResume,
     ConnectionTimeout,
     HttpError,
     InvalidArgument,
@@ -106,6 +107,8 @@ def answer_to(error: BaseException) -> ErrorAnswer:
             return ErrorAnswer(504, "Request deadline exceeded", code="timeout", label="response_timeout")
         case NotReady():
             return ErrorAnswer(503, str(error), code="not_ready", label="unavailable", retry_after_s=1)
+        case CannotResume():
+            return ErrorAnswer(503, str(error), code="unavailable", label="unavailable", retry_after_s=1)
         case OverflowError():  # A number that no message to a worker can carry.
             return ErrorAnswer(400, f"A number of the request is out of range: {error}", label="validation")
         case WorkerUnavailable():

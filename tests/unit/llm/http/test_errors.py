@@ -18,6 +18,7 @@ from dynamo.llm.http.errors import answer_to, overload_status
         (errors.HttpError(200, "odd"), 500, "internal"),
         (errors.Cancelled(), 499, "cancelled"),
         (errors.Overloaded(), 529, "overload"),
+        (errors.CannotResume("with a seed"), 503, "unavailable"),
         (errors.WorkerOverloaded(), 529, "overload"),
         (errors.ConnectionTimeout(), 504, "response_timeout"),
         (errors.ResponseTimeout(), 504, "response_timeout"),
