@@ -17,8 +17,18 @@ from dynamo.cpu.sampler import History, Sampling
 from dynamo.cpu.sequence import Sequence
 from dynamo.llm.kv_peers import HINT
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, resumed_of
+from dynamo.protocols.native import VLLM_EXTRA, VllmSampling
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.tokens.hashing import U64, seed_of
+
+NATIVE_PARAMETERS = frozenset(VllmSampling.__struct_fields__) | {
+    "detokenize",
+    "output_kind",
+    "skip_clone",
+    "skip_reading_prefix_cache",
+    "spaces_between_special_tokens",
+}
+"""Parameters of `/inference/v1/generate` that the frontend or this engine reads, or that only concern text."""
 
 LOGPROBS_MAX = 100  # An answer with more alternatives is mostly alternatives.
 
@@ -126,11 +136,34 @@ def _refuse_unsupported(request: PreprocessedRequest) -> None:
     for name, is_asked in refused.items():
         if is_asked:
             raise InvalidArgument(f"{name} is not supported by the embedded engine", param=name)
+    _refuse_native(request)
     if request.multi_modal_data:
         kinds = ", ".join(request.multi_modal_data)
         raise InvalidArgument(
             f"{kinds} parts are not supported by the embedded engine: it reads text", param="messages"
         )
+
+
+def _refuse_native(request: PreprocessedRequest) -> None:
+    """Refuse parameters of a native request that only vLLM itself supports, instead of ignoring them."""
+    native = None if request.extra_args is UNSET else request.extra_args.get(VLLM_EXTRA)
+    if native is None:
+        return
+    given = native.get("sampling_params") or {}
+    if request.stop_conditions.stop:
+        raise InvalidArgument(
+            "sampling_params.stop is not supported by the embedded engine, which generates tokens without text; "
+            "use stop_token_ids",
+            param="sampling_params.stop",
+        )
+    for name, value in given.items():
+        if name not in NATIVE_PARAMETERS and value not in (None, False, [], {}):
+            raise InvalidArgument(
+                f"sampling_params.{name[:80]} is not supported by the embedded engine",
+                param=f"sampling_params.{name[:80]}",
+            )
+    if native.get("features") is not None:
+        raise InvalidArgument("features is not supported by the embedded engine: it reads text", param="features")
 
 
 def _rules(request: PreprocessedRequest, limits: Limits) -> StopRules:

@@ -9,12 +9,35 @@ import msgspec
 
 from dynamo.core.codec import json_decode
 from dynamo.core.errors import InvalidArgument
-from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
+from dynamo.protocols.engine import (
+    CompletionUsage,
+    GuidedDecoding,
+    OutputOptions,
+    PreprocessedRequest,
+    Routing,
+    SamplingOptions,
+    StopConditions,
+)
 from dynamo.protocols.strict import MALFORMED, fail
 
 VLLM_CAPABILITY = "vllm_inference_v1_generate"
 SGLANG_CAPABILITY = "sglang_generate"
 """What the card of a worker says that answers such requests."""
+
+
+VLLM_EXTRA, SGLANG_EXTRA = "vllm_tito", "sglang_tito"
+"""Keys of `extra_args` that carry the client's whole request, without its tokens."""
+
+
+class VllmStructuredOutputs(msgspec.Struct):
+    """vLLM's `structured_outputs`; the fields that engines other than vLLM support too."""
+
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: Any = None
+    whitespace_pattern: str | None = None
 
 
 class VllmSampling(msgspec.Struct):
@@ -38,6 +61,16 @@ class VllmSampling(msgspec.Struct):
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    structured_outputs: VllmStructuredOutputs | None = None
+
+
+class VllmStreamOptions(msgspec.Struct):
+    """Options of a streamed response."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class VllmRequest(msgspec.Struct):
@@ -48,6 +81,7 @@ class VllmRequest(msgspec.Struct):
     model: str | None = None
     request_id: str | None = None
     stream: bool = False
+    stream_options: VllmStreamOptions | None = None
     priority: int = 0
     cache_salt: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
@@ -125,6 +159,24 @@ class VllmResponse(msgspec.Struct, kw_only=True):
     kv_transfer_params: Any = None
 
 
+class VllmStreamChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """New tokens of one continuation."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: VllmLogprobs | None = None
+    finish_reason: str | None = None
+    routed_experts: Any = None
+
+
+class VllmStreamResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One event of a streamed response of `/inference/v1/generate`."""
+
+    request_id: str
+    choices: list[VllmStreamChoice]
+    usage: CompletionUsage | None = None
+
+
 def decode_vllm(body: bytes) -> tuple[VllmRequest, dict[str, Any]]:
     """The request, and everything that it said. Raises `InvalidArgument`."""
     said = decoded(body)
@@ -132,6 +184,8 @@ def decode_vllm(body: bytes) -> tuple[VllmRequest, dict[str, Any]]:
     if not request.token_ids:
         raise InvalidArgument("token_ids must contain at least one token ID.", param="token_ids")
     _check_ids(request.token_ids, "token_ids")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidArgument("stream_options is only allowed when stream is true.", param="stream_options")
     limit = request.sampling_params.max_tokens
     if limit is not None and limit < 1:
         raise InvalidArgument("sampling_params.max_tokens must be greater than 0.", param="sampling_params.max_tokens")
@@ -163,7 +217,7 @@ def decoded(body: bytes) -> dict[str, Any]:
 
 def _converted(said: dict[str, Any], kind: Any) -> Any:
     try:
-        return msgspec.convert(said, kind)
+        return msgspec.convert(said, kind, str_keys=True)
     except msgspec.ValidationError as error:
         fail(str(error), "")
 
@@ -178,7 +232,14 @@ def vllm_work(request: VllmRequest, said: dict[str, Any], request_id: str) -> Pr
     params = request.sampling_params
     carried = {name: value for name, value in said.items() if name != "token_ids"}
     carried |= {"request_id": request.request_id or request_id, "stream": False, "priority": request.priority}
-    extra: dict[str, Any] = {"vllm_tito": carried}
+    extra: dict[str, Any] = {VLLM_EXTRA: carried}
+    sampling: dict[str, Any] = {}
+    if params.logit_bias:
+        sampling["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias.items()}
+    if params.allowed_token_ids is not None:
+        sampling["allowed_token_ids"] = params.allowed_token_ids
+    if sampling:
+        extra["sampling_options"] = sampling
     if request.kv_transfer_params is not None:
         extra["kv_transfer_params"] = request.kv_transfer_params
     return PreprocessedRequest(
@@ -202,6 +263,7 @@ def vllm_work(request: VllmRequest, said: dict[str, Any], request_id: str) -> Pr
             min_p=params.min_p,
             seed=params.seed,
             include_stop_str_in_output=params.include_stop_str_in_output,
+            guided_decoding=_guided(params.structured_outputs),
         ),
         output_options=OutputOptions(
             logprobs=params.logprobs,
@@ -211,6 +273,11 @@ def vllm_work(request: VllmRequest, said: dict[str, Any], request_id: str) -> Pr
         routing=_routing(params.max_tokens, request.cache_salt, -request.priority),
         extra_args=extra,
     )
+
+
+def _guided(asked: VllmStructuredOutputs | None) -> GuidedDecoding | None:
+    """Return the constraint in the form that all engines read."""
+    return None if asked is None else GuidedDecoding(**msgspec.structs.asdict(asked))
 
 
 def sglang_work(request: SglangRequest, said: dict[str, Any], request_id: str) -> PreprocessedRequest:
@@ -248,7 +315,7 @@ def sglang_work(request: SglangRequest, said: dict[str, Any], request_id: str) -
             return_tokens_as_token_ids=True,
         ),
         routing=_routing(params.max_new_tokens, request.cache_salt, request.priority or 0),
-        extra_args={"sglang_tito": carried},
+        extra_args={SGLANG_EXTRA: carried},
     )
 
 

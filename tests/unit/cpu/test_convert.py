@@ -87,6 +87,11 @@ def test_logit_bias_is_read_from_the_extras(heard: Any) -> None:
     assert converted(heard, extra_args={"other": 1}).choices[0].sampling.logit_bias == ()
 
 
+def native(name: str, value: Any) -> dict[str, Any]:
+    """The extras of a request to `/inference/v1/generate` with one sampling parameter."""
+    return {"vllm_tito": {"sampling_params": {name: value, "temperature": 0.5}}}
+
+
 def test_the_tokens_that_may_come_are_read_from_the_extras(heard: Any) -> None:
     extra = {"sampling_options": {"allowed_token_ids": [5, 7, 500]}}
     allowed = converted(heard, extra_args=extra).choices[0].sampling.allowed
@@ -116,6 +121,13 @@ def test_the_tokens_that_may_come_are_read_from_the_extras(heard: Any) -> None:
         ({"output_options": OutputOptions(logprobs=1000)}, "logprobs", "expected 0 to 100"),
         ({"output_options": OutputOptions(prompt_logprobs=1)}, "prompt_logprobs", "not supported"),
         ({"routing": Routing(dp_rank=1)}, "dp_rank", "not supported"),
+        ({"extra_args": native("bad_words", ["x"])}, "sampling_params.bad_words", "not supported"),
+        ({"extra_args": {"vllm_tito": {"features": {}}}}, "features", "not supported"),
+        (
+            {"extra_args": native("stop", "x"), "stop_conditions": StopConditions(stop=["x"])},
+            "sampling_params.stop",
+            "use stop_token_ids",
+        ),
         ({"extra_args": {"sampling_options": {"allowed_token_ids": "x"}}}, "allowed_token_ids", "must be a list"),
         ({"extra_args": {"sampling_options": {"allowed_token_ids": [500]}}}, "allowed_token_ids", "lists no token"),
         ({"extra_args": {"sampling_options": {"logit_bias": {"x": 1}}}}, "logit_bias", "must map"),
@@ -127,6 +139,11 @@ def test_what_cannot_be_served_is_refused_by_name(heard: Any, fields: Any, param
     with pytest.raises(InvalidArgument, match=message) as raised:
         converted(heard, **fields)
     assert raised.value.param == param
+
+
+def test_embedded_engine_takes_native_parameters_that_ask_for_nothing(heard: Any) -> None:
+    assert converted(heard, extra_args=native("bad_words", [])).choices
+    assert converted(heard, extra_args=native("detokenize", False)).choices
 
 
 def test_defaults_come_from_the_generation_config(tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ from typing import Any
 
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import NotFound, NotReady
-from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.http.relayed import relayed
 from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
 from dynamo.llm.models import DEPARTED, Models
-from dynamo.llm.native_forms import SglangForm, VllmForm, sglang_error, vllm_error
+from dynamo.llm.native_forms import SglangForm, SglangWholeForm, VllmForm, VllmStreamForm, sglang_error, vllm_error
 from dynamo.llm.pipeline import Pipeline
 from dynamo.llm.served_model import ServedModel
 from dynamo.protocols.engine import PreprocessedRequest
@@ -20,6 +19,7 @@ from dynamo.protocols.native import (
     SglangRequest,
     VllmRequest,
     VllmResponse,
+    VllmStreamOptions,
     decode_sglang,
     decode_vllm,
     sglang_work,
@@ -28,9 +28,8 @@ from dynamo.protocols.native import (
 
 VLLM = relayed("generate", "", vllm_error)
 SGLANG = relayed("generate", "", sglang_error)
-EVENTS: dict[str, Any] = {"type": "string"}
-STREAM = "text/event-stream"
-REFUSALS = (*ENGINE_REFUSALS, 501)
+SGLANG_RESPONSE: dict[str, Any] = {"type": ["object", "array"], "items": {"type": "object"}}
+"""An object, or a list of them where several choices were requested."""
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
@@ -41,7 +40,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
             "POST",
             "/inference/v1/generate",
             pages.vllm,
-            Operation("vLLM: tokens after tokens", VllmRequest, VllmResponse, refusals=REFUSALS),
+            Operation("vLLM: generate tokens", VllmRequest, VllmResponse, streams=True, refusals=ENGINE_REFUSALS),
             variable="DYN_HTTP_SVC_VLLM_GENERATE_PATH",
             error_body=vllm_error,
         )
@@ -51,7 +50,9 @@ def add(routes: RouteTable, context: RouteContext) -> None:
                 method,
                 "/generate",
                 pages.sglang,
-                Operation("SGLang: tokens after tokens", SglangRequest, EVENTS, refusals=REFUSALS, answer_media=STREAM),
+                Operation(
+                    "SGLang: generate tokens", SglangRequest, SGLANG_RESPONSE, streams=True, refusals=ENGINE_REFUSALS
+                ),
                 variable="DYN_HTTP_SVC_SGLANG_GENERATE_PATH",
                 error_body=sglang_error,
             )
@@ -74,14 +75,20 @@ class NativePages:
 
     async def _vllm(self, exchange: Exchange) -> None:
         request, said = decode_vllm(bytes(exchange.body))
-        if request.stream:
-            self._not_implemented(
-                exchange, "streaming (stream=true) is not implemented for /inference/v1/generate yet", "stream"
-            )
-            return
         model = capable_model(self.models, request.model, VLLM_CAPABILITY)
         wants_logprobs = request.sampling_params.logprobs is not None
-        form = VllmForm(len(request.token_ids), request.request_id, wants_logprobs=wants_logprobs)
+        options = request.stream_options or VllmStreamOptions()
+        form: VllmForm | VllmStreamForm
+        if request.stream:
+            form = VllmStreamForm(
+                len(request.token_ids),
+                request.request_id,
+                wants_logprobs=wants_logprobs,
+                total=bool(options.include_usage),
+                running=bool(options.continuous_usage_stats),
+            )
+        else:
+            form = VllmForm(len(request.token_ids), request.request_id, wants_logprobs=wants_logprobs)
 
         def make(request_id: str) -> PreprocessedRequest:
             form.request_id = form.request_id or request_id
@@ -89,17 +96,12 @@ class NativePages:
             work.model = model.name
             return work
 
-        await self.pipeline.relay(exchange, VLLM.endpoint, model, make, form)
+        await self.pipeline.relay(exchange, VLLM.endpoint, model, make, form, stream=request.stream)
 
     async def _sglang(self, exchange: Exchange) -> None:
         request, said = decode_sglang(bytes(exchange.body))
-        if not request.stream:
-            self._not_implemented(
-                exchange, "non-streaming SGLang generate requests are not implemented; set stream=true", "unary"
-            )
-            return
         model = capable_model(self.models, request.model, SGLANG_CAPABILITY)
-        form = SglangForm(len(request.input_ids), request.rid)
+        form = (SglangForm if request.stream else SglangWholeForm)(len(request.input_ids), request.rid)
 
         def make(request_id: str) -> PreprocessedRequest:
             form.request_id = form.request_id or request_id
@@ -107,11 +109,7 @@ class NativePages:
             work.model = model.name
             return work
 
-        await self.pipeline.relay(exchange, SGLANG.endpoint, model, make, form, stream=True)
-
-    def _not_implemented(self, exchange: Exchange, message: str, request_type: str) -> None:
-        self.pipeline.metrics.count_end(VLLM.endpoint, "", request_type, "not_implemented")
-        exchange.refuse(ErrorAnswer(501, message, label="not_implemented"))
+        await self.pipeline.relay(exchange, SGLANG.endpoint, model, make, form, stream=request.stream)
 
 
 def capable_model(models: Models, name: str | None, capability: str) -> ServedModel:

@@ -82,7 +82,7 @@ async def test_logprobs_and_several_choices_are_told(model_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({"stream": True}, 501, "streaming (stream=true) is not implemented for /inference/v1/generate yet"),
+        ({"stream_options": {"include_usage": True}}, 400, "stream_options is only allowed when stream is true"),
         ({"token_ids": []}, 400, "token_ids must contain at least one token ID."),
         ({"token_ids": [-1]}, 400, "token_ids: expected token ids"),
         ({"sampling_params": {"max_tokens": 0}}, 400, "sampling_params.max_tokens must be greater than 0."),
@@ -99,6 +99,57 @@ async def test_what_vllm_would_not_take_is_refused(
         assert answer.status == status
         assert message in answer.json["error"]["message"]
         assert answer.json["code"] == answer.json["error"]["code"] == status
+
+
+async def test_vllm_generate_streams_new_tokens_and_the_usage(model_dir: Path) -> None:
+    said = (
+        {"token_ids": [5], "index": 0, "log_probs": [-0.5]},
+        {"token_ids": [6, 7], "index": 0, "finish_reason": "eos"},
+    )
+    async with open_relays(add) as relays:
+        await serve(relays, model_dir, *said)
+        body = {"token_ids": [1, 2], "sampling_params": {"logprobs": 0}, "request_id": "r", "stream": True}
+        answer = await relays.ask(VLLM, {**body, "stream_options": {"include_usage": True}})
+        first, second, last = answer.events
+        (choice,) = first["choices"]
+        assert (first["request_id"], choice["index"], choice["token_ids"]) == ("r", 0, [5])
+        assert choice["logprobs"]["content"][0]["logprob"] == -0.5
+        assert second["choices"] == [{"index": 0, "token_ids": [6, 7], "finish_reason": "stop"}]
+        assert last == {
+            "request_id": "r",
+            "choices": [],
+            "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
+        }
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        assert relays.asked[0]["extra_args"]["vllm_tito"]["stream"] is False, "workers send pieces in any case"
+
+
+async def test_vllm_generate_stream_reports_running_usage_and_a_failure(model_dir: Path) -> None:
+    async with open_relays(add) as relays:
+        await serve(relays, model_dir, {"token_ids": [5], "index": 0}, RuntimeError("secret"))
+        options = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+        answer = await relays.ask(VLLM, {"token_ids": [1], "sampling_params": {}, **options})
+        first, last = answer.events
+        assert first["usage"]["completion_tokens"] == 1
+        assert last["error"]["code"] == 500
+        assert "secret" not in answer.body.decode()
+
+
+async def test_vllm_generate_stream_without_a_finish_reason_is_an_error(model_dir: Path) -> None:
+    async with open_relays(add) as relays:
+        await serve(relays, model_dir, {"token_ids": [5], "index": 0})
+        answer = await relays.ask(VLLM, {"token_ids": [1], "sampling_params": {}, "stream": True})
+        assert answer.events[-1]["error"]["code"] == 500
+
+
+async def test_vllm_generate_passes_biases_and_constraints_in_the_common_fields(model_dir: Path) -> None:
+    async with open_relays(add) as relays:
+        await serve(relays, model_dir, *TOKENS)
+        params = {"logit_bias": {"7": 2.0}, "allowed_token_ids": [5, 6], "structured_outputs": {"regex": "a+"}}
+        await relays.ask(VLLM, {"token_ids": [1], "sampling_params": params})
+        (asked,) = relays.asked
+        assert asked["extra_args"]["sampling_options"] == {"logit_bias": {"7": 2.0}, "allowed_token_ids": [5, 6]}
+        assert asked["sampling_options"]["guided_decoding"] == {"regex": "a+"}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +203,70 @@ async def test_frames_are_made_for_an_engine_without(model_dir: Path) -> None:
         assert relays.asked[0]["stop_conditions"]["max_tokens"] == 4
 
 
+def frame(ids: list[int], total: int, **more: Any) -> dict[str, Any]:
+    meta = {"id": "x", "finish_reason": more.pop("finish", None), "completion_tokens": total, **more.pop("meta", {})}
+    return {"output_ids": ids, "meta_info": meta, **more}
+
+
+STOP = {"type": "stop", "matched": 2}
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [frame([5], 1, text="a"), frame([6, 7], 3, text="bc", finish=STOP)],
+        [frame([5], 1, text="a"), frame([5, 6, 7], 3, text="abc", finish=STOP)],
+    ],
+    ids=["only new tokens", "all tokens so far"],
+)
+async def test_sglang_generate_without_stream_joins_the_engines_frames(
+    model_dir: Path, frames: list[dict[str, Any]]
+) -> None:
+    said = [{"token_ids": [5], "index": 0, "engine_data": {"sglang_response": one}} for one in frames]
+    async with open_relays(add) as relays:
+        await serve(relays, model_dir, *said)
+        answer = await relays.ask(SGLANG, {"input_ids": [1, 2]})
+        assert answer.json == frame([5, 6, 7], 3, text="abc", finish=STOP)
+        assert relays.asked[0]["extra_args"]["sglang_tito"]["stream"] is True, "the frontend joins the pieces"
+
+
+async def test_sglang_generate_without_stream_joins_log_probabilities(model_dir: Path) -> None:
+    first = frame([5], 1, meta={"output_token_logprobs": [[-1.0, 5, None]], "input_token_logprobs": [[-2.0, 1, None]]})
+    second = frame([6], 2, finish=STOP, meta={"output_token_logprobs": [[-0.5, 6, None]]})
+    said = [{"token_ids": [5], "index": 0, "engine_data": {"sglang_response": one}} for one in (first, second)]
+    async with open_relays(add) as relays:
+        await serve(relays, model_dir, *said)
+        meta = (await relays.ask(SGLANG, {"input_ids": [1], "return_logprob": True})).json["meta_info"]
+        assert meta["output_token_logprobs"] == [[-1.0, 5, None], [-0.5, 6, None]]
+        assert meta["input_token_logprobs"] == [[-2.0, 1, None]]
+
+
+async def test_sglang_generate_without_stream_writes_the_form_for_other_engines(model_dir: Path) -> None:
+    said = ({"token_ids": [8], "index": 1, "finish_reason": "length"}, *TOKENS)
+    async with open_relays(add) as relays:
+        await serve(relays, model_dir, *said)
+        answer = await relays.ask(SGLANG, {"input_ids": [1, 2], "rid": "r", "sampling_params": {"n": 2}})
+        first, second = answer.json
+        assert first["output_ids"] == [5, 6, 7]
+        assert first["meta_info"] == {
+            "id": "r",
+            "finish_reason": {"type": "stop"},
+            "prompt_tokens": 2,
+            "completion_tokens": 3,
+        }
+        assert (second["output_ids"], second["meta_info"]["finish_reason"]) == ([8], {"type": "length"})
+
+
+@pytest.mark.parametrize("said", [[frame([5], 1)], [{"output_ids": 3, "meta_info": {}}], [{"meta_info": {}}]])
+async def test_sglang_generate_without_stream_refuses_frames_that_do_not_end(
+    model_dir: Path, said: list[dict[str, Any]]
+) -> None:
+    items = [{"token_ids": [5], "index": 0, "engine_data": {"sglang_response": one}} for one in said]
+    async with open_relays(add) as relays:
+        await serve(relays, model_dir, *items)
+        assert (await relays.ask(SGLANG, {"input_ids": [1]})).status == 500
+
+
 async def test_a_stream_that_breaks_off_says_so_in_sglangs_words(model_dir: Path) -> None:
     async with open_relays(add) as relays:
         await serve(relays, model_dir, TOKENS[0], RuntimeError("secret"))
@@ -162,7 +277,6 @@ async def test_a_stream_that_breaks_off_says_so_in_sglangs_words(model_dir: Path
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({"stream": False}, 501, "non-streaming SGLang generate requests are not implemented; set stream=true"),
         ({"input_ids": None, "text": "hi"}, 400, "input_ids"),
         ({"input_ids": [[1], [2]]}, 400, "input_ids[0]"),
         ({"input_ids": []}, 400, "input_ids must contain at least one token ID."),
