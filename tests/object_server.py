@@ -50,4 +50,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body[: self.server.cut])
         self.close_connection = self.server.cut is not None
 
+    def do_PUT(self) -> None:
+        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
+        body = self.rfile.read(int(self.headers["content-length"]))
+        status = self.server.status or 200
+        if status == 200:
+            self.server.objects[self.path] = body
+        self.send_response(status)
+        self.send_header("etag", '"1"')
+        self.send_header("content-length", "0")
+        self.end_headers()
+
     def log_message(self, *_: Any) -> None: ...

@@ -4,10 +4,13 @@ import gzip
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from tests.integration.graph import DEADLINE_S, Graph, wait_for
 from tests.nats_server import NatsServer
+from tests.object_server import ObjectServer
+from tests.otlp_collector import Collector, facts_of
 
 from dynamo.runtime.config import nats_options
 from dynamo.runtime.transports.nats.connection import NatsConnection
@@ -97,3 +100,43 @@ async def test_whoever_listens_on_nats_hears_every_row(tmp_path: Path) -> None:
             graph.stop()
             await listener.close()
     assert [(row["event_type"], row["request"]["output_tokens"]) for row in heard] == [("request_end", 4)]
+
+
+def test_request_trace_reaches_a_bucket_and_a_collector(tmp_path: Path) -> None:
+    with ObjectServer() as store, Collector() as collector:
+        settings = {
+            "DYN_REQUEST_TRACE": "1",
+            "DYN_REQUEST_TRACE_SINKS": "s3,otel",
+            "DYN_REQUEST_TRACE_RECORDS": "request_end,request_payload",
+            "DYN_REQUEST_TRACE_S3_BUCKET": "bucket",
+            "DYN_REQUEST_TRACE_S3_PREFIX": "traces",
+            "AWS_ENDPOINT_URL": store.url,
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.variables["OTEL_EXPORTER_OTLP_ENDPOINT"],
+        }
+        graph = graph_of(tmp_path, settings)
+        try:
+            graph.mocker("--speedup-ratio", "0")
+            for stream in (False, True):
+                assert graph.post({**CHAT, "stream": stream}).status_code == 200
+            graph.frontend.terminate()
+            assert graph.frontend.wait(DEADLINE_S) == 0
+        finally:
+            graph.stop()
+    (path,) = store.objects
+    assert unquote(path).startswith("/bucket/traces/date=") and path.endswith(".jsonl.gz")
+    assert "key/" in store.headers[0]["authorization"]
+    rows = [json.loads(line) for line in gzip.decompress(store.objects[path]).splitlines()]
+    assert sorted(row["event_type"] for row in rows) == ["request_end"] * 2 + ["request_payload"] * 2
+    records = [facts_of(one) for one in collector.logs]
+    assert sorted(one["event_type"] for one in records) == sorted(row["event_type"] for row in rows)
+    assert {json.loads(str(one["payload"]))["schema"] for one in records} == {"dynamo.request.trace.v1"}
+
+
+def test_frontend_refuses_the_s3_sink_without_a_bucket(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, {"DYN_REQUEST_TRACE": "1", "DYN_REQUEST_TRACE_SINKS": "s3"})
+    try:
+        assert graph.frontend.wait(DEADLINE_S) == 2
+    finally:
+        graph.stop()

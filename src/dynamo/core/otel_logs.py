@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.context import Context
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor, LogRecordExporter
 from opentelemetry.sdk.resources import Resource
@@ -58,6 +59,38 @@ class OtelLogHandler(logging.Handler):
         """Sends what is left."""
         self._provider.shutdown()
         super().close()
+
+
+class OtelEvents:
+    """Structured events as log records of their own, exported when `send` is called."""
+
+    def __init__(self, exporter: LogRecordExporter, service: str, scope: str) -> None:
+        """`scope` names the instrumentation scope of the records."""
+        self._provider = LoggerProvider(resource=Resource.create({"service.name": service}))
+        self._provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
+        self._logger = self._provider.get_logger(scope)
+
+    def add(self, moment_ns: int, observed_ns: int, body: str, attributes: Mapping[str, str | bool]) -> None:
+        """Add a record. `send` must follow before the SDK's queue of 2,048 records is full."""
+        self._logger.emit(
+            LogRecord(
+                timestamp=moment_ns,
+                observed_timestamp=observed_ns,
+                context=Context(),  # The record belongs to no span, whichever thread adds it.
+                severity_text="INFO",
+                severity_number=SeverityNumber.INFO,
+                body=body,
+                attributes=attributes,
+            )
+        )
+
+    def send(self) -> None:
+        """Export what was added. Blocks; the exporter logs its own failures."""
+        self._provider.force_flush()
+
+    def close(self) -> None:
+        """Export the rest and stop."""
+        self._provider.shutdown()
 
 
 def _severity(level: int) -> SeverityNumber:

@@ -81,8 +81,13 @@ def service_name(variables: Mapping[str, str]) -> str:
     return setting("OTEL_SERVICE_NAME", "dynamo", str, variables)
 
 
-def make_exporter(signal: str, module: str, variables: Mapping[str, str]) -> tuple[Any, Any]:
-    """The SDK's exporter of a signal, `TRACES` or `LOGS`, and our module that uses it. Raises `ConfigError`."""
+def make_exporter(
+    signal: str, module: str, variables: Mapping[str, str], setting_name: str = "OTEL_EXPORT_ENABLED"
+) -> tuple[Any, Any]:
+    """Return the SDK's exporter of a signal, `TRACES` or `LOGS`, and our module that uses it.
+
+    Raises `ConfigError` that names `setting_name`, the setting that asks for it, where a package is missing.
+    """
     general = setting("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", str, variables)
     protocol = setting(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", general, str, variables)
     if protocol not in PROTOCOLS:
@@ -94,6 +99,6 @@ def make_exporter(signal: str, module: str, variables: Mapping[str, str]) -> tup
     except ImportError as error:
         package = f"opentelemetry-exporter-otlp-proto-{PROTOCOLS[protocol]}"
         raise ConfigError(
-            f"OTEL_EXPORT_ENABLED: {error.name or error} is missing: pip install 'dynamo-serve[otel]' {package}"
+            f"{setting_name}: {error.name or error} is missing: pip install 'dynamo-serve[otel]' {package}"
         ) from None
     return getattr(exporters, name)(), user

@@ -20,8 +20,10 @@ from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.llm.generation import Generation, total_usage
+from dynamo.llm.request_trace_otel import MAX_PAYLOAD_BYTES, make_otel_sink
 from dynamo.llm.request_trace_payload import Capture, Fold, chat_response, last_response, message_response
-from dynamo.llm.request_trace_sinks import FileOptions, Row, Sink, make_sink
+from dynamo.llm.request_trace_s3 import S3Options, S3Sink, S3Writer
+from dynamo.llm.request_trace_sinks import FileOptions, FileSink, Row, Sink, StderrSink, make_nats_sink
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.tokens.hashing import block_hashes, sequence_hashes
 
@@ -33,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = "dynamo.request.trace.v1"
 RECORDS = ("request_end", "tool", "request_payload")
-SINKS = ("file", "stderr", "nats")
+SINKS = ("file", "stderr", "nats", "otel", "s3")
 CLOSE_S = 2.0  # What the sinks have not taken by then is lost; a frontend that ends must not hang on a full disk.
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
 """Never captured, whatever the list says: a trace is read by more people than may use a key."""
@@ -70,6 +72,8 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
     headers: frozenset[str]
     file: FileOptions
     nats_subject: str
+    otel_max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    s3: S3Options | None = None
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] | None = None) -> "TraceOptions | None":
@@ -91,11 +95,13 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
         if not setting("DYN_REQUEST_TRACE", False, read_bool, given) and not audit:
             return None
         for name in given:
-            if name.startswith(("DYN_REQUEST_TRACE_TOOL_EVENTS_", "DYN_REQUEST_TRACE_S3_")) and given[name]:
+            if name.startswith("DYN_REQUEST_TRACE_TOOL_EVENTS_") and given[name]:
                 raise ConfigError(f"{name} is not supported by this release")
         default_records = "request_payload" if audit else "request_end,tool"
         records = _words("DYN_REQUEST_TRACE_RECORDS", text("RECORDS", default_records), RECORDS)
         sinks = _words("DYN_REQUEST_TRACE_SINKS", text("SINKS", ",".join(audit) or "file"), SINKS)
+        if "s3" in sinks and not text("S3_BUCKET", ""):
+            raise ConfigError("DYN_REQUEST_TRACE_SINKS=s3: DYN_REQUEST_TRACE_S3_BUCKET must name a bucket")
         kind = text("FILE_FORMAT", "jsonl_gz")
         if kind not in ("jsonl", "jsonl_gz"):
             raise ConfigError(f"DYN_REQUEST_TRACE_FILE_FORMAT={kind!r}: expected jsonl or jsonl_gz")
@@ -114,6 +120,16 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
                 roll_lines=number("FILE_ROLL_LINES", 0, "JSONL_GZ_ROLL_LINES", least=0),
             ),
             nats_subject=text("NATS_SUBJECT", "dynamo.request_trace.v1", "NATS_SUBJECT"),
+            otel_max_payload_bytes=number("OTEL_MAX_PAYLOAD_BYTES", MAX_PAYLOAD_BYTES, "OTEL_MAX_PAYLOAD_BYTES"),
+            s3=S3Options(
+                bucket=text("S3_BUCKET", ""),
+                region=text("S3_REGION", ""),
+                prefix=text("S3_PREFIX", ""),
+                roll_bytes=number("S3_ROLL_UNCOMPRESSED_BYTES", 64 << 20),
+                flush_s=number("S3_FLUSH_INTERVAL_MS", 10_000) / 1000,
+            )
+            if "s3" in sinks
+            else None,
         )
 
 
@@ -221,9 +237,25 @@ class RequestTrace:
         """Opens the sinks. Raises `ConfigError` for one that cannot be used."""
         options = self._options
         for name in options.sinks:
-            self._sinks.append(await make_sink(name, options.file, options.nats_subject))
+            self._sinks.append(await self._sink(name))
         self._tasks.start(self._write(), "write")
         logger.info("request trace", extra={"sinks": list(options.sinks), "records": list(options.records)})
+
+    async def _sink(self, name: str) -> Sink:
+        """Return a sink that is ready. Raises `ConfigError` for one that cannot be used."""
+        options = self._options
+        if name == "file":
+            return await asyncio.to_thread(FileSink, options.file)
+        if name == "stderr":
+            return StderrSink()
+        if name == "nats":
+            return await make_nats_sink(options.nats_subject)
+        if name == "otel":
+            return await asyncio.to_thread(make_otel_sink, options.otel_max_payload_bytes, environ())
+        assert options.s3 is not None, "the options of a sink are read with its name"
+        sink = S3Sink(options.s3, await asyncio.to_thread(S3Writer, options.s3), self._dropped.inc)
+        sink.start()
+        return sink
 
     async def close(self) -> None:
         """Writes what is there and closes the sinks."""
@@ -311,11 +343,14 @@ class RequestTrace:
             await self._give()
             if self._is_closing:
                 break
-        for sink in self._sinks:
-            try:
-                await sink.close()
-            except OSError as error:
-                logger.warning("request trace: %s: %s", sink.name, error)
+        await asyncio.gather(*(self._close(sink) for sink in self._sinks))
+
+    @staticmethod
+    async def _close(sink: Sink) -> None:
+        try:
+            await sink.close()
+        except OSError as error:
+            logger.warning("request trace: %s: %s", sink.name, error)
 
     async def _give(self) -> None:
         """All rows that wait, to every sink."""
@@ -323,15 +358,17 @@ class RequestTrace:
         if not taken:
             return
         rows = await asyncio.to_thread(lambda: [Row(row.timestamp_ms, read(row.event)) for row in taken])
-        for sink in self._sinks:
-            try:
-                await sink.write(rows)
-                await sink.flush()
-            except OSError as error:
-                self._dropped.inc(len(rows))
-                logger.warning("request trace: %s: %s", sink.name, error)
-            else:
-                self._written.inc(len(rows))
+        await asyncio.gather(*(self._give_to(sink, rows) for sink in self._sinks))
+
+    async def _give_to(self, sink: Sink, rows: Sequence[Row]) -> None:
+        try:
+            await sink.write(rows)
+            await sink.flush()
+        except OSError as error:
+            self._dropped.inc(len(rows))
+            logger.warning("request trace: %s: %s", sink.name, error)
+        else:
+            self._written.inc(len(rows))
 
 
 class Unread(NamedTuple):

@@ -1,4 +1,7 @@
-"""Request trace sinks: where rows go: files that roll, stderr, NATS. Disks are written to by a thread."""
+"""Request trace sinks: where rows go: files that roll, stderr, NATS. Disks are written to by a thread.
+
+The sinks `s3` and `otel` are modules of their own.
+"""
 
 import asyncio
 import gzip
@@ -173,18 +176,14 @@ class NatsSink:
         await self._connection.close()
 
 
-async def make_sink(name: str, file: FileOptions, nats_subject: str) -> Sink:
-    """A sink that is ready. Raises `ConfigError` for one that cannot be used."""
-    if name == "file":
-        return await asyncio.to_thread(FileSink, file)
-    if name == "stderr":
-        return StderrSink()
+async def make_nats_sink(subject: str) -> Sink:
+    """Return the sink of the NATS server that the environment names. Raises `ConfigError`."""
     from dynamo.runtime.config import nats_options
     from dynamo.runtime.transports.nats.connection import NatsConnection
 
     connection = NatsConnection(nats_options(), "request_trace", keeps_unsent=True)
     await connection.start()
-    return NatsSink(connection, nats_subject)
+    return NatsSink(connection, subject)
 
 
 def _to_stderr(text: str) -> None:

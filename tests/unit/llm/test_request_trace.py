@@ -13,6 +13,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.llm.http.metrics import FrontendMetrics, RequestRecord
 from dynamo.llm.request_trace import RequestTrace, TraceOptions, agent_context, input_trigger, replay
 from dynamo.llm.request_trace_payload import Tap
+from dynamo.llm.request_trace_s3 import S3Options
 from dynamo.protocols.engine import CompletionUsage, PromptTokensDetails
 
 ON = {"DYN_REQUEST_TRACE": "1"}
@@ -45,19 +46,26 @@ def test_the_older_variables_of_the_audit_still_count() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("SINKS", "file,otel"),
+        ("SINKS", "file,kafka"),
         ("SINKS", "s3"),
         ("RECORDS", "everything"),
         ("FILE_FORMAT", "xml"),
         ("CAPACITY", "0"),
         ("FILE_FLUSH_INTERVAL_MS", "soon"),
-        ("S3_BUCKET", "b"),
+        ("OTEL_MAX_PAYLOAD_BYTES", "0"),
         ("TOOL_EVENTS_ZMQ_ENDPOINT", "tcp://x"),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"DYN_REQUEST_TRACE_{name}"):
         options(**{name: text})
+
+
+def test_request_trace_options_of_s3_have_the_released_defaults() -> None:
+    found = options(SINKS="s3,otel", S3_BUCKET="b", S3_PREFIX="p/", S3_REGION="eu-north-1")
+    assert (found.sinks, found.otel_max_payload_bytes) == (("s3", "otel"), 4 << 20)
+    assert found.s3 == S3Options(bucket="b", prefix="p/", region="eu-north-1", roll_bytes=64 << 20, flush_s=10.0)
+    assert options().s3 is None
 
 
 def test_headers_with_secrets_are_never_captured() -> None:

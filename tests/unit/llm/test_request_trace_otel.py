@@ -1,0 +1,87 @@
+"""Rows of the request trace as records for an OpenTelemetry collector; the exporter is in memory."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from dynamo.llm.request_trace import Payload, RequestEnd, TraceRow
+from dynamo.llm.request_trace_otel import SEND_ROWS, OtelSink
+from dynamo.llm.request_trace_sinks import Row
+
+END = TraceRow(
+    schema="dynamo.request.trace.v1",
+    event_type="request_end",
+    event_time_unix_ms=1000,
+    request=RequestEnd(request_id="r", model="m", request_received_ms=900, total_time_ms=1.0),
+)
+WORDS = TraceRow(
+    schema="dynamo.request.trace.v1",
+    event_type="request_payload",
+    event_time_unix_ms=1000,
+    payload=Payload(
+        request_id="p", endpoint="openai.chat_completion", model="m", request={"a": "x" * 500}, payload_complete=True
+    ),
+)
+
+
+class Events:
+    """Keeps records, and what was exported together."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, str, Mapping[str, str | bool]]] = []
+        self.sent: list[int] = []
+        self.is_closed = False
+
+    def add(self, moment_ns: int, observed_ns: int, body: str, attributes: Mapping[str, str | bool]) -> None:
+        assert observed_ns > moment_ns
+        self.records.append((moment_ns, body, attributes))
+
+    def send(self) -> None:
+        self.sent.append(len(self.records))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_otel_sink_sends_a_record_for_each_row() -> None:
+    events = Events()
+    sink = OtelSink(events)
+    await sink.write([Row(0, END), Row(1, WORDS)])
+    await sink.close()
+    (moment, body, first), (_, _, second) = events.records
+    assert (moment, body, events.sent, events.is_closed) == (1_000_000_000, "request_end", [2], True)
+    payload = json.loads(str(first["payload"]))
+    assert payload["request"]["request_id"] == "r"
+    assert {name: value for name, value in first.items() if name != "payload"} == {
+        "schema": "dynamo.request.trace.v1",
+        "event_type": "request_end",
+        "rid": "r",
+        "model": "m",
+        "payload_complete": True,
+    }
+    assert (second["rid"], second["endpoint"]) == ("p", "openai.chat_completion")
+
+
+async def test_otel_sink_leaves_out_the_words_of_a_row_that_is_too_large() -> None:
+    events = Events()
+    await OtelSink(events, max_payload_bytes=300).write([Row(0, WORDS)])
+    ((_, _, record),) = events.records
+    payload = json.loads(str(record["payload"]))["payload"]
+    assert record["payload_complete"] is False
+    assert record["payload_drop_reason"] == payload["payload_drop_reason"]
+    assert str(payload["payload_drop_reason"]).startswith("otel_payload_too_large:max_bytes=300:actual_bytes=")
+    assert "request" not in payload
+
+
+async def test_otel_sink_drops_a_large_row_without_words(caplog: pytest.LogCaptureFixture) -> None:
+    events = Events()
+    await OtelSink(events, max_payload_bytes=10).write([Row(0, END)])
+    assert events.records == []
+    assert "dropped a row of" in caplog.text
+
+
+async def test_otel_sink_exports_before_the_queue_of_the_sdk_is_full() -> None:
+    events = Events()
+    await OtelSink(events).write([Row(0, END)] * (SEND_ROWS + 1))
+    assert events.sent == [SEND_ROWS, SEND_ROWS + 1]
