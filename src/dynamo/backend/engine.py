@@ -69,6 +69,8 @@ class EngineConfig:
     """How frontends are to route to workers of this kind, whatever their own mode."""
     routes: Mapping[str, EngineRoute] = field(default_factory=dict)
     """What the system port answers at `/engine/<name>`: the controls that this engine has."""
+    takes_prompt_embeds: bool = False
+    """Whether it reads prompts given as embeddings; the worker refuses them otherwise."""
     endpoints: Mapping[str, EngineRoute] = field(default_factory=dict)
     """Small endpoints of the worker's component: a question, an answer."""
     adapters: AdapterEngine | None = None

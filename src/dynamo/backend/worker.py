@@ -32,7 +32,7 @@ from dynamo.core import tracing
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import decode, json_encode
 from dynamo.core.config import dump
-from dynamo.core.errors import ConfigError, EngineShutdown
+from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.parent import die_with_parent
 from dynamo.llm.assets import self_hosted
@@ -106,6 +106,7 @@ class Worker:
         """Whether it is to be found and takes requests."""
         self._serving: Serving | None = None
         self._request_type: type[Any] = PreprocessedRequest
+        self._takes_prompt_embeds = False
         self._card: ModelDeploymentCard | None = None
         self._adapters: AdapterService | None = None
         self.kv_sources: dict[int, KvEventSource] = {}
@@ -126,6 +127,7 @@ class Worker:
         topology = await read_topology(clock=self._clock)
         config = await self.engine.start(self)
         self._request_type = config.request_type
+        self._takes_prompt_embeds = config.takes_prompt_embeds
         for name, route in config.routes.items():
             runtime.register_engine_route(name, route)
         card = await asyncio.to_thread(make_card, self.options, config)
@@ -168,6 +170,10 @@ class Worker:
     def handle(self, request: Request, reply: Reply) -> None:
         """A request arrived. Raises `InvalidArgument` for one that cannot be read, and what the engine raises."""
         prepared = decode(request.body, request.codec, self._request_type)
+        if not self._takes_prompt_embeds and isinstance(prepared, PreprocessedRequest) and prepared.prompt_embeds:
+            raise InvalidArgument(
+                f"prompt_embeds is not supported by the engine of model `{prepared.model}`", param="prompt_embeds"
+            )
         if self._tracer is None:
             self._admission.enter(prepared, reply)
         else:

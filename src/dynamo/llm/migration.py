@@ -70,6 +70,7 @@ def obstacle_of(request: PreprocessedRequest, *, resumes_sampling: bool) -> str 
         "use_beam_search": bool(sampling.use_beam_search),
         "guided_decoding": sampling.guided_decoding is not None,
         "logprobs": output.logprobs is not None,
+        "prompt_embeds": bool(request.prompt_embeds),
         "prompt_logprobs": output.prompt_logprobs is not None,
         "bad_words": bool(own.get("bad_words")),
         "presence_penalty": bool(sampling.presence_penalty) and not resumes_sampling,

@@ -33,7 +33,7 @@ from dynamo.llm.postprocessor import chat_body
 from dynamo.llm.prefill_router import dispatch_of
 from dynamo.llm.readers import PLAIN, Reader
 from dynamo.llm.relay import Form, OnSuccess, RelayAnswer
-from dynamo.llm.request_headers import agent_context, trigger_of, with_headers
+from dynamo.llm.request_headers import agent_context, cache_key_context, trigger_of, with_headers
 from dynamo.llm.request_identity import begin_route, metadata_of, new_id, trace_headers
 from dynamo.llm.request_trace import RequestTrace
 from dynamo.llm.served_model import ServedModel
@@ -137,7 +137,8 @@ class Pipeline(OpenRequests):
     ) -> None:
         """The worker that the request names, which must be one, and the agent's session that it belongs to."""
         chosen_worker(request, model)
-        context = agent_context(exchange.headers, trigger_of(request))
+        trigger = trigger_of(request)
+        context = agent_context(exchange.headers, trigger) or cache_key_context(request.prompt_cache_key, trigger)
         if context is not None:
             for one in prepared:
                 one.agent_context = context

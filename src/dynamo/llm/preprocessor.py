@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.llm.fill_in_middle import FillInMiddle
 from dynamo.llm.guided import form_bytes, guided_decoding
 from dynamo.llm.media import has_media, media_of, shown_messages
 from dynamo.llm.mm_routing import ImageRouting, image_routing
@@ -101,6 +102,11 @@ class Preprocessor:
         self._shows_tools_when_none = not card.runtime_config.exclude_tools_when_tool_choice_none
 
     @cached_property
+    def fill_in_middle(self) -> FillInMiddle | None:
+        """The model's format for a completion with a suffix; None where its tokenizer has no markers for one."""
+        return FillInMiddle.find(self.tokenizer.markers())
+
+    @cached_property
     def images(self) -> ImageRouting | None:
         """What tells a KV router which images a prompt shows; read when the first one does."""
         source = self._card.source_path
@@ -181,8 +187,18 @@ class Preprocessor:
             no_stop_trim=True if request.no_stop_trim else UNSET,
         )
         made: list[PreprocessedRequest] = []
-        for token_ids in self._prompts(request):
+        middle = self._middle(request) if request.suffix else None
+        if request.prompt_embeds is not None:
+            prompts: Sequence[list[int]] = [[]]
+        else:
+            prompts = self._prompts(request) if middle is None else self._middle_prompts(request, middle)
+        for token_ids in prompts:
             prepared = self._preprocessed(request, token_ids, output, max_tokens=request.max_tokens, param="prompt")
+            if request.prompt_embeds is not None:
+                prepared.prompt_embeds = request.prompt_embeds
+            if middle is not None and not request.ignore_eos:
+                prepared.eos_token_ids = list(dict.fromkeys([*prepared.eos_token_ids, *middle.end_ids]))
+                prepared.stop_conditions.stop_token_ids_hidden = prepared.eos_token_ids or None
             if best_of is not None:
                 prepared.sampling_options.n = prepared.sampling_options.best_of = best_of
             elif request.best_of is not None:
@@ -203,6 +219,7 @@ class Preprocessor:
             size = len(prompt)
         else:
             size = sum(len(part) for part in prompt or () if isinstance(part, str))
+        size += len(request.suffix or "")
         if size + form_bytes(request) < THREAD_CHARS_MIN:
             return self.completion(request)
         return await asyncio.to_thread(self.completion, request)
@@ -239,6 +256,31 @@ class Preprocessor:
             else self._checked(part, "prompt")  # type: ignore[arg-type]
             for part in prompt
         ]
+
+    def _middle(self, request: CompletionRequest) -> FillInMiddle:
+        """Return the model's format. Raises `InvalidArgument` for a suffix that cannot be honoured."""
+        middle = self.fill_in_middle
+        if middle is None:
+            raise InvalidArgument(
+                f"Validation: suffix is not supported by model `{self._card.display_name}`: its tokenizer has no "
+                "fill-in-the-middle tokens",
+                param="suffix",
+            )
+        if request.nvext is not None and request.nvext.token_data is not None:
+            raise InvalidArgument("Validation: suffix and nvext.token_data exclude each other", param="suffix")
+        return middle
+
+    def _middle_prompts(self, request: CompletionRequest, middle: FillInMiddle) -> list[list[int]]:
+        """Return the ids of each prompt with the suffix, between the model's markers."""
+        prompt = request.prompt
+        parts = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+        before, after = self.tokenizer.affixes()
+        suffix = self.tokenizer.encode(request.suffix or "")
+        made: list[list[int]] = []
+        for part in parts or ():
+            prefix = self.tokenizer.encode(part) if isinstance(part, str) else self._checked(part, "prompt")  # type: ignore[arg-type]
+            made.append([*before, *middle.token_ids(prefix, suffix), *after])
+        return made
 
     def _checked(self, token_ids: list[int], param: str) -> list[int]:
         """Ids that came from the caller."""

@@ -163,6 +163,18 @@ def agent_context(headers: Headers, trigger: str) -> dict[str, Any] | None:
     return context
 
 
+CACHE_KEY = "prompt_cache_key:"
+"""Begins the names of sessions that no header names."""
+
+
+def cache_key_context(prompt_cache_key: str | None, trigger: str) -> dict[str, Any] | None:
+    """Return the session of requests with the same `prompt_cache_key`, None without one.
+
+    OpenAI routes requests with the same key to the same machine, as session affinity does here.
+    """
+    return {"session_id": CACHE_KEY + prompt_cache_key, "input_trigger": trigger} if prompt_cache_key else None
+
+
 def _session_of(given: dict[str, str]) -> tuple[str | None, str | None]:
     """The session and the one above it."""
     if SESSION in given:

@@ -137,6 +137,10 @@ class Tokenizer:
         before, after = self._affixes
         return [*before, *self._encode(text), *after]
 
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """Return the ids that the model expects before and after a bare prompt, such as BOS; none if they vary."""
+        return self._affixes or ([], [])
+
     def _encode(self, text: str) -> list[int]:
         return self._encode_anew(text) if self._prefixes is None else self._prefixes.encode(text)
 

@@ -134,6 +134,7 @@ class PreprocessedRequest(msgspec.Struct):
 
     model: str
     token_ids: list[int]
+    """Empty where the prompt is `prompt_embeds`."""
     stop_conditions: StopConditions = msgspec.field(default_factory=StopConditions)
     sampling_options: SamplingOptions = msgspec.field(default_factory=SamplingOptions)
     output_options: OutputOptions = msgspec.field(default_factory=OutputOptions)
@@ -155,6 +156,8 @@ class PreprocessedRequest(msgspec.Struct):
     """Images, videos and sounds of the prompt in their order: `{"image_url": [{"Url": "https://…"}]}`."""
     mm_processor_kwargs: Any = UNSET
     media_io_kwargs: Any = UNSET
+    prompt_embeds: str | UnsetType | None = UNSET
+    """The prompt as embeddings: a saved PyTorch tensor in base64."""
     router: dict[str, Any] | UnsetType = UNSET
     """The service levels that a request asks for."""
     agent_context: dict[str, Any] | UnsetType = UNSET

@@ -134,11 +134,13 @@ class CommonRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     return_tokens_as_token_ids: bool | None = None
     service_tier: str | None = None
-    # Accepted and ignored, as upstream's native path does: none of them changes the answer.
-    user: Any = None
+    prompt_cache_key: str | None = None
+    # Accepted without effect (`protocols.field_effects`); workers that take text are sent them.
+    user: str | None = None
     metadata: Any = None
-    store: Any = None
-    prompt_cache_key: Any = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_retention: str | None = None
 
     @property
     def stop_strings(self) -> list[str] | None:
@@ -170,7 +172,7 @@ class ChatCompletionRequest(CommonRequest, kw_only=True):
     functions: Any = None
     audio: Any = None
     web_search_options: Any = None
-    # Accepted and ignored: it only says what the answer may look like.
+    # Accepted without effect: a guess of the answer, which may make it faster and never changes it.
     prediction: Any = None
 
 

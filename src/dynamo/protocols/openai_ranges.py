@@ -5,6 +5,7 @@
 The wording is upstream's.
 """
 
+import binascii
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 TOP_LOGPROBS_MAX = 20  # OpenAI's limit, as the three below are upstream's.
 MAX_TOKENS_MAX = 1 << 20
 STOPS_MAX = 32
+CACHE_KEY_CHARS_MAX = 512  # OpenAI allows 64; routers keep a session under each.
+EMBEDS_BYTES_MIN, EMBEDS_BYTES_MAX = 100, 10 << 20  # Of `prompt_embeds`, as in the released frontend.
 CHOICES_MAX = 128  # Prompts of a batch times `n`.
 
 TEXT_PARTS = ("text", "refusal")
@@ -68,10 +71,6 @@ REFUSALS_CHAT: Sequence[Refusal] = (
     ("modalities", _is_more_than_text, f"modalities other than `text` {NOT_YET}"),
     ("web_search_options", _always, f"web_search_options {NOT_YET}: no search stands behind it"),
 )
-REFUSALS_COMPLETION: Sequence[Refusal] = (
-    ("suffix", bool, f"suffix {NOT_YET}: no engine fills in the middle"),
-    ("prompt_embeds", _always, f"prompt_embeds {NOT_YET}"),
-)
 
 
 def _invalid(message: str, param: str) -> NoReturn:
@@ -91,6 +90,11 @@ def check_common(request: "CommonRequest") -> None:
     if request.repetition_penalty is not None and not 0 < request.repetition_penalty <= 2:
         _invalid(
             f"Repetition penalty must be between 0 and 2, got {request.repetition_penalty:g}", "repetition_penalty"
+        )
+    if request.prompt_cache_key is not None and len(request.prompt_cache_key) > CACHE_KEY_CHARS_MAX:
+        _invalid(
+            f"prompt_cache_key must have at most {CACHE_KEY_CHARS_MAX} characters, got {len(request.prompt_cache_key)}",
+            "prompt_cache_key",
         )
     if request.logit_bias:
         _check_logit_bias(request.logit_bias)
@@ -240,10 +244,11 @@ def _check_thinking(thinking: bool | dict[str, Any]) -> None:
 
 def check_completion(request: "CompletionRequest") -> None:
     """What completions have of their own."""
-    _refuse(request, REFUSALS_COMPLETION)
-    if request.prompt is None:
+    if request.prompt_embeds is not None:
+        _check_prompt_embeds(request)
+    elif request.prompt is None:
         raise InvalidArgument(f"{MALFORMED}missing field `prompt`", param="prompt")
-    if not request.prompt:
+    elif not request.prompt:
         _invalid(f"Prompt string{'' if isinstance(request.prompt, str) else ' array'} cannot be empty", "prompt")
     if isinstance(request.prompt, list):
         _check_prompts(request.prompt, request.n or 1)
@@ -255,8 +260,34 @@ def check_completion(request: "CompletionRequest") -> None:
         )
     if (request.best_of or 1) > (request.n or 1):
         _check_best_of(request)
+    if request.suffix and request.echo:
+        _invalid("echo and suffix exclude each other: the response is the text between prompt and suffix", "echo")
     if request.echo and request.logprobs is not None and request.stream:
         _invalid("echo together with logprobs cannot be streamed", "echo")
+
+
+def _check_prompt_embeds(request: "CompletionRequest") -> None:
+    """Check what can be checked without PyTorch: the worker reads the tensor."""
+    name = "prompt_embeds"
+    if request.prompt:
+        _invalid("prompt and prompt_embeds exclude each other: prompt must be missing or empty", name)
+    for other in ("suffix", "echo"):
+        if getattr(request, other):
+            _invalid(f"{other} is not supported together with prompt_embeds", other)
+    if request.nvext is not None and request.nvext.token_data is not None:
+        _invalid("prompt_embeds and nvext.token_data exclude each other", name)
+    text = request.prompt_embeds or ""
+    size = len(text) * 3 // 4
+    if size > EMBEDS_BYTES_MAX + 2:
+        _invalid(f"prompt_embeds decoded data exceeds maximum size of 10MB, got {size} bytes", name)
+    try:
+        size = len(binascii.a2b_base64(text, strict_mode=True))
+    except (binascii.Error, ValueError):
+        _invalid("prompt_embeds must be base64", name)
+    if size < EMBEDS_BYTES_MIN:
+        _invalid(f"prompt_embeds decoded data must be at least {EMBEDS_BYTES_MIN} bytes, got {size} bytes", name)
+    if size > EMBEDS_BYTES_MAX:
+        _invalid(f"prompt_embeds decoded data exceeds maximum size of 10MB, got {size} bytes", name)
 
 
 def _check_best_of(request: "CompletionRequest") -> None:

@@ -4,7 +4,7 @@ What vLLM's classes are made of is said as mappings, so that nothing here needs 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import UNSET
@@ -50,7 +50,7 @@ class Asked:
     """A request as vLLM takes it."""
 
     prompt: Mapping[str, Any]
-    """Rendered already, unless it shows something."""
+    """Rendered already, unless it shows something or is given as embeddings, which are added when they are read."""
     sampling: Mapping[str, Any]
     """What `SamplingParams` is made of, but for `structured_outputs`."""
     guided: Mapping[str, Any] | None
@@ -66,12 +66,18 @@ class Asked:
 def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
     """Raises `InvalidArgument` that names the field."""
     tokens = request.token_ids
-    check_prompt(request, limits.context_length)
+    if request.prompt_embeds:
+        if request.multi_modal_data:
+            raise InvalidArgument("prompt_embeds and media exclude each other", param="prompt_embeds")
+    else:
+        check_prompt(request, limits.context_length)
     if request.sampling_options.use_beam_search:
         raise InvalidArgument("use_beam_search is not supported by vLLM's engine", param="use_beam_search")
     routing = request.routing
     media = media_of(request)
     prompt: dict[str, Any] = {"prompt_token_ids": tokens} if media else {"type": "token", "prompt_token_ids": tokens}
+    if request.prompt_embeds:
+        prompt = {}
     if routing is not None and routing.cache_salt:
         prompt["cache_salt"] = routing.cache_salt
     if media and request.mm_processor_kwargs not in (UNSET, None):
@@ -85,6 +91,21 @@ def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
         priority=-(routing.priority or 0) if routing is not None and limits.has_priorities else 0,
         rank=rank_of(routing.dp_rank if routing is not None else None, limits.ranks, limits.first_rank),
     )
+
+
+def check_embeds(asked: Asked, length: int, limits: Limits) -> Asked:
+    """Return what is asked for a prompt of so many embeddings. Raises `InvalidArgument` if they leave no room."""
+    room = limits.context_length - length
+    if not length or room < 1:
+        raise InvalidArgument(
+            f"prompt_embeds has {length} positions; expected 1 to {limits.context_length - 1}, so that at least one token "
+            "of output fits into the model's context",
+            param="prompt_embeds",
+        )
+    sampling = {**asked.sampling, "max_tokens": min(asked.sampling["max_tokens"], room)}
+    if "min_tokens" in sampling:
+        sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
+    return replace(asked, sampling=sampling)
 
 
 def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
@@ -147,8 +168,9 @@ class Answer:
 
     __slots__ = ("_cached_tokens", "_hidden", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_said", "unfinished")
 
-    def __init__(self, request: PreprocessedRequest) -> None:
-        self._prompt_tokens = len(request.token_ids)
+    def __init__(self, request: PreprocessedRequest, prompt_tokens: int | None = None) -> None:
+        """`prompt_tokens` is the length of a prompt that is not given in tokens."""
+        self._prompt_tokens = len(request.token_ids) if prompt_tokens is None else prompt_tokens
         self._hidden = hidden_ends_of(request)
         self._logprobs = request.output_options.logprobs
         self._prompt_logprobs: list[Any] | None = None

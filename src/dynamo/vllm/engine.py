@@ -29,7 +29,7 @@ from dynamo.runtime.request_plane.base import Reply
 from dynamo.vllm import transfer
 from dynamo.vllm.config import SCHEDULER, VllmConfig, forward_pass_port, wants_forward_passes
 from dynamo.vllm.controls import Controls
-from dynamo.vllm.convert import Answer, Asked, Limits, to_asked
+from dynamo.vllm.convert import Answer, Asked, Limits, check_embeds, to_asked
 from dynamo.vllm.events import kv_listeners, publishes
 from dynamo.vllm.library import Library
 from dynamo.vllm.lora import adapters_of
@@ -93,6 +93,7 @@ class VllmEngine:
             publishes_kv_events=publishes(settings),
             routes=controls.routes(),
             endpoints=controls.endpoints(),
+            takes_prompt_embeds=settings.model_config.enable_prompt_embeds,
             adapters=None if settings.lora_config is None else self._adapters,
         )
         return self.describe(config)
@@ -203,6 +204,10 @@ class VllmEngine:
             raise InvalidArgument(
                 f"{kinds} parts: this worker was started without --enable-multimodal", param="messages"
             )
+        if request.prompt_embeds and self._role is not DisaggregationMode.AGGREGATED:
+            raise InvalidArgument(
+                f"prompt_embeds is not supported by {self._role.value} workers", param="prompt_embeds"
+            )
         if self._is_prefill:
             assert self._handshake is not None
             return to_asked(prefill_request(request), self._limits), self._handshake.asked_of_prefill()
@@ -219,6 +224,13 @@ class VllmEngine:
         library = self._library
         try:
             prompt = dict(asked.prompt)
+            length: int | None = None
+            if request.prompt_embeds:
+                settings = self._llm.vllm_config.model_config
+                embeds = await asyncio.to_thread(library.load_embeds, settings, request.prompt_embeds)
+                length = int(embeds.shape[0])
+                asked = check_embeds(asked, length, self._limits)
+                prompt["prompt_embeds"] = embeds
             if asked.media:
                 prompt["multi_modal_data"] = await media_items(asked.media, library.decode_media)
             sampling = self._sampling(asked, params)
@@ -231,7 +243,7 @@ class VllmEngine:
                 data_parallel_rank=asked.rank,
             )
             write = self._write_prefill if self._is_prefill else self._write
-            answer = Answer(request)
+            answer = Answer(request, length)
             async for one in told:
                 write(one, answer, params, reply)
             reply.finish()

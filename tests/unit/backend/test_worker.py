@@ -197,6 +197,15 @@ async def test_what_the_engine_refuses_is_the_callers_fault(model_dir: str) -> N
         assert isinstance((await heard.end()).error, InvalidArgument)
 
 
+async def test_worker_refuses_prompt_embeds_for_an_engine_that_takes_tokens_only(model_dir: str) -> None:
+    async with serving(EchoEngine(model_dir)) as bench:
+        request = PreprocessedRequest(model="echo", token_ids=[], prompt_embeds="AAAA")
+        heard, _ = await bench.send(encode(request, MSGPACK))
+        error = (await heard.end()).error
+        assert isinstance(error, InvalidArgument)
+        assert "prompt_embeds is not supported by the engine of model `echo`" in str(error)
+
+
 async def test_a_full_worker_sends_requests_elsewhere(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_DYNAMO_REQUEST_QUEUE_LIMIT", "1")
     engine = Held(model_dir)

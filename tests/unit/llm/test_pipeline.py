@@ -337,6 +337,17 @@ def test_headers_reach_the_worker(street: Street) -> None:
     assert asked.extra_args["nvext"] == {"cache_salt": "ten"}
 
 
+def test_prompt_cache_key_names_the_session_where_no_header_does(street: Street) -> None:
+    house = street.plain
+    street.run(house.chat(Script(["x"]), prompt_cache_key="k"))
+    assert house.engine.requests[-1].agent_context == {
+        "session_id": "prompt_cache_key:k",
+        "input_trigger": "user_message",
+    }
+    street.run(house.chat(Script(["x"]), {"x-dynamo-session-id": "s"}, prompt_cache_key="k"))
+    assert house.engine.requests[-1].agent_context["session_id"] == "s"  # type: ignore[index]
+
+
 def test_a_frontend_may_take_no_extensions_but_the_salt(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_DISABLE_FRONTEND_NVEXT", "1")
     house = street.open()

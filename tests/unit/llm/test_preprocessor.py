@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from msgspec import UNSET
 
 from dynamo.core.errors import ConfigError, InvalidArgument
@@ -328,3 +329,54 @@ def test_eos_ids_come_from_the_generation_config_or_else_the_model(
 def test_a_generation_config_of_the_wrong_shape_names_file_and_field(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"generation_config\.json: .*temperature"):
         _defaults(tmp_path, {}, {"temperature": "hot"})
+
+
+# ---- suffixes -------------------------------------------------------------------------------------------------------
+
+FIM = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>")
+
+
+@pytest.fixture(scope="module")
+def filling(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Preprocessor:
+    """A model with fill-in-the-middle tokens."""
+    path = tmp_path_factory.mktemp("fim")
+    for file in model_dir.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    library = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    library.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in FIM])
+    library.save(str(path / "tokenizer.json"))
+    return load(path)
+
+
+def test_completion_with_a_suffix_uses_the_models_format(filling: Preprocessor) -> None:
+    tokenizer = filling.tokenizer
+    (made,) = filling.completion(completion("def f(", suffix="return 1"))
+    prefix, middle, suffix, pad = (tokenizer.token_to_id(text) for text in FIM)
+    assert made.token_ids == [prefix, *tokenizer.encode("def f("), suffix, *tokenizer.encode("return 1"), middle]
+    assert {prefix, middle, suffix, pad} <= set(made.eos_token_ids)
+    assert made.stop_conditions.stop_token_ids_hidden == made.eos_token_ids
+
+
+def test_completion_with_a_suffix_takes_several_prompts_and_token_ids(filling: Preprocessor) -> None:
+    texts = filling.completion(completion(["a", "b"], suffix="c"))
+    ids = filling.completion(completion([5, 6], suffix="c", ignore_eos=True))
+    assert len(texts) == 2 and texts[0].token_ids != texts[1].token_ids
+    assert ids[0].token_ids[1:3] == [5, 6]
+    assert ids[0].eos_token_ids == []
+
+
+def test_completion_with_an_empty_suffix_is_a_plain_one(preprocessor: Preprocessor) -> None:
+    assert preprocessor.completion(completion("hi", suffix=""))[0].token_ids == preprocessor.tokenizer.encode("hi")
+
+
+def test_completion_with_a_suffix_is_refused_for_models_without_markers(preprocessor: Preprocessor) -> None:
+    with pytest.raises(InvalidArgument, match="suffix is not supported by model `m`") as raised:
+        preprocessor.completion(completion("hi", suffix="x"))
+    assert raised.value.param == "suffix"
+
+
+def test_completion_with_a_suffix_refuses_what_contradicts_it(filling: Preprocessor) -> None:
+    with pytest.raises(InvalidArgument, match="exclude each other"):
+        filling.completion(completion("hi", suffix="x", nvext={"token_data": [1]}))
+    with pytest.raises(InvalidArgument, match="echo and suffix"):
+        completion("hi", suffix="x", echo=True)

@@ -85,6 +85,23 @@ async def test_the_turns_of_a_session_go_to_one_worker(model_dir: Path, mode: st
             assert len({(await house.turn({}))[0] for _ in range(3)}) == 3, "others go on in turn"
 
 
+async def test_requests_with_one_prompt_cache_key_go_to_one_worker(model_dir: Path) -> None:
+    async with workers("round-robin") as house:
+        for _ in range(3):
+            await house.serve(model_dir)
+        keyed = {**CHAT, "prompt_cache_key": "one"}
+        bound = await house.turn({}, body=keyed)
+        other = await house.turn({}, body={**CHAT, "prompt_cache_key": "two"})
+        assert other != bound, "sessions are spread over the workers"
+        for _ in range(4):
+            await house.turn({})
+            assert await house.turn({}, body=keyed) == bound
+        session = await house.turn({"x-dynamo-session-id": "one"}, body=keyed)
+        assert session == await house.turn({"x-dynamo-session-id": "one"}), (
+            "a header names the session before the key does"
+        )
+
+
 async def test_a_session_whose_worker_left_goes_on_with_another(model_dir: Path) -> None:
     async with workers("round-robin") as house:
         await house.serve(model_dir)

@@ -1,5 +1,6 @@
 """A body becomes a typed request, or an error that says in upstream's words what is wrong with it."""
 
+import base64
 import contextlib
 import json
 from typing import Any, get_type_hints
@@ -22,7 +23,8 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def completion(**fields: Any) -> CompletionRequest:
-    return decode_completion(json.dumps({"model": "m", "prompt": "p"} | fields).encode())
+    body = {"model": "m", "prompt": "p"} | fields
+    return decode_completion(json.dumps({name: value for name, value in body.items() if value is not ...}).encode())
 
 
 def complaint(decode: Any, **fields: Any) -> tuple[str, str | None]:
@@ -77,6 +79,12 @@ def test_absent_fields_are_none() -> None:
 )
 def test_what_openai_and_upstream_accept_is_accepted(fields: dict[str, Any]) -> None:
     assert chat(**fields).model == "m"
+
+
+def test_chat_accepts_the_fields_that_identify_its_user() -> None:
+    fields = {"user": "u", "safety_identifier": "s", "metadata": {"a": 1}, "store": True, "prompt_cache_key": "k"}
+    assert chat(**fields, prompt_cache_retention="24h").safety_identifier == "s"
+    assert complaint(chat, prompt_cache_key="k" * 513)[1] == "prompt_cache_key"
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1], [2, 3]], [0], [(1 << 32) - 1]])
@@ -293,11 +301,29 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any]) -> N
     assert param.split(".")[0].split("[")[0] in fields
 
 
-@pytest.mark.parametrize("fields", [{"suffix": "x"}, {"prompt_embeds": "AAAA"}])
-def test_what_a_completion_cannot_honour_is_refused_by_name(fields: dict[str, Any]) -> None:
-    message, param = complaint(completion, **fields)
-    assert "not supported by this release" in message
-    assert param in fields
+EMBEDS = base64.b64encode(bytes(100)).decode()
+
+
+@pytest.mark.parametrize("prompt", [None, "", ...])
+def test_completion_takes_prompt_embeds_in_place_of_a_prompt(prompt: Any) -> None:
+    assert completion(prompt=prompt, prompt_embeds=EMBEDS).prompt_embeds == EMBEDS
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "param"),
+    [
+        ({"prompt": "a"}, "prompt and prompt_embeds exclude each other", "prompt_embeds"),
+        ({"prompt_embeds": "!"}, "prompt_embeds must be base64", "prompt_embeds"),
+        ({"prompt_embeds": "AAAA"}, "must be at least 100 bytes, got 3 bytes", "prompt_embeds"),
+        ({"prompt_embeds": "A" * (14 << 20)}, "exceeds maximum size of 10MB", "prompt_embeds"),
+        ({"suffix": "x"}, "suffix is not supported together with prompt_embeds", "suffix"),
+        ({"echo": True}, "echo is not supported together with prompt_embeds", "echo"),
+        ({"nvext": {"token_data": [1]}}, "nvext.token_data exclude each other", "prompt_embeds"),
+    ],
+)
+def test_completion_refuses_prompt_embeds_that_cannot_be_used(fields: Any, message: str, param: str) -> None:
+    assert complaint(completion, **{"prompt": "", "prompt_embeds": EMBEDS} | fields)[1] == param
+    assert message in complaint(completion, **{"prompt": "", "prompt_embeds": EMBEDS} | fields)[0]
 
 
 @pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 1, "stream": True}, {"best_of": 2, "stream": True}])

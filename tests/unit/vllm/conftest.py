@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,11 @@ def library(llm: scripted.AsyncLLM) -> Library:
     async def decode(kind: str, media: Any) -> Any:
         return kind, media.data
 
+    def load_embeds(model_config: Any, text: str) -> Any:
+        if text == "bad":
+            raise ValueError("prompt_embeds is no tensor that can be used")
+        return SimpleNamespace(shape=(int(text), 8))
+
     return Library(
         AsyncLLM=Made,
         AsyncEngineArgs=scripted.AsyncEngineArgs,
@@ -106,6 +112,7 @@ def library(llm: scripted.AsyncLLM) -> Library:
         client_errors=(scripted.ClientError,),
         render_metrics=lambda: "vllm:x 1\n",
         run_headless=lambda argv: None,
+        load_embeds=load_embeds,
         decode_media=decode,
     )
 

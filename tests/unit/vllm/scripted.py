@@ -113,7 +113,7 @@ class AsyncEngineArgs:
 def settings(**changes: Any) -> SimpleNamespace:
     """A `VllmConfig`, with changes by the names of its parts."""
     parts: dict[str, Any] = {
-        "model_config": SimpleNamespace(max_model_len=128, get_diff_sampling_param=dict),
+        "model_config": SimpleNamespace(max_model_len=128, get_diff_sampling_param=dict, enable_prompt_embeds=False),
         "cache_config": SimpleNamespace(block_size=16, num_gpu_blocks=64, enable_prefix_caching=True),
         "scheduler_config": SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256, policy="fcfs"),
         "parallel_config": SimpleNamespace(

@@ -10,7 +10,14 @@ from tests.unit.vllm.scripted import said
 
 from dynamo.backend.disagg import prefill_request
 from dynamo.core.errors import EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
-from dynamo.protocols.engine import EngineOutput, GuidedDecoding, PrefillResult, Routing, SamplingOptions
+from dynamo.protocols.engine import (
+    EngineOutput,
+    GuidedDecoding,
+    PrefillResult,
+    Routing,
+    SamplingOptions,
+    StopConditions,
+)
 
 NIXL = SimpleNamespace(kv_connector="NixlConnector", kv_connector_extra_config={}, engine_id="e")
 
@@ -203,3 +210,31 @@ async def test_stopping_shuts_vllm_down_and_twice_is_once(start: Start) -> None:
     await running.engine.stop()
     await running.engine.stop()
     assert running.llm.is_shut
+
+
+# ---- prompts as embeddings ------------------------------------------------------------------------------------------
+
+
+async def test_vllm_engine_gives_prompt_embeds_to_vllm_and_counts_them(start: Start) -> None:
+    running = await start()
+    embeds = request(prompt_embeds="100", stop=StopConditions(max_tokens=60))
+    reply, error = await running.ask(embeds, said(4, finish="length"))
+    assert error is None
+    assert running.llm.asked[0].prompt["prompt_embeds"].shape == (100, 8)
+    assert "prompt_token_ids" not in running.llm.asked[0].prompt
+    assert running.llm.asked[0].params.max_tokens == 28
+    assert reply.items[-1].completion_usage.prompt_tokens == 100
+
+
+@pytest.mark.parametrize(("text", "message"), [("128", "128 positions"), ("0", "0 positions"), ("bad", "no tensor")])
+async def test_vllm_engine_refuses_prompt_embeds_that_cannot_be_used(start: Start, text: str, message: str) -> None:
+    running = await start()
+    _, error = await running.ask(request(prompt_embeds=text), said(4, finish="length"))
+    assert isinstance(error, InvalidArgument)
+    assert message in str(error)
+
+
+async def test_vllm_prefill_and_decode_workers_refuse_prompt_embeds(start: Start) -> None:
+    running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="prefill")
+    with pytest.raises(InvalidArgument, match="prompt_embeds is not supported by prefill workers"):
+        running.engine.submit(request(prompt_embeds="3"), Heard())
