@@ -82,6 +82,7 @@ format: $(VENV)/.check ## Rewrite the files as `make check` wants them.
 	$(BIN)/ruff check --fix .
 	$(BIN)/python tools/architecture.py
 	$(BIN)/python tools/parsers_page.py
+	$(BIN)/python tools/request_fields.py
 
 clean: ## Delete the environments and every cache.
 	rm -rf $(VENV) .venv-* .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist

@@ -277,7 +277,16 @@ def vllm_work(request: VllmRequest, said: dict[str, Any], request_id: str) -> Pr
 
 def _guided(asked: VllmStructuredOutputs | None) -> GuidedDecoding | None:
     """Return the constraint in the form that all engines read."""
-    return None if asked is None else GuidedDecoding(**msgspec.structs.asdict(asked))
+    if asked is None:
+        return None
+    return GuidedDecoding(
+        json=asked.json,
+        regex=asked.regex,
+        choice=asked.choice,
+        grammar=asked.grammar,
+        structural_tag=asked.structural_tag,
+        whitespace_pattern=asked.whitespace_pattern,
+    )
 
 
 def sglang_work(request: SglangRequest, said: dict[str, Any], request_id: str) -> PreprocessedRequest:

@@ -9,6 +9,7 @@ import msgspec
 import dynamo
 from dynamo.llm.http.errors import reason
 from dynamo.llm.http.routes import Operation, RouteEntry, RouteTable
+from dynamo.protocols.field_effects import Effect, effect_of, types_within
 
 ERROR = {
     "type": "object",
@@ -75,7 +76,18 @@ def _schemas(operations: Iterable[Operation]) -> tuple[dict[Any, dict[str, Any]]
     types = {kind for one in operations for kind in (one.body, one.answer, one.error) if isinstance(kind, type)}
     ordered = sorted(types, key=lambda kind: kind.__qualname__)
     refs, schemas = msgspec.json.schema_components(ordered, ref_template=REF)
+    for name, kind in {one.__name__: one for root in types for one in types_within(root)}.items():
+        _describe_fields(schemas.get(name, {}).get("properties", {}), kind)
     return dict(zip(ordered, refs, strict=True)), schemas
+
+
+def _describe_fields(properties: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+    """Add to the schema of each field that is not simply honoured what becomes of it."""
+    for field in msgspec.structs.fields(kind):
+        effect, note = effect_of(kind, field.name)
+        if effect is not Effect.HONOURED and field.encode_name in properties:
+            text = f"{effect.value} ({note})" if note else effect.value
+            properties[field.encode_name]["description"] = text[0].upper() + text[1:]
 
 
 def _operation(entry: RouteEntry, refs: dict[Any, dict[str, Any]]) -> dict[str, Any]:

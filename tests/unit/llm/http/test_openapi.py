@@ -64,3 +64,10 @@ async def test_where_keys_are_asked_for_it_says_how_they_are_sent(table: RouteTa
 async def test_errors_of_another_form_are_described_so(document: dict[str, Any]) -> None:
     said = document["paths"]["/busy_threshold"]["post"]["responses"]["404"]["content"]["application/json"]["schema"]
     assert said["properties"]["error"] == {"type": "string"}
+
+
+async def test_openapi_document_tells_what_becomes_of_fields_without_effect(document: dict[str, Any]) -> None:
+    chat = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    assert chat["user"]["description"].startswith("Accepted for compatibility; has no effect")
+    assert chat["audio"]["description"] == "Refused"
+    assert "description" not in chat["temperature"]

@@ -1,0 +1,240 @@
+"""Field effects: the request fields that are not simply honoured, and what becomes of each of them.
+
+A field that is not listed here is read by the code that answers the request; a test walks the request types and fails for
+one that is neither listed nor read. The tables of docs/request-fields.md and the descriptions in the OpenAPI document are
+made from this list.
+"""
+
+import enum
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+
+from dynamo.protocols import anthropic, embeddings, media, native, nvext, openai, responses
+
+
+class Effect(enum.Enum):
+    """What becomes of a field; the value completes "the field is …"."""
+
+    HONOURED = "honoured"
+    CARRIED = "passed to the worker"
+    ECHOED = "repeated in the response"
+    REFUSED = "refused"
+    IGNORED = "accepted for compatibility; has no effect"
+
+
+class FieldEffect(NamedTuple):
+    """What becomes of one field, and the details."""
+
+    effect: Effect
+    note: str = ""
+
+
+HONOURED = FieldEffect(Effect.HONOURED)
+CARRIED = FieldEffect(Effect.CARRIED)
+ECHOED = FieldEffect(Effect.ECHOED)
+IGNORED = FieldEffect(Effect.IGNORED)
+
+
+def _carried(note: str) -> FieldEffect:
+    return FieldEffect(Effect.CARRIED, note)
+
+
+def _echoed(note: str) -> FieldEffect:
+    return FieldEffect(Effect.ECHOED, note)
+
+
+def _refused(note: str = "") -> FieldEffect:
+    return FieldEffect(Effect.REFUSED, note)
+
+
+def _ignored(note: str) -> FieldEffect:
+    return FieldEffect(Effect.IGNORED, note)
+
+
+KV_CACHE = _ignored("the KV cache finds shared prefixes by itself")
+KEPT = _ignored("kept with the item in a stored response")
+TO_TEXT_WORKERS = _ignored("workers that take text are sent it")
+BY_ROUTERS = FieldEffect(Effect.HONOURED, "by KV routers")
+WITH_MEDIA = _carried("in `extra_args.messages`, for conversations with media")
+
+EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
+    openai.CommonRequest: {
+        "user": TO_TEXT_WORKERS,
+        "metadata": TO_TEXT_WORKERS,
+        "store": _ignored("chats and completions are not stored; workers that take text are sent it"),
+        "safety_identifier": TO_TEXT_WORKERS,
+        "prompt_cache_retention": TO_TEXT_WORKERS,
+        "service_tier": _echoed("the response says `default`, the only tier"),
+        "guided_decoding_backend": _carried("for engines that have several; the embedded engine has one"),
+        "detokenize": _carried("engines are asked for tokens in any case"),
+    },
+    openai.ChatCompletionRequest: {
+        "function_call": _refused("with 501: `tool_choice` replaces it"),
+        "functions": _refused("with 501: `tools` replaces it"),
+        "audio": _refused(),
+        "modalities": _refused("for anything but `text`"),
+        "web_search_options": _refused(),
+        "prediction": TO_TEXT_WORKERS,
+        "media_io_kwargs": CARRIED,
+    },
+    openai.CompletionRequest: {
+        "service_tier": TO_TEXT_WORKERS,
+        "prompt_embeds": _carried("vLLM reads it with `--enable-prompt-embeds`; other engines refuse it by name"),
+    },
+    openai.Message: {"function_call": _refused("`tool_calls` replaces it")},
+    openai.MediaUrl: {"detail": WITH_MEDIA, "uuid": WITH_MEDIA},
+    nvext.NvExt: {
+        "metadata_upload": _carried("in `extra_args.nvext`"),
+        "request_timestamp_ms": CARRIED,
+        "router": CARRIED,
+    },
+    nvext.AgentHints: {"latency_sensitivity": IGNORED},
+    nvext.RoutingConstraints: {"required_taints": BY_ROUTERS, "preferred_taints": BY_ROUTERS},
+    responses.PromptFields: {
+        "conversation": _refused("use `previous_response_id`"),
+        "personality": _refused("use `instructions`"),
+    },
+    responses.ResponseRequest: {
+        "metadata": ECHOED,
+        "user": ECHOED,
+        "safety_identifier": ECHOED,
+        "service_tier": ECHOED,
+        "prompt_cache_retention": ECHOED,
+        "prompt_cache_options": IGNORED,
+        "background": _refused("for `true`"),
+        "max_tool_calls": _refused("there are no built-in tools"),
+        "prompt": _refused("there are no stored prompts"),
+        "context_management": _refused("for anything but an empty list"),
+        "moderation": _refused(),
+        "image": _refused(),
+        "access_programs": _refused(),
+    },
+    responses.FunctionTool: {
+        "defer_loading": _refused("for `true`"),
+        "allowed_callers": _refused("without `direct`"),
+        "output_schema": _refused(),
+        "is_async": _refused("for `true`"),
+    },
+    responses.ReasoningOptions: {
+        "summary": _echoed("thoughts are sent whole"),
+        "generate_summary": ECHOED,
+        "context": _refused("for anything but `auto`"),
+        "mode": _refused("for anything but `standard`"),
+    },
+    responses.ResponseStreamOptions: {"include_obfuscation": _ignored("events are never padded")},
+    responses.InputText: {"prompt_cache_breakpoint": KV_CACHE},
+    responses.InputImage: {"prompt_cache_breakpoint": KV_CACHE, "file_id": _refused("use `image_url`")},
+    responses.OutputText: {"annotations": KEPT, "logprobs": KEPT},
+    responses.Logprob: dict.fromkeys(responses.Logprob.__struct_fields__, KEPT),
+    responses.TopLogprob: dict.fromkeys(responses.TopLogprob.__struct_fields__, KEPT),
+    responses.MessageItem: {"id": KEPT, "status": KEPT, "phase": KEPT},
+    responses.FunctionCallItem: {"id": KEPT, "status": KEPT, "namespace": KEPT, "caller": KEPT, "is_async": KEPT},
+    responses.FunctionOutputItem: {"id": KEPT, "status": KEPT, "name": KEPT, "namespace": KEPT, "caller": KEPT},
+    responses.ReasoningItem: {"id": KEPT, "status": KEPT, "encrypted_content": KEPT},
+    anthropic.PromptFields: {
+        "mcp_servers": _refused(),
+        "context_management": _refused("for edits other than `clear_thinking_…`, which the chat template decides"),
+        "cache_control": KV_CACHE,
+        "speed": IGNORED,
+        "user_profile_id": IGNORED,
+        "workspace_id": IGNORED,
+    },
+    anthropic.MessagesRequest: {
+        "container": _refused(),
+        "diagnostics": _refused(),
+        "inference_geo": _refused(),
+        "service_tier": IGNORED,
+        "metadata": IGNORED,
+    },
+    anthropic.Metadata: {"user_id": IGNORED},
+    anthropic.CacheControl: {"type": KV_CACHE, "ttl": KV_CACHE, "scope": KV_CACHE},
+    anthropic.TextBlock: {"cache_control": KV_CACHE, "citations": IGNORED},
+    anthropic.ImageBlock: {"cache_control": KV_CACHE},
+    anthropic.TextSource: {"media_type": IGNORED},
+    anthropic.DocumentBlock: {"cache_control": KV_CACHE, "citations": _refused("where they are enabled")},
+    anthropic.RedactedThinkingBlock: {"data": _ignored("another model's sealed thoughts")},
+    anthropic.ToolUseBlock: {"cache_control": KV_CACHE, "caller": IGNORED, "toolset_name": IGNORED},
+    anthropic.ToolResultBlock: {
+        "cache_control": KV_CACHE,
+        "is_error": _ignored("chat templates have no mark for it: the text of the result has to say so"),
+        "toolset_name": IGNORED,
+    },
+    anthropic.CustomTool: {
+        "cache_control": KV_CACHE,
+        "eager_input_streaming": _ignored("arguments are always streamed as they are written"),
+        "defer_loading": _refused("for `true`"),
+        "allowed_callers": _refused("without `direct`"),
+    },
+    anthropic.ThinkingEnabled: {
+        "budget_tokens": _ignored("checked to be 1024 or more and below `max_tokens`; use `nvext.max_thinking_tokens`"),
+    },
+    embeddings.EmbeddingRequest: {
+        "user": TO_TEXT_WORKERS,
+        "nvext": _carried("`annotations` alone; workers that take text are sent all of it"),
+    },
+    embeddings.RerankRequest: {"user": IGNORED},
+    embeddings.PoolingRequest: {"dimensions": _refused()},
+    media.ImageRequest: {"stream": _refused("for `true`")},
+}
+"""By type and field. What a type inherits holds for its subclasses unless they say otherwise."""
+
+SENT_WHOLE: frozenset[type[msgspec.Struct]] = frozenset(
+    {
+        embeddings.ClassifyRequest,
+        embeddings.PoolingRequest,
+        embeddings.RerankRequest,
+        media.ImageRequest,
+        media.SpeechRequest,
+        media.VideoRequest,
+    }
+)
+"""Types that are sent to the worker as they are: every field that is not listed is the worker's to read."""
+
+ENDPOINTS: Mapping[str, type[msgspec.Struct]] = {
+    "POST /v1/chat/completions": openai.ChatCompletionRequest,
+    "POST /v1/completions": openai.CompletionRequest,
+    "POST /v1/responses": responses.ResponseRequest,
+    "POST /v1/responses/input_tokens": responses.TokenCountRequest,
+    "POST /v1/messages": anthropic.MessagesRequest,
+    "POST /v1/messages/count_tokens": anthropic.MessageCountRequest,
+    "POST /v1/embeddings": embeddings.EmbeddingRequest,
+    "POST /v1/classify": embeddings.ClassifyRequest,
+    "POST /v1/pooling": embeddings.PoolingRequest,
+    "POST /v1/rerank": embeddings.RerankRequest,
+    "POST /v1/images/generations": media.ImageRequest,
+    "POST /v1/audio/speech": media.SpeechRequest,
+    "POST /v1/videos": media.VideoRequest,
+    "POST /inference/v1/generate": native.VllmRequest,
+    "POST /generate": native.SglangRequest,
+}
+"""The request type of each route that asks a model."""
+
+ITEMS: Mapping[type[msgspec.Struct], Any] = {responses.PromptFields: responses.InputItem}
+"""Types that are decoded later than the request that holds them."""
+
+
+def effect_of(kind: type[msgspec.Struct], field: str) -> FieldEffect:
+    """Return what becomes of a field, by its name in Python."""
+    for base in kind.__mro__:
+        found = EFFECTS.get(base, {}).get(field)
+        if found is not None:
+            return found
+    return CARRIED if kind in SENT_WHOLE else HONOURED
+
+
+def types_within(kind: Any) -> Iterator[type[msgspec.Struct]]:
+    """Yield the request types that an annotation holds, each once, outer ones first."""
+    waiting, seen = [kind], set()
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, type) and issubclass(one, msgspec.Struct):
+            if one in seen:
+                continue
+            seen.add(one)
+            yield one
+            waiting += [field.type for field in msgspec.structs.fields(one)]
+            waiting += [items for base, items in ITEMS.items() if issubclass(one, base)]
+        else:
+            waiting += get_args(one)
