@@ -29,6 +29,9 @@ from dynamo.core.errors import ConfigError
 
 C = TypeVar("C")
 
+NO_EFFECT = "Accepted for compatibility; has no effect"
+"""Begins the help of a flag that released command lines contain and that changes nothing here; a test looks for it."""
+
 TRUE = frozenset({"1", "true", "yes", "on", "enabled"})
 FALSE = frozenset({"0", "false", "no", "off", "disabled", ""})
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from dynamo.core.config import environ, load, option, setting
+from dynamo.core.config import NO_EFFECT, environ, load, option, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.frontend.waiting import without_waiting
 from dynamo.frontend.workers import WORKERS_MAX
@@ -199,7 +199,7 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         "The model that --interactive talks to; without it, the first one served",
     )
     model_path: str | None = option(
-        None, "--model-path", "DYN_MODEL_PATH", "Taken for upstream's command lines: models come from their workers"
+        None, "--model-path", "DYN_MODEL_PATH", f"{NO_EFFECT}: models come from their workers"
     )
     dump_config_to: str | None = option(
         None, "--dump-config-to", "DYN_DUMP_CONFIG_TO", "Write the configuration to this file as JSON"

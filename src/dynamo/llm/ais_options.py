@@ -3,7 +3,7 @@
 The flags and keys are those of AISimulate, NVIDIA's simulator of inference engines. Its measured tables are not part of this
 package. What is used here: the model's config.json where it is a directory on this machine, the system's published
 arithmetic, and the tensor-parallel size make a first estimate; the steps that workers report then correct it
-(`kv_router.prefill_model`). The other keys are taken and change nothing: a prompt's time is learned, not looked up.
+(`kv_router.prefill_model`). The other keys are accepted and have no effect: a prompt's time is learned, not looked up.
 
     seconds = base + 2 x parameters / rate x tokens + 4 x layers x attention width / rate x pairs of tokens
     rate    = half of the system's dense BF16 peak x tensor-parallel size
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo.core.codec import UNREADABLE, json_decode, json_encode
-from dynamo.core.config import option
+from dynamo.core.config import NO_EFFECT, option
 from dynamo.core.errors import ConfigError
 from dynamo.kv_router.config import ESTIMATE
 
@@ -40,6 +40,8 @@ EFFICIENCY = 0.5
 REQUIRED = ("backend", "system", "model", "worker_type")
 USED = ("system", "model", "tp")
 
+WITH = "With --router-prefill-load-model ais: "
+
 Estimate = tuple[float, float, float]
 
 
@@ -51,67 +53,71 @@ class AisOptions:
         None,
         "--ais-perf-config",
         "DYN_AIS_PERF_CONFIG",
-        "The engine as AISimulate describes it: JSON, or a JSON or YAML file; in place of the flags below",
+        f"{WITH}the engine as AISimulate describes it: JSON, or a JSON or YAML file; replaces the other --ais- flags",
     )
     ais_backend: str | None = option(
-        None, "--ais-backend", "DYN_AIS_BACKEND", "The engine's kind: vllm, sglang, trtllm", aliases=["--aic-backend"]
+        None,
+        "--ais-backend",
+        "DYN_AIS_BACKEND",
+        f"{NO_EFFECT}; --router-prefill-load-model ais requires it: vllm, sglang or trtllm",
+        aliases=["--aic-backend"],
     )
     ais_system: str | None = option(
-        None, "--ais-system", "DYN_AIS_SYSTEM", "Its machine, such as h200_sxm", aliases=["--aic-system"]
+        None, "--ais-system", "DYN_AIS_SYSTEM", f"{WITH}the machine, such as h200_sxm", aliases=["--aic-system"]
     )
     ais_backend_version: str | None = option(
         None,
         "--ais-backend-version",
         "DYN_AIS_BACKEND_VERSION",
-        "Its version; changes nothing here",
+        f"{NO_EFFECT}: the engine's version",
         aliases=["--aic-backend-version"],
     )
     ais_tp_size: int | None = option(
-        None, "--ais-tp-size", "DYN_AIS_TP_SIZE", "Its tensor-parallel size", aliases=["--aic-tp-size"]
+        None, "--ais-tp-size", "DYN_AIS_TP_SIZE", f"{WITH}the tensor-parallel size", aliases=["--aic-tp-size"]
     )
     ais_model_path: str | None = option(
         None,
         "--ais-model-path",
         "DYN_AIS_MODEL_PATH",
-        "Its model; a directory with a config.json makes a first estimate",
+        f"{WITH}the model; a directory with a config.json makes a first estimate",
         aliases=["--aic-model-path"],
     )
     ais_moe_tp_size: int | None = option(
         None,
         "--ais-moe-tp-size",
         "DYN_AIS_MOE_TP_SIZE",
-        "That of its experts; changes nothing here",
+        f"{NO_EFFECT}: the tensor-parallel size of the experts",
         aliases=["--aic-moe-tp-size"],
     )
     ais_moe_ep_size: int | None = option(
         None,
         "--ais-moe-ep-size",
         "DYN_AIS_MOE_EP_SIZE",
-        "Its expert-parallel size; changes nothing here",
+        f"{NO_EFFECT}: the expert-parallel size",
         aliases=["--aic-moe-ep-size"],
     )
     ais_attention_dp_size: int | None = option(
         None,
         "--ais-attention-dp-size",
         "DYN_AIS_ATTENTION_DP_SIZE",
-        "Its data-parallel size; changes nothing here, as every rank counts for itself",
+        f"{NO_EFFECT}: the data-parallel size; every rank is counted by itself",
         aliases=["--aic-attention-dp-size"],
     )
     ais_nextn: int | None = option(
-        None, "--ais-nextn", "DYN_AIS_NEXTN", "Tokens that it drafts; prompts take as long", aliases=["--aic-nextn"]
+        None, "--ais-nextn", "DYN_AIS_NEXTN", f"{NO_EFFECT}: the number of drafted tokens", aliases=["--aic-nextn"]
     )
     ais_nextn_accept_rates: str | None = option(
         None,
         "--ais-nextn-accept-rates",
         "DYN_AIS_NEXTN_ACCEPT_RATES",
-        "How many of them are kept; prompts take as long",
+        f"{NO_EFFECT}: the share of drafted tokens that is accepted",
         aliases=["--aic-nextn-accept-rates"],
     )
     ais_mtp_seed: int = option(
         42,
         "--ais-mtp-seed",
         "DYN_AIS_MTP_SEED",
-        "Seed of a simulation of them; prompts take as long",
+        f"{NO_EFFECT}: the seed of a simulation of drafted tokens",
         aliases=["--aic-mtp-seed"],
     )
 

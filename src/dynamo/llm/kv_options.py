@@ -5,7 +5,7 @@ Upstream marks some flags as deprecated in favour of `--router-policy-config`; t
 
 from dataclasses import dataclass
 
-from dynamo.core.config import option, setting
+from dynamo.core.config import NO_EFFECT, option, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.active import EXPIRY_S
 from dynamo.kv_router.config import BALANCED_QUEUE_POLICY, BALANCED_QUEUE_THRESHOLD, ESTIMATE, RouterConfig, Weights
@@ -188,7 +188,7 @@ class KvRouterOptions(AisOptions, TrackingOptions):
         4,
         "--router-event-threads",
         "DYN_ROUTER_EVENT_THREADS",
-        "Taken for upstream's command lines: one loop applies events faster than several threads did",
+        f"{NO_EFFECT}: one event loop applies the events",
     )
     use_remote_indexer: bool = option(
         False,
