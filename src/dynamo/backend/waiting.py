@@ -4,7 +4,6 @@ from dynamo.core.waiting import Waiting
 
 WAITING = (
     Waiting("--kv-state-endpoint", "DYN_KV_STATE_ENDPOINT", ""),
-    Waiting("--response-plane", "DYN_RESPONSE_PLANE", "tcp"),
     Waiting("--fpm-trace", "DYN_FPM_TRACE", False),
     Waiting("--connector", "DYN_CONNECTOR", ""),
     Waiting("--multimodal-embedding-cache-capacity-gb", "DYN_MULTIMODAL_EMBEDDING_CACHE_CAPACITY_GB", "0"),

@@ -7,7 +7,6 @@ from dynamo.core.waiting import Waiting
 
 WAITING: tuple[Waiting, ...] = (
     Waiting("--kv-cache-block-size", "DYN_KV_CACHE_BLOCK_SIZE", "", hint="the workers say it"),
-    Waiting("--response-plane", "DYN_RESPONSE_PLANE", "tcp"),
     Waiting("--exclude-tools-when-tool-choice-none", "DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE", True),
     Waiting("--dyn-chat-processor", "DYN_CHAT_PROCESSOR", "dynamo"),
     Waiting("--dyn-debug-perf", "DYN_DEBUG_PERF", False),

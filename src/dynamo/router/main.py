@@ -6,7 +6,7 @@ import sys
 from dynamo.core import logging as logs
 from dynamo.core.parent import die_with_parent
 from dynamo.core.signals import stop_event
-from dynamo.core.waiting import Waiting, load
+from dynamo.core.waiting import load
 from dynamo.llm.endpoint_router import EndpointRouter
 from dynamo.llm.router_waiting import ROUTER
 from dynamo.router.config import RouterOptions
@@ -17,13 +17,10 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 30.0  # As workers: a long answer may be on its way.
 
-WAITING = (*ROUTER, Waiting("--response-plane", "DYN_RESPONSE_PLANE", "tcp"))
-"""Upstream's flags that this command does not honour."""
-
 
 def main() -> int:
     """Runs the router until it is told to stop. Raises `ConfigError`."""
-    options = load(RouterOptions, sys.argv[1:], WAITING, prog="python -m dynamo.router")
+    options = load(RouterOptions, sys.argv[1:], ROUTER, prog="python -m dynamo.router")
     logs.setup()
     die_with_parent()
     import uvloop

@@ -12,6 +12,7 @@ from dynamo.runtime.transports.nats.options import DEFAULT_SERVER, NatsOptions
 
 DISCOVERY_BACKENDS = ("file", "etcd", "mem")
 REQUEST_PLANES = ("tcp", "nats")
+RESPONSE_PLANES = ("tcp",)
 EVENT_PLANES = ("zmq", "nats")
 CODECS = ("msgpack", "json")
 
@@ -39,6 +40,13 @@ class RuntimeOptions:
         "DYN_REQUEST_PLANE",
         "How requests travel: straight to the worker, or through a NATS server (NATS_SERVER)",
         choices=REQUEST_PLANES,
+    )
+    response_plane: str = option(
+        "tcp",
+        "--response-plane",
+        "DYN_RESPONSE_PLANE",
+        "How responses travel over TCP; the released system's quic is not supported",
+        choices=RESPONSE_PLANES,
     )
     event_plane: str = option(
         "zmq",
@@ -185,6 +193,17 @@ def request_plane_codec(variables: Mapping[str, str] | None = None) -> str:
     if codec not in CODECS:
         raise ConfigError(f"DYN_REQUEST_PLANE_CODEC={codec!r}: expected one of {', '.join(CODECS)}")
     return codec
+
+
+def check_response_plane(given: str | None, variables: Mapping[str, str] | None = None) -> None:
+    """Raise `ConfigError` for a response plane, given or in `DYN_RESPONSE_PLANE`, that is not supported."""
+    if given is not None:
+        if given not in RESPONSE_PLANES:
+            raise ConfigError(f"response_plane {given!r}: expected {', '.join(RESPONSE_PLANES)}")
+        return
+    plane = setting("DYN_RESPONSE_PLANE", "tcp", str, variables)
+    if plane not in RESPONSE_PLANES:
+        raise ConfigError(f"DYN_RESPONSE_PLANE={plane!r}: expected {', '.join(RESPONSE_PLANES)}")
 
 
 def inhibited_duration_s(variables: Mapping[str, str] | None = None) -> float:

@@ -16,7 +16,7 @@ from dynamo.core.tasks import TaskOwner
 from dynamo.protocols.discovery import EndpointId
 from dynamo.runtime.canary import CanaryOptions, watch
 from dynamo.runtime.component import Endpoint, Serving
-from dynamo.runtime.config import RuntimeOptions, nats_options, request_plane_codec, tcp_options
+from dynamo.runtime.config import RuntimeOptions, check_response_plane, nats_options, request_plane_codec, tcp_options
 from dynamo.runtime.discovery.base import Discovery, RemoteDiscovery, SupervisedDiscovery, new_id
 from dynamo.runtime.health import SystemHealth
 from dynamo.runtime.request_plane.base import RequestPlane
@@ -52,8 +52,7 @@ class DistributedRuntime:
         options: RuntimeOptions | None = None,
     ) -> None:
         asyncio.get_running_loop()
-        if response_plane not in (None, "tcp"):
-            raise ConfigError(f"response_plane {response_plane!r}: expected tcp")
+        check_response_plane(response_plane if options is None else options.response_plane)
         if enable_nats is not None:
             warnings.warn("enable_nats has no effect: request_plane decides", DeprecationWarning, stacklevel=2)
         self.instance_id = new_id()

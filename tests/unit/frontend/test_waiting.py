@@ -29,7 +29,15 @@ def test_a_variable_is_refused_by_name_too() -> None:
 
 
 def test_what_asks_for_nothing_is_taken() -> None:
-    argv = ["--http-port", "1", "--no-dyn-debug-perf", "--dyn-preprocess-workers", "0", "--response-plane=tcp", "--x"]
+    argv = [
+        "--http-port",
+        "1",
+        "--no-dyn-debug-perf",
+        "--dyn-preprocess-workers",
+        "0",
+        "--dyn-chat-processor=dynamo",
+        "--x",
+    ]
     assert kept(*argv, DYN_DEBUG_PERF="false", DYN_PREPROCESS_WORKERS="0.0") == ["--http-port", "1", "--x"]
 
 

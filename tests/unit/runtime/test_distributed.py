@@ -259,6 +259,14 @@ async def test_an_endpoint_may_have_labels_of_its_own(join: Join) -> None:
     await asyncio.gather(serving, other)
 
 
+async def test_runtime_refuses_an_unsupported_response_plane_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DYN_RESPONSE_PLANE", "quic")
+    with pytest.raises(ConfigError, match="DYN_RESPONSE_PLANE='quic': expected tcp"):
+        DistributedRuntime(None, "mem", "mem", event_plane="mem")
+
+
 async def test_a_response_plane_that_we_lack_is_refused() -> None:
     with pytest.raises(ConfigError, match="quic"):
         DistributedRuntime(None, "mem", "mem", event_plane="mem", response_plane="quic")
