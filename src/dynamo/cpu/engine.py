@@ -296,7 +296,8 @@ class CpuEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             bootstrap_host=None if rooms is None else rooms.host,
             bootstrap_port=None if rooms is None else rooms.port,
-            runtime_data={VLLM_CAPABILITY: True, RESUMES_SAMPLING: True} | ({LOCAL_PREFILL: True} if self._fetching is not None else {}),
+            runtime_data={VLLM_CAPABILITY: True, RESUMES_SAMPLING: True}
+            | ({LOCAL_PREFILL: True} if self._fetching is not None else {}),
         )
 
     def _memory(self, shape: Architecture, blocks: int) -> npt.NDArray[np.uint8] | None:

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -59,6 +60,17 @@ FETCH_SYNC_S = 4.0  # The first view waits so long for the files of what was the
 DEPARTED_S = 10.0  # A worker that lives has written a lost record again by then, and a restarted one is there.
 DEPARTED_MAX = 1024
 DEPARTED = "Model `{name}` has no worker at the moment: the last one left just now. Please retry shortly."
+
+
+class ModelAccess(Protocol):
+    """The models that a caller may use."""
+
+    def may_use(self, model: str) -> bool:
+        """Return whether the caller may use the model."""
+
+    def require(self, model: str) -> None:
+        """Raise `HttpError` (403) for a model that the caller may not use."""
+
 
 decode_record = json_decoder(ModelRecord).decode
 
@@ -162,13 +174,23 @@ class Models:
         except TimeoutError:
             logger.warning("discovery has not answered within %g s; models will appear when it does", timeout_s)
 
-    def find(self, name: str, kind: str) -> ServedModel:
-        """The set to ask for that model. Raises `NotFound`, or `NotReady` when no worker serves it now."""
+    def find(self, name: str, kind: str, access: ModelAccess | None = None) -> ServedModel:
+        """Return the set that serves requests of that kind for a model.
+
+        `access` is that of the caller's API key, where there is one. Raises `HttpError` (403) for a model that the key
+        may not use, `NotFound` for one that is not served, `NotReady` when no worker serves it now.
+        """
         sets = self._served.get(name) or [one for one in self.all_sets() if name in (one.card.model_aliases or ())]
+        if access is not None:
+            allowed = [one for one in sets if access.may_use(one.name)]
+            if not allowed:
+                access.require(sets[0].name if sets else name)
+            sets = allowed
         if not sets and self.has_departed(name):
             raise NotReady(DEPARTED.format(name=name))
         if not sets:
-            raise NotFound(f"Model not found: {name!r}; served: {', '.join(sorted(self._served)) or 'none yet'}")
+            listed = [one for one in sorted(self._served) if access is None or access.may_use(one)]
+            raise NotFound(f"Model not found: {name!r}; served: {', '.join(listed) or 'none yet'}")
         able = [one for one in sets if kind in one.card.model_type]
         if not able:
             raise NotFound(f"Model not found: {name!r} does not serve {kind.lower()}")

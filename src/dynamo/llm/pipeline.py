@@ -89,7 +89,7 @@ class Pipeline(OpenRequests):
     async def converse(self, exchange: Exchange, request: ChatCompletionRequest, surface: Surface) -> None:
         """A conversation's next turn, whatever the client's request and its answer look like."""
         self._extend(exchange, request)
-        model = self._models.find(request.model, surface.model_type)
+        model = self._models.find(request.model, surface.model_type, exchange.account)
         with self._open(exchange, request, model, surface) as answer:
             model.admit()
             if isinstance(answer, TextAnswer):
@@ -107,7 +107,7 @@ class Pipeline(OpenRequests):
         """The continuation of one or several prompts."""
         request = decode_completion(bytes(exchange.body), ignore_unsupported=self._ignore_unsupported)
         self._extend(exchange, request)
-        model = self._models.find(request.model, COMPLETIONS.model_type)
+        model = self._models.find(request.model, COMPLETIONS.model_type, exchange.account)
         with self._open(exchange, request, model, COMPLETIONS) as answer:
             model.admit()
             if isinstance(answer, TextAnswer):

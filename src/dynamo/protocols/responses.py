@@ -422,6 +422,8 @@ class StoredResponse(msgspec.Struct):
 
     response: Response
     input: list[StoredItem]
+    owner: str | None = None
+    """The owner of the API key that asked for it, None on a server without keys."""
 
 
 class TokenCount(msgspec.Struct):

@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dynamo.core.api_keys import ADMIN_API_KEYS, keys_of_variable
 from dynamo.core.clock import SystemClock
-from dynamo.core.config import setting
+from dynamo.core.config import environ, setting
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
@@ -145,7 +146,8 @@ class DistributedRuntime:
             from dynamo.runtime.system import SystemServer
 
             host = setting("DYN_SYSTEM_HOST", "0.0.0.0", str)  # noqa: S104 - upstream's default: scraped from outside
-            self._system = SystemServer(self.health, self.metrics, self.engine_routes, self._files)
+            keys = keys_of_variable(ADMIN_API_KEYS, environ())
+            self._system = SystemServer(self.health, self.metrics, self.engine_routes, self._files, keys)
             await self._system.listen(host, port)
         return self._system.port
 

@@ -8,10 +8,11 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
+from dynamo.core.api_keys import ADMIN_API_KEYS, is_one_of, presented_key
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
@@ -33,6 +34,7 @@ ADAPTER_ROUTES = {"GET": "list_loras", "POST": "load_lora", "DELETE": "unload_lo
 REASONS = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
     404: "Not Found",
     405: "Method Not Allowed",
     413: "Payload Too Large",
@@ -53,7 +55,10 @@ class SystemServer:
         metrics: MetricsRegistry,
         routes: Mapping[str, EngineRoute],
         files: Mapping[str, str] | None = None,
+        admin_keys: Sequence[str] = (),
     ) -> None:
+        """`admin_keys`: where there are any, engine routes and adapters need one of them."""
+        self._admin_keys = admin_keys
         self._health = health
         self._metrics = metrics
         self._routes = routes
@@ -86,19 +91,23 @@ class SystemServer:
             connection.close()
         await self.tasks.cancel_and_wait()
 
-    async def answer(self, method: str, path: str, body: bytes) -> Answer:
-        """What a request is answered."""
+    async def answer(self, method: str, path: str, body: bytes, key: str | None = None) -> Answer:
+        """Return the response to a request that carries `key`, None for no key."""
         if path in self._health_paths:
             return (200 if self._health.is_ready() else 503), "text/plain", self._health.render()
         if path == "/metrics":
             return 200, CONTENT_TYPE, self._metrics.render()
         if path == "/metadata":
             return 404, "text/plain", "Discovery metadata not available"
-        if path.startswith("/engine/"):
+        is_adapters = path == ADAPTERS or path.startswith(f"{ADAPTERS}/")
+        is_engine = path.startswith("/engine/")
+        if (is_engine or is_adapters) and self._admin_keys and not is_one_of(key, self._admin_keys):
+            return _json(401, {"error": "Unauthorized", "message": f"{path} needs a key of {ADMIN_API_KEYS}"})
+        if is_engine:
             if method not in ENGINE_METHODS:
                 return 405, "text/plain", f"{method} is not allowed on {path}"
             return await self._engine(path.removeprefix("/engine/"), path, body)
-        if path == ADAPTERS or path.startswith(f"{ADAPTERS}/"):
+        if is_adapters:
             return await self._adapters(method, path, body)
         return _json(404, {"error": "Route not found", "message": f"Route {path} not found"})
 
@@ -204,15 +213,16 @@ class _Connection(asyncio.Protocol):
         body, self._data = rest[:length], rest[length:]
         keeps = headers.get("connection", "").lower() != "close" and words[2] == "HTTP/1.1"
         self._is_answering = True
-        self._server.tasks.start(self._answer(words[0], words[1].partition("?")[0], body, keeps), "answer")
+        key = presented_key(headers)
+        self._server.tasks.start(self._answer(words[0], words[1].partition("?")[0], body, keeps, key), "answer")
 
-    async def _answer(self, method: str, path: str, body: bytes, keeps: bool) -> None:
+    async def _answer(self, method: str, path: str, body: bytes, keeps: bool, key: str | None) -> None:
         if self._timer is not None:
             self._timer.cancel()  # The wait for this request is over, however long its answer takes.
         if path in self._server.files and method in {"GET", "HEAD"}:
             await self._answer_file(method, self._server.files[path])
         else:
-            status, kind, text = await self._judge(method, path, body)
+            status, kind, text = await self._judge(method, path, body, key)
             self._write(status, kind, text.encode(), is_head=method == "HEAD")
         self._is_answering = False
         if not keeps:
@@ -222,10 +232,10 @@ class _Connection(asyncio.Protocol):
         if self._data:
             self._next()
 
-    async def _judge(self, method: str, path: str, body: bytes) -> Answer:
+    async def _judge(self, method: str, path: str, body: bytes, key: str | None) -> Answer:
         """The boundary: an engine's metrics that cannot be read cost one scrape, not the connection."""
         try:
-            return await self._server.answer(method, path, body)
+            return await self._server.answer(method, path, body, key)
         except Exception:
             logger.exception("%s %s failed", method, path)
             return 500, "text/plain", "Internal error"

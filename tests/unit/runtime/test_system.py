@@ -52,6 +52,43 @@ def parse(answer: bytes, *, is_head: bool = False) -> tuple[int, dict[str, str],
     return int(first.split(" ")[1]), headers, body
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/engine/sleep"), ("GET", "/engine/sleep"), ("POST", "/v1/loras"), ("DELETE", "/v1/loras/a")],
+)
+async def test_system_server_refuses_control_requests_without_an_admin_key(method: str, path: str) -> None:
+    async def done(body: dict[str, Any]) -> dict[str, Any]:
+        return {"status": "ok"}
+
+    routes: dict[str, Any] = dict.fromkeys(("sleep", "load_lora", "unload_lora"), done)
+    server = SystemServer(
+        SystemHealth(variables={}), MetricsRegistry(), routes, admin_keys=("admin-secret", "other-key")
+    )
+    for key in (None, "", "wrong-key", "admin-secre"):
+        assert (await server.answer(method, path, b"{}", key))[0] == 401
+    for key in ("admin-secret", "other-key"):
+        assert (await server.answer(method, path, b"{}", key))[0] == 200
+    for open_path in ("/health", "/live", "/metrics"):
+        assert (await server.answer("GET", open_path, b""))[0] != 401
+
+
+async def test_system_server_reads_the_key_from_either_header(house: House) -> None:
+    async def done(body: dict[str, Any]) -> dict[str, Any]:
+        return {"status": "ok"}
+
+    house.routes["sleep"] = done
+    house.server._admin_keys = ("admin-secret",)
+    for header, status in (
+        ("authorization: Bearer admin-secret", 200),
+        ("Authorization: bearer  admin-secret", 200),
+        ("x-api-key: admin-secret", 200),
+        ("authorization: Basic admin-secret", 401),
+        ("x-other: admin-secret", 401),
+    ):
+        request = f"POST /engine/sleep HTTP/1.1\r\nhost: x\r\n{header}\r\nconnection: close\r\n\r\n"
+        assert parse(await house.send(request.encode()))[0] == status
+
+
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
     made = House()

@@ -58,7 +58,7 @@ class FileRecord(msgspec.Struct, kw_only=True):
 
     file: FileObject
     owner: str | None = None
-    """The name of the API key that it belongs to, where there are keys."""
+    """The owner id of the API key that it belongs to, where there are keys; releases before owner ids stored names."""
 
 
 class LineError(msgspec.Struct, kw_only=True):

@@ -14,7 +14,7 @@ import fcntl
 import logging
 import os
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import IO, Any, TypeVar
@@ -34,6 +34,10 @@ from dynamo.llm.batches.records import (
 )
 
 logger = logging.getLogger(__name__)
+
+OWNER_PREFIX = "key:"
+OwnerOfName = Callable[[str], str | None]
+"""Returns the owner of stored objects for the name of a key, None for a name that has no key."""
 
 Record = TypeVar("Record", FileRecord, BatchRecord)
 
@@ -57,8 +61,19 @@ class StorageLimits:
 class BatchStore:
     """All files and batches of one directory."""
 
-    def __init__(self, folder: str, limits: StorageLimits | None = None, clock: Clock | None = None) -> None:
-        """Makes the directory where it is missing. Raises `ConfigError`."""
+    def __init__(
+        self,
+        folder: str,
+        limits: StorageLimits | None = None,
+        clock: Clock | None = None,
+        *,
+        owner_of_name: OwnerOfName | None = None,
+    ) -> None:
+        """Make the directory where it is missing.
+
+        `owner_of_name` returns the owner for a key's name, which earlier releases stored. Raises `ConfigError`.
+        """
+        self._owner_of_name = owner_of_name
         self.limits = limits or StorageLimits()
         self._clock = clock or SystemClock()
         self._ended: set[str] = set()
@@ -301,12 +316,14 @@ class BatchStore:
         try:
             with open(self._record_path(folder, key), "rb") as file:
                 record: Record = json_decoder(kind).decode(file.read())
-                return record
         except FileNotFoundError:
             return None
         except (OSError, *UNREADABLE) as error:
             logger.warning("%s in %s cannot be read: %s", key, folder, error)
             return None
+        if record.owner is not None and not record.owner.startswith(OWNER_PREFIX) and self._owner_of_name is not None:
+            record.owner = self._owner_of_name(record.owner) or record.owner
+        return record
 
     def _all(self, folder: str, kind: type[Record], passed: Collection[str] = ()) -> Iterator[Record]:
         with os.scandir(folder) as entries:

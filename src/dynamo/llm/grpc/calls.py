@@ -19,7 +19,7 @@ from dynamo.llm.http.errors import ErrorAnswer, answer_to
 from dynamo.llm.http.gate import Account
 from dynamo.llm.http.internal import InternalExchange
 from dynamo.llm.http.metrics import RequestRecord
-from dynamo.llm.models import Models
+from dynamo.llm.models import ModelAccess, Models
 from dynamo.llm.pipeline import Pipeline
 from dynamo.llm.request_identity import new_id
 from dynamo.llm.served_model import ServedModel
@@ -47,12 +47,12 @@ class Calls:
         self._pipeline = pipeline
         self._models = models
 
-    def find(self, name: str) -> ServedModel:
-        """The model of that name, of tensors or of text. Raises `NotFound`, `NotReady`."""
+    def find(self, name: str, access: ModelAccess | None) -> ServedModel:
+        """Return the model of that name, of tensors or of text. Raises what `Models.find` raises."""
         try:
-            return self._models.find(name, TENSORS)
+            return self._models.find(name, TENSORS, access)
         except NotFound:
-            return self._models.find(name, COMPLETIONS)
+            return self._models.find(name, COMPLETIONS, access)
 
     async def answers(self, message: Any, asked: Asked) -> AsyncGenerator[Any, None]:
         """Every `ModelInferResponse` to a `ModelInferRequest`.
@@ -61,7 +61,7 @@ class Calls:
         """
         if self._pipeline.is_draining:
             raise EngineShutdown("the frontend is shutting down")
-        model = self.find(message.model_name)
+        model = self.find(message.model_name, asked.account)
         ask = self._tensors if is_tensor(model.card) else self._text
         async with aclosing(ask(model, message, asked)) as answers:
             async for answer in answers:
@@ -89,8 +89,6 @@ class Calls:
             raise Refused(exchange.refusal)
 
     async def _tensors(self, model: ServedModel, message: Any, asked: Asked) -> AsyncGenerator[Any, None]:
-        if asked.account is not None:
-            asked.account.require(model.name)
         request = await _built(message, request_of, message)
         model.admit()
         record = RequestRecord(

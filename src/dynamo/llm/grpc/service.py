@@ -13,7 +13,7 @@ from dynamo.llm.grpc.calls import Asked, Calls, Headers
 from dynamo.llm.grpc.descriptions import PLATFORM, config_of, is_tensor, metadata_of
 from dynamo.llm.grpc.messages import CLASSES, SERVICE
 from dynamo.llm.grpc.statuses import Refused, status_of
-from dynamo.llm.http.gate import Gate
+from dynamo.llm.http.gate import Account, Gate
 from dynamo.llm.http.limits import Limits
 from dynamo.llm.models import Models
 from dynamo.llm.pipeline import Pipeline
@@ -108,27 +108,27 @@ class KserveService:
 
     # The methods.
 
-    async def server_live(self, message: Any, headers: Headers) -> Any:
+    async def server_live(self, message: Any, account: Account | None) -> Any:
         return CLASSES["ServerLiveResponse"](live=True)
 
-    async def server_ready(self, message: Any, headers: Headers) -> Any:
+    async def server_ready(self, message: Any, account: Account | None) -> Any:
         return CLASSES["ServerReadyResponse"](ready=self._is_sound() and not self._pipeline.is_draining)
 
-    async def server_metadata(self, message: Any, headers: Headers) -> Any:
+    async def server_metadata(self, message: Any, account: Account | None) -> Any:
         return CLASSES["ServerMetadataResponse"](name=PLATFORM, version=dynamo.__version__, extensions=EXTENSIONS)
 
-    async def model_ready(self, message: Any, headers: Headers) -> Any:
+    async def model_ready(self, message: Any, account: Account | None) -> Any:
         try:
-            is_tensor(self._calls.find(message.name).card)
+            is_tensor(self._calls.find(message.name, account).card)
         except DynamoException:
             return CLASSES["ModelReadyResponse"](ready=False)
         return CLASSES["ModelReadyResponse"](ready=True)
 
-    async def model_metadata(self, message: Any, headers: Headers) -> Any:
-        return metadata_of(self._calls.find(message.name).card)
+    async def model_metadata(self, message: Any, account: Account | None) -> Any:
+        return metadata_of(self._calls.find(message.name, account).card)
 
-    async def model_config(self, message: Any, headers: Headers) -> Any:
-        return config_of(self._calls.find(message.name).card)
+    async def model_config(self, message: Any, account: Account | None) -> Any:
+        return config_of(self._calls.find(message.name, account).card)
 
     async def model_infer(self, message: Any, headers: Headers) -> Any:
         """One answer."""
@@ -177,18 +177,19 @@ class KserveService:
     # gRPC's side.
 
     def _handlers(self) -> dict[str, Any]:
-        own = {
+        described = {
             "ServerLive": self.server_live,
             "ServerReady": self.server_ready,
             "ServerMetadata": self.server_metadata,
             "ModelReady": self.model_ready,
             "ModelMetadata": self.model_metadata,
             "ModelConfig": self.model_config,
-            "ModelInfer": self.model_infer,
         }
+        own = {name: self._described(name, method) for name, method in described.items()}
+        own["ModelInfer"] = self.model_infer
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
-                self._unary(name, method),
+                self._unary(method),
                 request_deserializer=CLASSES[f"{name}Request"].FromString,
                 response_serializer=CLASSES[f"{name}Response"].SerializeToString,
             )
@@ -201,25 +202,31 @@ class KserveService:
         )
         return handlers
 
-    def _unary(self, name: str, method: Callable[[Any, Headers], Awaitable[Any]]) -> Callable[..., Any]:
-        """The request boundary of one method."""
+    def _unary(self, method: Callable[[Any, Headers], Awaitable[Any]]) -> Callable[..., Any]:
+        """Return the request boundary of one method."""
 
         async def answer(message: Any, context: Any) -> Any:
-            headers = headers_of(context)
             try:
-                if name != "ModelInfer":
-                    self._judge(name, headers)
-                return await method(message, headers)
+                return await method(message, headers_of(context))
             except Exception as error:
                 await abort(context, error)
 
         return answer
 
-    def _judge(self, name: str, headers: Headers) -> None:
-        """A question about a model needs a key too, but is no request of it."""
-        asked = self._admit(name, headers, streams=False)
-        if asked.account is not None:
-            asked.account.close()
+    def _described(
+        self, name: str, method: Callable[[Any, Account | None], Awaitable[Any]]
+    ) -> Callable[[Any, Headers], Awaitable[Any]]:
+        """Return a method that needs a key, but is no request of a model."""
+
+        async def answer(message: Any, headers: Headers) -> Any:
+            account = self._admit(name, headers, streams=False).account
+            try:
+                return await method(message, account)
+            finally:
+                if account is not None:
+                    account.close()
+
+        return answer
 
     async def _stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         try:

@@ -11,6 +11,7 @@ TOML file:
     tokens_per_minute = 200000
     concurrent_requests = 32
     models = ["Qwen/*", "demo"]      # names, or patterns with *
+    admin = true                     # may also use the admin routes
 """
 
 import fnmatch
@@ -22,11 +23,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from dynamo.core.api_keys import KEY_CHARS_MIN
 from dynamo.core.errors import ConfigError, HttpError
 
 SECRET = secrets.token_bytes(32)
 MINUTE_S = 60.0
-KEY_LETTERS_MIN = 8  # A shorter one is found by trying.
+OWNER = b"dynamo owner of files, batches and responses"
+OWNER_BYTES = 16
 BUSY_RETRY_S = 1  # When another of the same key's requests will end is not known.
 
 
@@ -40,22 +43,25 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
     models: tuple[str, ...] | None = None
+    admin: bool = False
 
-    def digest(self) -> bytes:
-        """What the key is found by. Raises `ConfigError`."""
+    def plain_digest(self) -> bytes:
+        """Return the SHA-256 of the key. Raises `ConfigError`."""
         if (self.key is None) == (self.key_sha256 is None):
             raise ConfigError(f"key {self.name!r}: expected either key or key_sha256")
         if self.key is not None:
-            if len(self.key) < KEY_LETTERS_MIN:
-                raise ConfigError(f"key {self.name!r}: expected at least {KEY_LETTERS_MIN} characters")
-            return sealed(hashlib.sha256(self.key.encode()).digest())
+            if len(self.key) < KEY_CHARS_MIN:
+                raise ConfigError(f"key {self.name!r}: expected at least {KEY_CHARS_MIN} characters")
+            if self.key != self.key.strip():  # Clients send keys in headers, which lose such spaces.
+                raise ConfigError(f"key {self.name!r}: expected a key without spaces at its beginning or end")
+            return hashlib.sha256(self.key.encode()).digest()
         try:
             plain = bytes.fromhex(self.key_sha256 or "")
         except ValueError:
             plain = b""
         if len(plain) != hashlib.sha256().digest_size:
             raise ConfigError(f"key {self.name!r}: key_sha256 is not 64 hexadecimal digits")
-        return sealed(plain)
+        return plain
 
     def check(self) -> "KeyLimits":
         """Raises `ConfigError`."""
@@ -105,10 +111,12 @@ class Bucket:
 
 
 class Caller:
-    """The owner of a key, and what it has used."""
+    """The holder of a key, and what it has used."""
 
     def __init__(self, limits: KeyLimits) -> None:
         self.limits = limits
+        self.owner = owner_id(limits.plain_digest())
+        """The owner that is stored with this caller's files, batches and responses."""
         self.concurrent = 0
         self._requests = None if limits.requests_per_minute is None else Bucket(limits.requests_per_minute)
         self._tokens = None if limits.tokens_per_minute is None else Bucket(limits.tokens_per_minute)
@@ -152,7 +160,8 @@ class Caller:
             raise HttpError(403, f"This API key may not use the model {model!r}")
 
     def change(self, limits: KeyLimits) -> None:
-        """Other limits; what was used stays used."""
+        """Take other limits and perhaps another key; what was used stays used."""
+        self.owner = owner_id(limits.plain_digest())
         self._requests = _changed(self._requests, limits.requests_per_minute)
         self._tokens = _changed(self._tokens, limits.tokens_per_minute)
         self.limits = limits
@@ -186,7 +195,7 @@ class KeyRing:
         found: dict[bytes, KeyLimits] = {}
         names: set[str] = set()
         for entry in entries:
-            digest = entry.check().digest()
+            digest = sealed(entry.check().plain_digest())
             if digest in found or entry.name in names:
                 raise ConfigError(f"key {entry.name!r}: the same name or the same key is there twice")
             names.add(entry.name)
@@ -201,9 +210,13 @@ class KeyRing:
             callers[digest] = caller
         self._callers = callers
 
-    def named(self, name: str) -> Caller | None:
-        """The caller of that name, for work that is done on its behalf later."""
-        return next((one for one in self._callers.values() if one.name == name), None)
+    def of_owner(self, owner: str) -> Caller | None:
+        """Return the caller that stored objects belong to, for work that is done on its behalf later."""
+        return next((one for one in self._callers.values() if one.owner == owner), None)
+
+    def owner_of(self, name: str) -> str | None:
+        """Return the owner of stored objects that belongs to the key of that name."""
+        return next((one.owner for one in self._callers.values() if one.name == name), None)
 
     def find(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller | None:
         """Whose key a request carries, as OpenAI's clients send it (`authorization`) or Anthropic's (`x-api-key`)."""
@@ -225,9 +238,25 @@ def sealed(digest: bytes) -> bytes:
     return hashlib.blake2b(digest, key=SECRET, digest_size=32).digest()
 
 
-def plain_keys(keys: Sequence[str]) -> list[KeyLimits]:
-    """Keys without limits, named after their place."""
-    return [KeyLimits(name=f"key-{place}", key=key) for place, key in enumerate(keys, 1)]
+def owner_id(plain_digest: bytes) -> str:
+    """Return the owner to store with objects of the key that has this SHA-256.
+
+    It follows from the key alone, so that it survives restarts and changes of the order of keys; the key cannot be
+    found from it, nor can the `key_sha256` of a keys file.
+    """
+    return f"key:{hashlib.blake2b(plain_digest, key=OWNER, digest_size=OWNER_BYTES).hexdigest()}"
+
+
+def plain_keys(keys: Sequence[str], admin_keys: Sequence[str] = ()) -> list[KeyLimits]:
+    """Return keys without limits, named by their positions; a key given in both ways is an admin key."""
+    plain = [key for key in dict.fromkeys(keys) if key not in admin_keys]
+    return [
+        *(KeyLimits(name=f"key-{place}", key=key) for place, key in enumerate(plain, 1)),
+        *(
+            KeyLimits(name=f"admin-{place}", key=key, admin=True)
+            for place, key in enumerate(dict.fromkeys(admin_keys), 1)
+        ),
+    ]
 
 
 def read_keys(text: str, path: str) -> tuple[KeyLimits, ...]:

@@ -41,6 +41,16 @@ class Account:
         """What metrics and logs call the caller."""
         return self._caller.name
 
+    @property
+    def is_admin(self) -> bool:
+        """Whether the caller may use admin routes."""
+        return self._caller.limits.admin
+
+    @property
+    def owner(self) -> str:
+        """The owner that is stored with the caller's files, batches and responses."""
+        return self._caller.owner
+
     def require(self, model: str) -> None:
         """Raises `HttpError` (403) for a model that is not this caller's."""
         self._caller.require(model)
@@ -104,6 +114,7 @@ class Gate:
         keys: "Keys | None" = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`open_paths` need no key. Admin routes check the account themselves (`RouteTable.plain`)."""
         self._open_paths = frozenset(open_paths)
         self._metrics = metrics
         self._cors = cors
@@ -148,18 +159,27 @@ class Gate:
 class Keys:
     """The keys given on the command line, and those of a file that may change while we serve."""
 
-    def __init__(self, given: Sequence[str], path: str | None) -> None:
-        """Raises `ConfigError`."""
-        self._given = plain_keys(given)
+    def __init__(self, given: Sequence[str], path: str | None, admin: Sequence[str] = ()) -> None:
+        """Raises `ConfigError`, also for a file without keys where no other key is given."""
+        self._given = plain_keys(given, admin)
         self._path = None if path is None else Path(path)
         self._seen: object = None
         self.ring = KeyRing()
         self.ring.replace(self._all())
+        if not len(self.ring):
+            raise ConfigError(f"--api-keys-file {path}: expected at least one key")
 
     @classmethod
-    def of(cls, given: Sequence[str], path: str | None) -> "Keys | None":
-        """None where no key is asked for. Raises `ConfigError`."""
-        return cls(given, path) if given or path else None
+    def of(cls, given: Sequence[str], path: str | None, admin: Sequence[str] = ()) -> "Keys | None":
+        """Return the keys, None where no option of keys is given. Raises `ConfigError`."""
+        return cls(given, path, admin) if given or admin or path is not None else None
+
+    def owner_of_name(self, name: str) -> str | None:
+        """Return the owner of stored objects that belongs to the keys file's entry of that name.
+
+        Keys of flags and variables have names too, which are positions and thus no proof of whose key it is.
+        """
+        return None if any(one.name == name for one in self._given) else self.ring.owner_of(name)
 
     def refresh(self) -> None:
         """Reads the file again where it has changed; a file that cannot be used changes nothing."""

@@ -8,7 +8,7 @@ import msgspec
 
 import dynamo
 from dynamo.llm.http.errors import reason
-from dynamo.llm.http.routes import Operation, RouteEntry, RouteTable
+from dynamo.llm.http.routes import Access, Operation, RouteEntry, RouteTable
 from dynamo.protocols.field_effects import Effect, effect_of, types_within
 
 ERROR = {
@@ -47,7 +47,7 @@ def describe(routes: RouteTable) -> dict[str, Any]:
     for entry in routes.entries:
         path = PATH_PARAMETER.sub(r"{\1}", entry.path)
         operation = paths.setdefault(path, {})[entry.method.lower()] = _operation(entry, refs)
-        if routes.asks_keys and entry.needs_key:
+        if routes.asks_keys and entry.access is not Access.OPEN:
             _ask_key(operation)
     components: dict[str, Any] = {"schemas": {**schemas, "Error": ERROR}}
     if routes.asks_keys:

@@ -3,15 +3,18 @@
 import asyncio
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.llm.models import Models
+from dynamo.llm.models import ModelAccess, Models
 from dynamo.llm.preprocessor import THREAD_CHARS_MIN, Preprocessor, size_of
 from dynamo.llm.served_model import ServedModel
 from dynamo.protocols.openai import ChatCompletionRequest
 
 
-def counted_model(models: Models, name: str) -> ServedModel:
-    """The model that answers chats under this name, whose tokenizer is here. Raises `NotFound`, `NotReady` and `InvalidArgument`."""
-    model = models.find(name, "Chat")
+def counted_model(models: Models, name: str, access: ModelAccess | None) -> ServedModel:
+    """Return the model that answers chats under this name and whose tokenizer is here.
+
+    Raises what `Models.find` raises, and `InvalidArgument`.
+    """
+    model = models.find(name, "Chat", access)
     if model.takes_text:
         raise InvalidArgument(f"the workers of `{name}` take text: only they know how many tokens it is", param="model")
     return model

@@ -5,7 +5,7 @@ from typing import NoReturn
 from dynamo.core.errors import NotFound
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.routes import ErrorBody
-from dynamo.llm.models import Models
+from dynamo.llm.models import ModelAccess, Models
 from dynamo.llm.served_model import ServedModel
 from dynamo.llm.surfaces import Surface
 
@@ -20,9 +20,9 @@ def relayed(endpoint: str, model_type: str, error_body: ErrorBody = ErrorAnswer.
     return Surface(endpoint, model_type, response_id=str, chunks=never, body=never, error_body=error_body)
 
 
-def text_model(models: Models, name: str | None, model_type: str) -> ServedModel:
-    """Who serves requests of that type as clients write them. Raises `NotFound` and `NotReady`."""
-    model = models.find(name or "", model_type)
+def text_model(models: Models, name: str | None, model_type: str, access: ModelAccess | None) -> ServedModel:
+    """Return the set that serves requests of that type as clients write them. Raises what `Models.find` raises."""
+    model = models.find(name or "", model_type, access)
     if not model.takes_text:
         raise NotFound(
             f"Model not found: {name!r} takes tokens, and {model_type.lower()} is served by text models only"

@@ -33,6 +33,7 @@ GROUPS: tuple[RouteGroup, ...] = (
 def all_routes(context: RouteContext, groups: Sequence[RouteGroup] = GROUPS) -> RouteTable:
     """The routes of every group."""
     table = RouteTable()
+    table.asks_keys = context.keys is not None
     for add in groups:
         add(table, context)
     return table

@@ -14,6 +14,7 @@ from its `Operation`, so that the document cannot forget one.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
@@ -30,17 +31,34 @@ from dynamo.llm.http.protocol import HotHandler
 
 if TYPE_CHECKING:
     from dynamo.llm.http.extensions import FrontendRoute
-    from dynamo.llm.http.gate import Keys
+    from dynamo.llm.http.gate import Account, Keys
     from dynamo.llm.http.siblings import Siblings
     from dynamo.llm.models import Models
     from dynamo.llm.pipeline import Pipeline
     from dynamo.llm.request_template import RequestTemplate
+
+NOT_ADMIN = ErrorAnswer(
+    403,
+    "This route needs an admin API key (--admin-api-key, DYN_ADMIN_API_KEYS, or admin = true in the keys file)",
+    code="admin_key_required",
+    label="forbidden",
+)
 
 ErrorBody = Callable[[ErrorAnswer], bytes]
 PlainHandler = Callable[[Request], Awaitable[Response]]
 
 ENGINE_REFUSALS = (400, 404, 413, 503, 529)
 """What a route may answer that asks a worker."""
+
+
+class Access(Enum):
+    """The API key that a route needs, on a server with keys."""
+
+    OPEN = "open"
+    """None: probes and metrics scrapers use it."""
+    KEY = "key"
+    ADMIN = "admin"
+    """An admin key: the route changes state for every caller, or shows the requests of other callers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +91,7 @@ class RouteEntry:
     handler: HotHandler | PlainHandler
     operation: Operation
     is_hot: bool
-    needs_key: bool
-    """False for what probes and scrapers ask."""
+    access: Access
     error_body: ErrorBody = ErrorAnswer.body
     """How the errors of its path are written that come before its handler."""
 
@@ -125,7 +142,7 @@ class RouteTable:
         error_body: ErrorBody = ErrorAnswer.body,
     ) -> None:
         """A route whose handler writes to the transport. `variable` names the setting that moves its path."""
-        self.entries.append(RouteEntry(method, moved(path, variable), handler, operation, True, True, error_body))
+        self.entries.append(RouteEntry(method, moved(path, variable), handler, operation, True, Access.KEY, error_body))
 
     def plain(
         self,
@@ -135,10 +152,12 @@ class RouteTable:
         operation: Operation,
         *,
         variable: str | None = None,
-        needs_key: bool = True,
+        access: Access = Access.KEY,
     ) -> None:
-        """A route that is a Starlette endpoint. `variable` names the setting that moves its path."""
-        self.entries.append(RouteEntry(method, moved(path, variable), handler, operation, False, needs_key))
+        """Add a route that is a Starlette endpoint. `variable` names the setting that moves its path."""
+        if access is Access.ADMIN:
+            handler = self._for_admins(handler)
+        self.entries.append(RouteEntry(method, moved(path, variable), handler, operation, False, access))
 
     def hot_handlers(self) -> dict[tuple[bytes, bytes], HotHandler]:
         """(method, path) to handler, as the protocol looks them up."""
@@ -155,7 +174,21 @@ class RouteTable:
 
     def open_paths(self) -> set[bytes]:
         """The paths that are answered to whoever asks, without a key."""
-        return {one.path.encode() for one in self.entries if not one.needs_key}
+        return {one.path.encode() for one in self.entries if one.access is Access.OPEN}
+
+    def _for_admins(self, handler: PlainHandler) -> PlainHandler:
+        """Return a handler that refuses callers without an admin key.
+
+        The check is here and not at the gate, which sees paths before they are unquoted.
+        """
+
+        async def answer(request: Request) -> Response:
+            account = account_of(request)
+            if self.asks_keys and (account is None or not account.is_admin):
+                return refuse(NOT_ADMIN)
+            return await handler(request)
+
+        return answer
 
     def starlette_routes(self) -> list[Route]:
         """The plain routes; and the hot ones' paths, so that a wrong method gets its 405 and not a 404."""
@@ -179,6 +212,18 @@ def _by_method(handlers: Mapping[str, PlainHandler]) -> PlainHandler:
 async def _hot_elsewhere(request: Request) -> Response:
     """Never called with the route's own method: the protocol has taken that out before."""
     raise HTTPException(404)
+
+
+def account_of(request: Request) -> "Account | None":
+    """Return the account of a plain request, None on a server without keys."""
+    account: Account | None = request.scope.get("state", {}).get("account")
+    return account
+
+
+def owner_of(request: Request) -> str | None:
+    """Return the owner of what a plain request stores or reads, None on a server without keys."""
+    account = account_of(request)
+    return None if account is None else account.owner
 
 
 def moved(path: str, variable: str | None) -> str:

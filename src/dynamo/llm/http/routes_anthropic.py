@@ -91,7 +91,7 @@ class MessagePages:
     async def _count(self, exchange: Exchange) -> None:
         request = decode_message_count(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
         chat = to_chat(request, strip_preamble=self.strips_preamble)
-        preprocessor = counted_model(self.models, chat.model).preprocessor
+        preprocessor = counted_model(self.models, chat.model, exchange.account).preprocessor
         exchange.respond(200, json_encode(MessageTokens(await count_prompt(preprocessor, chat))))
 
 

@@ -37,7 +37,7 @@ from dynamo.llm.batches.store import KEPT_S, BatchStore
 from dynamo.llm.http.errors import ErrorAnswer, answer_to
 from dynamo.llm.http.gate import Account, KeyMetrics, Keys
 from dynamo.llm.http.internal import InternalExchange
-from dynamo.llm.http.routes import Operation, PlainHandler, RouteContext, RouteTable, as_json, moved, refuse
+from dynamo.llm.http.routes import Operation, PlainHandler, RouteContext, RouteTable, as_json, moved, owner_of, refuse
 from dynamo.protocols.strict import StrictDecoder
 
 OFF = ErrorAnswer(
@@ -91,7 +91,9 @@ def add(routes: RouteTable, context: RouteContext) -> None:
     apis = context.apis
     pages: BatchPages | None = None
     if apis.batch_dir is not None:
-        store = BatchStore(apis.batch_dir, apis.batch_limits)
+        keys = context.keys
+        names = None if keys is None else keys.owner_of_name
+        store = BatchStore(apis.batch_dir, apis.batch_limits, owner_of_name=names)
         asker = Asker(routes, context)
         runner = BatchRunner(
             store,
@@ -168,7 +170,7 @@ class Asker:
         request_id = str(uuid.uuid4())
         account: Account | None = None
         if owner is not None:
-            caller = None if self._keys is None else self._keys.ring.named(owner)
+            caller = None if self._keys is None else self._keys.ring.of_owner(owner)
             if caller is None:
                 return Asked(UNKNOWN_OWNER.status, UNKNOWN_OWNER.body(), request_id)
             too_much = caller.admit(time.monotonic())
@@ -308,12 +310,6 @@ class BatchPages:
     async def _batch(self, request: Request) -> BatchObject:
         record = await asyncio.to_thread(self.store.batch, request.path_params["id"], owner_of(request))
         return record.batch
-
-
-def owner_of(request: Request) -> str | None:
-    """The name of the key that asks, where there are keys."""
-    account: Account | None = request.scope.get("state", {}).get("account")
-    return None if account is None else account.name
 
 
 def checked(wanted: BatchRequest) -> BatchRequest:

@@ -104,7 +104,7 @@ class EmbeddingPages:
 
     async def _embed(self, exchange: Exchange) -> None:
         request = decode_embedding(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
-        model = self.models.find(request.model, EMBEDDINGS.model_type)
+        model = self.models.find(request.model, EMBEDDINGS.model_type, exchange.account)
         asked: object = request
         tokens = None
         if not model.takes_text:
@@ -138,7 +138,7 @@ class EmbeddingPages:
         model_type: str,
         form: Form,
     ) -> None:
-        model = text_model(self.models, request.model, model_type)
+        model = text_model(self.models, request.model, model_type, exchange.account)
         await self.pipeline.relay(exchange, endpoint, model, partial(_packed, request), form)
 
 

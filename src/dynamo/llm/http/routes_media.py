@@ -130,7 +130,7 @@ class MediaPages:
         *,
         stream: bool = False,
     ) -> None:
-        model = text_model(self.models, request.model, surface.model_type)
+        model = text_model(self.models, request.model, surface.model_type, exchange.account)
         await self.pipeline.relay(exchange, surface.endpoint, model, partial(_packed, request), form, stream=stream)
 
 

@@ -8,7 +8,7 @@ from dynamo.core.errors import NotFound, NotReady
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.http.relayed import relayed
 from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
-from dynamo.llm.models import DEPARTED, Models
+from dynamo.llm.models import DEPARTED, ModelAccess, Models
 from dynamo.llm.native_forms import SglangForm, SglangWholeForm, VllmForm, VllmStreamForm, sglang_error, vllm_error
 from dynamo.llm.pipeline import Pipeline
 from dynamo.llm.served_model import ServedModel
@@ -75,7 +75,7 @@ class NativePages:
 
     async def _vllm(self, exchange: Exchange) -> None:
         request, said = decode_vllm(bytes(exchange.body))
-        model = capable_model(self.models, request.model, VLLM_CAPABILITY)
+        model = capable_model(self.models, request.model, VLLM_CAPABILITY, exchange.account)
         wants_logprobs = request.sampling_params.logprobs is not None
         options = request.stream_options or VllmStreamOptions()
         form: VllmForm | VllmStreamForm
@@ -100,7 +100,7 @@ class NativePages:
 
     async def _sglang(self, exchange: Exchange) -> None:
         request, said = decode_sglang(bytes(exchange.body))
-        model = capable_model(self.models, request.model, SGLANG_CAPABILITY)
+        model = capable_model(self.models, request.model, SGLANG_CAPABILITY, exchange.account)
         form = (SglangForm if request.stream else SglangWholeForm)(len(request.input_ids), request.rid)
 
         def make(request_id: str) -> PreprocessedRequest:
@@ -112,15 +112,19 @@ class NativePages:
         await self.pipeline.relay(exchange, SGLANG.endpoint, model, make, form, stream=request.stream)
 
 
-def capable_model(models: Models, name: str | None, capability: str) -> ServedModel:
-    """Return a set whose card allows such requests. Raise `NotFound`, or `NotReady` where its workers left just now."""
+def capable_model(models: Models, name: str | None, capability: str, access: ModelAccess | None) -> ServedModel:
+    """Return a set whose card lists the capability: that of the name, or any that the caller may use.
+
+    Raises `NotFound`, `NotReady` where its workers left just now, and `HttpError` (403) for a model that the caller may not use.
+    """
     able = [one for one in models.all_sets() if one.card.runtime_config.runtime_data.get(capability) in (True, "true")]
     ready = [one for one in able if one.is_ready and not one.takes_text]
+    named = [one for one in ready if name is None or name in (one.name, *(one.card.model_aliases or ()))]
+    if access is not None and name is not None:
+        access.require(named[0].name if named else name)
     if name and models.has_departed(name):
         raise NotReady(DEPARTED.format(name=name))
-    if not ready:
-        raise NotFound("no generate-capable model is registered" if not name else f"Model not found: {name}")
-    named = [one for one in ready if name is None or name in (one.name, *(one.card.model_aliases or ()))]
+    named = [one for one in named if access is None or access.may_use(one.name)]
     if not named:
-        raise NotFound(f"Model not found: {name}")
+        raise NotFound("no generate-capable model is registered" if not name else f"Model not found: {name}")
     return named[0]

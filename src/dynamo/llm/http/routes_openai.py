@@ -11,7 +11,7 @@ from dynamo.core.config import setting
 from dynamo.llm.anthropic.errors import error_body
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.protocol import Exchange, HotHandler
-from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable, as_json, refuse
+from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable, account_of, as_json, refuse
 from dynamo.llm.models import Models
 from dynamo.llm.request_template import RequestTemplate
 from dynamo.llm.served_model import ServedModel
@@ -88,9 +88,7 @@ class ModelPages:
 
     async def all_models(self, request: Request) -> Response:
         """GET /v1/models."""
-        account = request.scope.get("state", {}).get("account")
-        served = sorted(self.models.listed().items())
-        shown = [(name, sets) for name, sets in served if account is None or account.may_use(name)]
+        shown = sorted(self._listed(request).items())
         if self._is_anthropic(request):
             page = ModelPage([self._model_info(name, sets[0]) for name, sets in shown])
             if page.data:
@@ -101,7 +99,7 @@ class ModelPages:
     async def one_model(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
         name = request.path_params["model"]
-        sets = self.models.listed().get(name)
+        sets = self._listed(request).get(name)
         if self._is_anthropic(request):
             if sets is None:
                 return Response(error_body(no_model(name)), 404, media_type="application/json")
@@ -111,7 +109,12 @@ class ModelPages:
     async def ready(self, request: Request) -> Response:
         """GET /v1/models/{model}/ready."""
         name = request.path_params["model"]
-        sets = [one for one in self.models.every_set() if name in (one.name, *(one.card.model_aliases or ()))]
+        account = account_of(request)
+        sets = [
+            one
+            for one in self.models.every_set()
+            if name in (one.name, *(one.card.model_aliases or ())) and (account is None or account.may_use(one.name))
+        ]
         if not sets:
             return refuse(no_model(name))
         namespaces: dict[str, Any] = {}
@@ -128,6 +131,12 @@ class ModelPages:
             shown["missing_worker_types"] = sorted((needed | kinds.keys()) - present)
         ready = any(one["ready"] for one in namespaces.values())
         return as_json({"model": name, "ready": ready, "namespaces": namespaces})
+
+    def _listed(self, request: Request) -> dict[str, list[ServedModel]]:
+        """Return the models that the caller may use, with their sets."""
+        account = account_of(request)
+        listed = self.models.listed()
+        return {name: sets for name, sets in listed.items() if account is None or account.may_use(sets[0].name)}
 
     def _is_anthropic(self, request: Request) -> bool:
         return self.speaks_anthropic and "anthropic-version" in request.headers

@@ -129,7 +129,7 @@ class Talk:
     async def _open(self, name: str) -> None:
         pages = self._pages
         try:
-            model = text_model(pages.models, name, REALTIME.model_type)
+            model = text_model(pages.models, name, REALTIME.model_type, self._exchange.account)
             make = partial(RealtimeAnswer, socket=self._socket, model=model)
             answer = pages.pipeline.adopt(self._exchange, REALTIME.endpoint, model, make, stream=True)
         except DynamoException as error:

@@ -14,9 +14,10 @@ from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import DynamoException, InvalidArgument
 from dynamo.llm.http.api_options import MEMORY, NOWHERE, ApiOptions
 from dynamo.llm.http.errors import ErrorAnswer, answer_to
+from dynamo.llm.http.gate import Account
 from dynamo.llm.http.prompt_count import count_prompt, counted_model
 from dynamo.llm.http.protocol import Exchange
-from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable, as_json, refuse
+from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable, as_json, owner_of, refuse
 from dynamo.llm.models import Models
 from dynamo.llm.pipeline import Pipeline
 from dynamo.llm.postprocessor import FinishedChoice
@@ -124,35 +125,39 @@ class ResponsePages:
 
     async def _respond(self, exchange: Exchange) -> None:
         request = decode_response_request(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
-        asked, before = await self._items(request)
-        chat = await self._chat(request, [*before, *asked], request.max_output_tokens or 1)
-        keep = partial(self._keep, asked) if self.archive.is_open and request.store is not False else None
+        asked, before = await self._items(request, exchange.account)
+        chat = await self._chat(request, [*before, *asked], exchange.account, request.max_output_tokens or 1)
+        owner = None if exchange.account is None else exchange.account.owner
+        keep = partial(self._keep, asked, owner) if self.archive.is_open and request.store is not False else None
         writer = partial(writer_of, request, keep)
         surface = replace(UNREAD, chunks=writer, body=partial(body_of, writer))
         await self.pipeline.converse(exchange, chat, surface)
 
     async def _count(self, exchange: Exchange) -> None:
         request = decode_token_count(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
-        request.model = request.model or self._only_model()
-        asked, before = await self._items(request)
-        chat = await self._chat(request, [*before, *asked], 1)
-        preprocessor = counted_model(self.models, chat.model).preprocessor
+        request.model = request.model or self._only_model(exchange.account)
+        asked, before = await self._items(request, exchange.account)
+        chat = await self._chat(request, [*before, *asked], exchange.account, 1)
+        preprocessor = counted_model(self.models, chat.model, exchange.account).preprocessor
         exchange.respond(200, json_encode(TokenCount(await count_prompt(preprocessor, chat))))
 
-    async def _items(self, request: PromptFields) -> tuple[list[StoredItem], list[StoredItem]]:
+    async def _items(self, request: PromptFields, account: Account | None) -> tuple[list[StoredItem], list[StoredItem]]:
         """What is asked, and the conversation before it. Raises `InvalidArgument` and `NotFound`."""
         if request.input is None:
             raise InvalidArgument(f"{MALFORMED}missing field `input`", param="input")
-        asked = await self.archive.resolve(decode_items(request.input))
+        owner = None if account is None else account.owner
+        asked = await self.archive.resolve(decode_items(request.input), owner)
         previous = request.previous_response_id
-        return asked, [] if previous is None else await self.archive.history(previous)
+        return asked, [] if previous is None else await self.archive.history(previous, owner)
 
-    async def _chat(self, request: PromptFields, items: list[StoredItem], answer_tokens: int) -> ChatCompletionRequest:
+    async def _chat(
+        self, request: PromptFields, items: list[StoredItem], account: Account | None, answer_tokens: int
+    ) -> ChatCompletionRequest:
         """The chat of these items; `truncation: auto` leaves out the oldest where they are too many. Raises `InvalidArgument`."""
         chat = to_chat(request, items)
         if request.truncation != "auto":
             return chat
-        preprocessor = counted_model(self.models, chat.model).preprocessor
+        preprocessor = counted_model(self.models, chat.model, account).preprocessor
         room = preprocessor.context_length - min(answer_tokens, preprocessor.context_length // 2)
         if not preprocessor.context_length or await count_prompt(preprocessor, chat) <= room:
             return chat
@@ -165,13 +170,13 @@ class ResponsePages:
                 fewest = middle + 1
         return to_chat(request, without_oldest(items, most))
 
-    def _only_model(self) -> str | None:
-        """The model that is meant where only one is served."""
-        names = list(self.models.served())
+    def _only_model(self, account: Account | None) -> str | None:
+        """Return the model that is meant where the caller may use only one."""
+        names = [name for name in self.models.served() if account is None or account.may_use(name)]
         return names[0] if len(names) == 1 else None
 
-    def _keep(self, asked: Sequence[StoredItem], response: Response) -> None:
-        self.archive.keep(response, asked)
+    def _keep(self, asked: Sequence[StoredItem], owner: str | None, response: Response) -> None:
+        self.archive.keep(response, asked, owner)
 
     # What is kept.
 
@@ -182,7 +187,7 @@ class ResponsePages:
                 raise InvalidArgument(
                     f"{INVALID}`stream` is not supported by this release: it is kept whole", param="stream"
                 )
-            return as_json((await self.archive.find(request.path_params["id"])).response)
+            return as_json((await self.archive.find(request.path_params["id"], owner_of(request))).response)
         except DynamoException as error:
             return refuse(answer_to(error))
 
@@ -190,7 +195,7 @@ class ResponsePages:
         """DELETE /v1/responses/{id}."""
         response_id = request.path_params["id"]
         try:
-            await self.archive.delete(response_id)
+            await self.archive.delete(response_id, owner_of(request))
         except DynamoException as error:
             return refuse(answer_to(error))
         return as_json(ResponseDeleted(response_id))
@@ -202,7 +207,7 @@ class ResponsePages:
             limit = query.get("limit", str(PAGE))
             if not limit.isascii() or not limit.isdigit():
                 raise InvalidArgument(f"{INVALID}`limit` must be a number", param="limit")
-            record = await self.archive.find(request.path_params["id"])
+            record = await self.archive.find(request.path_params["id"], owner_of(request))
             page = page_of(
                 record.input, limit=int(limit[:9]), order=query.get("order", "desc"), after=query.get("after")
             )

@@ -11,7 +11,7 @@ from dynamo.core.config import read_bool, setting
 from dynamo.kv_router.router import Explanation
 from dynamo.kv_router.runs import WIDTH
 from dynamo.llm.http.errors import ErrorAnswer
-from dynamo.llm.http.routes import Operation, RouteContext, RouteTable, as_json, refuse
+from dynamo.llm.http.routes import Access, Operation, RouteContext, RouteTable, as_json, refuse
 from dynamo.llm.kv_push_router import KvPushRouter
 from dynamo.llm.models import Models
 from dynamo.llm.served_model import ServedModel
@@ -124,10 +124,11 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         "GET",
         "/routing/decisions",
         pages.decisions,
-        Operation("Why the KV router chose", answer=DecisionsAnswer, refusals=(400, 404), query=query),
+        Operation("Why the KV router chose", answer=DecisionsAnswer, refusals=(400, 403, 404), query=query),
+        access=Access.ADMIN,
     )
-    state = Operation("Load and cache of every worker, as the KV router sees them", answer=StateAnswer)
-    routes.plain("GET", "/routing/state", pages.state, state)
+    state = Operation("Load and cache of every worker, as the KV router sees them", answer=StateAnswer, refusals=(403,))
+    routes.plain("GET", "/routing/state", pages.state, state, access=Access.ADMIN)
     routes.plain(
         "GET",
         "/routing/sessions",
@@ -135,9 +136,10 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         Operation(
             "What sessions were told, and who still holds it",
             answer=SessionsAnswer,
-            refusals=(400, 404),
+            refusals=(400, 403, 404),
             query={"session_id": {"type": "string"}, **{name: query[name] for name in ("model", "limit")}},
         ),
+        access=Access.ADMIN,
     )
 
 

@@ -14,7 +14,7 @@ from dynamo.llm.busy import Thresholds
 from dynamo.llm.http.docs_page import HEADERS, PAGE
 from dynamo.llm.http.extensions import Extensions, FrontendExtensionContext
 from dynamo.llm.http.openapi import describe
-from dynamo.llm.http.routes import Operation, RouteContext, RouteTable, as_json
+from dynamo.llm.http.routes import Access, Operation, RouteContext, RouteTable, as_json
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
@@ -22,21 +22,22 @@ def add(routes: RouteTable, context: RouteContext) -> None:
     pages = SystemPages(routes, context)
 
     def get(path: str, handler: Any, operation: Operation, word: str) -> None:
-        routes.plain("GET", path, handler, operation, variable=f"DYN_HTTP_SVC_{word}_PATH", needs_key=False)
+        routes.plain("GET", path, handler, operation, variable=f"DYN_HTTP_SVC_{word}_PATH", access=Access.OPEN)
 
     get("/health", pages.health, Operation("Health, with the instances known", refusals=(503,)), "HEALTH")
     get("/live", pages.live, Operation("Liveness"), "LIVE")
     text = Operation("Prometheus metrics", answer={"type": "string"}, answer_media="text/plain")
     get("/metrics", pages.metrics, text, "METRICS")
     if not setting("DYN_DISABLE_FRONTEND_ADMIN_API", False, read_bool):
-        routes.plain("GET", "/busy_threshold", pages.thresholds, Operation("Busy thresholds of every model"))
+        shown = Operation("Busy thresholds of every model", refusals=(403,))
+        routes.plain("GET", "/busy_threshold", pages.thresholds, shown, access=Access.ADMIN)
         change = Operation(
-            "Set a model's busy thresholds", ThresholdsRequest, ThresholdsRequest, refusals=(400, 404), error=SAID
+            "Set a model's busy thresholds", ThresholdsRequest, ThresholdsRequest, refusals=(400, 403, 404), error=SAID
         )
-        routes.plain("POST", "/busy_threshold", pages.set_thresholds, change)
-    routes.plain("GET", "/openapi.json", pages.openapi, Operation("This document"), needs_key=False)
+        routes.plain("POST", "/busy_threshold", pages.set_thresholds, change, access=Access.ADMIN)
+    routes.plain("GET", "/openapi.json", pages.openapi, Operation("This document"), access=Access.OPEN)
     page = Operation("This document, to be read and tried", answer={"type": "string"}, answer_media="text/html")
-    routes.plain("GET", "/docs", pages.docs, page, needs_key=False)
+    routes.plain("GET", "/docs", pages.docs, page, access=Access.OPEN)
     if context.extensions:
         seen = FrontendExtensionContext(context.models, lambda: context.pipeline.is_draining)
         Extensions(seen).add(routes, context.extensions)

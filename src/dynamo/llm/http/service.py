@@ -92,7 +92,6 @@ class HttpService:
             keys=chosen.keys,
         )
         self._routes = all_routes(context, chosen.groups)
-        self._routes.asks_keys = chosen.keys is not None
         self._server: asyncio.Server | None = None
         self._state = ServerState()
         self._sweeper: asyncio.TimerHandle | None = None

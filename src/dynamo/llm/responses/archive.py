@@ -55,31 +55,31 @@ class ResponseArchive:
         """Whether responses are kept."""
         return self._store is not None
 
-    def keep(self, response: Response, asked: Sequence[StoredItem]) -> None:
-        """Keeps a response and what was asked for it."""
+    def keep(self, response: Response, asked: Sequence[StoredItem], owner: str | None = None) -> None:
+        """Store a response and its input for their owner (see `StoredResponse.owner`)."""
         key = key_of(response.id)
         if self._store is None or key is None:
             return
         items = [settled(item, response.id, number) for number, item in enumerate(asked)]
-        self._store.put(key, json_encode(StoredResponse(response, items)))
+        self._store.put(key, json_encode(StoredResponse(response, items, owner)))
 
-    async def find(self, response_id: str) -> StoredResponse:
-        """A response that was kept. Raises `NotFound`."""
-        record = await self._record(response_id)
+    async def find(self, response_id: str, owner: str | None = None) -> StoredResponse:
+        """Return a stored response. Raises `NotFound`, also for one of another owner."""
+        record = await self._record(response_id, owner)
         if record is None or record.response.id != response_id:
             raise NotFound(
                 f"Response with id '{response_id[:80]}' not found.", param="response_id", code="response_not_found"
             )
         return record
 
-    async def delete(self, response_id: str) -> None:
+    async def delete(self, response_id: str, owner: str | None = None) -> None:
         """Forgets a response. Raises `NotFound`."""
-        await self.find(response_id)
+        await self.find(response_id, owner)
         key = key_of(response_id)
         if self._store is not None and key is not None:
             await self._store.delete(key)
 
-    async def history(self, response_id: str) -> list[StoredItem]:
+    async def history(self, response_id: str, owner: str | None = None) -> list[StoredItem]:
         """The conversation up to and with a response. Raises `NotFound` and `InvalidArgument`."""
         param = "previous_response_id"
         if self._store is None:
@@ -89,7 +89,7 @@ class ResponseArchive:
         chain: list[StoredResponse] = []
         wanted: str | None = response_id
         while wanted is not None:
-            record = await self._record(wanted)
+            record = await self._record(wanted, owner)
             if record is None or record.response.id != wanted:
                 raise NotFound(
                     f"Previous response with id '{wanted[:80]}' not found.",
@@ -108,11 +108,14 @@ class ResponseArchive:
             items += record.response.output
         return items
 
-    async def resolve(self, items: Sequence[InputItem]) -> list[StoredItem]:
+    async def resolve(self, items: Sequence[InputItem], owner: str | None = None) -> list[StoredItem]:
         """The items with every reference replaced by what it refers to. Raises `NotFound`."""
         found: list[StoredItem] = []
         for number, item in enumerate(items):
-            found.append(await self._referred(item.id, number) if isinstance(item, ItemReference) else item)
+            if isinstance(item, ItemReference):
+                found.append(await self._referred(item.id, number, owner))
+            else:
+                found.append(item)
         return found
 
     async def close(self) -> None:
@@ -120,15 +123,15 @@ class ResponseArchive:
         if self._store is not None:
             await self._store.close()
 
-    async def _referred(self, id: str, number: int) -> StoredItem:
-        record = await self._record(id)
+    async def _referred(self, id: str, number: int, owner: str | None = None) -> StoredItem:
+        record = await self._record(id, owner)
         if record is not None:
             for item in (*record.response.output, *record.input):
                 if item.id == id:
                     return item
         raise NotFound(f"Item with id '{id[:80]}' not found.", param=f"input[{number}].id", code="item_not_found")
 
-    async def _record(self, id: str) -> StoredResponse | None:
+    async def _record(self, id: str, owner: str | None = None) -> StoredResponse | None:
         key = key_of(id)
         if self._store is None or key is None:
             return None
@@ -140,7 +143,7 @@ class ResponseArchive:
         except msgspec.MsgspecError as error:
             logger.warning("a stored response cannot be read: %s: %s", key, error)
             return None
-        return record
+        return record if record.owner == owner else None
 
 
 def settled(item: StoredItem, response_id: str, number: int) -> StoredItem:

@@ -11,6 +11,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.llm.grpc.messages import CLASSES, SERVICE
 from dynamo.llm.grpc.service import OPEN_PATHS, headers_of
 from dynamo.llm.grpc.statuses import status_of
+from dynamo.llm.http.access import KeyLimits
 from dynamo.llm.http.gate import Gate, KeyMetrics, Keys
 
 KEY = [(b"authorization", b"Bearer secret-key")]
@@ -27,11 +28,11 @@ def named(kind: str, name: str) -> Any:
 async def test_the_server_is_live_and_ready_until_it_drains() -> None:
     async with open_kserve_house() as house:
         service = house.service
-        assert (await service.server_live(None, ())).live
-        assert (await service.server_ready(None, ())).ready
-        assert (await service.server_metadata(None, ())).name == "dynamo"
+        assert (await service.server_live(None, None)).live
+        assert (await service.server_ready(None, None)).ready
+        assert (await service.server_metadata(None, None)).name == "dynamo"
         await house.pipeline.drain(0.0)
-        assert not (await service.server_ready(None, ())).ready
+        assert not (await service.server_ready(None, None)).ready
         for message in (text_request("hi"), tensor_request(1)):
             with pytest.raises(DynamoException) as raised:
                 await house.infer(message)
@@ -42,12 +43,12 @@ async def test_models_of_text_and_of_tensors_are_ready_and_described() -> None:
     async with open_kserve_house() as house:
         service = house.service
         for name, is_ready in (("say", True), ("echo", True), ("talk", False), ("nobody", False)):
-            assert (await service.model_ready(named("ModelReadyRequest", name), ())).ready is is_ready
-        assert (await service.model_metadata(named("ModelMetadataRequest", "say"), ())).inputs[0].name == "text_input"
-        config = (await service.model_config(named("ModelConfigRequest", "echo"), ())).config
+            assert (await service.model_ready(named("ModelReadyRequest", name), None)).ready is is_ready
+        assert (await service.model_metadata(named("ModelMetadataRequest", "say"), None)).inputs[0].name == "text_input"
+        config = (await service.model_config(named("ModelConfigRequest", "echo"), None)).config
         assert (config.name, config.input[0].dims, config.backend) == ("echo", [-1], "dynamo")
         with pytest.raises(NotFound):
-            await service.model_metadata(named("ModelMetadataRequest", "nobody"), ())
+            await service.model_metadata(named("ModelMetadataRequest", "nobody"), None)
 
 
 async def test_text_is_completed_at_once() -> None:
@@ -156,6 +157,29 @@ async def test_keys_are_asked_for_where_there_are_keys() -> None:
                 assert status_of(raised.value)[0] == "UNAUTHENTICATED"
         assert said(await house.infer(text_request("hi"), KEY))["text_output"] == ["hi"]
         assert (await house.infer(tensor_request(1), KEY)).id == "t"
+
+
+def limited_gate(registry: MetricsRegistry) -> Gate:
+    keys = Keys(["secret-key"], None)
+    keys.ring.replace([KeyLimits(name="limited", key="secret-key", models=("other",))])
+    return Gate(OPEN_PATHS, KeyMetrics(registry, "x"), keys=keys)
+
+
+async def test_kserve_refuses_models_that_the_key_may_not_use() -> None:
+    async with open_kserve_house(limited_gate) as house:
+        service = house.service
+        account = service._admit("ModelReady", KEY, streams=False).account
+        assert not (await service.model_ready(named("ModelReadyRequest", "say"), account)).ready
+        for ask in (
+            service.model_metadata(named("ModelMetadataRequest", "say"), account),
+            service.model_config(named("ModelConfigRequest", "echo"), account),
+            house.infer(text_request("hi"), KEY),
+            house.infer(tensor_request(1), KEY),
+            house.stream(text_request("hi"), headers=KEY),
+        ):
+            with pytest.raises(DynamoException, match="may not use the model") as raised:
+                await ask
+            assert status_of(raised.value)[0] == "PERMISSION_DENIED"
 
 
 async def test_requests_are_counted() -> None:

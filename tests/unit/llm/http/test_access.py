@@ -112,6 +112,30 @@ def test_changed_limits_hold_at_once_and_forget_no_use() -> None:
     assert again.admit(0.0) is None
 
 
+def test_the_owner_of_stored_objects_follows_from_the_key_alone() -> None:
+    first, second = KeyRing(plain_keys([KEY, "sk-secret-2"])), KeyRing(plain_keys(["sk-secret-2", KEY]))
+    header = [(b"x-api-key", KEY.encode())]
+    one, other = first.find(header), second.find(header)
+    assert one is not None and other is not None and one.name != other.name
+    assert one.owner == other.owner and one.owner.startswith("key:")
+    assert first.of_owner(one.owner) is one
+    hashed = KeyRing([KeyLimits(name="a", key_sha256=hashlib.sha256(KEY.encode()).hexdigest())])
+    assert hashed.owner_of("a") == one.owner
+    assert hashlib.sha256(KEY.encode()).hexdigest() not in one.owner
+
+
+def test_a_key_with_spaces_at_its_ends_is_refused_because_no_header_can_carry_it() -> None:
+    for key in (" sk-secret-1", "sk-secret-1 ", " " * 12):
+        with pytest.raises(ConfigError, match="spaces"):
+            KeyRing([KeyLimits(name="a", key=key)])
+
+
+def test_a_key_that_is_given_twice_is_one_key_and_an_admin_key_where_it_is_both() -> None:
+    assert len(KeyRing(plain_keys([KEY, KEY]))) == 1
+    (entry,) = plain_keys([KEY], [KEY])
+    assert entry.admin
+
+
 def test_keys_that_cannot_be_told_apart_are_refused_and_change_nothing() -> None:
     ring = KeyRing(plain_keys([KEY]))
     with pytest.raises(ConfigError, match="twice"):

@@ -108,3 +108,23 @@ def test_a_preflight_needs_no_key() -> None:
     gate = Asked(Keys(["sk-secret-1"], None), Cors.of(["https://a.example"])).gate
     question = [(b"origin", b"https://a.example"), (b"access-control-request-method", b"POST")]
     assert gate.judge(b"OPTIONS", b"/v1/x", question).is_preflight
+
+
+def test_a_keys_file_without_keys_is_refused_at_start_and_closes_the_server_later(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("keys = []\n")
+    with pytest.raises(ConfigError, match=r"--api-keys-file .*: expected at least one key"):
+        Keys.of([], str(path))
+    write_keys(path, "sk-secret-1")
+    keys = Keys([], str(path))
+    path.write_text("keys = []\n")
+    keys.refresh()
+    refusal = Asked(keys).gate.judge(b"POST", b"/v1/x", KEY).refusal
+    assert refusal is not None and refusal.status == 401
+
+
+def test_names_of_earlier_releases_stand_for_keys_of_the_file_only(tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys", "sk-secret-1")
+    keys = Keys(["sk-secret-2"], str(tmp_path / "keys"), ["sk-secret-3"])
+    assert keys.owner_of_name("team") == keys.ring.owner_of("team")
+    assert [keys.owner_of_name(name) for name in ("key-1", "admin-1", "nobody")] == [None, None, None]

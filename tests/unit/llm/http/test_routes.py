@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.openapi import describe
 from dynamo.llm.http.protocol import Exchange
-from dynamo.llm.http.routes import Operation, RouteTable, as_json, refuse
+from dynamo.llm.http.routes import Access, Operation, RouteTable, as_json, refuse
 from dynamo.protocols.openai_answers import ModelList
 
 
@@ -28,7 +28,7 @@ def table() -> RouteTable:
     table = RouteTable()
     table.hot("POST", "/hot", hot, Operation("Hot", answer=ModelList, streams=True, refusals=(400,)))
     table.plain("GET", "/things/{name}", thing, Operation("One thing"))
-    table.plain("POST", "/things/{name}", thing, Operation("Change it", body=ModelList), needs_key=False)
+    table.plain("POST", "/things/{name}", thing, Operation("Change it", body=ModelList), access=Access.OPEN)
     return table
 
 

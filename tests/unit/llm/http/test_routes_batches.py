@@ -53,7 +53,8 @@ class Served:
 
         async def with_account(scope: Any, receive: Any, send: Any) -> None:
             if self.keys is not None and self.as_key is not None:
-                caller = self.keys.ring.named(self.as_key)
+                owner = self.keys.ring.owner_of(self.as_key)
+                caller = self.keys.ring.of_owner(owner or "")
                 assert caller is not None
                 account = Account(caller, KeyMetrics(self.registry, "x"), lambda: 0.0)
                 scope["state"] = {"account": account}
@@ -273,10 +274,12 @@ async def test_a_line_is_asked_within_the_limits_of_its_key(tmp_path: Path) -> N
     async with served(tmp_path / "batches", Keys([], str(tmp_path / "keys.toml"))) as one:
         asker = Asker(one.table, one.context)
         line = read_line(json.dumps(chat("a")).encode())
-        assert (await asker.ask(line, "eve")).status == 200
-        later = await asker.ask(line, "eve")
+        assert one.keys is not None
+        eve = one.keys.ring.owner_of("eve")
+        assert (await asker.ask(line, eve)).status == 200
+        later = await asker.ask(line, eve)
         assert later.status == 429 and later.retry_after_s
-        gone = await asker.ask(line, "zoe")
+        gone = await asker.ask(line, "key:of-another-key")
         assert (gone.status, gone.retry_after_s) == (401, None)
 
 
