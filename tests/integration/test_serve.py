@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from benchmarks.ports import free_port
@@ -407,3 +408,43 @@ def test_the_parts_run_one_by_one(tmp_path: Path) -> None:
             process.terminate()
         assert [process.wait(DEADLINE_S) for process in started] == [0, 0]
     assert [path for path in (tmp_path / "kv").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads the command lines of processes in /proc")
+def test_serve_requires_its_keys_and_shows_them_on_no_child_command_line(tmp_path: Path) -> None:
+    key, admin = "sk-one,with-comma-SECRET", "sk-admin-SECRET"
+    argv = ["--engine", "mocker", "--api-key", key, "--admin-api-key", admin, "--http-workers", "2"]
+    with serving(tmp_path, *argv) as server:
+        server.ready()
+        assert "SECRET" not in server.text()
+        children = server.children()
+        (frontend,) = [pid for pid, command in children.items() if "dynamo.frontend" in command]
+        grandchildren = [int(pid) for pid in Path(f"/proc/{frontend}/task/{frontend}/children").read_text().split()]
+        assert len(grandchildren) == 2
+        for pid in (*children, *grandchildren):
+            assert "SECRET" not in Path(f"/proc/{pid}/cmdline").read_text()
+
+        def status(path: str, sent: str | None) -> int:
+            headers = {} if sent is None else {"authorization": f"Bearer {sent}"}
+            return httpx.get(f"{server.url}{path}", headers=headers, timeout=DEADLINE_S).status_code
+
+        assert [status("/v1/models", sent) for sent in (None, "sk-one", key, admin)] == [401, 401, 200, 200]
+        assert [status("/busy_threshold", sent) for sent in (None, key, admin)] == [401, 403, 200]
+        environment = {**os.environ, "DYN_API_KEY": admin}
+        asked = [*DYNAMO, "route", "state", "--url", server.url]
+        assert (
+            subprocess.run(asked, env=environment, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 0
+        )
+        assert subprocess.run(asked, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 1
+
+
+@pytest.mark.parametrize(("argv", "variables"), [(["--api-key", ""], {}), ([], {"DYN_API_KEYS": ","})])
+def test_serve_does_not_start_with_an_authentication_option_that_holds_no_key(
+    argv: list[str], variables: dict[str, str]
+) -> None:
+    for command in ([*DYNAMO, "serve"], [sys.executable, "-m", "dynamo.frontend", "--http-port", "0"]):
+        ended = subprocess.run(
+            [*command, *argv], env={**os.environ, **variables}, capture_output=True, timeout=DEADLINE_S, check=False
+        )
+        assert ended.returncode == 2
+        assert re.fullmatch(r"error: [^\n]*(--api-key|DYN_API_KEYS)[^\n]*\n", ended.stderr.decode())

@@ -4,11 +4,14 @@ import json
 import shlex
 from dataclasses import dataclass
 
+from dynamo.core.hosts import is_loopback
+
 DEMO_TRUTH = (
     "This is the bundled demo model: tiny, trained only on questions about this project, small sums and a few tricks.\n"
     "It shows that everything works; for real answers, serve a real checkpoint: {command} serve DIR"
 )
 MOCKER_TRUTH = "The mocker computes nothing: it answers with random tokens, at the pace of a real engine."
+OPEN_WARNING = "Warning: every host that reaches {host} can use it; require a key with --api-key or DYN_API_KEYS."
 DEFAULT_URL = "http://localhost:8000"  # Where `dynamo chat` looks by itself.
 MOCKER_MAX_TOKENS = 64  # The mocker refuses a request that does not say how long its answer is.
 
@@ -27,6 +30,7 @@ class Announcement:
     """How to type `dynamo` here."""
     is_tls: bool = False
     prefill_workers: int = 0
+    needs_key: bool = False
 
     @property
     def url(self) -> str:
@@ -43,6 +47,8 @@ class Announcement:
             parts.append(MOCKER_TRUTH)
         elif self.is_demo:
             parts.append(DEMO_TRUTH.format(command=self.command))
+        if not self.needs_key and not is_loopback(self.host):
+            parts.append(OPEN_WARNING.format(host=self.host))
         parts.append(f"Try it:\n{self.curl(model)}")
         parts.append(f"or talk to it: {self.chat()}\nCtrl-C ends it all.")
         return "\n\n".join(parts)
@@ -52,10 +58,11 @@ class Announcement:
         body = {"model": model, "messages": [{"role": "user", "content": "What is Dynamo?"}], "stream": True}
         if self.engine == "mocker":
             body["max_tokens"] = MOCKER_MAX_TOKENS
+        key = ' -H "Authorization: Bearer $DYN_API_KEY"' if self.needs_key else ""
         # A certificate is seldom made out to localhost.
         flags = "-kN" if self.is_tls else "-N"
         return (
-            f"curl {flags} {self.url}/v1/chat/completions -H 'Content-Type: application/json' "
+            f"curl {flags} {self.url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
             f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from dynamo.cli.announcement import DEFAULT_URL
-from dynamo.cli.client import Client, Delta
+from dynamo.cli.client import Client, Delta, environment_key
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
 
@@ -23,7 +23,7 @@ COMMANDS = """\
 class ChatConfig:
     """Talks to a running server in this terminal; the conversation's history goes with every question."""
 
-    url: str = option(DEFAULT_URL, "--url", "DYN_CHAT_URL", "The server")
+    url: str = option(DEFAULT_URL, "--url", "DYN_CHAT_URL", "The server; the API key in DYN_API_KEY is sent to it")
     model: str | None = option(None, "--model", None, "The model to talk to; without it, the first one served")
     system: str | None = option(None, "--system", None, "System prompt")
     max_tokens: int | None = option(None, "--max-tokens", None, "Longest answer, in tokens")
@@ -39,7 +39,7 @@ class ChatConfig:
 def chat(argv: list[str]) -> int:
     """`dynamo chat`: until the input ends. Status 1 when no server can be talked to."""
     config = load(ChatConfig, argv, prog="dynamo chat")
-    client = Client(config.url)
+    client = Client(config.url, key=environment_key())
     try:
         model = choose_model(client.models(), config.model)
     except DynamoException as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dynamo.core.config import setting
 from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, HttpError, ResponseTimeout
 
 SILENCE_S = 300.0  # A long prompt on a slow machine is silent for minutes before its first token.
@@ -31,8 +32,9 @@ class Health:
 class Client:
     """A server at a URL."""
 
-    def __init__(self, url: str, timeout_s: float = SILENCE_S, *, verify: bool = True) -> None:
-        """Raises `ConfigError` for a URL that is none. `verify` is for a server that is not our own."""
+    def __init__(self, url: str, timeout_s: float = SILENCE_S, *, verify: bool = True, key: str | None = None) -> None:
+        """`verify` is for a server that is not our own, `key` the API key to send. Raises `ConfigError` for a bad URL."""
+        self._key = key
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         try:
             port = parts.port
@@ -123,11 +125,18 @@ class Client:
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None
     ) -> http.client.HTTPResponse:
         headers = {"Content-Type": "application/json"} if body is not None else {}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
         connection.request(method, self._path + path, body=body, headers=headers)
         response = connection.getresponse()
         if response.status >= 400:
             raise HttpError(response.status, error_message(response.read().decode(errors="replace")))
         return response
+
+
+def environment_key() -> str | None:
+    """Return the API key of `DYN_API_KEY`, None where it is not set."""
+    return setting("DYN_API_KEY", "", str).strip() or None
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[str]:

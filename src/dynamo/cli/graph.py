@@ -4,11 +4,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dynamo.core.api_keys import ADMIN_API_KEYS, API_KEYS
+
 FRONTEND = "frontend"
 PLANES = {"DYN_DISCOVERY_BACKEND": "file", "DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
 """A graph on one machine needs nothing that must be set up; a flag may say otherwise, the environment may not."""
-LOOPBACK = dict.fromkeys(("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST"), "127.0.0.1")
-"""Where nobody else can find the workers, nobody else needs to reach them."""
+LOOPBACK = dict.fromkeys(
+    ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"), "127.0.0.1"
+)
+"""Addresses of the workers of a graph with its own discovery directory: no process of another machine uses them."""
 GRACE_VARIABLE = "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"
 
 
@@ -18,7 +22,8 @@ class Process:
 
     name: str
     command: tuple[str, ...]
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    """None removes a variable that would be inherited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +60,13 @@ def plan(
     prefill_workers: int = 0,
     frontend_flags: Sequence[str] = (),
     engine_flags: Sequence[str] = (),
+    key_variables: Mapping[str, str] | None = None,
     verbose: bool = False,
 ) -> Graph:
     """One frontend and `workers` engines over file discovery, TCP requests and ZMQ events.
 
-    With `prefill_workers` these compute the prompts, and the others go on from them.
+    With `prefill_workers` these compute the prompts, and the others go on from them. `key_variables` hand the API keys
+    to the frontend, which gets none on its command line; workers get those of administrators alone.
     """
     shared = {
         **PLANES,
@@ -70,8 +77,12 @@ def plan(
         shared |= {name: place.variables.get(name) or address for name, address in LOOPBACK.items()}
     # Workers are asked to end only when no frontend is left, so there is nobody to go on answering.
     grace = {GRACE_VARIABLE: place.variables.get(GRACE_VARIABLE) or "0"}
+    keys = dict(key_variables or {})
+    worker_keys = {API_KEYS: None, ADMIN_API_KEYS: keys.get(ADMIN_API_KEYS)}
     frontend = Process(
-        name=FRONTEND, command=_command(place, "dynamo.frontend", frontend_flags), variables=shared | _no_system_port()
+        name=FRONTEND,
+        command=_command(place, "dynamo.frontend", frontend_flags),
+        variables=shared | _no_system_port() | keys,
     )
     return Graph(
         frontend=frontend,
@@ -79,7 +90,7 @@ def plan(
             Process(
                 name=name,
                 command=_command(place, f"dynamo.{engine}", (*engine_flags, *role_flags)),
-                variables=shared | grace | _system_port(place.variables, index),
+                variables=shared | grace | worker_keys | _system_port(place.variables, index),
             )
             for index, (name, role_flags) in enumerate(_roles(workers, prefill_workers))
         ),

@@ -16,6 +16,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.core.waiting import Waiting, declared_flags, without_waiting
 
 ENGINES = ("cpu", "mocker")
+DEFAULT_HOST = "127.0.0.1"  # A model that is tried out on a laptop is not to be served to its network.
 WORKERS_MAX = 64  # Processes on one machine; more is a mistyped number.
 
 
@@ -56,6 +57,13 @@ class Options:
     """The engine's own configuration."""
     is_demo: bool
     """No model was named, so the bundled one is served."""
+    keys: Any
+    """`GivenKeys` of the frontend."""
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether the frontend refuses requests without an API key."""
+        return bool(self.keys.keys or self.keys.admin_keys or self.frontend.api_keys_file)
 
     def frontend_flags(self, port: int) -> list[str]:
         """What the frontend's command line says, as far as it differs from the defaults; the port it is to take."""
@@ -74,10 +82,11 @@ class Options:
 
 def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
     """The command line. Raises `ConfigError` for a flag that none of the three knows, naming its nearest neighbour."""
-    from dynamo.frontend.config import FrontendConfig
+    from dynamo.frontend.config import FrontendConfig, api_keys
     from dynamo.frontend.waiting import WAITING
 
     variables = {name: value for name, value in variables.items() if name not in PLANES}
+    variables["DYN_HTTP_HOST"] = variables.get("DYN_HTTP_HOST") or DEFAULT_HOST
     serve, _ = build_parser(ServeConfig, variables=variables, prog="dynamo serve").parse_known_args(
         [word for word in argv if word not in {"-h", "--help"}]
     )
@@ -106,6 +115,7 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
         frontend=frontend,
         engine=engine,
         is_demo=engine.model_path is None,
+        keys=api_keys(frontend, variables),
     )
 
 

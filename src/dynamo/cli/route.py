@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo.cli.announcement import DEFAULT_URL
-from dynamo.cli.client import Client
+from dynamo.cli.client import Client, environment_key
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
 
@@ -27,7 +27,7 @@ class ExplainConfig:
     """Shows why the KV router chose: the candidates of a decision, the cheapest first."""
 
     request_id: str | None = option(None, "request-id", None, "The request; without it, the last ones")
-    url: str = option(DEFAULT_URL, "--url", "DYN_CHAT_URL", "The server")
+    url: str = option(DEFAULT_URL, "--url", "DYN_CHAT_URL", "The server; the admin key in DYN_API_KEY is sent to it")
     model: str | None = option(None, "--model", None, "Only this model's decisions")
     last: int = option(1, "--last", None, "How many decisions, newest first")
 
@@ -36,7 +36,7 @@ class ExplainConfig:
 class StateConfig:
     """Shows what the KV router sees of its workers."""
 
-    url: str = option(DEFAULT_URL, "--url", "DYN_CHAT_URL", "The server")
+    url: str = option(DEFAULT_URL, "--url", "DYN_CHAT_URL", "The server; the admin key in DYN_API_KEY is sent to it")
 
 
 def route(argv: Sequence[str]) -> int:
@@ -61,7 +61,9 @@ def explain(argv: Sequence[str]) -> int:
     config = load(ExplainConfig, argv, prog="dynamo route explain")
     if config.last < 1:
         raise ConfigError(f"--last {config.last}: expected 1 or more")
-    found = Client(config.url).decisions(request_id=config.request_id, model=config.model, limit=config.last)
+    found = Client(config.url, key=environment_key()).decisions(
+        request_id=config.request_id, model=config.model, limit=config.last
+    )
     decisions = [(name_of(one), decision) for one in found for decision in one["decisions"]]
     if not decisions:
         print("The KV router has decided nothing yet." if found else "No model here is routed by --router-mode kv.")
@@ -73,7 +75,7 @@ def explain(argv: Sequence[str]) -> int:
 def state(argv: Sequence[str]) -> int:
     """`dynamo route state`."""
     config = load(StateConfig, argv, prog="dynamo route state")
-    routers = Client(config.url).router_state()
+    routers = Client(config.url, key=environment_key()).router_state()
     if not routers:
         print("No model here is routed by --router-mode kv.")
     for one in routers:

@@ -1,8 +1,10 @@
 """Serving: `dynamo serve` starts a graph, waits until it answers, says how to use it, and ends it cleanly."""
 
 import contextlib
+import dataclasses
 import errno
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -32,6 +34,10 @@ def serve(argv: list[str], started: float) -> int:
     chosen = options.read(argv, variables)
     host, port = chosen.frontend.http_host, claim_port(chosen.frontend.http_host, chosen.frontend.http_port)
     home = Path(tempfile.mkdtemp(prefix="dynamo-serve-"))
+    keys, session_key = chosen.keys, None
+    if chosen.needs_key:  # This process lists the models to see whether they are served, so it needs a key too.
+        session_key = secrets.token_urlsafe(32)
+        keys = dataclasses.replace(keys, keys=(*keys.keys, session_key))
     graph = plan(
         Place(
             discovery=variables.get("DYN_FILE_KV") or str(home / "discovery"),
@@ -43,6 +49,7 @@ def serve(argv: list[str], started: float) -> int:
         prefill_workers=chosen.serve.prefill_workers,
         frontend_flags=chosen.frontend_flags(port),
         engine_flags=chosen.engine_flags(cores()),
+        key_variables=keys.variables,
         verbose=chosen.serve.verbose,
     )
     announcement = Announcement(
@@ -54,9 +61,11 @@ def serve(argv: list[str], started: float) -> int:
         port=port,
         command=options.own_command(sys.argv[0]),
         is_tls=chosen.frontend.tls_cert_path is not None,
+        needs_key=chosen.needs_key,
     )
     verbose = chosen.serve.verbose or bool(variables.get("DYN_LOG"))  # Whoever names a level wants to see it.
-    return Session(graph, announcement, home, variables, Progress(started=started), verbose=verbose).run()
+    progress = Progress(started=started)
+    return Session(graph, announcement, home, variables, progress, verbose=verbose, key=session_key).run()
 
 
 class Session:
@@ -71,8 +80,11 @@ class Session:
         progress: Progress,
         *,
         verbose: bool = False,
+        key: str | None = None,
     ) -> None:
+        """`key` is an API key of the frontend, where it requires one."""
         self._graph = graph
+        self._key = key
         self._processes = {process.name: process for process in graph.processes}
         self._announcement = announcement
         self._home = home
@@ -102,7 +114,7 @@ class Session:
         """Returns None once the model is served by every worker, or what ended the graph before that."""
         from dynamo.cli.client import Client, Health  # The children are already loading; this costs nobody time.
 
-        client = Client(self._announcement.url, timeout_s=HEALTH_TIMEOUT_S, verify=False)
+        client = Client(self._announcement.url, timeout_s=HEALTH_TIMEOUT_S, verify=False, key=self._key)
         wanted = len(self._graph.workers)
         health = Health((), 0)
         while self._life.phase is Phase.STARTING:

@@ -77,10 +77,11 @@ class Supervisor:
 
     def start(self, process: Process) -> None:
         """Runs a process; its output goes to its log, which a restart continues."""
+        variables = {**self._inherited, **process.variables, parent.VARIABLE: str(os.getpid())}
         with open(self.log_path(process.name), "ab") as log:
             self._running[process.name] = subprocess.Popen(  # noqa: S603  A list of words, no shell.
                 process.command,
-                env={**self._inherited, **process.variables, parent.VARIABLE: str(os.getpid())},
+                env={name: value for name, value in variables.items() if value is not None},
                 stdin=subprocess.DEVNULL,
                 stdout=None if self._log_to_terminal else log,
                 stderr=None if self._log_to_terminal else log,

@@ -45,12 +45,18 @@ def option(
     aliases: Sequence[str] = (),
     choices: Sequence[str] | None = None,
     metavar: str | None = None,
+    is_secret: bool = False,
+    allows_blank: bool = True,
 ) -> Any:
     """A dataclass field that is also a command-line flag and an environment variable.
 
     `flag` without leading dashes declares a positional argument (optional when it has a default).
     `default` may be a list (the flag then repeats or takes commas); it is copied for each instance. It may be a
     function without arguments where it depends on the rest of the environment.
+
+    A secret is never part of `as_flags`, because every user of the machine can read command lines; a list of secrets
+    is not split at commas, because a secret may contain one. `allows_blank=False` refuses a flag or variable that is
+    present with a blank value: set it for options whose absence makes a server less safe.
     """
     metadata = {
         "flag": flag,
@@ -59,6 +65,8 @@ def option(
         "aliases": tuple(aliases),
         "choices": choices,
         "metavar": metavar,
+        "is_secret": is_secret,
+        "allows_blank": allows_blank,
     }
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
@@ -195,13 +203,13 @@ def from_namespace(config_type: type[C], namespace: argparse.Namespace) -> C:
 
 
 def as_flags(config: Any) -> list[str]:
-    """The command line that reproduces this configuration, without what equals the defaults."""
+    """Return the command line that reproduces this configuration, without defaults and without secrets."""
     words: list[str] = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         default = _default(field)
         flag = field.metadata.get("flag")
-        if flag is None or value == default or value is None:
+        if flag is None or value == default or value is None or field.metadata["is_secret"]:
             continue
         # One word, so that a value which begins with a dash is not taken for a flag.
         if isinstance(value, bool):
@@ -239,6 +247,8 @@ def _add(
     read, is_list = _reader(hint)
     flag, env = meta["flag"], meta["env"]
     default = _default(field)
+    if env and not meta["allows_blank"] and env in variables and not variables[env].strip():
+        raise ConfigError(f"{env}={variables[env]!r}: expected {_kind(read)} that is not blank, or no such variable")
     if env and variables.get(env) not in (None, ""):
         default = _read_variable(env, variables[env], read, is_list, meta["choices"])
     help_text = meta["help"].replace("%", "%%") + (f" [{env}]" if env else "")
@@ -251,9 +261,11 @@ def _add(
         return
     extra["metavar"] = meta["metavar"] or (None if meta["choices"] else flag.lstrip("-").rsplit("-", 1)[-1].upper())
     if is_list:
-        group.add_argument(*names, dest=field.name, type=_said(_list_reader(read), read), action=_ListAction, **extra)
+        items = _one_item_reader(read) if meta["is_secret"] else _list_reader(read)
+        group.add_argument(*names, dest=field.name, type=_said(items, read), action=_ListAction, **extra)
     else:
-        group.add_argument(*names, dest=field.name, type=_said(read), choices=meta["choices"], **extra)
+        reader = _said(read) if meta["allows_blank"] else _not_blank(_said(read))
+        group.add_argument(*names, dest=field.name, type=reader, choices=meta["choices"], **extra)
 
 
 def _said(read: Callable[[str], Any], one: Any = None) -> Callable[[str], Any]:
@@ -289,6 +301,39 @@ def _default(field: "dataclasses.Field[Any]") -> Any:
 
 def _list_reader(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     return lambda text: [read(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def _one_item_reader(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [read(text.strip())]
+
+
+def _not_blank(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a reader of a flag's value that refuses blank text."""
+
+    def of_flag(text: str) -> Any:
+        if not text.strip():
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a value that is not blank")
+        return read(text)
+
+    return of_flag
+
+
+def without_secrets(config_type: type[Any], argv: Sequence[str]) -> list[str]:
+    """Return a command line that `load` accepts without its secret flags, each of which takes one value."""
+    secret = {
+        name
+        for field in dataclasses.fields(config_type)
+        if field.metadata.get("is_secret")
+        for name in (field.metadata["flag"], *field.metadata["aliases"])
+    }
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word in secret:
+            next(words, None)
+        elif word.partition("=")[0] not in secret:
+            kept.append(word)
+    return kept
 
 
 def _reader(hint: Any) -> tuple[Any, bool]:

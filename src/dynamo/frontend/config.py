@@ -1,9 +1,11 @@
 """Frontend options: the flags, variables and defaults of serving-plane.md §1.1 that this release honours."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from dynamo.core.config import NO_EFFECT, environ, load, option, setting
+from dynamo.core.api_keys import ADMIN_API_KEYS, API_KEYS, KEY_CHARS_MIN, keys_of_variable
+from dynamo.core.config import NO_EFFECT, environ, load, option
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.frontend.waiting import without_waiting
 from dynamo.frontend.workers import WORKERS_MAX
@@ -78,7 +80,11 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
     )
     tls_key_path: str | None = option(None, "--tls-key-path", "DYN_TLS_KEY_PATH", "The certificate's key")
     tls_client_ca_cert_path: str | None = option(
-        None, "--tls-client-ca-cert-path", "DYN_TLS_CLIENT_CA_CERT_PATH", "Demand client certificates of this CA"
+        None,
+        "--tls-client-ca-cert-path",
+        "DYN_TLS_CLIENT_CA_CERT_PATH",
+        "Demand client certificates of this CA",
+        allows_blank=False,
     )
     enable_anthropic_api: bool = option(
         False, "--enable-anthropic-api", "DYN_ENABLE_ANTHROPIC_API", "Serve Anthropic's /v1/messages too"
@@ -130,11 +136,24 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         [],
         "--api-key",
         None,
-        "Who does not send this key gets a 401; may be repeated [also DYN_API_KEYS, which no process list shows]",
+        "Require this API key (401 without one); may be repeated [also DYN_API_KEYS, hidden from process lists]",
         metavar="KEY",
+        is_secret=True,
+    )
+    admin_api_key: list[str] = option(
+        [],
+        "--admin-api-key",
+        None,
+        "API key that may also use the admin routes; may be repeated [also DYN_ADMIN_API_KEYS]",
+        metavar="KEY",
+        is_secret=True,
     )
     api_keys_file: str | None = option(
-        None, "--api-keys-file", "DYN_API_KEYS_FILE", "Keys with their limits, as TOML; read again when it changes"
+        None,
+        "--api-keys-file",
+        "DYN_API_KEYS_FILE",
+        "TOML file of API keys with their limits; read again when it changes",
+        allows_blank=False,
     )
     cors_origins: list[str] = option(
         [], "--cors-origins", "DYN_CORS_ORIGINS", "Origins whose web pages may call this frontend; * for all"
@@ -291,8 +310,9 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
 
     @property
     def shown(self) -> "FrontendConfig":
-        """The same without secrets, to be written somewhere."""
-        return replace(self, api_key=["***" for _ in self.api_key])
+        """Return the same configuration without secrets, for `--dump-config-to`."""
+        hidden = "***"
+        return replace(self, api_key=[hidden] * len(self.api_key), admin_api_key=[hidden] * len(self.admin_api_key))
 
     @property
     def thresholds(self) -> Thresholds:
@@ -311,7 +331,30 @@ def read(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> Fro
     return load(FrontendConfig, without_waiting(argv, given, declared), given, prog="python -m dynamo.frontend")
 
 
-def api_keys(config: FrontendConfig, variables: Mapping[str, str] | None = None) -> list[str]:
-    """The keys of the command line and of `DYN_API_KEYS`, which `--dump-config-to` and other processes do not see."""
-    more = setting("DYN_API_KEYS", "", str, variables)
-    return [*config.api_key, *(word.strip() for word in more.split(",") if word.strip())]
+@dataclass(frozen=True, slots=True)
+class GivenKeys:
+    """API keys of the command line and the environment; those of `--api-keys-file` are not among them."""
+
+    keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"GivenKeys({len(self.keys)} keys, {len(self.admin_keys)} admin keys)"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment that hands these keys to a child process, which gets none on its command line."""
+        given = {API_KEYS: self.keys, ADMIN_API_KEYS: self.admin_keys}
+        return {name: json.dumps(keys) for name, keys in given.items() if keys}
+
+
+def api_keys(config: FrontendConfig, variables: Mapping[str, str] | None = None) -> GivenKeys:
+    """Return the keys of the flags, then those of the variables. Raises `ConfigError` for an option without a key."""
+    given = environ() if variables is None else variables
+    for flag, keys in (("--api-key", config.api_key), ("--admin-api-key", config.admin_api_key)):
+        if any(len(key) < KEY_CHARS_MIN for key in keys):
+            raise ConfigError(f"{flag}: expected an API key of at least {KEY_CHARS_MIN} characters")
+    return GivenKeys(
+        (*config.api_key, *keys_of_variable(API_KEYS, given)),
+        (*config.admin_api_key, *keys_of_variable(ADMIN_API_KEYS, given)),
+    )

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynamo.core import logging as logs
-from dynamo.core.config import dump, setting
+from dynamo.core.config import dump, setting, without_secrets
 from dynamo.core.errors import ConfigError
+from dynamo.core.hosts import is_loopback
 from dynamo.core.loop_delay import LoopDelay
 from dynamo.core.parent import die_with_parent
 from dynamo.core.tasks import TaskOwner
@@ -73,7 +74,8 @@ def main() -> int:
 
     if is_parent:
         # Bound and never listening, it keeps the port for the workers, and says now that it cannot be had.
-        workers = Workers(command_of(argv, listener.getsockname()[1]), config.http_workers, drain_s())
+        command = command_of(without_secrets(FrontendConfig, argv), listener.getsockname()[1])
+        workers = Workers(command, config.http_workers, drain_s(), api_keys(config).variables)
         return uvloop.run(workers.run(os.getpid()))
     return uvloop.run(serve(config, listener, plan))
 
@@ -89,7 +91,8 @@ class Plan:
     @classmethod
     def of(cls, config: FrontendConfig, shared_folder: str = "") -> "Plan":
         """Raises `ConfigError`."""
-        keys = None if config.interactive else Keys.of(api_keys(config), config.api_keys_file)
+        given = api_keys(config)
+        keys = None if config.interactive else Keys.of(given.keys, config.api_keys_file, given.admin_keys)
         template = None if config.request_template is None else RequestTemplate.read(config.request_template)
         if not PREFIX.fullmatch(config.metrics_prefix or "dynamo"):
             raise ConfigError(f"--metrics-prefix {config.metrics_prefix}: expected letters, digits and underscores")
@@ -157,6 +160,9 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: Plan) -> 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     host, port = listener.getsockname()[:2]
     logger.info("frontend ready: %s://%s:%d", "http" if plan.tls is None else "https", host, port)
+
+    if plan.http.keys is None and config.tls_client_ca_cert_path is None and not is_loopback(host):
+        logger.warning("%s requires no API key: every host that reaches it can use it; see --api-key", host)
 
     talking = TaskOwner("interactive")
     if config.interactive:

@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dynamo.core.backoff import Backoff
 from dynamo.core.config import environ
@@ -36,9 +36,12 @@ DRAIN_MARGIN_S = 10.0  # Beyond the drain budget: closing the registry and the p
 class Workers:
     """The processes of one port."""
 
-    def __init__(self, command: Sequence[str], count: int, drain_s: float) -> None:
-        """`command` is how each of them is started."""
+    def __init__(
+        self, command: Sequence[str], count: int, drain_s: float, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`command` starts each process; `variables` are added to its environment."""
         self._command = command
+        self._variables = variables or {}
         self._count = count
         self._drain_s = drain_s
         self._folder = tempfile.mkdtemp(prefix="dynamo-http-")
@@ -70,6 +73,7 @@ class Workers:
                 *self._command,
                 env={
                     **environ(),
+                    **self._variables,
                     INDEX_VARIABLE: str(index),
                     FOLDER_VARIABLE: self._folder,
                     PARENT_VARIABLE: str(parent_id),

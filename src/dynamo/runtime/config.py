@@ -93,6 +93,7 @@ class RuntimeOptions:
         "--tcp-tls-client-ca-cert-path",
         "DYN_TCP_TLS_CLIENT_CA_CERT_PATH",
         "Who vouches for the processes that connect to us; without its word none may (PEM)",
+        allows_blank=False,
     )
     nats_tls_ca_cert_path: str | None = option(
         None, "--nats-tls-ca-cert-path", "NATS_TLS_CA_CERT_PATH", "Who vouches for the NATS server (PEM)"

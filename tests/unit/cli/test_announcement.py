@@ -77,3 +77,15 @@ def test_a_certificate_changes_the_url_and_what_curl_checks() -> None:
 )
 def test_a_client_here_reaches_the_address_listened_on(host: str, name: str) -> None:
     assert reachable(host) == name
+
+
+def test_serve_warns_in_one_line_when_it_is_open_to_the_network() -> None:
+    warning = "Warning: every host that reaches 0.0.0.0 can use it; require a key with --api-key or DYN_API_KEYS."
+    assert warning in announcement().ready("m", 1.0).splitlines()
+    assert "Warning" not in announcement(host="127.0.0.1").ready("m", 1.0)
+    assert "Warning" not in announcement(needs_key=True).ready("m", 1.0)
+
+
+def test_the_curl_line_sends_the_key_of_the_environment_where_one_is_needed() -> None:
+    assert '-H "Authorization: Bearer $DYN_API_KEY"' in announcement(needs_key=True).curl("m")
+    assert "Authorization" not in announcement().curl("m")

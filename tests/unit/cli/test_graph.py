@@ -78,3 +78,13 @@ def test_prefill_workers_compute_prompts_and_the_others_go_on_from_them() -> Non
     ]
     assert [worker.variables["DYN_SYSTEM_PORT"] for worker in graph.workers] == ["9000", "9001", "9002"]
     assert all("--threads=1" in worker.command for worker in graph.workers)
+
+
+def test_keys_reach_the_frontend_by_its_environment_and_workers_get_those_of_administrators_alone() -> None:
+    keys = {"DYN_API_KEYS": '["sk-secret"]', "DYN_ADMIN_API_KEYS": '["sk-admin"]'}
+    graph = plan(place(), engine="cpu", workers=1, key_variables=keys)
+    assert {name: graph.frontend.variables[name] for name in keys} == keys
+    (worker,) = graph.workers
+    assert worker.variables["DYN_API_KEYS"] is None
+    assert worker.variables["DYN_ADMIN_API_KEYS"] == '["sk-admin"]'
+    assert not [word for process in graph.processes for word in process.command if "sk-" in word]

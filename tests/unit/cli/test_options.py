@@ -10,6 +10,7 @@ from dynamo.core.errors import ConfigError
 
 CALLS = "--dyn-tool-call-parser=hermes"
 """What the demo model writes."""
+LOOPBACK = "--http-host=127.0.0.1"
 
 
 def options(*argv: str, **variables: str) -> Options:
@@ -19,13 +20,13 @@ def options(*argv: str, **variables: str) -> Options:
 def test_without_a_word_it_is_one_cpu_worker_with_the_demo_model() -> None:
     chosen = options()
     assert (chosen.serve.engine, chosen.serve.workers, chosen.is_demo) == ("cpu", 1, True)
-    assert chosen.frontend_flags(chosen.frontend.http_port) == []
+    assert chosen.frontend_flags(chosen.frontend.http_port) == [LOOPBACK]
     assert chosen.engine_flags(cores=8) == [CALLS]
 
 
 def test_each_flag_reaches_the_process_that_owns_it(tmp_path: Path) -> None:
     chosen = options(str(tmp_path), "--router-mode", "random", "--max-num-seqs=3", "--http-port", "0")
-    assert sorted(chosen.frontend_flags(9000)) == ["--http-port=9000", "--router-mode=random"]
+    assert sorted(chosen.frontend_flags(9000)) == [LOOPBACK, "--http-port=9000", "--router-mode=random"]
     assert sorted(chosen.engine_flags(cores=1)) == ["--max-num-seqs=3", f"--model-path={tmp_path}"]
     assert not chosen.is_demo
 
@@ -53,7 +54,7 @@ def test_variables_are_read_and_flags_beat_them() -> None:
 
 
 def test_planes_are_chosen_by_flag_and_not_by_what_the_environment_says_for_a_cluster() -> None:
-    assert options(DYN_DISCOVERY_BACKEND="etcd").frontend_flags(8000) == []
+    assert options(DYN_DISCOVERY_BACKEND="etcd").frontend_flags(8000) == [LOOPBACK]
     chosen = options("--discovery-backend", "mem", DYN_DISCOVERY_BACKEND="etcd")
     assert "--discovery-backend=mem" in chosen.engine_flags(cores=1)
 
@@ -147,3 +148,22 @@ def test_the_command_is_named_as_it_can_be_typed(tmp_path: Path, monkeypatch: py
 def test_a_frontend_that_it_could_not_ask_is_refused(flag: str) -> None:
     with pytest.raises(ConfigError, match=flag):
         options(flag)
+
+
+def test_serve_writes_no_key_on_the_frontends_command_line() -> None:
+    chosen = options("--api-key", "sk-a,secret", "--admin-api-key", "sk-b-secret", DYN_API_KEYS="sk-c-secret")
+    assert not [word for word in chosen.frontend_flags(8000) if "secret" in word]
+    assert (chosen.keys.keys, chosen.keys.admin_keys) == (("sk-a,secret", "sk-c-secret"), ("sk-b-secret",))
+    assert chosen.needs_key and not options().needs_key
+
+
+@pytest.mark.parametrize(("argv", "variables"), [(["--api-key", ""], {}), ([], {"DYN_API_KEYS": ","})])
+def test_serve_refuses_an_empty_key(argv: list[str], variables: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"api-key|DYN_API_KEYS"):
+        options(*argv, **variables)
+
+
+def test_serve_listens_on_loopback_unless_a_host_is_given() -> None:
+    assert options().frontend.http_host == options(DYN_HTTP_HOST="").frontend.http_host == "127.0.0.1"
+    assert options("--http-host", "0.0.0.0").frontend.http_host == "0.0.0.0"
+    assert options(DYN_HTTP_HOST="10.0.0.1").frontend.http_host == "10.0.0.1"

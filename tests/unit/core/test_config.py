@@ -22,6 +22,7 @@ from dynamo.core.config import (
     option,
     read_bool,
     setting,
+    without_secrets,
 )
 from dynamo.core.errors import ConfigError
 
@@ -245,3 +246,30 @@ def test_a_dumped_configuration_can_be_read_back(tmp_path: Path) -> None:
 def test_a_dump_that_cannot_be_written_says_where(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--dump-config-to"):
         dump(Kitchen(), str(tmp_path / "no" / "config.json"))
+
+
+def test_secrets_are_on_no_command_line() -> None:
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Safe:
+        """Locks."""
+
+        code: list[str] = option([], "--code", None, "What opens it", is_secret=True)
+        port: int = option(1, "--port", None, "Where")
+
+    config = load(Safe, ["--code", "a,b", "--code=c", "--port", "2"], {})
+    assert config.code == ["a,b", "c"]
+    assert as_flags(config) == ["--port=2"]
+    assert without_secrets(Safe, ["--code", "a,b", "--code=c", "--port", "2"]) == ["--port", "2"]
+
+
+def test_an_option_that_allows_no_blank_is_refused_by_name() -> None:
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Safe:
+        """Locks."""
+
+        guard: str | None = option(None, "--guard", "SAFE_GUARD", "Who", allows_blank=False)
+
+    assert load(Safe, [], {}).guard is None
+    for argv, variables in ((["--guard", ""], {}), (["--guard= "], {}), ([], {"SAFE_GUARD": " "})):
+        with pytest.raises(ConfigError, match=r"--guard|SAFE_GUARD"):
+            load(Safe, argv, variables)

@@ -35,15 +35,52 @@ def test_what_is_served_beside_chats_is_chosen_by_flags() -> None:
 
 def test_keys_come_from_both_places_and_are_not_written_down(tmp_path: Path) -> None:
     config = read(["--api-key", "sk-secret-1"], {})
-    assert api_keys(config, {"DYN_API_KEYS": "sk-secret-2, sk-secret-3"}) == [
-        "sk-secret-1",
-        "sk-secret-2",
-        "sk-secret-3",
-    ]
+    found = api_keys(config, {"DYN_API_KEYS": "sk-secret-2, sk-secret-3"})
+    assert found.keys == ("sk-secret-1", "sk-secret-2", "sk-secret-3")
+    assert "sk-secret" not in repr(found)
     path = tmp_path / "config.json"
     dump(config.shown, str(path))
     assert "sk-secret" not in path.read_text()
     assert json.loads(path.read_text())["config"]["http_port"] == 8000
+
+
+def test_frontend_api_keys_may_contain_commas() -> None:
+    config = read(["--api-key", "sk-one,with,commas", "--api-key=sk-another-key"], {})
+    assert api_keys(config, {}).keys == ("sk-one,with,commas", "sk-another-key")
+    variables = {"DYN_API_KEYS": '["sk-json,key-1", "sk-json-key-2"]', "DYN_ADMIN_API_KEYS": "sk-admin-key"}
+    found = api_keys(read([], {}), variables)
+    assert (found.keys, found.admin_keys) == (("sk-json,key-1", "sk-json-key-2"), ("sk-admin-key",))
+    assert api_keys(read([], {}), found.variables) == found, "a child process reads what its parent hands over"
+
+
+@pytest.mark.parametrize(
+    ("argv", "variables", "named"),
+    [
+        (["--api-key", ""], {}, "--api-key"),
+        (["--api-key="], {}, "--api-key"),
+        (["--api-key", "   "], {}, "--api-key"),
+        (["--api-key", "sk-good-key", "--api-key", " "], {}, "--api-key"),
+        (["--admin-api-key", ""], {}, "--admin-api-key"),
+        (["--api-keys-file", ""], {}, "--api-keys-file"),
+        (["--api-keys-file", " "], {}, "--api-keys-file"),
+        (["--tls-client-ca-cert-path", ""], {}, "--tls-client-ca-cert-path"),
+        (["--tcp-tls-client-ca-cert-path", ""], {}, "--tcp-tls-client-ca-cert-path"),
+        ([], {"DYN_API_KEYS": ""}, "DYN_API_KEYS"),
+        ([], {"DYN_API_KEYS": " "}, "DYN_API_KEYS"),
+        ([], {"DYN_API_KEYS": ","}, "DYN_API_KEYS"),
+        ([], {"DYN_API_KEYS": "[]"}, "DYN_API_KEYS"),
+        ([], {"DYN_API_KEYS": "[1]"}, "DYN_API_KEYS"),
+        ([], {"DYN_API_KEYS": "short"}, "DYN_API_KEYS"),
+        ([], {"DYN_ADMIN_API_KEYS": ","}, "DYN_ADMIN_API_KEYS"),
+        ([], {"DYN_API_KEYS_FILE": ""}, "DYN_API_KEYS_FILE"),
+        ([], {"DYN_TLS_CLIENT_CA_CERT_PATH": " "}, "DYN_TLS_CLIENT_CA_CERT_PATH"),
+    ],
+)
+def test_frontend_refuses_authentication_options_without_a_key(
+    argv: list[str], variables: dict[str, str], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        api_keys(read(argv, variables), variables)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,25 @@
 """Processes that share a port."""
 
+from dynamo.core.config import without_secrets
+from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.workers import command_of
 
 
 def test_a_worker_is_told_what_we_were_told_and_the_port() -> None:
     command = command_of(["--http-port", "0", "--http-workers", "2"], 4711)
     assert command[1:] == ["-m", "dynamo.frontend", "--http-port", "0", "--http-workers", "2", "--http-port=4711"]
+
+
+def test_http_workers_get_no_key_on_their_command_lines() -> None:
+    argv = [
+        "--api-key",
+        "sk-a,b-secret",
+        "--http-workers",
+        "2",
+        "--api-key=sk-secret",
+        "--admin-api-key",
+        "sk-secret-3",
+    ]
+    command = command_of(without_secrets(FrontendConfig, argv), 4711)
+    assert command[-3:] == ["--http-workers", "2", "--http-port=4711"]
+    assert not [word for word in command if "secret" in word]
