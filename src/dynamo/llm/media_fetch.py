@@ -122,7 +122,10 @@ class _Fetch:
                 raise InvalidArgument(f"{remote.host} cannot be reached: {_words(error)}") from None
             if response.status not in REDIRECTS or not response.location:
                 return self._judged(response)
-            url = urllib.parse.urljoin(url, response.location)
+            try:
+                url = urllib.parse.urljoin(url, response.location)
+            except ValueError:
+                raise InvalidArgument(f"{remote.host} redirects to what is no URL") from None
         raise InvalidArgument(f"more than {self._limits.redirects_max} redirects")
 
     def _judged(self, response: "_Response") -> Media:

@@ -23,6 +23,36 @@ BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 ANY_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What servers say of bytes that they know nothing of."""
 NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+CLOUD_SERVICES = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "fec0::/10",  # Site-local, deprecated by RFC 3879 and still routed inside some networks.
+        "192.88.99.0/24",  # 6to4 relays, deprecated by RFC 7526.
+        "161.26.0.0/16",  # IBM Cloud: services of the private network.
+        "166.8.0.0/14",
+        "199.36.153.4/30",  # Google Cloud: its APIs under addresses of the private network.
+        "199.36.153.8/30",
+    )
+)
+"""Networks that Python's `is_global` takes for public ones and that only hosts inside a network or cloud reach."""
+METADATA_SERVICES = frozenset(
+    ipaddress.ip_address(text)
+    for text in (
+        "169.254.169.254",  # AWS, Azure, Google, Oracle, OpenStack and others.
+        "fd00:ec2::254",  # AWS
+        "fd20:ce::254",  # Google
+        "169.254.170.2",  # AWS: credentials of ECS tasks
+        "169.254.170.23",  # AWS: credentials of EKS pods
+        "fd00:ec2::23",
+        "168.63.129.16",  # Azure's wire server
+        "100.100.100.200",  # Alibaba
+        "169.254.0.23",  # Tencent
+        "169.254.42.42",  # Scaleway
+        "fd00:42::42",
+        "192.0.0.192",  # Oracle, classic
+    )
+)
+"""Addresses under which clouds hand credentials to their own hosts; they are never fetched from."""
 DATA = re.compile(r"data:(?P<type>[^,;]*)(?P<parameters>(?:;[^,;]*)*),", re.IGNORECASE)
 
 
@@ -118,24 +148,43 @@ def remote_of(url: str, limits: FetchLimits) -> Remote:
 
 
 def check_address(address: str, limits: FetchLimits) -> None:
-    """Raises `InvalidArgument` for an address that nobody outside could reach, but we could."""
+    """Raise `InvalidArgument` for an address that this host reaches and hosts outside do not.
+
+    `limits.allows_internal` allows all of these but metadata services.
+    """
+    if is_metadata_service(address):
+        raise InvalidArgument("the URL's host is a cloud's metadata service")
     if not limits.allows_internal and not is_public(address):
         raise InvalidArgument("the URL's host is not public; DYN_MM_ALLOW_INTERNAL=1 allows it")
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the open internet; addresses inside of addresses count."""
+    """Return whether an address is one of the open internet; an address within another is judged as itself."""
+    ip = _innermost(address)
+    if ip is None or ip in METADATA_SERVICES or any(ip in network for network in CLOUD_SERVICES):
+        return False
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+
+
+def is_metadata_service(address: str) -> bool:
+    """Return whether a cloud's metadata service has that address."""
+    return _innermost(address) in METADATA_SERVICES
+
+
+def _innermost(address: str) -> "ipaddress.IPv4Address | ipaddress.IPv6Address | None":
+    """Return an address, or the IPv4 address within it; None for text that is no address."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
-        return False
-    if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-        if inner is None and any(ip in network for network in NAT64):
-            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(str(inner))
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+        return None
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip
+    inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+    if inner is None and any(ip in network for network in NAT64):
+        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    if inner is not None:
+        return inner
+    return ipaddress.IPv6Address(int(ip)) if ip.scope_id else ip
 
 
 def check_type(content_type: str, accepts: tuple[str, ...]) -> None:

@@ -160,7 +160,10 @@ async def test_every_redirect_is_judged_anew(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(media_fetch.asyncio, "open_connection", connect)
         for where, told in (
             ("https://inside.example/", "not public"),
-            ("https://169.254.169.254/latest/", "not public"),
+            ("https://169.254.169.254/latest/", "metadata service"),
+            ("https://168.63.129.16/metadata", "metadata service"),
+            ("https://[fec0::1]/", "not public"),
+            ("https://[fec0::1", "no URL"),
             ("http://public.example/", "only https"),
             ("file:///etc/passwd", "scheme"),
             ("data:image/png;base64,AAAA", "scheme"),
@@ -168,7 +171,7 @@ async def test_every_redirect_is_judged_anew(monkeypatch: pytest.MonkeyPatch) ->
         ):
             host.answers = [redirect(where)]
             await refused("https://public.example/", told, FetchLimits(), resolve=resolve)
-        assert host.connections == 6
+        assert host.connections == 9
 
 
 async def test_redirects_are_followed_and_end() -> None:

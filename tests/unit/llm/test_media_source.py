@@ -75,16 +75,31 @@ def test_addresses_of_the_open_internet_are_public(address: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "127.0.0.1", "127.9.9.9", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.0.1", "169.254.169.254", "100.64.0.1",
+        "127.0.0.1", "127.9.9.9", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.0.1", "169.254.1.1", "100.64.0.1",
         "192.0.0.170", "198.18.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255", "::", "::1", "fe80::1", "fc00::1",
         "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "2002:7f00:1::1", "64:ff9b::7f00:1", "64:ff9b::a00:1",
-        "2001:db8::1", "::127.0.0.1", "not an address", "fe80::1%lo",
+        "2001:db8::1", "fec0::1", "feff::1", "192.88.99.1", "161.26.0.10", "166.8.0.58", "199.36.153.8", "::127.0.0.1", "not an address", "fe80::1%lo",
     ],
 )  # fmt: skip
 def test_addresses_that_only_we_can_reach_are_refused(address: str) -> None:
     with pytest.raises(InvalidArgument, match="not public"):
         check_address(address, LIMITS)
     check_address(address, OPEN)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "169.254.169.254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "fd00:ec2::254", "fd20:ce::254", "168.63.129.16",
+        "::ffff:168.63.129.16", "2002:a83f:8110::1", "64:ff9b::a83f:8110", "100.100.100.200", "169.254.170.2",
+        "fd00:ec2::23",
+    ],
+)  # fmt: skip
+def test_metadata_services_of_clouds_are_never_fetched_from(address: str) -> None:
+    for limits in (LIMITS, OPEN):
+        with pytest.raises(InvalidArgument, match="metadata service"):
+            check_address(address, limits)
+    assert not is_public(address)
 
 
 @settings(max_examples=40, deadline=None)
