@@ -6,23 +6,26 @@ context's rest or, for the mocker, a refusal.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.threads import in_daemon_thread
 from dynamo.llm.fill_in_middle import FillInMiddle
 from dynamo.llm.guided import form_bytes, guided_decoding
 from dynamo.llm.media import has_media, media_of, shown_messages
 from dynamo.llm.mm_routing import ImageRouting, image_routing
 from dynamo.llm.model_card import ModelFiles, mdc_sum, read_json
 from dynamo.llm.readers import Readers
+from dynamo.llm.template_sandbox import LONG, QUICK, Budget, OverBudget
 from dynamo.llm.templates import ChatTemplate
 from dynamo.llm.thinking import DEFAULT_MODE_KEY, DISABLED, ENABLED, template_arguments, thinking_mode
 from dynamo.llm.tokenizer import BACKENDS, Tokenizer
@@ -112,15 +115,15 @@ class Preprocessor:
         source = self._card.source_path
         return image_routing(self._files, source if isinstance(source, str) else None, self._card.display_name)
 
-    def chat(self, request: ChatCompletionRequest) -> PreprocessedRequest:
-        """A chat in tokens. Raises `InvalidArgument`."""
+    def chat(self, request: ChatCompletionRequest, budget: Budget = LONG) -> PreprocessedRequest:
+        """Return a chat in tokens. Raise `InvalidArgument`, and `OverBudget` where the template needs more than `QUICK`."""
         nvext = request.nvext
         text: str | None = None
         if nvext is not None and nvext.token_data is not None:
             token_ids = self._checked(nvext.token_data, "nvext.token_data")
         else:
             began_s = time.perf_counter()
-            text = self.formatted_prompt(request)
+            text = self.formatted_prompt(request, budget)
             rendered_s = time.perf_counter()
             token_ids = self.tokenizer.encode(text)
             self._told(rendered_s - began_s, time.perf_counter() - rendered_s)
@@ -209,7 +212,9 @@ class Preprocessor:
     async def chat_async(self, request: ChatCompletionRequest) -> PreprocessedRequest:
         """`chat`, in a thread where the conversation is long; a short one does not suspend."""
         if size_of(request) + form_bytes(request) < THREAD_CHARS_MIN:
-            return self.chat(request)
+            with contextlib.suppress(OverBudget):
+                return self.chat(request, QUICK)
+            return await in_daemon_thread(partial(self.chat, request), "chat template")  # It may wait for a process.
         return await asyncio.to_thread(self.chat, request)
 
     async def completion_async(self, request: CompletionRequest) -> list[PreprocessedRequest]:
@@ -224,8 +229,8 @@ class Preprocessor:
             return self.completion(request)
         return await asyncio.to_thread(self.completion, request)
 
-    def formatted_prompt(self, request: ChatCompletionRequest | CompletionRequest) -> str:
-        """The text that is tokenized, as the annotation `formatted_prompt` shows it."""
+    def formatted_prompt(self, request: ChatCompletionRequest | CompletionRequest, budget: Budget = LONG) -> str:
+        """Return the text that is tokenized, as the annotation `formatted_prompt` shows it. Raise as `chat`."""
         if isinstance(request, CompletionRequest):
             return request.prompt if isinstance(request.prompt, str) else ""
         if request.nvext is not None and request.nvext.use_raw_prompt:
@@ -239,6 +244,7 @@ class Preprocessor:
             add_generation_prompt=request.add_generation_prompt is not False and not is_continued,
             continue_final_message=is_continued,
             arguments=template_arguments(request, self._thinking_mode),
+            budget=budget,
         )
 
     def _prompts(self, request: CompletionRequest) -> Sequence[list[int]]:

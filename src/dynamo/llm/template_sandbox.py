@@ -1,86 +1,221 @@
-"""TemplateSandbox: Hugging Face's Jinja environment, in which a template can neither leave nor run away. Pure.
+"""TemplateSandbox: Hugging Face's Jinja environment with bounds on steps, sizes and time. Pure.
 
-A template is somebody else's code. It may loop as often, take as long and write as much as is said here, and what makes
-a large thing of small ones is looked at first; what goes further ends with `Refused`.
+A chat template is code that comes with a model. Each rendering has `Bounds`: the turns of its loops, the size of each
+value, the characters it makes in total, and a deadline. Operators, filters and calls check them before they compute.
+
+`QUICK` and `LONG` are for rendering in the serving process. They also restrict a template to the filters and methods
+listed here, whose cost is known; anything else raises `OverBudget`, and the rendering is repeated in a child process
+(`llm.template_child`), whose memory and time the operating system limits as well.
 """
 
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import BuiltinMethodType, MethodType
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
+from jinja2.visitor import NodeTransformer
 
-CHARS_MAX = 64 << 20  # Of a prompt, and of any value: a hundred times what the longest context holds.
-TURNS_MAX = 10_000_000  # Of all loops: enough to compare each of 3,000 messages with each.
-SECONDS_MAX = 10.0  # A conversation of a million characters takes a tenth of a second.
 POWER_MAX = 64  # No template counts further.
+INT_BITS_MAX = 512  # Far beyond any count or hash; products of larger numbers take long.
+INT_MAX = 1 << INT_BITS_MAX
+NODE_CHARS = 8  # What an entry of a list or a dictionary counts, beside its text.
+TIMED_CHARS = 4096  # An operation on so much looks at the clock.
+TIMED_TURNS = 16  # A loop looks at the clock after each so many turns.
+LOCAL_SOURCE_CHARS_MAX = 64 << 10  # The largest known template has about 30,000.
+LOCAL_COMPARISONS_MAX = 500  # Comparisons are not counted while rendering, so their number in the source is bounded.
+DATA_CHARS = 256  # Text of a template this short is not counted within a macro; its turns are.
+QUICK_INDENT_MAX = 8
+QUICK_SEPARATOR_CHARS_MAX = 16
+DATE_FORMAT_CHARS_MAX = 256
 
 BOUNDS_KEY = "_dynamo_bounds"
-"""Under what name a rendering carries its bounds."""
+"""Name under which a rendering's context carries its bounds."""
+
+METHODS = frozenset({
+    "capitalize", "count", "endswith", "find", "get", "index", "isalnum", "isalpha", "isascii", "isdecimal",
+    "isdigit", "isidentifier", "islower", "isnumeric", "isspace", "istitle", "isupper", "items", "join", "keys",
+    "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition",
+    "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper", "values",
+})  # fmt: skip
+"""Methods of built-in types whose cost is bounded by the sizes of their operands."""
 
 PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
-"""Methods of a string that make it as long as they are told."""
+"""Methods of a string that make it as long as an argument demands."""
 WIDE = re.compile(r"\d{7,}|%[-+ #0]*\*|\{[^{}]*\{")
 """A format that asks for a million characters, or takes the width from a value."""
 
 
 class Refused(TemplateError):
-    """A template called `raise_exception`, or went too far."""
+    """A template called `raise_exception`, or exceeded a bound."""
 
 
-@dataclass(slots=True)
-class Bounds:
-    """What is left to one rendering."""
+class OverBudget(TemplateError):
+    """A template needs more than it may have in this process: it is to be rendered in a child process."""
+
+
+class Unlisted(OverBudget):
+    """A template uses something that is only allowed in a child process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one rendering may use."""
 
     turns: int
-    deadline_s: float
-    now: Callable[[], float]
+    """Turns of loops and calls of macros."""
+    chars: int
+    """Characters that all operations make in total."""
+    value_chars: int
+    """Characters of one value."""
+    seconds: float
+    is_local: bool = False
+    """Whether it is for the serving process."""
 
-    @classmethod
-    def begin(cls, now: Callable[[], float] = time.monotonic) -> "Bounds":
-        """The bounds of a rendering that begins now."""
-        return cls(TURNS_MAX, now() + SECONDS_MAX, now)
+
+QUICK = Budget(turns=20_000, chars=4 << 20, value_chars=64 << 10, seconds=0.02, is_local=True)
+"""On the event loop: an ordinary conversation takes 0.1 ms."""
+LONG = Budget(turns=1_000_000, chars=256 << 20, value_chars=16 << 20, seconds=1.0, is_local=True)
+"""In a thread: a conversation of a million characters takes about 10 ms."""
+FULL = Budget(turns=10_000_000, chars=1 << 30, value_chars=64 << 20, seconds=10.0)
+"""In a child process: enough to compare each of 3,000 messages with each."""
+
+
+class Bounds:
+    """What is left of a budget to one rendering."""
+
+    __slots__ = ("_chars", "_deadline_s", "_now", "_turns", "budget", "is_local", "value_chars")
+
+    def __init__(self, budget: Budget = FULL, now: Callable[[], float] = time.monotonic) -> None:
+        self.budget = budget
+        self.is_local = budget.is_local
+        self.value_chars = budget.value_chars
+        self._turns = budget.turns
+        self._chars = budget.chars
+        self._now = now
+        self._deadline_s = now() + budget.seconds
 
     def loop(self, values: Any) -> Any:
-        """The values of a loop that begins. Raises `Refused`."""
-        if self.now() > self.deadline_s:
-            raise Refused(f"it takes longer than {SECONDS_MAX:g} s")
+        """Return the values of a loop that begins. Raise `Refused` or `OverBudget`."""
+        self._check_time()
         try:
-            self._count(len(values))
+            turns = len(values)
         except TypeError:
             return self._each(iter(values))
-        return values
+        if turns <= TIMED_TURNS:
+            self.step(turns)
+            return values
+        return self._each(iter(values))
 
     def _each(self, values: Iterator[Any]) -> Iterator[Any]:
+        count = 0
         for value in values:
-            self._count(1)
+            count += 1
+            if count == TIMED_TURNS:
+                self.step(count)
+                self._check_time()
+                count = 0
             yield value
+        self.step(count)
 
-    def _count(self, turns: int) -> None:
-        self.turns -= turns
-        if self.turns < 0:
-            raise Refused(f"its loops go round more than {TURNS_MAX} times")
+    def call(self) -> None:
+        """Count the call of a macro."""
+        self.step(1)
+        self._check_time()
+
+    def step(self, turns: int) -> None:
+        """Count turns of a loop."""
+        self._turns -= turns
+        if self._turns < 0:
+            self.fail(f"its loops and macros take more than {self.budget.turns} steps")
+
+    def charge(self, chars: int) -> None:
+        """Count characters that an operation makes or reads."""
+        if chars > self.value_chars:
+            self.too_large()
+        self._chars -= chars
+        if self._chars < 0:
+            self.fail(f"it makes more than {self.budget.chars} characters in total")
+        if chars > TIMED_CHARS:
+            self._check_time()
+
+    def check(self, value: Any) -> Any:
+        """Return the result of an operation, counted."""
+        kind = value.__class__
+        if kind is str:
+            self.charge(len(value))
+        elif kind is int:
+            if not -INT_MAX < value < INT_MAX:
+                self.fail(f"it computes a number of more than {INT_BITS_MAX} bits")
+        elif kind in (list, tuple, dict):
+            self.charge(self.weight(value))
+        elif isinstance(value, str):
+            self.charge(len(value))
+        return value
+
+    def weight(self, value: Any) -> int:
+        """Return about how many characters a value has when it is written. Raise where that is too many."""
+        total = 0
+        waiting = [value]
+        while waiting:
+            one = waiting.pop()
+            total += NODE_CHARS
+            kind = one.__class__
+            if kind is str:
+                total += len(one)
+            elif kind is dict:
+                waiting += one
+                waiting += one.values()
+            elif kind is list or kind is tuple:
+                waiting += one
+            elif isinstance(one, str):
+                total += len(one)
+            elif self.is_local and kind not in _SCALARS and not isinstance(one, Undefined):
+                self.unlisted(f"a {kind.__name__} within a list")
+            if total > self.value_chars:
+                self.too_large()
+        return total
+
+    def unlisted(self, what: str) -> None:
+        """Raise `Unlisted` where only listed operations are allowed."""
+        if self.is_local:
+            raise Unlisted(what)
+
+    def too_large(self) -> NoReturn:
+        self.fail(f"it makes a value of more than {self.value_chars} characters")
+
+    def fail(self, reason: str) -> NoReturn:
+        if self.is_local:
+            raise OverBudget(reason)
+        raise Refused(reason)
+
+    def _check_time(self) -> None:
+        if self._now() > self._deadline_s:
+            self.fail(f"it takes longer than {self.budget.seconds:g} s")
 
 
-def joined(pieces: Iterable[str]) -> str:
-    """A prompt of its pieces. Raises `Refused` as soon as it is too long."""
+_SCALARS = frozenset({int, float, bool, type(None)})
+
+
+def joined(pieces: Iterable[str], bounds: Bounds) -> str:
+    """Return a prompt of its pieces. Raise as soon as it is too long."""
     parts: list[str] = []
-    chars = 0
+    left = bounds.value_chars
     for piece in pieces:
         parts.append(piece)
-        chars += len(piece)
-        if chars > CHARS_MAX:
-            raise Refused(_too_large())
+        left -= len(piece)
+        if left < 0:
+            bounds.too_large()
     return "".join(parts)
 
 
@@ -96,50 +231,140 @@ class Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """The operators that make large things of small ones."""
+        """Compute an operator that can make large values of small ones."""
+        bounds: Bounds = context.parent[BOUNDS_KEY]
         if operator == "+":
-            return _checked(left + right)
+            if left.__class__ is str and right.__class__ is str:
+                made = left + right
+                bounds.charge(len(made))
+                return made
+            return bounds.check(left + right)
         if operator == "*":
-            for one, times in ((left, right), (right, left)):
-                if isinstance(one, (str, list, tuple)) and isinstance(times, int) and len(one) * times > CHARS_MAX:
-                    raise Refused(_too_large())
-        elif operator == "**" and (abs(right) > POWER_MAX or abs(left) > 1 << POWER_MAX):
-            raise Refused(_too_large())
+            _check_product(left, right, bounds)
+        elif operator == "**":
+            if abs(right) > POWER_MAX or abs(left) > 1 << POWER_MAX:
+                bounds.fail(f"it raises a number beyond the power of {POWER_MAX}")
         elif operator == "%" and isinstance(left, str):
-            _check_format(left)
-        return super().call_binop(context, operator, left, right)
+            bounds.unlisted("% on text")
+            _check_format(left, bounds)
+        return bounds.check(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (as Jinja's)
-        """A call; what makes a string longer is looked at first."""
-        text = getattr(__obj, "__self__", None)
-        if text.__class__ is str:
-            name = __obj.__name__
-            if name in PADDING:
-                _check_numbers(args)
-            elif name == "replace":
-                _check_replacement(text, args)
-        return super().call(__context, __obj, *args, **kwargs)
+        """Call a function, a method or a macro."""
+        bounds: Bounds = __context.parent[BOUNDS_KEY]
+        kind = __obj.__class__
+        if kind is BuiltinMethodType:
+            if __obj.__name__ not in METHODS:
+                bounds.unlisted(f"method {__obj.__name__}")
+            _check_method(__obj, args, bounds)
+        elif kind is Macro or kind is LoopContext:
+            bounds.call()
+        elif kind is MethodType:
+            if __obj.__self__.__class__ not in (LoopContext, _Clock):
+                bounds.unlisted(f"method {__obj.__name__}")
+        elif __obj not in __self.listed_functions and not isinstance(__obj, Undefined):
+            bounds.unlisted("a function")
+        return bounds.check(super().call(__context, __obj, *args, **kwargs))
+
+    listed_functions: tuple[Any, ...] = ()
+    """Global functions whose cost is bounded."""
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """`text.format`, as the sandbox lets it be used."""
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _check_format(value.__self__)
+        if wrapped is not None and WIDE.search(value.__self__):
+            raise Refused("it formats text with a width that is not a small number")
         return wrapped
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        template = super()._parse(source, name, filename)
-        for loop in list(template.find_all(nodes.For)):
-            loop.iter = nodes.Filter(loop.iter, _LOOP, [], [], None, None, lineno=loop.lineno)
+        template: nodes.Template = _Counting().visit(super()._parse(source, name, filename))
         return template
 
 
+def may_be_local(source: str) -> bool:
+    """Return whether a template is small enough to be compiled and rendered in the serving process."""
+    return len(source) <= LOCAL_SOURCE_CHARS_MAX and len(_COMPARISONS.findall(source)) <= LOCAL_COMPARISONS_MAX
+
+
+_COMPARISONS = re.compile(r"[=!<>]=|[<>]|\bin\b")
 _DICT_ATTRIBUTES = frozenset(dir(dict))
-_LOOP = "_dynamo_loop"
+_LOOP, _CHECK, _OUT, _CONCAT = "_dynamo_loop", "_dynamo_check", "_dynamo_out", "_dynamo_concat"
+
+
+class _Counting(NodeTransformer):
+    """Puts checks where Jinja has no hook: loops, literals, slices, `~`, and output that is collected."""
+
+    def __init__(self) -> None:
+        self._collecting = 0
+        """How many macros and blocks, whose output becomes a value, are around the node."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 (Jinja's interface)
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, _LOOP)
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
+        return self._collect(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802
+        return self._collect(node)
+
+    def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:  # noqa: N802
+        return self._collect(node)
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:  # noqa: N802
+        self._collect(node)
+        node.filter = nodes.Filter(node.filter, _CHECK, [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if self._collecting:
+            node.nodes = [self._counted(one) for one in node.nodes]
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node.nodes[0], _CONCAT, *node.nodes[1:])
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return node if all(isinstance(one, nodes.Const) for one in node.items) else _filtered(node, _CHECK)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        is_plain = node.ctx != "load" or all(isinstance(one, nodes.Const) for one in node.items)
+        return node if is_plain else _filtered(node, _CHECK)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        is_plain = all(isinstance(pair.value, nodes.Const) for pair in node.items)
+        return node if is_plain else _filtered(node, _CHECK)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, _OUT) if isinstance(node.arg, nodes.Slice) else node
+
+    def _collect(self, node: nodes.Node) -> nodes.Node:
+        self._collecting += 1
+        self.generic_visit(node)
+        self._collecting -= 1
+        return node
+
+    def _counted(self, node: nodes.Expr) -> nodes.Expr:
+        if not isinstance(node, nodes.TemplateData):
+            return _filtered(node, _OUT)
+        if len(node.data) <= DATA_CHARS:
+            return node
+        return _filtered(nodes.Const(node.data, lineno=node.lineno), _OUT)
+
+
+def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 
 class Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what the assistant wrote, for training; rendering sees through it."""
+    """`{% generation %}…{% endgeneration %}` marks what the assistant wrote, for training; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's interface)
 
@@ -155,20 +380,21 @@ class BoundedNamespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             raise SecurityError(f"a namespace keeps nothing under {name!r}")
-        super().__setitem__(name, _checked(value))
+        super().__setitem__(name, value)
 
 
 def environment(now: Callable[[], datetime]) -> Environment:
-    """What Hugging Face gives templates to work with."""
+    """Return the environment that Hugging Face gives templates, with bounds."""
     made = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    made.filters["tojson"] = _tojson
-    made.filters["center"] = _padding(made.filters["center"])
-    made.filters["indent"] = _padding(made.filters["indent"])
-    made.filters["format"] = _formatting(made.filters["format"])
-    made.filters[_LOOP] = _loop
     made.globals["raise_exception"] = _raise_exception
     made.globals["strftime_now"] = _Clock(now).strftime_now
     made.globals["namespace"] = BoundedNamespace
+    made.listed_functions = (_raise_exception, BoundedNamespace, made.globals["range"])
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    for name in list(made.filters):
+        if name not in FREE_FILTERS:
+            made.filters[name] = _bounded(plain, name)
+    made.filters |= {_LOOP: _loop, _CHECK: _check, _OUT: _out, _CONCAT: _concat, "tojson": _tojson}
     return made
 
 
@@ -177,7 +403,92 @@ class _Clock:
     now: Callable[[], datetime]
 
     def strftime_now(self, format: str) -> str:
+        if len(format) > DATE_FORMAT_CHARS_MAX:
+            raise Refused(f"it formats a date with more than {DATE_FORMAT_CHARS_MAX} characters")
         return self.now().strftime(format)
+
+
+# ---- filters ---------------------------------------------------------------------------------------------------------
+
+FREE_FILTERS = frozenset({"abs", "count", "d", "default", "first", "float", "int", "items", "last", "length"})
+"""Filters whose result is not larger than their input, and which take no time."""
+
+SIZED_FILTERS = frozenset({"capitalize", "lower", "reverse", "safe", "string", "title", "trim", "upper"})
+"""Filters that take time in proportion to a text or a list."""
+
+LAZY_FILTERS = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
+"""Filters that go through a list; what they call is checked by itself."""
+
+LISTED_FILTERS = frozenset({*SIZED_FILTERS, *LAZY_FILTERS, "dictsort", "join", "list", "replace"})
+
+
+def _bounded(plain: ImmutableSandboxedEnvironment, name: str) -> Callable[..., Any]:
+    """Return one of Jinja's own filters with checks of what it is given and of what it makes."""
+    before = _BEFORE.get(name)
+    is_listed, is_lazy = name in LISTED_FILTERS, name in LAZY_FILTERS
+
+    @pass_context
+    def bounded(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        bounds: Bounds = context.parent[BOUNDS_KEY]
+        if not is_listed:
+            bounds.unlisted(f"filter {name}")
+        if is_lazy:
+            return plain_call(context, name, bounds.loop(value), args, kwargs)
+        if before is not None:
+            value = before(bounds, value, args, kwargs)
+        return bounds.check(plain_call(context, name, value, args, kwargs))
+
+    @pass_context
+    def sized(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        made = direct(value, *args, **kwargs)
+        context.parent[BOUNDS_KEY].check(made)
+        return made
+
+    def plain_call(context: Context, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return plain.call_filter(name, value, args, kwargs, context)
+
+    direct = plain.filters[name]
+    return sized if name in SIZED_FILTERS else bounded
+
+
+def _before_list(bounds: Bounds, value: Any, _: tuple[Any, ...], __: Mapping[str, Any]) -> Any:
+    return bounds.loop(value)
+
+
+def _before_join(bounds: Bounds, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Check the length of the text before it is joined."""
+    parts = list(bounds.loop(value))
+    separator = kwargs.get("d", args[0] if args else "")
+    bounds.charge(bounds.weight(parts) + len(str(separator)) * len(parts))
+    return parts
+
+
+def _before_replace(bounds: Bounds, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    text = value if isinstance(value, str) else str(value)
+    old, new = kwargs.get("old", args[0] if args else ""), kwargs.get("new", args[1] if len(args) > 1 else "")
+    _check_replacement(text, (str(old), str(new)), bounds)
+    return value
+
+
+def _before_padding(bounds: Bounds, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    _check_numbers((*args, *kwargs.values()), bounds)
+    return value
+
+
+def _before_format(bounds: Bounds, value: Any, _: tuple[Any, ...], __: Mapping[str, Any]) -> Any:
+    _check_format(str(value), bounds)
+    return value
+
+
+_BEFORE: Mapping[str, Callable[[Bounds, Any, tuple[Any, ...], Mapping[str, Any]], Any]] = {
+    "list": _before_list,
+    "join": _before_join,
+    "replace": _before_replace,
+    "center": _before_padding,
+    "indent": _before_padding,
+    "format": _before_format,
+}
+"""What is checked before a filter computes."""
 
 
 @pass_context
@@ -186,59 +497,96 @@ def _loop(context: Context, values: Any) -> Any:
     return bounds.loop(values)
 
 
-def _padding(filter_: Callable[..., Any]) -> Callable[..., Any]:
-    def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_numbers((*args, *kwargs.values()))
-        return filter_(value, *args, **kwargs)
-
-    return bounded
+@pass_context
+def _check(context: Context, value: Any) -> Any:
+    bounds: Bounds = context.parent[BOUNDS_KEY]
+    return bounds.check(value)
 
 
-def _check_numbers(values: Iterable[Any]) -> None:
-    if any(isinstance(value, int) and value > CHARS_MAX for value in values):
-        raise Refused(_too_large())
-
-
-def _formatting(filter_: Callable[..., Any]) -> Callable[..., Any]:
-    def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_format(str(value))
-        return filter_(value, *args, **kwargs)
-
-    return bounded
-
-
-def _check_format(text: str) -> None:
-    if WIDE.search(text):
-        raise Refused(_too_large())
-
-
-def _check_replacement(text: str, args: tuple[Any, ...]) -> None:
-    if len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
-        most = len(text) + 1 if not args[0] else text.count(args[0])
-        if most * len(args[1]) > CHARS_MAX:
-            raise Refused(_too_large())
-
-
-def _checked(value: Any) -> Any:
-    if value.__class__ in (str, list, tuple) and len(value) > CHARS_MAX:
-        raise Refused(_too_large())
+@pass_context
+def _out(context: Context, value: Any) -> Any:
+    """Count a value that is written or copied; a list is part of the request, or was weighed when it was made."""
+    if isinstance(value, (str, list, tuple, dict)):
+        context.parent[BOUNDS_KEY].charge(len(value))
     return value
 
 
-def _too_large() -> str:
-    return f"it makes more than {CHARS_MAX} characters"
+@pass_context
+def _concat(context: Context, *values: Any) -> str:
+    """`~`: the texts of values, one after the other."""
+    parts = [value if value.__class__ is str else str(value) for value in values]
+    context.parent[BOUNDS_KEY].charge(sum(map(len, parts)))
+    return "".join(parts)
 
 
+@pass_context
 def _tojson(
+    context: Context,
     value: Any,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
     separators: Iterable[str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja's own filter escapes HTML, and a prompt is none."""
-    pair = None if separators is None else tuple(separators)
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)  # type: ignore[arg-type]
+    """Plain JSON: Jinja's own filter escapes HTML, and a prompt is not HTML."""
+    bounds: Bounds = context.parent[BOUNDS_KEY]
+    if indent is not None and (len(indent) if isinstance(indent, str) else indent) > QUICK_INDENT_MAX:
+        bounds.unlisted("a wide indent of tojson")
+    pair = None if separators is None else tuple(map(str, separators))
+    if pair is not None and sum(map(len, pair)) > QUICK_SEPARATOR_CHARS_MAX:
+        bounds.unlisted("long separators of tojson")
+    made = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)  # type: ignore[arg-type]
+    bounds.charge(len(made))
+    return made
+
+
+# ---- checks before an operation --------------------------------------------------------------------------------------
+
+
+def _check_product(left: Any, right: Any, bounds: Bounds) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        if left.bit_length() + right.bit_length() > INT_BITS_MAX:
+            bounds.fail(f"it computes a number of more than {INT_BITS_MAX} bits")
+        return
+    for one, times in ((left, right), (right, left)):
+        if isinstance(one, (str, list, tuple)) and isinstance(times, int):
+            if len(one) * times > bounds.value_chars:
+                bounds.too_large()
+        elif not isinstance(one, (int, float, str, list, tuple)):
+            bounds.unlisted(f"* on a {type(one).__name__}")
+
+
+def _check_method(method: Any, args: tuple[Any, ...], bounds: Bounds) -> None:
+    owner, name = method.__self__, method.__name__
+    if not isinstance(owner, str):
+        return
+    if name in PADDING:
+        _check_numbers(args, bounds)
+    elif name == "replace":
+        _check_replacement(owner, args, bounds)
+    elif name == "join" and args:
+        values = args[0]
+        if not isinstance(values, (list, tuple, dict, str)):
+            bounds.unlisted(f"join of a {type(values).__name__}")
+            return
+        bounds.charge(sum(len(one) for one in values if isinstance(one, str)) + len(owner) * len(values))
+
+
+def _check_numbers(values: Iterable[Any], bounds: Bounds) -> None:
+    if any(isinstance(value, int) and value > bounds.value_chars for value in values):
+        bounds.too_large()
+
+
+def _check_format(text: str, bounds: Bounds) -> None:
+    if WIDE.search(text):
+        bounds.too_large()
+
+
+def _check_replacement(text: str, args: tuple[Any, ...], bounds: Bounds) -> None:
+    if len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
+        most = len(text) + 1 if not args[0] else text.count(args[0])
+        if len(text) + most * len(args[1]) > bounds.value_chars:
+            bounds.too_large()
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -1,9 +1,13 @@
 """ChatTemplate: a conversation rendered into a prompt, exactly as Hugging Face renders it.
 
-The template is compiled once. A template that refuses a conversation, or stumbles over it, is the caller's mistake:
-`InvalidArgument` with the template's own words.
+An ordinary rendering takes 0.1 ms in this process, within bounds (`llm.template_sandbox`). One that exceeds them is
+repeated in a child process, which is killed at its limits (`llm.template_child`). A template that refuses a conversation,
+or fails on it, is the caller's mistake: `InvalidArgument` with the template's own message.
 """
 
+import functools
+import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -11,9 +15,23 @@ from typing import Any
 import msgspec
 from jinja2 import TemplateError
 
-from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPool, ChildPoolBusy, ChildTimeout
+from dynamo.core.errors import ConfigError, InvalidArgument, Overloaded, Unknown
 from dynamo.llm.model_card import ModelFiles, read_bytes, read_json
-from dynamo.llm.template_sandbox import BOUNDS_KEY, Bounds, environment, joined
+from dynamo.llm.template_child import MESSAGE_CHARS_MAX
+from dynamo.llm.template_sandbox import (
+    BOUNDS_KEY,
+    FULL,
+    LONG,
+    QUICK,
+    Bounds,
+    Budget,
+    OverBudget,
+    Unlisted,
+    environment,
+    joined,
+    may_be_local,
+)
 from dynamo.llm.turns import INSTRUCTIONS, MEDIA, Form, Turn, conversation
 from dynamo.protocols.openai import Message
 
@@ -28,10 +46,28 @@ SPECIAL_TOKENS = (
     "additional_special_tokens",
 )
 
-RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What a template's code may raise over the values it is given."""
+RENDER_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+)
+"""What a template's code may raise for the values it is given."""
 
-MESSAGE_CHARS_MAX = 500  # A template's complaint may quote the whole conversation.
+LOAD_ERRORS = (TemplateError, SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
+"""What compiling a template may raise."""
+
+SOURCE_CHARS_MAX = 1 << 20  # The largest known template has about 30,000.
+CHILD_MEMORY_BYTES = 1 << 30
+CHILDREN_MAX, CHILDREN_PER_TEMPLATE_MAX = 4, 2
+OVER_BUDGET_PAUSE_S = 2.0  # After a rendering beyond a budget, the next ones begin with the larger one for so long:
+UNLISTED_PAUSE_S = 60.0  # a slow template costs the event loop 1 % at most. What it calls seldom changes.
+PROBE_FAILURES_MAX = 2  # When so many short conversations have failed slowly, no more are tried.
+PROBE_SLOW_S = 2.0
 
 PROBE = "probe7f3a"
 """A text that no template writes of itself."""
@@ -49,15 +85,36 @@ class ChatTemplate:
         special_tokens: Mapping[str, Any] | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
+        self._now = now
+        self._sources = {name: source for name, source in templates.items() if name in ("default", "tool_use")}
+        self._sources.setdefault("default", next(iter(templates.values())))
+        self._key = hashlib.sha256("".join(self._sources.values()).encode("utf-8", "replace")).hexdigest()
         jinja = environment(now)
-        try:
-            self._default = jinja.from_string(templates.get("default", next(iter(templates.values()))))
-            self._tool_use = jinja.from_string(templates["tool_use"]) if "tool_use" in templates else self._default
-        except TemplateError as error:
-            raise ConfigError(f"chat template: {error}") from None
-        # What every rendering knows, in one dictionary: Jinja would merge its globals anew each time, a third of the work.
-        self._constants = {**self._default.globals, **(special_tokens or {})}
+        self._compiled: dict[str, Any] = {}
+        for name, source in self._sources.items():
+            self._load(name, source, jinja)
+        # What every rendering knows, in one dictionary: Jinja would merge its globals each time, a third of the work.
+        self._special_tokens = dict(special_tokens or {})
+        self._constants = {**jinja.globals, **self._special_tokens}
+        self._quick_from_s = self._long_from_s = 0.0
+        """When a rendering may again begin with the budget, after one that exceeded it."""
+        self._probe_failures = 0
         self._form = self._find_form(templates)
+
+    def _load(self, name: str, source: str, jinja: Any) -> None:
+        """Compile a template here or, if it is large, let a child process do so. Raise `ConfigError`."""
+        if len(source) > SOURCE_CHARS_MAX:
+            raise ConfigError(f"chat template: it has {len(source)} characters; at most {SOURCE_CHARS_MAX} are allowed")
+        if not may_be_local(source):
+            try:
+                self._in_child(source, None)
+            except InvalidArgument as error:
+                raise ConfigError(str(error)) from None
+            return
+        try:
+            self._compiled[name] = jinja.from_string(source)
+        except LOAD_ERRORS as error:
+            raise ConfigError(f"chat template: {str(error) or type(error).__name__}") from None
 
     @classmethod
     def from_files(cls, files: ModelFiles) -> "ChatTemplate | None":
@@ -79,13 +136,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         arguments: Mapping[str, Any] | None = None,
+        budget: Budget = LONG,
     ) -> str:
-        """The prompt. Raises `InvalidArgument` when the template does not accept the conversation."""
+        """Return the prompt. Raise `InvalidArgument` when the template does not accept the conversation.
+
+        With `QUICK`, raise `OverBudget` where that is not enough; then call again in a thread with `LONG`, which may
+        wait for a child process.
+        """
         turns = conversation(messages, self._form)
         if not continue_final_message:
-            return self.render_turns(turns, tools, add_generation_prompt, arguments)
+            return self.render_turns(turns, tools, add_generation_prompt, arguments, budget)
         final = _append(turns[-1], FINAL_MARK)
-        return _cut_at_mark(self.render_turns(turns, tools, False, arguments), final)
+        return _cut_at_mark(self.render_turns(turns, tools, False, arguments, budget), final)
 
     def render_turns(
         self,
@@ -93,23 +155,55 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         arguments: Mapping[str, Any] | None = None,
+        budget: Budget = LONG,
     ) -> str:
-        """The same for turns that are already what the template expects."""
-        template = self._tool_use if tools else self._default
-        context = {
-            **self._constants,
+        """Return the prompt of turns that have the template's form already; otherwise as `render`."""
+        name = "tool_use" if tools and "tool_use" in self._sources else "default"
+        values = {
             "documents": None,
             **(arguments or {}),
             "messages": turns,
             "tools": tools or None,
             "add_generation_prompt": add_generation_prompt,
-            BOUNDS_KEY: Bounds.begin(),
         }
+        template = self._compiled.get(name)
+        now_s = time.monotonic()
+        is_tried = template is not None and now_s >= self._long_from_s
+        if budget is QUICK and (not is_tried or now_s < self._quick_from_s):
+            raise OverBudget("earlier renderings exceeded the budget")
+        if template is not None and is_tried:
+            bounds = Bounds(budget)
+            context = {**self._constants, **values, BOUNDS_KEY: bounds}
+            try:
+                return joined(template.root_render_func(template.new_context(context, shared=True)), bounds)
+            except OverBudget as error:
+                again_s = time.monotonic() + (UNLISTED_PAUSE_S if isinstance(error, Unlisted) else OVER_BUDGET_PAUSE_S)
+                self._quick_from_s = again_s
+                if budget is QUICK:
+                    raise
+                self._long_from_s = again_s
+            except RENDER_ERRORS as error:
+                raise _refused(str(error) or type(error).__name__) from None
+        return self._in_child(self._sources[name], {**self._special_tokens, **values})
+
+    def _in_child(self, source: str, context: dict[str, Any] | None) -> str:
+        """Render, or only compile, in a child process; block until it is done. Raise `InvalidArgument` or `Overloaded`."""
+        job = {"source": source, "context": context, "now": self._now().isoformat()}
         try:
-            return joined(template.root_render_func(template.new_context(context, shared=True)))
-        except RENDER_ERRORS as error:
-            reason = str(error) or type(error).__name__
-            raise InvalidArgument(f"chat template: {reason[:MESSAGE_CHARS_MAX]}", param="messages") from None
+            prompt: str = _pool().call(job, key=self._key)
+        except InvalidArgument as error:
+            raise _refused(str(error)) from None
+        except ChildTimeout:
+            raise _refused(f"it takes longer than {FULL.seconds:g} s") from None
+        except ChildOutOfMemory:
+            raise _refused(f"it needs more than {CHILD_MEMORY_BYTES >> 20} MB of memory") from None
+        except ChildPoolBusy as error:
+            raise Overloaded(f"chat template: {error}") from None
+        except ChildError as error:
+            raise Unknown(f"chat template: {error}") from None
+        except (OverflowError, TypeError, ValueError, RecursionError) as error:
+            raise _refused(f"its values cannot be sent to a child process: {error}") from None
+        return prompt
 
     def _find_form(self, templates: Mapping[str, str]) -> Form:
         """What the template makes of conversations that differ in one thing."""
@@ -174,11 +268,31 @@ class ChatTemplate:
         return found is not None and text in found
 
     def _try(self, turns: Sequence[Turn]) -> str | None:
-        """The prompt; None where the template refuses."""
+        """Return the prompt; None where the template refuses."""
+        if self._probe_failures >= PROBE_FAILURES_MAX:
+            return None
+        began_s = time.monotonic()
         try:
             return self.render_turns(turns, [TOOL] if "tool_calls" in turns[-1] else None)
-        except InvalidArgument:
+        except (InvalidArgument, Overloaded, Unknown):
+            self._probe_failures += time.monotonic() - began_s > PROBE_SLOW_S
             return None
+
+
+@functools.cache
+def _pool() -> ChildPool:
+    """Return the processes that render templates, for all models."""
+    return ChildPool(
+        "dynamo.llm.template_child",
+        deadline_s=FULL.seconds + 1,
+        memory_bytes=CHILD_MEMORY_BYTES,
+        children_max=CHILDREN_MAX,
+        per_key_max=CHILDREN_PER_TEMPLATE_MAX,
+    )
+
+
+def _refused(reason: str) -> InvalidArgument:
+    return InvalidArgument(f"chat template: {reason[:MESSAGE_CHARS_MAX]}", param="messages")
 
 
 def special_tokens_of(tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:

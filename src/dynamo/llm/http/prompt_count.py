@@ -1,11 +1,15 @@
 """Prompt count: how many tokens a chat's prompt has, by the same template and tokenizer that would answer it."""
 
 import asyncio
+import contextlib
+from functools import partial
 
 from dynamo.core.errors import InvalidArgument
+from dynamo.core.threads import in_daemon_thread
 from dynamo.llm.models import ModelAccess, Models
 from dynamo.llm.preprocessor import THREAD_CHARS_MIN, Preprocessor, size_of
 from dynamo.llm.served_model import ServedModel
+from dynamo.llm.template_sandbox import LONG, QUICK, Budget, OverBudget
 from dynamo.protocols.openai import ChatCompletionRequest
 
 
@@ -21,11 +25,13 @@ def counted_model(models: Models, name: str, access: ModelAccess | None) -> Serv
 
 
 async def count_prompt(preprocessor: Preprocessor, chat: ChatCompletionRequest) -> int:
-    """The tokens of its prompt, in a thread where it is long. Raises `InvalidArgument`."""
+    """Return the number of tokens of its prompt, in a thread where it is long. Raise `InvalidArgument`."""
     if size_of(chat) < THREAD_CHARS_MIN:
-        return _count(preprocessor, chat)
+        with contextlib.suppress(OverBudget):
+            return _count(preprocessor, chat, QUICK)
+        return await in_daemon_thread(partial(_count, preprocessor, chat), "chat template")
     return await asyncio.to_thread(_count, preprocessor, chat)
 
 
-def _count(preprocessor: Preprocessor, chat: ChatCompletionRequest) -> int:
-    return len(preprocessor.tokenizer.encode(preprocessor.formatted_prompt(chat)))
+def _count(preprocessor: Preprocessor, chat: ChatCompletionRequest, budget: Budget = LONG) -> int:
+    return len(preprocessor.tokenizer.encode(preprocessor.formatted_prompt(chat, budget)))
