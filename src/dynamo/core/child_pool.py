@@ -122,14 +122,14 @@ class ChildPool:
         """Processes that exist."""
         return len(self._idle) + len(self._busy) + self._starting
 
-    def call(self, request: Any, *, key: str = "", deadline_s: float | None = None) -> Any:
-        """Return the child's answer. Block for at most the deadline until a child is free, its start, and the deadline again.
+    def call(self, request: Any, *, key: str = "", deadline_s: float | None = None, wait_s: float | None = None) -> Any:
+        """Return the child's answer. Block for `wait_s` at most until a child is free, for its start, and for the deadline.
 
         Raise `ChildError`, and `InvalidArgument` or `HttpError` where the child's computation raised that.
         """
         frame = msgspec.msgpack.encode(request)
         limit_s = self.deadline_s if deadline_s is None else deadline_s
-        child = self._acquire(key, time.monotonic() + limit_s)
+        child = self._acquire(key, time.monotonic() + (limit_s if wait_s is None else wait_s))
         kept: _Child | None = None
         try:
             answer = _exchange(child, frame, time.monotonic() + limit_s, limit_s)

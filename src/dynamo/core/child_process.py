@@ -12,6 +12,7 @@ import msgspec
 
 from dynamo.core.child_pool import FAILED, HEADER, HTTP_ERROR, OK, OUT_OF_MEMORY, READY, REFUSED
 from dynamo.core.errors import HttpError, InvalidArgument
+from dynamo.core.memory import resident_bytes
 
 NICENESS = 5  # The parent serves; on a full machine it comes first.
 SPENT_BYTES = 128 << 20  # A child that grew by so much is replaced: freed memory is not always returned to the system.
@@ -24,15 +25,15 @@ def serve(handle: Callable[[Any], Any], argv: list[str] | None = None) -> int:
     memory_bytes, deadline_s = int(arguments[0]), float(arguments[1])
     requests, answers = _take_pipes()
     _limit(memory_bytes)
-    base_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    base_bytes = resident_bytes()
     _write(answers, msgspec.msgpack.encode((READY, None, False)))
     while (frame := _read(requests)) is not None:
         _limit_time(deadline_s)
         kind, value = _answer(handle, frame)
         del frame
-        grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base_kb
+        is_spent = resident_bytes() - base_bytes > SPENT_BYTES
         try:
-            data = msgspec.msgpack.encode((kind, value, grown_kb << 10 > SPENT_BYTES))
+            data = msgspec.msgpack.encode((kind, value, is_spent))
         except (MemoryError, OverflowError, TypeError, ValueError) as error:
             kind = OUT_OF_MEMORY if isinstance(error, MemoryError) else FAILED
             data = msgspec.msgpack.encode((kind, str(error)[:ERROR_CHARS_MAX], True))

@@ -32,3 +32,12 @@ def forget(address: int, size: int) -> bool:
     if end <= first:
         return True
     return bool(ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice) == 0)
+
+
+def resident_bytes() -> int:
+    """Return how much memory of this process is resident; 0 where the system does not report it."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0

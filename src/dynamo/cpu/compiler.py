@@ -1,22 +1,37 @@
-"""Compiler: grammars are compiled beside the loop, each once, with a deadline, by at most a few threads at a time."""
+"""Compiler: grammars are compiled off the event loop, each once, with limits on time and memory.
+
+A grammar that is not plain is compiled on trial in a child process first, which is killed at the limits: the library
+cannot be interrupted. A trial gets a short time at once and, if that is not enough, a longer one in a process for slow
+grammars, so that a few of these do not delay all others.
+"""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
 from time import perf_counter
+from typing import Protocol
 
+import msgspec
+
+from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPool, ChildPoolBusy, ChildTimeout
 from dynamo.core.errors import DynamoException, InvalidArgument, Unknown, WorkerOverloaded
 from dynamo.core.metrics import Counter, Gauge, Histogram, MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.core.threads import in_daemon_thread
-from dynamo.cpu.guided import Grammars, Guide, key_of, named, param_of
+from dynamo.cpu.guided import Grammars, Guide, is_plain, key_of, named, param_of
 from dynamo.protocols.engine import GuidedDecoding
 
 logger = logging.getLogger(__name__)
 
-COMPILE_TIMEOUT_S = 10.0  # The library gives up by itself after about a second of work; the rest is a busy machine.
+COMPILE_TIMEOUT_S = 10.0  # An ordinary grammar takes milliseconds; the rest is for a busy machine.
+QUICK_TIMEOUT_S = 1.0
+MEMORY_BYTES = 256 << 20  # Beyond the vocabulary; an ordinary grammar takes a few MB.
+KEPT_BYTES_MAX = 16 << 20  # A larger one is compiled each time: 128 of them are kept.
+IDLE_S = 300.0  # A child has the vocabulary in memory, and reads it again for a second.
+QUICK_CHILDREN_MAX = 2
 THREADS_MAX = 2  # Compiling is pure computation: more threads would only take it from the model.
+TRIALS_MAX = 32  # Grammars that are on trial or wait for it; each holds a thread.
 BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 Told = Callable[[Guide | DynamoException], None]
@@ -43,20 +58,81 @@ class CompilerMetrics:
         ).labels(model=model)
 
 
-class Compiler:
-    """Grammars for whoever asks on the loop."""
+class Trial(Protocol):
+    """Finds out whether a grammar can be compiled within the limits."""
 
-    def __init__(self, grammars: Grammars, metrics: CompilerMetrics, *, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
+    def measure(self, guided: GuidedDecoding, thoughts_end: str | None, timeout_s: float) -> int:
+        """Block, and return how many bytes the grammar takes. Raise `DynamoException` for one that cannot be had."""
+
+    def close(self) -> None:
+        """End the processes."""
+
+
+class ChildTrial:
+    """Trials in child processes."""
+
+    def __init__(self, model_path: str, vocab_size: int) -> None:
+        arguments = (model_path, str(vocab_size))
+        self._quick, self._slow = (
+            ChildPool(
+                "dynamo.cpu.grammar_child",
+                deadline_s=deadline_s,
+                memory_bytes=MEMORY_BYTES,
+                arguments=arguments,
+                children_max=children,
+                per_key_max=children,
+                idle_s=IDLE_S,
+            )
+            for deadline_s, children in ((QUICK_TIMEOUT_S, QUICK_CHILDREN_MAX), (COMPILE_TIMEOUT_S, 1))
+        )
+
+    def measure(self, guided: GuidedDecoding, thoughts_end: str | None, timeout_s: float) -> int:
+        job = (msgspec.to_builtins(guided), thoughts_end)
+        try:
+            try:
+                taken: int = self._quick.call(job, deadline_s=min(QUICK_TIMEOUT_S, timeout_s), wait_s=timeout_s)
+            except ChildTimeout:
+                taken = self._slow.call(job, deadline_s=timeout_s)
+        except ChildTimeout:
+            raise _too_late(guided, timeout_s) from None
+        except ChildOutOfMemory:
+            raise InvalidArgument(
+                f"{named(guided)}: compiling it needs more than {MEMORY_BYTES >> 20} MB", param=param_of(guided)
+            ) from None
+        except ChildPoolBusy:
+            raise WorkerOverloaded("too many grammars are being compiled") from None
+        except ChildError as error:
+            raise Unknown(f"the grammar could not be compiled: {error}") from None
+        return taken
+
+    def close(self) -> None:
+        self._quick.close()
+        self._slow.close()
+
+
+class Compiler:
+    """Grammars for requests on the loop."""
+
+    def __init__(
+        self,
+        grammars: Grammars,
+        metrics: CompilerMetrics,
+        trial: Trial,
+        *,
+        timeout_s: float = COMPILE_TIMEOUT_S,
+    ) -> None:
         self._grammars = grammars
         self._metrics = metrics
+        self._trial = trial
         self._timeout_s = timeout_s
-        self._slots = asyncio.Semaphore(THREADS_MAX)
+        self._threads = asyncio.Semaphore(THREADS_MAX)
+        self._trials = 0
         self._tasks = TaskOwner("compiler")
         self._asked: dict[bytes, list[Told]] = {}
-        """Who waits for what is being compiled."""
+        """Callbacks of requests that wait for a grammar that is being compiled."""
 
     def want(self, guided: GuidedDecoding, thoughts_end: str | None, told: Told) -> None:
-        """Has `told` called once: at once for a grammar that is kept. Raises `InvalidArgument` for one too large."""
+        """Have `told` called once: at once for a grammar that is kept. Raise `InvalidArgument` for one too large."""
         key = key_of(guided, thoughts_end)
         guide = self._grammars.kept(key)
         if guide is not None:
@@ -69,46 +145,66 @@ class Compiler:
             self._tasks.start(self._compile(guided, key, thoughts_end), "compile")
 
     async def close(self) -> None:
-        """Compiles no more; who still waits is not told."""
+        """Compile no more; requests that still wait get no call."""
         await self._tasks.cancel_and_wait()
+        self._trial.close()
 
     async def _compile(self, guided: GuidedDecoding, key: bytes, thoughts_end: str | None) -> None:
-        loop = asyncio.get_running_loop()
         outcome: Guide | DynamoException
-        is_begun = False
-
-        def work() -> Guide:
-            began = perf_counter()
-            try:
-                return self._grammars.compile(guided, key, thoughts_end)
-            finally:
-                with contextlib.suppress(RuntimeError):  # The loop is closed: nobody counts any more.
-                    loop.call_soon_threadsafe(self._ended, perf_counter() - began)
-
+        began = perf_counter()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._slots.acquire()  # Given back by the thread, which may outlive the deadline.
-                is_begun = True
-                outcome = await in_daemon_thread(work, "dynamo-cpu-grammar")
+            taken = 0 if is_plain(guided, key) else await self._measured(guided, thoughts_end)
+            outcome = await self._compiled(guided, key, thoughts_end, is_kept=taken <= KEPT_BYTES_MAX)
             self._metrics.compiled.inc()
         except DynamoException as error:
             outcome = error
-        except TimeoutError:
-            outcome = self._too_late(guided) if is_begun else WorkerOverloaded("too many grammars are being compiled")
         except Exception as error:  # The request's boundary: a grammar that breaks the library breaks no other request.
             logger.exception("a grammar could not be compiled")
             outcome = Unknown(f"the grammar could not be compiled: {error}")
         if not isinstance(outcome, Guide):
             self._metrics.refused.inc()
+        self._metrics.seconds.observe(perf_counter() - began)
+        self._metrics.size.set(len(self._grammars))
         for told in self._asked.pop(key):
             told(outcome)
 
-    def _too_late(self, guided: GuidedDecoding) -> InvalidArgument:
-        return InvalidArgument(
-            f"{named(guided)}: it was not compiled within {self._timeout_s:g} s", param=param_of(guided)
-        )
+    async def _measured(self, guided: GuidedDecoding, thoughts_end: str | None) -> int:
+        """Try the grammar in a child process. Raise `DynamoException`."""
+        if self._trials >= TRIALS_MAX:
+            raise WorkerOverloaded("too many grammars are being compiled")
 
-    def _ended(self, seconds: float) -> None:
-        self._slots.release()
-        self._metrics.seconds.observe(seconds)
-        self._metrics.size.set(len(self._grammars))
+        def work() -> int:
+            self._grammars.ready()  # A model without a tokenizer is refused here, with the reason.
+            return self._trial.measure(guided, thoughts_end, self._timeout_s)
+
+        self._trials += 1
+        try:
+            return await in_daemon_thread(work, "dynamo-cpu-grammar-trial")
+        finally:
+            self._trials -= 1
+
+    async def _compiled(self, guided: GuidedDecoding, key: bytes, thoughts_end: str | None, *, is_kept: bool) -> Guide:
+        """Compile a grammar whose cost is known to be bounded. Raise `DynamoException`."""
+        loop = asyncio.get_running_loop()
+
+        def work() -> Guide:
+            try:
+                return self._grammars.compile(guided, key, thoughts_end, is_kept=is_kept)
+            finally:
+                with contextlib.suppress(RuntimeError):  # The loop is closed: no grammar is compiled any more.
+                    loop.call_soon_threadsafe(self._threads.release)
+
+        has_begun = False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._threads.acquire()  # Released by the thread, which may outlive the deadline.
+                has_begun = True
+                return await in_daemon_thread(work, "dynamo-cpu-grammar")
+        except TimeoutError:
+            if has_begun:
+                raise _too_late(guided, self._timeout_s) from None
+            raise WorkerOverloaded("too many grammars are being compiled") from None
+
+
+def _too_late(guided: GuidedDecoding, timeout_s: float) -> InvalidArgument:
+    return InvalidArgument(f"{named(guided)}: it was not compiled within {timeout_s:g} s", param=param_of(guided))

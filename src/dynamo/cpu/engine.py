@@ -27,7 +27,7 @@ from dynamo.cpu.adapters import Adapters
 from dynamo.cpu.architecture import Architecture
 from dynamo.cpu.attention import cache_bytes
 from dynamo.cpu.blocks import BlockPool
-from dynamo.cpu.compiler import Compiler, CompilerMetrics
+from dynamo.cpu.compiler import ChildTrial, Compiler, CompilerMetrics
 from dynamo.cpu.config import DEMO_MODEL, CpuConfig
 from dynamo.cpu.controls import Controls
 from dynamo.cpu.convert import Defaults, Limits, to_generation
@@ -116,7 +116,8 @@ class CpuEngine:
             adapters=self._adapters if self._config.enable_lora else None,
         )
         grammars = Grammars(config.model_path, self._limits.vocab_size)
-        self._compiler = Compiler(grammars, CompilerMetrics(host.metrics, config.served_model_name))
+        trial = ChildTrial(config.model_path, self._limits.vocab_size)
+        self._compiler = Compiler(grammars, CompilerMetrics(host.metrics, config.served_model_name), trial)
         if self._lending is not None:
             self._lending.show(host.metrics, config.served_model_name)
         if self._fetching is not None:

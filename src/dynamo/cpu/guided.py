@@ -35,6 +35,13 @@ WHITESPACE = " "  # Between JSON's tokens, at most: every one costs a step, and 
 GAP = r"[ \n]{0,4}"  # Between the thoughts and the answer.
 LIMITS = LLParserLimits(verbose_errors=False)  # The library's own, which end a hopeless grammar within a second.
 
+PLAIN_BYTES_MAX = 4096  # As JSON; a simple schema of that size takes up to 50 ms.
+PLAIN_KEYWORDS = frozenset({
+    "$schema", "additionalProperties", "anyOf", "const", "default", "description", "enum", "examples", "items",
+    "properties", "required", "title", "type",
+})  # fmt: skip
+"""Keywords of schemas that compile in time and memory proportional to their size."""
+
 PARAM = "guided_decoding"
 
 FIELDS = {"json": "JSON schema", "regex": "regular expression", "choice": "choice", "grammar": "grammar"}
@@ -75,6 +82,11 @@ class Guide:
             return None
         raise InvalidArgument("guided decoding: no token fits the grammar here", param=PARAM)
 
+    def measure(self) -> None:
+        """Compute the first mask, as a step does. Raise `InvalidArgument` when the grammar proves too complex."""
+        self._matcher.compute_bitmask()
+        self._check()
+
     def take(self, token: int) -> None:
         """The token was chosen. Raises `InvalidArgument` when the grammar proves too complex."""
         self._matcher.consume_token(token)
@@ -113,27 +125,34 @@ class Grammars:
                 self._kept.move_to_end(key)
             return guide
 
-    def compile(self, guided: GuidedDecoding, key: bytes, thoughts_end: str | None = None) -> Guide:
-        """Takes milliseconds to seconds. Raises `InvalidArgument` that says what is wrong with the constraint.
+    def compile(
+        self, guided: GuidedDecoding, key: bytes, thoughts_end: str | None = None, *, is_kept: bool = True
+    ) -> Guide:
+        """Compile and, where `is_kept`, remember a grammar; otherwise as `compiled`."""
+        guide = self.compiled(guided, thoughts_end)
+        if is_kept:
+            with self._lock:
+                self._kept[key] = guide
+                while len(self._kept) > GRAMMARS_MAX:
+                    self._kept.popitem(last=False)
+        return guide
 
-        With `thoughts_end` anything may be said first, up to that marker.
+    def compiled(self, guided: GuidedDecoding, thoughts_end: str | None = None) -> Guide:
+        """Compile a grammar: milliseconds to seconds. Raise `InvalidArgument` that states what is wrong with it.
+
+        With `thoughts_end` any text may come first, up to that marker.
         """
-        tokenizer = self._ready()
+        tokenizer = self.ready()
         grammar = grammar_of(guided, self._markers)
         if thoughts_end is not None:
             grammar = after_thoughts(grammar, thoughts_end, self._markers)
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise InvalidArgument(f"{named(guided)}: {_told(matcher)}", param=param_of(guided))
-        guide = Guide(matcher, self._vocab_size)
-        with self._lock:
-            self._kept[key] = guide
-            while len(self._kept) > GRAMMARS_MAX:
-                self._kept.popitem(last=False)
-        return guide
+        return Guide(matcher, self._vocab_size)
 
-    def _ready(self) -> LLTokenizer:
-        """The vocabulary as the library wants it: made when it is first needed, for it may take a second."""
+    def ready(self) -> LLTokenizer:
+        """Return the vocabulary as the library needs it. It is made on first use, which may take a second."""
         with self._lock:
             if self._tokenizer is None:
                 try:
@@ -172,6 +191,32 @@ def key_of(guided: GuidedDecoding, thoughts_end: str | None) -> bytes:
             f"{named(guided)}: it has {len(key)} bytes; the embedded engine takes {BYTES_MAX}", param=param_of(guided)
         )
     return key
+
+
+def is_plain(guided: GuidedDecoding, key: bytes) -> bool:
+    """Return whether a constraint is so small and simple that compiling it takes milliseconds.
+
+    Patterns, counts, references and intersections of schemas can make a short grammar take any time and memory.
+    """
+    if len(key) > PLAIN_BYTES_MAX or guided.whitespace_pattern is not None:
+        return False
+    if guided.choice is not None:
+        return True
+    if not isinstance(guided.json, dict) or any(getattr(guided, field) for field in FIELDS if field != "json"):
+        return False
+    waiting: list[Any] = [guided.json]
+    while waiting:
+        schema = waiting.pop()
+        if isinstance(schema, bool):
+            continue
+        if not isinstance(schema, dict) or not PLAIN_KEYWORDS.issuperset(schema):
+            return False
+        properties, choices = schema.get("properties", {}), schema.get("anyOf", [])
+        if not isinstance(properties, dict) or not isinstance(choices, list):
+            return False
+        waiting += [*properties.values(), *choices]
+        waiting += [schema[key] for key in ("items", "additionalProperties") if key in schema]
+    return True
 
 
 def param_of(guided: GuidedDecoding) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from dynamo.core.errors import DynamoException, InvalidArgument, Unknown, WorkerOverloaded
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.cpu.compiler import THREADS_MAX, Compiler, CompilerMetrics
+from dynamo.cpu.compiler import KEPT_BYTES_MAX, THREADS_MAX, TRIALS_MAX, Compiler, CompilerMetrics
 from dynamo.cpu.guided import Grammars, Guide
 from dynamo.protocols.engine import GuidedDecoding
 
@@ -25,12 +25,33 @@ class Held(Grammars):
         self.may_go = threading.Event()
         self.begun = 0
 
-    def compile(self, guided: GuidedDecoding, key: bytes, thoughts_end: str | None = None) -> Guide:
+    def compile(
+        self, guided: GuidedDecoding, key: bytes, thoughts_end: str | None = None, *, is_kept: bool = True
+    ) -> Guide:
         self.begun += 1
         assert self.may_go.wait(TIMEOUT_S)
         if guided.regex == "breaks":
             raise ZeroDivisionError
-        return super().compile(guided, key, thoughts_end)
+        return super().compile(guided, key, thoughts_end, is_kept=is_kept)
+
+
+class Trials:
+    """Trials with scripted outcomes, by pattern."""
+
+    def __init__(self, outcomes: dict[str, int | Exception]) -> None:
+        self.outcomes = outcomes
+        self.measured: list[GuidedDecoding] = []
+        self.is_closed = False
+
+    def measure(self, guided: GuidedDecoding, thoughts_end: str | None, timeout_s: float) -> int:
+        self.measured.append(guided)
+        outcome = self.outcomes.get(guided.regex or "", 1000)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class Asked:
@@ -50,12 +71,14 @@ class Asked:
 async def make(letters_model: Path) -> AsyncIterator[Callable[..., Any]]:
     made: list[tuple[Compiler, Held]] = []
 
-    def build(*, timeout_s: float = TIMEOUT_S, is_held: bool = False) -> tuple[Compiler, Held, MetricsRegistry]:
+    def build(
+        *, timeout_s: float = TIMEOUT_S, is_held: bool = False, trials: Trials | None = None
+    ) -> tuple[Compiler, Held, MetricsRegistry]:
         registry = MetricsRegistry()
         grammars = Held(str(letters_model))
         if not is_held:
             grammars.may_go.set()
-        compiler = Compiler(grammars, CompilerMetrics(registry, "tiny"), timeout_s=timeout_s)
+        compiler = Compiler(grammars, CompilerMetrics(registry, "tiny"), trials or Trials({}), timeout_s=timeout_s)
         made.append((compiler, grammars))
         return compiler, grammars, registry
 
@@ -122,3 +145,47 @@ async def test_nobody_is_told_after_the_end(make: Callable[..., Any]) -> None:
     await compiler.close()
     grammars.may_go.set()
     assert not asked.outcome.done()
+
+
+async def test_grammar_that_fails_its_trial_is_not_compiled(make: Callable[..., Any]) -> None:
+    trials = Trials({"a": InvalidArgument("it was not compiled within 10 s"), "b": WorkerOverloaded("busy")})
+    compiler, grammars, registry = make(trials=trials)
+    assert isinstance(await want(compiler, "a").told(), InvalidArgument)
+    assert isinstance(await want(compiler, "b").told(), WorkerOverloaded)
+    assert grammars.begun == 0
+    assert 'lookups_total{model="tiny",outcome="refused"} 2' in registry.render()
+    await compiler.close()
+    assert trials.is_closed
+
+
+async def test_large_grammar_is_not_kept(make: Callable[..., Any]) -> None:
+    compiler, grammars, _ = make(trials=Trials({"a": KEPT_BYTES_MAX + 1}))
+    for _ in range(2):
+        assert isinstance(await want(compiler, "a").told(), Guide)
+    assert (grammars.begun, len(grammars)) == (2, 0)
+
+
+async def test_plain_schema_is_compiled_without_a_trial(make: Callable[..., Any]) -> None:
+    trials = Trials({})
+    compiler, _, _ = make(trials=trials)
+    for guided in (GuidedDecoding(json={"type": "object"}), GuidedDecoding(choice=["a", "b"])):
+        asked = Asked()
+        compiler.want(guided, None, asked)
+        assert isinstance(await asked.told(), Guide)
+    assert not trials.measured
+
+
+async def test_number_of_trials_is_bounded(make: Callable[..., Any]) -> None:
+    may_go = threading.Event()
+
+    class Slow(Trials):
+        def measure(self, guided: GuidedDecoding, thoughts_end: str | None, timeout_s: float) -> int:
+            assert may_go.wait(TIMEOUT_S)
+            return super().measure(guided, thoughts_end, timeout_s)
+
+    compiler, _, _ = make(trials=Slow({}))
+    slow = [want(compiler, f"a{{{number + 1}}}") for number in range(TRIALS_MAX)]
+    await asyncio.sleep(0)
+    assert isinstance(await want(compiler, "b").told(), WorkerOverloaded)
+    may_go.set()
+    assert all([isinstance(await one.told(), Guide) for one in slow])

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.cpu.guided import BYTES_MAX, GRAMMARS_MAX, Grammars, Guide, key_of
+from dynamo.cpu.guided import BYTES_MAX, GRAMMARS_MAX, Grammars, Guide, is_plain, key_of
 from dynamo.protocols.engine import GuidedDecoding
 
 Make = Callable[..., Any]
@@ -334,3 +334,38 @@ def test_whatever_a_random_model_says_under_a_schema_is_valid(
         said = [token for token in sequence.tokens[sequence.prompt_tokens :] if token != END]
         if ends[choice.index] != "length":
             jsonschema.validate(json.loads("".join(letters[token] for token in said)), schema)
+
+
+@pytest.mark.parametrize(
+    "guided",
+    [
+        GuidedDecoding(json={"type": "object"}),
+        GuidedDecoding(json={"type": "object", "properties": {"a": {"anyOf": [{"type": "integer"}, {"const": 1}]}}, "required": ["a"]}),
+        GuidedDecoding(json={"type": "array", "items": {"enum": ["a", "b"]}, "additionalProperties": False}),
+        GuidedDecoding(choice=["a", "b"]),
+    ],
+)  # fmt: skip
+def test_simple_constraints_are_plain(guided: GuidedDecoding) -> None:
+    assert is_plain(guided, key_of(guided, None))
+
+
+@pytest.mark.parametrize(
+    "guided",
+    [
+        GuidedDecoding(regex="a"),
+        GuidedDecoding(grammar='start: "a"'),
+        GuidedDecoding(json='{"type": "object"}'),
+        GuidedDecoding(json={"type": "object"}, whitespace_pattern="(a*)*"),
+        GuidedDecoding(json={"type": "object", "properties": {"a": {"allOf": [{"type": "string"}]}}}),
+        GuidedDecoding(json={"anyOf": [{"type": "string", "pattern": "a"}]}),
+        GuidedDecoding(json={"items": {"maxItems": 10**9}}),
+        GuidedDecoding(json={"additionalProperties": {"$ref": "#"}}),
+        GuidedDecoding(json={"properties": []}),
+        GuidedDecoding(json={"anyOf": {}}),
+        GuidedDecoding(json={"items": [1]}),
+        GuidedDecoding(choice=["a" * 5000]),
+        GuidedDecoding(structural_tag={"type": "structural_tag"}),
+    ],
+)
+def test_constraints_of_unknown_cost_are_not_plain(guided: GuidedDecoding) -> None:
+    assert not is_plain(guided, key_of(guided, None))
