@@ -12,7 +12,7 @@ from msgspec import UNSET
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.cpu.adapter import Adapter
 from dynamo.cpu.checkpoint import read_json
-from dynamo.cpu.generation import Choice, Generation, StopRules
+from dynamo.cpu.generation import Choice, Generation, PromptLogprobs, StopRules
 from dynamo.cpu.sampler import History, Sampling
 from dynamo.cpu.sequence import Sequence
 from dynamo.llm.kv_peers import HINT
@@ -96,6 +96,12 @@ def to_generation(
         generation.choices.append(Choice(index, sequence, sampling, rules, history))
         leader = leader or sequence
     generation.unfinished = choices
+    scored = _alternatives("prompt_logprobs", request.output_options.prompt_logprobs)
+    if scored is not None:
+        first = generation.choices[0]
+        first.prompt_logprobs = PromptLogprobs(scored)
+        first.sequence.scored = 1
+        first.sequence.peer = None  # Blocks that others computed have no logits.
     return generation
 
 
@@ -129,7 +135,6 @@ def _refuse_unsupported(request: PreprocessedRequest) -> None:
     refused = {
         "use_beam_search": bool(options.use_beam_search),
         "best_of": (options.best_of or 1) > (options.n or 1),
-        "prompt_logprobs": request.output_options.prompt_logprobs is not None,
         "max_thinking_tokens": request.stop_conditions.max_thinking_tokens is not None,
         "dp_rank": bool(routing and routing.dp_rank),
     }
@@ -194,9 +199,7 @@ def _within(tokens: set[int], limits: Limits) -> set[int]:
 
 def _sampling(request: PreprocessedRequest, limits: Limits, defaults: Defaults, seed: int, index: int) -> Sampling:
     options = request.sampling_options
-    logprobs = request.output_options.logprobs
-    if logprobs is not None and not 0 <= logprobs <= LOGPROBS_MAX:
-        raise InvalidArgument(f"logprobs is {logprobs}; expected 0 to {LOGPROBS_MAX}", param="logprobs")
+    logprobs = _alternatives("logprobs", request.output_options.logprobs)
     return Sampling(
         seed=seed,
         index=index,
@@ -211,6 +214,13 @@ def _sampling(request: PreprocessedRequest, limits: Limits, defaults: Defaults, 
         allowed=_allowed(request, limits),
         logprobs=logprobs,
     )
+
+
+def _alternatives(name: str, count: int | None) -> int | None:
+    """Return how many alternatives are asked for. Raises `InvalidArgument` for a number out of range."""
+    if count is not None and not 0 <= count <= LOGPROBS_MAX:
+        raise InvalidArgument(f"{name} is {count}; expected 0 to {LOGPROBS_MAX}", param=name)
+    return count
 
 
 def _number(options: SamplingOptions, name: str, default: float, *, low: float, high: float = float("inf")) -> float:

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from dynamo.core.tally import Tally
 from dynamo.cpu.adapter import Adapted, Adapter, rows_of
-from dynamo.cpu.attention import F32, Span
+from dynamo.cpu.attention import F32, Ids, Span
 from dynamo.cpu.disagg import Borrower, Lender, params_of
 from dynamo.cpu.generation import Choice, Fetch, Generation
 from dynamo.cpu.model import Batch, Model
-from dynamo.cpu.sampler import Sampled, greedy, sample
+from dynamo.cpu.sampler import Sampled, greedy, sample, score
 from dynamo.cpu.scheduler import Chunk, Scheduler
 from dynamo.cpu.sequence import Sequence
 from dynamo.cpu.tiers import CacheTiers
@@ -20,6 +20,9 @@ from dynamo.kvbm.logical.consolidator import Told
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, QueuedRequests, ScheduledRequests, WorkerLoad
+
+
+SCORED_LOGITS_MAX = 1 << 21  # Logits of prompt tokens computed at a time: 16 MB in double precision.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,17 @@ class Outcome:
     load: WorkerLoad = field(default_factory=WorkerLoad)
     passed: ForwardPass | None = None
     """What was computed, if anything was; the time it took is for who has a clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRows:
+    """The rows of a batch whose logits score tokens of one prompt."""
+
+    sequence: Sequence
+    positions: range
+    """In the sequence; the token after each is scored."""
+    rows: Ids
+    """In the batch."""
 
 
 class Core:
@@ -78,7 +92,10 @@ class Core:
             self._choices[choice.sequence] = (generation, choice)
             self.scheduler.add(choice.sequence)
         if generation.fetch is not None:
-            self._borrow(generation, generation.fetch)
+            if any(choice.prompt_logprobs is not None for choice in generation.choices):
+                self._abandon(generation)  # The fetched blocks have no logits: this worker computes the prompt.
+            else:
+                self._borrow(generation, generation.fetch)
 
     def drop(self, generation: Generation) -> None:
         """Forgets a request; harmless for one that is gone already."""
@@ -111,8 +128,12 @@ class Core:
         if chunks:
             outcome.passed = _passed(chunks, self.scheduler.waiting)
             ending = [chunk.is_last for chunk in chunks]
-            logits = self._model.forward(_batch(chunks, ending, self._block_tokens))
+            batch = _batch(chunks, ending, self._block_tokens)
+            scored = _rows_to_score(chunks, batch)
+            states = self._model.states(_with_rows(batch, scored))
+            logits = self._model.logits(states[: len(batch.wanted)])
             self.scheduler.advance(chunks)
+            self._score(scored, states[len(batch.wanted) :], outcome)
             if self._lender is not None:
                 for chunk, is_last in zip(chunks, ending, strict=True):
                     if not is_last:
@@ -166,6 +187,27 @@ class Core:
             waiting_requests=len(scheduler.waiting),
         )
 
+    def _score(self, scored: Items[ScoredRows], states: F32, outcome: Outcome) -> None:
+        """Keep the log-probabilities of prompt tokens; `states` has the normalised rows of all of them, in order."""
+        rows_max = max(1, SCORED_LOGITS_MAX // self._model.shape.vocab_size)
+        row = 0
+        for one in scored:
+            sequence, positions = one.sequence, one.positions
+            generation, choice = self._choices[sequence]
+            asked = choice.prompt_logprobs
+            assert asked is not None, "scores are computed for a sequence that did not ask for them"
+            try:
+                for first in range(positions.start, positions.stop, rows_max):
+                    end = min(first + rows_max, positions.stop)
+                    at = row + first - positions.start
+                    logits = self._model.logits(states[at : at + end - first])
+                    asked.scores += score(logits, sequence.tokens[first + 1 : end + 1], asked.count)
+                    sequence.scored = end + 1
+            except Exception as error:  # The request's boundary: the others of this step go on.
+                self.drop(generation)
+                outcome.said.append(Said(generation, error, is_last=True))
+            row += len(positions)
+
     def _sample(self, sequences: Items[Sequence], logits: F32, outcome: Outcome) -> None:
         likeliest = greedy(logits) if any(self._choices[sequence][1].is_plain for sequence in sequences) else []
         for row, sequence in enumerate(sequences):
@@ -184,6 +226,7 @@ class Core:
                 self.drop(generation)
                 outcome.said.append(Said(generation, error, is_last=True))
                 continue
+            output = choice.with_prompt_logprobs(token, output)
             outcome.said.append(self._judged(generation, choice, token, output))
 
     def _judged(self, generation: Generation, choice: Choice, token: int, output: EngineOutput | None) -> Said:
@@ -274,6 +317,22 @@ class Core:
         if fetch is not None and self._borrower is not None and not fetch.is_abandoned:
             fetch.is_abandoned = True
             self._borrower.abandon(fetch)
+
+
+def _rows_to_score(chunks: Items[Chunk], batch: Batch) -> list[ScoredRows]:
+    """Return the rows of a step's batch that score prompt tokens."""
+    found: list[ScoredRows] = []
+    for chunk, span in zip(chunks, batch.spans, strict=True):
+        positions = chunk.sequence.rows_to_score(chunk.count)
+        if positions:
+            first = span.row + positions.start - chunk.sequence.computed
+            found.append(ScoredRows(chunk.sequence, positions, np.arange(first, first + len(positions), dtype=np.intp)))
+    return found
+
+
+def _with_rows(batch: Batch, scored: Items[ScoredRows]) -> Batch:
+    """Return the batch with the scored rows among those that are wanted, behind the others."""
+    return replace(batch, wanted=np.concatenate([batch.wanted, *(one.rows for one in scored)])) if scored else batch
 
 
 def _in_rows(chunks: list[Chunk]) -> list[Chunk]:

@@ -159,6 +159,9 @@ class CpuEngine:
         generation = to_generation(request, reply, self._limits, self._defaults, adapter)
         if self._fetching is not None:
             generation.fetch = self._fetch(request, adapter)
+            if generation.fetch is not None and request.output_options.prompt_logprobs is not None:
+                assert self._fetch_metrics is not None, "a decode worker without its metrics"
+                self._fetch_metrics.computed_here("prompt_logprobs")
         return generation
 
     def _fetch(self, request: PreprocessedRequest, adapter: Adapter | None) -> Fetch | None:
@@ -478,10 +481,14 @@ class CpuEngine:
 
 
 def prompt_of(request: PreprocessedRequest) -> PreprocessedRequest:
-    """A request as a prefill worker computes it: one choice of one token, sampled as the whole answer's first one."""
+    """Return a request as a prefill worker computes it: one choice of one token, sampled as the answer's first one.
+
+    The decode worker computes a prompt itself if its log-probabilities are asked for.
+    """
     sampling = msgspec.structs.replace(request.sampling_options, n=1, best_of=None)
     stop = msgspec.structs.replace(request.stop_conditions, max_tokens=1)
-    return msgspec.structs.replace(request, stop_conditions=stop, sampling_options=sampling)
+    output = msgspec.structs.replace(request.output_options, prompt_logprobs=None)
+    return msgspec.structs.replace(request, stop_conditions=stop, sampling_options=sampling, output_options=output)
 
 
 def thoughts_end_of(parser: str | None) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo.cpu.guided import Guide
-from dynamo.cpu.sampler import Draw, History, Sampled, Sampling
+from dynamo.cpu.sampler import Draw, History, Sampled, Sampling, Scored
 from dynamo.cpu.sequence import Sequence
 from dynamo.kvbm.transfer.base import Deadline, Descriptor
 from dynamo.kvbm.transfer.rooms import Meeting
@@ -40,6 +40,20 @@ class StopRules:
 
 
 @dataclass(eq=False, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a prompt's tokens, as far as they are computed."""
+
+    count: int
+    """Alternatives for each token."""
+    scores: list[Scored] = field(default_factory=list)
+    """Of the second token and those after it."""
+
+    def engine_data(self) -> dict[str, Any]:
+        """Return them in vLLM's form: null for the first token, then the token itself and the likeliest ones."""
+        return {"prompt_logprobs": [None, *(_prompt_entry(one) for one in self.scores)]}
+
+
+@dataclass(eq=False, slots=True)
 class Choice:
     """One of a request's answers."""
 
@@ -51,6 +65,8 @@ class Choice:
     guide: Guide | None = None
     """What the text must look like."""
     logprobs_sum: float = 0.0
+    prompt_logprobs: PromptLogprobs | None = None
+    """Sent with the first output; None where they are not asked for or were sent."""
 
     @property
     def said(self) -> int:
@@ -77,6 +93,15 @@ class Choice:
     def end(self) -> EngineOutput:
         """The text is complete without another token."""
         return EngineOutput([], self.index, finish_reason="stop")
+
+    def with_prompt_logprobs(self, token: int, output: EngineOutput | None) -> EngineOutput | None:
+        """Add the prompt's log-probabilities to the first output, which says `token`."""
+        if self.prompt_logprobs is None:
+            return output
+        output = output or EngineOutput([token], self.index)
+        output.engine_data = self.prompt_logprobs.engine_data()
+        self.prompt_logprobs = None
+        return output
 
     def say(self, sampled: Sampled) -> EngineOutput | None:
         """Takes the next token. Returns an output where it says more than the token: its likelihood, or the end."""
@@ -148,6 +173,13 @@ class Generation:
         said = sum(choice.said for choice in self.choices)
         details = PromptTokensDetails(cached_tokens=first.cached_tokens or 0)
         return CompletionUsage(first.prompt_tokens, said, first.prompt_tokens + said, details)
+
+
+def _prompt_entry(scored: Scored) -> dict[str, dict[str, float | int]]:
+    entry: dict[str, dict[str, float | int]] = {str(scored.token): {"logprob": scored.logprob, "rank": scored.rank}}
+    for rank, (token, logprob) in enumerate(scored.alternatives, start=1):
+        entry.setdefault(str(token), {"logprob": logprob, "rank": rank})
+    return entry
 
 
 def _top_logprobs(sampled: Sampled) -> list[TopLogprob]:

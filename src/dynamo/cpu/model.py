@@ -107,7 +107,10 @@ class Model:
 
     def forward(self, batch: Batch) -> F32:
         """Writes the tokens' keys and values and returns the logits of the wanted rows."""
-        states = self.states(batch)
+        return self.logits(self.states(batch))
+
+    def logits(self, states: F32) -> F32:
+        """Return the logits of normalised rows."""
         logits = np.empty((len(states), len(self._weights.head)), np.float32)
         if len(states):
             project(states, self._weights.head, logits, np.empty(logits.size, np.float32))

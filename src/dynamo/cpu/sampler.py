@@ -85,6 +85,18 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """The log-probability of one token of a prompt, given the tokens before it."""
+
+    token: int
+    logprob: float
+    rank: int
+    """Position among all tokens of the vocabulary, from the likeliest; 1 is the likeliest."""
+    alternatives: list[tuple[int, float]]
+    """Token and log-probability of the likeliest tokens, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
     """What the sampler must know of one sequence to choose its next token."""
 
@@ -119,6 +131,22 @@ def sample(logits: F32, draw: Draw) -> Sampled:
         return Sampled(token)
     logprobs = log_softmax(logits)
     return Sampled(token, float(logprobs[token]), _likeliest(logprobs, sampling.logprobs))
+
+
+def score(logits: F32, tokens: Sequence[int], count: int) -> list[Scored]:
+    """Return the score of each token given its row of logits, with the `count` likeliest tokens of that row.
+
+    Raises `FloatingPointError` if the logits are not finite.
+    """
+    found: list[Scored] = []
+    for row, token in zip(logits, tokens, strict=True):
+        if not np.isfinite(row.max()):
+            raise FloatingPointError("the model's logits are not finite")
+        logprobs = log_softmax(row)
+        own = float(logprobs[token])
+        rank = 1 + int((logprobs > own).sum())
+        found.append(Scored(token, own, rank, _likeliest(logprobs, count)))
+    return found
 
 
 def uniform(seed: int, index: int, position: int) -> float:

@@ -28,6 +28,8 @@ class Sequence:
         self.computed = 0
         self.cached_tokens: int | None = None
         """How much of the prompt was found in the cache; None until the sequence first runs."""
+        self.scored: int | None = None
+        """Prompt tokens whose log-probability is known, the first one included, which has none; None: not asked for."""
         self.is_finished = False
         self.peer: tuple[str, int] | None = None
         """Another worker that holds the prompt's beginning: its address, and how many blocks."""
@@ -52,6 +54,17 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def is_scoring(self) -> bool:
+        """True while log-probabilities of the prompt are still to be computed."""
+        return self.scored is not None and self.scored < self.prompt_tokens
+
+    def rows_to_score(self, count: int) -> range:
+        """Return the positions among the next `count` tokens whose logits score the token that follows them."""
+        if self.scored is None or not self.is_scoring:
+            return range(0)
+        return range(max(self.computed, self.scored - 1), min(self.computed + count, self.prompt_tokens - 1))
+
+    @property
     def is_ready(self) -> bool:
         """False while the leader still computes the prompt that both share."""
         leader = self.leader
@@ -62,9 +75,13 @@ class Sequence:
         return -(-tokens // self._block_tokens) - len(self.blocks)
 
     def reusable_hashes(self) -> list[int]:
-        """Hashes of the blocks that may be taken from the cache: at least one token is left to compute."""
+        """Return the hashes of the blocks that may be taken from the cache: at least one token is left to compute.
+
+        The logits of prompt tokens that are not scored yet are needed, so these tokens are computed in any case.
+        """
         self._hash_complete_blocks()
-        return self._hashes[: (len(self.tokens) - 1) // self._block_tokens]
+        needed = (self.scored - 1) if self.scored is not None and self.is_scoring else len(self.tokens) - 1
+        return self._hashes[: needed // self._block_tokens]
 
     def hold(self, blocks: Items[int], *, is_cached: bool = False) -> None:
         """Adds blocks at the end; cached ones are computed already."""

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.unit.cpu.conftest import CONFIG, random_tensors
 
 from dynamo.core.errors import InvalidArgument
+from dynamo.cpu import core as core_module
 from dynamo.cpu.core import Core
-from dynamo.cpu.generation import Generation
+from dynamo.cpu.generation import Generation, PromptLogprobs
 from dynamo.cpu.guided import Grammars, key_of
-from dynamo.protocols.engine import GuidedDecoding
+from dynamo.protocols.engine import EngineOutput, GuidedDecoding
 from dynamo.protocols.kv_events import Stored
 from dynamo.protocols.load import QueuedRequests, ScheduledRequests
 
@@ -413,3 +415,118 @@ def test_where_only_the_end_may_be_said_it_is(make_core: Make, make_generation: 
     core.add(generation)
     run(core)
     assert set(generation.reply.tokens) == {END}
+
+
+# ---- log-probabilities of the prompt ---------------------------------------------------------------------------------
+
+
+def scoring(generation: Generation, count: int = 2) -> Generation:
+    """The request, asking for log-probabilities of its prompt."""
+    generation.choices[0].prompt_logprobs = PromptLogprobs(count)
+    generation.choices[0].sequence.scored = 1
+    return generation
+
+
+def prompt_logprobs_of(generation: Any) -> list[Any]:
+    """What its first output says of the prompt."""
+    first, *others = generation.reply.said
+    assert not any(isinstance(word, EngineOutput) and word.engine_data for word in others)
+    found: list[Any] = first.engine_data["prompt_logprobs"]
+    return found
+
+
+@pytest.fixture
+def naive_prompt_logprobs(tiny_model: Any, naive_logits: Callable[..., Any]) -> Callable[[list[int]], Any]:
+    def logprobs(prompt: list[int]) -> Any:
+        logits = naive_logits(prompt, CONFIG, random_tensors(CONFIG))
+        shifted = logits - logits.max(-1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+    return logprobs
+
+
+@pytest.mark.parametrize("batched_tokens_max", [8, 64])
+def test_core_reports_prompt_logprobs_however_the_prompt_is_cut(
+    make_core: Make, make_generation: Make, run: Make, naive_prompt_logprobs: Make, alone: Make, batched_tokens_max: int
+) -> None:
+    prompt = PROMPTS[4]
+    generation = scoring(make_generation(prompt))
+    other = make_generation(PROMPTS[2])
+    together(make_core(batched_tokens_max=batched_tokens_max), [other, generation], run)
+    found, want = prompt_logprobs_of(generation), naive_prompt_logprobs(prompt)
+    assert len(found) == len(prompt)
+    assert found[0] is None
+    for at, token in enumerate(prompt[1:], start=1):
+        row = want[at - 1]
+        own = found[at][str(token)]
+        assert own["logprob"] == pytest.approx(row[token], abs=1e-3)
+        assert own["rank"] == 1 + int((row > row[token]).sum())
+        assert {int(one) for one in found[at]} == {token, *np.argsort(-row)[:2].tolist()}
+        assert next(iter(found[at])) == str(token)
+    replies: list[Any] = [generation.reply, other.reply]
+    assert [reply.tokens for reply in replies] == [alone(prompt), alone(PROMPTS[2])]
+
+
+def test_prefix_cache_does_not_lose_prompt_logprobs(make_core: Make, make_generation: Make, run: Make) -> None:
+    core, prompt = make_core(), PROMPTS[5]
+    first = scoring(make_generation(prompt))
+    together(core, [first], run)
+    together(core, [make_generation(prompt)], run)
+    again = scoring(make_generation(prompt))
+    together(core, [again], run)
+    assert prompt_logprobs_of(again) == prompt_logprobs_of(first)
+    replies: list[Any] = [again.reply]
+    assert replies[0].said[-1].completion_usage.prompt_tokens_details.cached_tokens == 0
+    plain = make_generation(prompt)
+    together(core, [plain], run)
+    said: Any = plain.reply
+    assert said.said[-1].completion_usage.prompt_tokens_details.cached_tokens > 0, "its blocks serve other requests"
+
+
+def test_preemption_does_not_lose_prompt_logprobs(make_core: Make, make_generation: Make, run: Make) -> None:
+    want = []
+    for prompt in PROMPTS:
+        generation = scoring(make_generation(prompt, max_tokens=14))
+        together(make_core(), [generation], run)
+        want.append(prompt_logprobs_of(generation))
+    core = make_core(blocks=14)
+    generations = [scoring(make_generation(prompt, max_tokens=14)) for prompt in PROMPTS]
+    together(core, generations, run)
+    assert core.scheduler.preemptions > 0
+    for generation, expected in zip(generations, want, strict=True):
+        found = prompt_logprobs_of(generation)
+        assert [None if one is None else list(one) for one in found] == [
+            None if one is None else list(one) for one in expected
+        ]
+
+
+def test_core_scores_a_prompt_of_several_choices_once(make_core: Make, make_generation: Make, run: Make) -> None:
+    generation = scoring(make_generation(PROMPTS[3], choices=3))
+    together(make_core(), [generation], run)
+    reply: Any = generation.reply
+    assert [word.index for word in reply.said if isinstance(word, EngineOutput) and word.engine_data] == [0]
+
+
+def test_core_scores_no_more_logits_at_once_than_the_limit(
+    make_core: Make, make_generation: Make, run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = scoring(make_generation(PROMPTS[5]))
+    together(make_core(batched_tokens_max=64), [whole], run)
+    monkeypatch.setattr(core_module, "SCORED_LOGITS_MAX", 96 * 3)
+    core = make_core(batched_tokens_max=64)
+    rows: list[int] = []
+    logits = core.model.logits
+    monkeypatch.setattr(core.model, "logits", lambda states: rows.append(len(states)) or logits(states))
+    cut = scoring(make_generation(PROMPTS[5]))
+    together(core, [cut], run)
+    assert max(rows) == 3
+    for one, other in zip(prompt_logprobs_of(cut)[1:], prompt_logprobs_of(whole)[1:], strict=True):
+        assert {token: round(found["logprob"], 4) for token, found in one.items()} == {
+            token: round(found["logprob"], 4) for token, found in other.items()
+        }
+
+
+def test_a_prompt_of_one_token_has_a_null_logprob(make_core: Make, make_generation: Make, run: Make) -> None:
+    generation = scoring(make_generation([7]))
+    together(make_core(), [generation], run)
+    assert prompt_logprobs_of(generation) == [None]
