@@ -85,6 +85,11 @@ class EchoEngine:
         echo = Echo(request)
         if not echo.tokens:
             raise InvalidArgument(f"max_tokens is {request.stop_conditions.max_tokens}, expected 1 or more")
+        if request.output_options.prompt_logprobs is not None:
+            raise InvalidArgument(
+                "prompt_logprobs (which echo with logprobs needs) is not supported by the sample engine",
+                param="prompt_logprobs",
+            )
         self._running[reply] = echo
         self._idle.clear()
         self._schedule()

@@ -4,7 +4,7 @@ Pieces are JSON-escaped, ready to be written. A choice that is read (`llm.readin
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo.core.codec import json_decode
 from dynamo.llm.detokenizer import Detokenizer, json_text
@@ -62,6 +62,7 @@ class Choice:
         "is_open",
         "is_plain",
         "pieces",
+        "prompt_logprobs",
         "reading",
         "score",
         "stop_reason",
@@ -94,6 +95,8 @@ class Choice:
         """The tokens that the answer has not taken yet, where it wants them."""
         self.score: float | None = None
         """The log-probability of all its tokens together, where the worker says it."""
+        self.prompt_logprobs: list[Any] | None = None
+        """Those of its prompt in vLLM's form, where the answer shows them."""
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.has_spoken = False

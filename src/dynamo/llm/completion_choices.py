@@ -1,4 +1,4 @@
-"""Completion choices: which texts of a completion are shown, and what stands before them."""
+"""Completion choices: which choices of an answer are shown, and what is reported of their prompts."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,15 +7,36 @@ from dynamo.llm.generation import Generation
 from dynamo.llm.http.answers import all_choices
 from dynamo.llm.served_model import ServedModel
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.protocols.openai import CompletionRequest
+from dynamo.protocols.openai import CommonRequest, CompletionRequest
+
+
+def add_prompt_logprobs(request: CommonRequest, generations: Sequence[Generation]) -> None:
+    """Add them to the choices of a request that asks for them. Raises `InvalidArgument` where a worker reports none."""
+    if request.prompt_logprobs is None:
+        return
+    for generation in generations:
+        found = generation.prompt_logprobs(request.prompt_logprobs)
+        for choice in generation.choices:
+            choice.prompt_logprobs = found
+
+
+def chat_finisher(request: CommonRequest) -> Callable[[Sequence[Generation]], list[Choice]]:
+    """Return the function that makes a chat's choices of what was generated."""
+
+    def finish(generations: Sequence[Generation]) -> list[Choice]:
+        add_prompt_logprobs(request, generations)
+        return all_choices(generations)
+
+    return finish
 
 
 def finisher_of(request: CompletionRequest) -> Callable[[Sequence[Generation]], list[Choice]]:
-    """What of everything that was generated for a text completion is shown."""
+    """Return the function that makes a text completion's choices of what was generated."""
     count = request.n or 1
 
     def finish(generations: Sequence[Generation]) -> list[Choice]:
         shown = all_choices(generations)
+        add_prompt_logprobs(request, generations)
         if (request.best_of or 1) > count:
             shown = [
                 choice
@@ -36,11 +57,17 @@ def finisher_of(request: CompletionRequest) -> Callable[[Sequence[Generation]], 
 
 
 def echo_of(model: ServedModel, request: CompletionRequest, place: int, prepared: PreprocessedRequest) -> str:
-    """The prompt as `echo` repeats it: the text given, or the tokens' text."""
+    """Return the prompt as `echo` repeats it: the text given, or the tokens' text."""
     if not request.echo:
         return ""
     prompt = request.prompt
     if isinstance(prompt, str):
         return prompt
     given = prompt[place] if prompt is not None and place < len(prompt) else None
-    return given if isinstance(given, str) else model.preprocessor.tokenizer.decode(prepared.token_ids)
+    return (
+        given
+        if isinstance(given, str)
+        else model.preprocessor.tokenizer.decode(
+            prepared.token_ids, skip_special_tokens=request.skip_special_tokens is not False
+        )
+    )

@@ -28,6 +28,28 @@ from dynamo.runtime.request_plane.base import Call, Item, Receiver
 _decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder(EngineOutput).decode}
 
 
+LOGPROB_MIN = -9999.0
+"""Reported for a token that cannot come, as by vLLM: JSON has no infinity."""
+
+PromptRow = dict[int, tuple[float, int | None]] | None
+"""Logprob and rank of a prompt token and of its likeliest alternatives, by token id; None for the first token."""
+
+
+def prompt_row(reported: Any) -> PromptRow:
+    """Read one entry of `prompt_logprobs`, in vLLM's form. Raises `Unknown` for anything else."""
+    if reported is None:
+        return None
+    try:
+        return {int(token): (_finite(found["logprob"]), found.get("rank")) for token, found in reported.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Unknown(f"the worker's prompt_logprobs cannot be read: {str(reported)[:200]}") from None
+
+
+def _finite(logprob: float | None) -> float:
+    """Return a logprob as JSON can carry it; an infinite one is null where it was sent as JSON."""
+    return LOGPROB_MIN if logprob is None else max(LOGPROB_MIN, float(logprob))
+
+
 class Way(Protocol):
     """How a generation gets to its worker."""
 
@@ -90,6 +112,7 @@ class Generation:
         "first_index",
         "heard",
         "hidden_stop_ids",
+        "is_muted",
         "is_over",
         "request",
         "tokens",
@@ -105,11 +128,14 @@ class Generation:
         reader: Reader | None = None,
         *,
         keeps_ids: bool = False,
+        is_muted: bool = False,
     ) -> None:
-        """`reader` says how the texts are read, where they are."""
+        """`reader` says how the texts are read, where they are. A muted generation discards the worker's tokens."""
         self.request = request
         self._reader = reader
         self._keeps_ids = keeps_ids
+        self.is_muted = is_muted
+        """Whether only the prompt is asked for: workers generate one token at least, which is not part of the answer."""
         self._last_worker: int | None = None
         self.engine_data: dict[str, Any] = {}
         """What the engine says beside its tokens, as it says it."""
@@ -149,7 +175,7 @@ class Generation:
             self.first_index + index,
             self.answer,
             detokenizer,
-            fast=not stop and not wants_logprobs and reading is None and not self._keeps_ids,
+            fast=not (stop or wants_logprobs or self._keeps_ids or self.is_muted) and reading is None,
             logprobs=wants_logprobs,
             reading=reading,
             keeps_ids=self._keeps_ids,
@@ -258,10 +284,10 @@ class Generation:
     def counted(self) -> CompletionUsage:
         """The engine's count where it gave one for the whole request, else ours; the thoughts are always ours."""
         usage = self.usage
-        if usage is None or self._is_resumed or self._is_cut:
-            prompt = len(self.request.token_ids)
+        if usage is None or self._is_resumed or self._is_cut or self.is_muted:
+            prompt, tokens = len(self.request.token_ids), 0 if self.is_muted else self.tokens
             details = None if usage is None else usage.prompt_tokens_details
-            usage = CompletionUsage(prompt, self.tokens, prompt + self.tokens, details)
+            usage = CompletionUsage(prompt, tokens, prompt + tokens, details)
         if self._reader is not None and self._reader.finds_thoughts:
             thoughts = sum(choice.reading.reasoning_tokens for choice in self.choices if choice.reading is not None)
             usage.completion_tokens_details = CompletionTokensDetails(thoughts)
@@ -287,6 +313,9 @@ class Generation:
 
     def _take_tokens(self, choice: Choice, output: EngineOutput) -> None:
         ids = output.token_ids
+        if self.is_muted:
+            self.tokens += len(ids)
+            return
         ends = output.finish_reason in ("eos", "stop")
         for place, token_id in enumerate(ids):
             self.tokens += 1
@@ -311,6 +340,8 @@ class Generation:
             choice.pieces.append(piece)
 
     def _slow(self, choice: Choice, token_id: int) -> None:
+        if self.is_muted:
+            return
         if token_id in self.hidden_stop_ids:
             self._stop(choice)  # The worker did not say that it ends here; upstream's frontend ends it all the same.
             return
@@ -350,25 +381,47 @@ class Generation:
         return raw.decode("utf-8", "replace"), raw
 
     def prompt_entries(self) -> list[TokenEntry]:
-        """The prompt's tokens with their logprobs. Raises `InvalidArgument` where the worker did not say them."""
-        told = self.engine_data.get("prompt_logprobs")
-        ids = self.request.token_ids
-        if not isinstance(told, list) or len(told) != len(ids):
-            raise InvalidArgument(
-                "echo together with logprobs: the model's worker gives no prompt_logprobs", param="echo"
-            )
-        return [self._prompt_entry(token_id, one) for token_id, one in zip(ids, told, strict=True)]
+        """Return the prompt's tokens with their logprobs. Raises `InvalidArgument` where the worker reports none."""
+        ids, reported = self.request.token_ids, self._reported("echo", "echo together with logprobs")
+        return [self._prompt_entry(token_id, one) for token_id, one in zip(ids, reported, strict=True)]
 
-    def _prompt_entry(self, token_id: int, told: Any) -> TokenEntry:
-        """VLLM's form: null for the first token, then `{token id: {"logprob", "rank"}}`, the token's own among them."""
+    def prompt_logprobs(self, count: int) -> list[dict[str, dict[str, Any]] | None]:
+        """Return the prompt's logprobs, with `count` alternatives, as vLLM's server shows them.
+
+        Raises `InvalidArgument` where the worker reports none.
+        """
+        rows = self._reported("prompt_logprobs", "prompt_logprobs")
+        return [
+            None
+            if row is None
+            else {
+                str(token): self._decoded(token, logprob, rank)
+                for token, (logprob, rank) in row.items()
+                if token == own or rank is None or rank <= count  # An echo may ask for more alternatives.
+            }
+            for own, row in zip(self.request.token_ids, rows, strict=True)
+        ]
+
+    def _reported(self, param: str, asked: str) -> list[PromptRow]:
+        """Return what the worker reports of each prompt token; one that took over reports on its longer prompt."""
+        reported, length = self.engine_data.get("prompt_logprobs"), len(self.request.token_ids)
+        if not isinstance(reported, list) or len(reported) < length:
+            raise InvalidArgument(
+                f"{asked}: the model's worker reports no log-probabilities of the prompt", param=param
+            )
+        return [prompt_row(one) for one in reported[:length]]
+
+    def _decoded(self, token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": self._token(token_id)[0]}
+
+    def _prompt_entry(self, token_id: int, row: PromptRow) -> TokenEntry:
         text, raw = self._token(token_id)
-        if not isinstance(told, dict):
+        if row is None:
             return TokenEntry(token_id, text, raw, None, [])
-        logprobs = {int(one): float(found["logprob"]) for one, found in told.items()}
-        wanted = self.request.output_options.prompt_logprobs or 0
-        likeliest = sorted(logprobs, key=lambda one: -logprobs[one])[:wanted]
-        top = [(*self._token(one), logprobs[one]) for one in likeliest]
-        return TokenEntry(token_id, text, raw, logprobs.get(token_id, 0.0), top)
+        wanted = self.request.output_options.logprobs or 0
+        likeliest = sorted(row, key=lambda one: -row[one][0])[:wanted]
+        top = [(*self._token(one), row[one][0]) for one in likeliest]
+        return TokenEntry(token_id, text, raw, row[token_id][0] if token_id in row else 0.0, top)
 
     def _add_usage(self, usage: CompletionUsage) -> None:
         if self.usage is None or len(self.choices) == 1:
@@ -379,7 +432,9 @@ class Generation:
 
     def _take_finish(self, choice: Choice, output: EngineOutput) -> None:
         reason = output.finish_reason or ""
-        if reason in FINISH_REASONS:
+        if reason in FINISH_REASONS and self.is_muted:
+            choice.close("length")
+        elif reason in FINISH_REASONS:
             choice.stop_reason = output.stop_reason
             if choice.finish_reason is None:
                 choice.close(FINISH_REASONS[reason])

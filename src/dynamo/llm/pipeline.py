@@ -19,7 +19,7 @@ from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import InvalidArgument, NotFound
 from dynamo.llm.announcing import AnswerOptions
-from dynamo.llm.completion_choices import echo_of, finisher_of
+from dynamo.llm.completion_choices import chat_finisher, echo_of, finisher_of
 from dynamo.llm.extras import EXPLAIN, YES, explanation_of, extras_of
 from dynamo.llm.generation import Generation
 from dynamo.llm.http.answers import BaseAnswer, Closed, Flusher, StreamAnswer, UnaryAnswer
@@ -99,6 +99,8 @@ class Pipeline(OpenRequests):
             await self._name_images(model, prepared)
             self._place(exchange, model, request, [prepared])
             self._annotate(answer, model, request, [prepared])
+            if isinstance(answer, UnaryAnswer):
+                answer.finish = chat_finisher(request)
             reader = model.preprocessor.readers.of_chat(request, prepared)
             answer.speculation = speculation_of(model, request, reader)
             await self._dispatch(model, [prepared], answer, reader)
@@ -119,7 +121,7 @@ class Pipeline(OpenRequests):
             if isinstance(answer, UnaryAnswer):
                 answer.finish = finisher_of(request)
             echoes = [echo_of(model, request, place, one) for place, one in enumerate(prepared)]
-            await self._dispatch(model, prepared, answer, echoes=echoes)
+            await self._dispatch(model, prepared, answer, echoes=echoes, is_muted=request.is_echo_alone)
 
     def _extend(self, exchange: Exchange, request: ChatCompletionRequest | CompletionRequest) -> None:
         """What the headers say, and what this frontend lets requests say, of their way."""
@@ -234,8 +236,10 @@ class Pipeline(OpenRequests):
         answer: BaseAnswer,
         reader: Reader | None = None,
         echoes: Sequence[str] = (),
+        *,
+        is_muted: bool = False,
     ) -> None:
-        """Sends every engine request of an answer; choices are numbered across them."""
+        """Send every engine request of an answer; choices are numbered across them."""
         answer.record.prepared_s = time.perf_counter()
         media = prepared[0].multi_modal_data
         if isinstance(media, dict):
@@ -250,7 +254,7 @@ class Pipeline(OpenRequests):
         )
         keeps_ids = answer.extras is not None and answer.extras.wants_token_ids
         for place, one in enumerate(prepared):
-            generation = Generation(one, table, answer, first_index, reader, keeps_ids=keeps_ids)
+            generation = Generation(one, table, answer, first_index, reader, keeps_ids=keeps_ids, is_muted=is_muted)
             first_index += len(generation.choices)
             answer.add(generation)
             if place < len(echoes):

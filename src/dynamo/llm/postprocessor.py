@@ -11,7 +11,7 @@ What a parser found in a text (`llm.reading`) is written event by event.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from dynamo.core.codec import json_encode
 from dynamo.llm.detokenizer import json_text
@@ -241,6 +241,7 @@ class FinishedChoice(Protocol):
     finish_reason: str | None
     stop_reason: int | str | None
     entries: list[TokenEntry] | None
+    prompt_logprobs: list[Any] | None
 
     def text(self) -> str:
         """All of its text for the user."""
@@ -277,9 +278,14 @@ def chat_body(
             model=model,
             service_tier=UNSET if service_tier is None else service_tier,
             usage=usage,
+            prompt_logprobs=_shown(choices[0].prompt_logprobs) if choices else UNSET,
             nvext=nvext or UNSET,
         )
     )
+
+
+def _shown(prompt_logprobs: list[Any] | None) -> list[Any] | UnsetType:
+    return UNSET if prompt_logprobs is None else prompt_logprobs
 
 
 def chat_message(events: Sequence[Event], reasoning_field: str = REASONING_FIELD) -> ResponseMessage:
@@ -319,6 +325,7 @@ def completion_body(
                     index=choice.index,
                     finish_reason=choice.finish_reason,
                     logprobs=text_logprobs(choice.entries, 0) if choice.entries else None,
+                    prompt_logprobs=_shown(choice.prompt_logprobs),
                 )
                 for choice in choices
             ],
@@ -356,7 +363,9 @@ def text_logprobs(entries: Sequence[TokenEntry], offset: int) -> TextLogprobs:
         tokens=[entry.text for entry in entries],
         token_logprobs=[entry.logprob for entry in entries],
         top_logprobs=[
-            None if entry.logprob is None else {text: logprob for text, _, logprob in entry.top} for entry in entries
+            # Of several tokens with one text, such as parts of a character, the likeliest is shown.
+            None if entry.logprob is None else {text: logprob for text, _, logprob in reversed(entry.top)}
+            for entry in entries
         ],
         text_offset=offsets,
     )

@@ -180,11 +180,16 @@ class Preprocessor:
     def completion(self, request: CompletionRequest) -> list[PreprocessedRequest]:
         """A text completion in tokens, one request for each prompt. Raises `InvalidArgument`."""
         wants_echoed_logprobs = request.echo and request.logprobs is not None
+        asked = [
+            one
+            for one in (request.logprobs if wants_echoed_logprobs else None, request.prompt_logprobs)
+            if one is not None
+        ]
         best_of = request.best_of if (request.best_of or 1) > (request.n or 1) else None
         output = OutputOptions(
             # The best are those with the likeliest tokens: where more are made than shown, somebody must say how likely.
             logprobs=0 if request.logprobs is None and best_of is not None else request.logprobs,
-            prompt_logprobs=request.logprobs if wants_echoed_logprobs else request.prompt_logprobs,
+            prompt_logprobs=max(asked, default=None),
             skip_special_tokens=request.skip_special_tokens,
             return_tokens_as_token_ids=request.return_tokens_as_token_ids,
             no_stop_trim=True if request.no_stop_trim else UNSET,
@@ -206,6 +211,8 @@ class Preprocessor:
                 prepared.sampling_options.n = prepared.sampling_options.best_of = best_of
             elif request.best_of is not None:
                 prepared.sampling_options.best_of = request.best_of
+            if request.is_echo_alone:
+                _generate_least(prepared)
             made.append(prepared)
         return made
 
@@ -366,6 +373,13 @@ class Preprocessor:
             include_stop_str_in_output=request.include_stop_str_in_output,
             guided_decoding=guided_decoding(request, self._config),
         )
+
+
+def _generate_least(prepared: PreprocessedRequest) -> None:
+    """Ask for one token, the fewest that engines generate; the frontend discards it."""
+    prepared.stop_conditions.max_tokens = 1
+    prepared.stop_conditions.min_tokens = None
+    prepared.sampling_options.guided_decoding = None
 
 
 def size_of(request: ChatCompletionRequest) -> int:

@@ -30,6 +30,7 @@ class Told:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     entries: list[TokenEntry] | None = None
+    prompt_logprobs: list[Any] | None = None
 
     def text(self) -> str:
         """See `FinishedChoice.text`."""

@@ -107,6 +107,11 @@ def read_request(request: PreprocessedRequest, facts: ModelFacts, data_parallel_
         )
     if (request.sampling_options.n or 1) > 1:
         raise InvalidArgument(f"Invalid request: n is {request.sampling_options.n}; the mocker answers one choice")
+    if request.output_options.prompt_logprobs is not None:
+        raise InvalidArgument(
+            "prompt_logprobs (which echo with logprobs needs) is not supported by the mocker: it has no model",
+            param="prompt_logprobs",
+        )
     routing, rank, seed = request.routing, None, SEED
     if routing is not None:
         rank = routing.dp_rank

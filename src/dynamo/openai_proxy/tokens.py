@@ -164,7 +164,11 @@ def check_plain(request: PreprocessedRequest) -> None:
     if request.sampling_options.use_beam_search:
         raise InvalidArgument("use_beam_search is not supported by this worker", param="use_beam_search")
     if request.output_options.prompt_logprobs is not None:
-        raise InvalidArgument("prompt_logprobs: a server that streams does not tell them", param="prompt_logprobs")
+        raise InvalidArgument(
+            "prompt_logprobs (which echo with logprobs needs) is not supported by this worker: streaming servers do not "
+            "report them",
+            param="prompt_logprobs",
+        )
 
 
 def present(given: Mapping[str, Any]) -> dict[str, Any]:

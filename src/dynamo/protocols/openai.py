@@ -187,6 +187,11 @@ class CompletionRequest(CommonRequest, kw_only=True):
     no_stop_trim: bool | None = None
     suffix: str | None = None
 
+    @property
+    def is_echo_alone(self) -> bool:
+        """Whether the answer is the prompt and nothing else."""
+        return self.max_tokens == 0
+
 
 STRICT: Mapping[str, type[msgspec.Struct]] = {
     "nvext": NvExt,
@@ -230,6 +235,6 @@ def validate_chat(request: ChatCompletionRequest) -> None:
 def decode_completion(body: bytes, *, ignore_unsupported: bool = False) -> CompletionRequest:
     """A text completion request. Raises `InvalidArgument`."""
     request = _completion.decode(body, ignore_unknown=ignore_unsupported)
-    check_common(request)
+    check_common(request, may_be_empty=bool(request.echo))
     check_completion(request)
     return request

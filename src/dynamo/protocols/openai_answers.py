@@ -81,6 +81,8 @@ class ChatCompletion(msgspec.Struct):
     service_tier: str | UnsetType = UNSET
     """Told where the request names one."""
     usage: CompletionUsage | UnsetType = UNSET
+    prompt_logprobs: list[Any] | UnsetType = UNSET
+    """As vLLM has it; only where the request asks for it."""
     nvext: dict[str, Any] | UnsetType = UNSET
 
 
@@ -131,6 +133,8 @@ class TextChoice(msgspec.Struct):
     index: int
     finish_reason: str | None = None
     logprobs: TextLogprobs | None = None
+    prompt_logprobs: list[Any] | UnsetType = UNSET
+    """As vLLM has it; only where the request asks for it."""
 
 
 class TextCompletion(msgspec.Struct):

@@ -77,13 +77,13 @@ def _invalid(message: str, param: str) -> NoReturn:
     raise InvalidArgument(f"{INVALID}{message}", param=param)
 
 
-def check_common(request: "CommonRequest") -> None:
-    """What chats and completions share."""
+def check_common(request: "CommonRequest", *, may_be_empty: bool = False) -> None:
+    """Check what chats and completions share; `max_tokens` may be 0 where `may_be_empty`."""
     for name, label, low, high in RANGES:
         value = getattr(request, name)
         if value is not None and not low <= value <= high:
             _invalid(f"{label} must be between {low} and {high}, got {value:g}", name)
-    if request.max_tokens is not None:
+    if request.max_tokens is not None and not (request.max_tokens == 0 and may_be_empty):
         _check_max_tokens(request.max_tokens, "Max tokens", "max_tokens")
     if request.top_k is not None and request.top_k < -1:
         _invalid("Top_k must be null or greater than or equal to -1", "top_k")
@@ -102,10 +102,21 @@ def check_common(request: "CommonRequest") -> None:
         _check_stop(request.stop)
     if request.stream_options is not None and not request.stream:
         _invalid("The 'stream_options' field is only allowed when 'stream' is set to true.", "stream_options")
+    if request.prompt_logprobs is not None and request.stream and not _names_extra(request, "prompt_logprobs"):
+        _invalid(
+            "prompt_logprobs cannot be streamed: leave out `stream`, or name them in nvext.extra_fields",
+            "prompt_logprobs",
+        )
     given = [name for name in GUIDED if getattr(request, name) is not None]
     if len(given) > 1:
         received = ", ".join(name.removeprefix("guided_") for name in given)
         raise InvalidArgument(f"Only one guided-decoding constraint can be set; received: {received}", param=given[1])
+
+
+def _names_extra(request: "CommonRequest", name: str) -> bool:
+    """Whether the request asks for a field of `nvext`, or for all that the engine reports."""
+    wanted = request.nvext.extra_fields if request.nvext is not None else None
+    return any(one in (name, "engine_data") for one in wanted or ())
 
 
 def _check_max_tokens(value: int, label: str, param: str) -> None:

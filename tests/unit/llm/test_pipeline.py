@@ -310,6 +310,89 @@ def test_an_echo_has_the_prompts_logprobs_where_the_worker_gives_them(street: St
     assert logprobs["text_offset"][:3] == [0, 2, 6]
 
 
+def test_prompt_logprobs_have_the_form_of_vllm(street: Street) -> None:
+    house = street.plain
+    tokenizer = house.models.find("m", "Completions").preprocessor.tokenizer
+    first, second = tokenizer.encode("Hi you")
+    rows = [
+        None,
+        {
+            str(second): {"logprob": -0.5, "rank": 4},
+            "5": {"logprob": -0.1, "rank": 1},
+            "6": {"logprob": -0.2, "rank": 2},
+        },
+    ]
+    shown = {
+        str(second): {"logprob": -0.5, "rank": 4, "decoded_token": " you"},
+        "5": {"logprob": -0.1, "rank": 1, "decoded_token": tokenizer.decode([5])},
+    }
+    script = Script(["there"], engine_data={"prompt_logprobs": rows})
+    choice = street.run(house.complete(script, prompt=[first, second], prompt_logprobs=1)).json["choices"][0]
+    assert choice["prompt_logprobs"] == [None, shown]
+    assert choice["logprobs"] is None
+    assert house.engine.requests[-1].output_options.prompt_logprobs == 1
+    token_data = {"nvext": {"token_data": [first, second]}, "prompt_logprobs": 1}
+    answer = street.run(house.chat(Script(["Hello"], engine_data={"prompt_logprobs": rows}), **token_data)).json
+    assert answer["prompt_logprobs"] == [None, shown]
+    assert "prompt_logprobs" not in street.run(house.chat(Script(["Hello"]))).json
+
+
+def test_prompt_logprobs_of_a_request_that_moved_are_those_of_its_prompt(street: Street) -> None:
+    rows = [None, {"5": {"logprob": float("-inf"), "rank": 1}}, {"6": {"logprob": -1, "rank": 1}}]
+    script = Script(["there"], engine_data={"prompt_logprobs": rows})
+    choice = street.run(street.plain.complete(script, prompt=[7, 5], prompt_logprobs=0)).json["choices"][0]
+    assert len(choice["prompt_logprobs"]) == 2
+    assert choice["prompt_logprobs"][1]["5"]["logprob"] == -9999.0
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+def test_prompt_logprobs_that_no_worker_reports_are_refused_by_name(street: Street, endpoint: str) -> None:
+    answer = street.run(getattr(street.plain, endpoint)(Script(["there"]), prompt_logprobs=1))
+    assert (answer.status, answer.json["error"]["param"]) == (400, "prompt_logprobs")
+
+
+def test_prompt_logprobs_cannot_be_streamed_but_in_nvext(street: Street) -> None:
+    house = street.plain
+    answer = street.run(house.complete(Script(["there"]), prompt_logprobs=1, stream=True))
+    assert (answer.status, answer.json["error"]["param"]) == (400, "prompt_logprobs")
+    script = Script(["there"], engine_data={"prompt_logprobs": [None]})
+    asked = {"prompt_logprobs": 1, "stream": True, "nvext": {"extra_fields": ["prompt_logprobs"]}}
+    events = street.run(house.complete(script, **asked)).events
+    assert any(event.get("nvext", {}).get("prompt_logprobs") == [None] for event in events)
+
+
+def test_an_echo_of_no_tokens_is_the_prompt_and_its_logprobs(street: Street) -> None:
+    house = street.plain
+    tokenizer = house.models.find("m", "Completions").preprocessor.tokenizer
+    _, second = tokenizer.encode("Hi you")
+    rows = [None, {str(second): {"logprob": -0.5, "rank": 1}}]
+    script = Script(["there", "here"], engine_data={"prompt_logprobs": rows})
+    options = {"prompt": "Hi you", "echo": True, "logprobs": 1, "max_tokens": 0, "stop": "H", "min_tokens": 5}
+    body = street.run(house.complete(script, n=2, **options)).json
+    assert [choice["text"] for choice in body["choices"]] == ["Hi you", "Hi you"]
+    for choice in body["choices"]:
+        assert choice["finish_reason"] == "length"
+        assert choice["logprobs"]["tokens"] == ["Hi", " you"]
+        assert choice["logprobs"]["token_logprobs"] == [None, -0.5]
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (2, 0)
+    asked = house.engine.requests[-1].stop_conditions
+    assert (asked.max_tokens, asked.min_tokens) == (1, None)
+
+
+def test_an_echo_of_no_tokens_is_streamed(street: Street) -> None:
+    answer = street.run(street.plain.complete(Script(["there"]), prompt="Hi you", echo=True, max_tokens=0, stream=True))
+    assert "".join(choice["text"] for event in answer.events for choice in event["choices"]) == "Hi you"
+    assert answer.events[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_no_tokens_without_an_echo_are_refused(street: Street) -> None:
+    for asked in ({}, {"echo": False}):
+        answer = street.run(street.plain.complete(Script(["x"]), max_tokens=0, **asked))
+        assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
+    answer = street.run(street.plain.chat(Script(["x"]), max_tokens=0))
+    assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
+
+
 def test_an_echo_with_logprobs_needs_a_worker_that_gives_them(street: Street) -> None:
     answer = street.run(street.plain.complete(Script(["there"]), echo=True, logprobs=1))
     assert (answer.status, answer.json["error"]["param"]) == (400, "echo")
