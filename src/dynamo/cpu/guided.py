@@ -22,6 +22,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.cpu.json_lengths import JsonLengths, TokenStarts
 from dynamo.cpu.structural_tag import Rules, translate
 from dynamo.llm.tokenizer import Tokenizer
 from dynamo.protocols.engine import GuidedDecoding
@@ -50,13 +51,16 @@ FIELDS = {"json": "JSON schema", "regex": "regular expression", "choice": "choic
 class Guide:
     """One choice's place in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, lengths: JsonLengths | None = None) -> None:
+        """`lengths` limits numbers and strings, where the text is JSON or contains some."""
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._lengths = lengths
 
     def fresh(self) -> "Guide":
         """The same grammar from its beginning, if nothing was taken yet."""
-        return Guide(self._matcher.deep_copy(), self._vocab_size)
+        lengths = None if self._lengths is None else self._lengths.fresh()
+        return Guide(self._matcher.deep_copy(), self._vocab_size, lengths)
 
     def allowed(
         self, end_ids: Collection[int], forbidden: Collection[int] = (), listed: Bools | None = None
@@ -70,6 +74,8 @@ class Guide:
         self._check()
         bits = np.unpackbits(mask, count=self._vocab_size + 1, bitorder="little").view(np.bool_)
         allowed, may_end = bits[:-1], bool(bits[-1])
+        if self._lengths is not None:
+            allowed = self._lengths.limited(allowed, may_end=may_end)
         if end_ids:
             allowed[list(end_ids)] = may_end
         if forbidden:
@@ -90,6 +96,8 @@ class Guide:
     def take(self, token: int) -> None:
         """The token was chosen. Raises `InvalidArgument` when the grammar proves too complex."""
         self._matcher.consume_token(token)
+        if self._lengths is not None:
+            self._lengths.take(token)
         self._check()
 
     @property
@@ -113,6 +121,7 @@ class Grammars:
         self._kept: OrderedDict[bytes, Guide] = OrderedDict()
         self._tokenizer: LLTokenizer | None = None
         self._markers: dict[str, int] = {}
+        self._starts: TokenStarts | None = None
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -149,7 +158,9 @@ class Grammars:
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise InvalidArgument(f"{named(guided)}: {_told(matcher)}", param=param_of(guided))
-        return Guide(matcher, self._vocab_size)
+        has_json = guided.json is not None or guided.structural_tag is not None
+        lengths = JsonLengths(self._starts) if has_json and self._starts is not None else None
+        return Guide(matcher, self._vocab_size, lengths)
 
     def ready(self) -> LLTokenizer:
         """Return the vocabulary as the library needs it. It is made on first use, which may take a second."""
@@ -160,7 +171,9 @@ class Grammars:
                 except ConfigError as error:
                     raise InvalidArgument(f"guided decoding needs a tokenizer: {error}", param=PARAM) from None
                 self._markers = tokenizer.markers()
-                self._tokenizer = LLTokenizer(Vocabulary(tokenizer, self._vocab_size), slices=None)
+                vocabulary = Vocabulary(tokenizer, self._vocab_size)
+                self._starts = TokenStarts.of(vocabulary.tokens[: self._vocab_size])
+                self._tokenizer = LLTokenizer(vocabulary, slices=None)
             return self._tokenizer
 
 
