@@ -69,7 +69,7 @@ conformance: $(VENV)/.test ## Meet the released ai-dynamo 1.6.1, installed into 
 test-disagg: $(VENV)/.test ## Ask prefill and decode workers REQUESTS things while they are killed and stopped at random; every answer must be right.
 	$(BIN)/python -m tests.integration.faults.disaggregation --requests $(REQUESTS) $(ARGS)
 
-test-clients: $(VENV)/.test ## Run every client's script in an environment of its own below .cache (2 GB): openai 2 and 3, Node, langchain, litellm, aiperf, schemathesis.
+test-clients: $(VENV)/.test ## Run every client's script in an environment of its own below .cache (2 GB): openai 2 and 3, Node, langchain, litellm, lm-eval, aiperf, schemathesis.
 	$(BIN)/python -m tests.integration.clients.environments
 	$(BIN)/python -m pytest tests/integration/clients tests/integration/test_schemathesis.py $(ARGS)
 

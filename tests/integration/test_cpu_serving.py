@@ -1,11 +1,14 @@
 """The bundled model through every layer: what a client asks of the sampler is what it gets."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from tests.integration.graph import Graph, wait_for
+
+from dynamo.cpu.config import DEMO_MODEL
 
 pytestmark = pytest.mark.integration
 
@@ -13,14 +16,19 @@ MESSAGES: Any = [{"role": "user", "content": "What is a worker?"}]
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
     graph = Graph(tmp_path_factory.mktemp("cpu"))
     try:
         graph.run("cpu", "--model-name", "demo")
         wait_for(lambda: graph.workers() == 1, "the worker never appeared")
-        yield graph.openai()
+        yield graph
     finally:
         graph.stop()
+
+
+@pytest.fixture(scope="module")
+def client(graph: Graph) -> openai.OpenAI:
+    return graph.openai()
 
 
 def text(client: openai.OpenAI, **options: Any) -> str:
@@ -104,3 +112,111 @@ def test_min_tokens_keeps_the_model_talking(client: openai.OpenAI) -> None:
     )
     assert answer.usage is not None
     assert answer.usage.completion_tokens >= 70
+
+
+# ---- log-probabilities of the prompt, over plain HTTP ----------------------------------------------------------------
+
+PROMPT = "A worker is a process that runs an engine and answers requests. 12 + 30 = 42"
+
+
+def completion(graph: Graph, **fields: Any) -> Any:
+    """The body of an answer to `POST /v1/completions`."""
+    answer = graph.http.post("/v1/completions", json={"model": "demo", "prompt": PROMPT, "temperature": 0, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[list[int], Any]:
+    """The prompt's tokens, and the log-probabilities that transformers computes after each of them."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO_MODEL)
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
+    ids = tokenizer(PROMPT, add_special_tokens=False)["input_ids"]
+    with torch.inference_mode():
+        return ids, torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), -1)
+
+
+def test_echo_with_logprobs_scores_the_prompt_as_transformers_does(
+    graph: Graph, reference: tuple[list[int], Any]
+) -> None:
+    ids, want = reference
+    for asked in (PROMPT, ids, ids):  # The second and the third find the prompt in the prefix cache.
+        body = completion(graph, prompt=asked, echo=True, logprobs=2, max_tokens=1)
+        choice = body["choices"][0]
+        logprobs = choice["logprobs"]
+        assert choice["text"].startswith(PROMPT)
+        assert "".join(logprobs["tokens"]) == choice["text"]
+        assert len(logprobs["tokens"]) == len(ids) + 1
+        assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+        assert logprobs["text_offset"] == [len("".join(logprobs["tokens"][:at])) for at in range(len(ids) + 1)]
+        for at, token in enumerate(ids[1:], start=1):
+            assert logprobs["token_logprobs"][at] == pytest.approx(float(want[at - 1, token]), abs=2e-3)
+            top = list(logprobs["top_logprobs"][at].values())
+            assert sorted(top, reverse=True) == pytest.approx(sorted(want[at - 1].tolist())[:-3:-1], abs=2e-3)
+            if int(want[at - 1].argmax()) == token:
+                assert logprobs["token_logprobs"][at] == max(top)
+
+
+def test_echo_of_no_tokens_is_the_scored_prompt(graph: Graph, reference: tuple[list[int], Any]) -> None:
+    ids, _ = reference
+    body = completion(graph, echo=True, logprobs=1, max_tokens=0)
+    choice = body["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
+    assert len(choice["logprobs"]["token_logprobs"]) == len(ids)
+    assert body["usage"]["completion_tokens"] == 0
+    longer = completion(graph, echo=True, logprobs=1, max_tokens=1)["choices"][0]["logprobs"]["token_logprobs"]
+    assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(longer[1:-1], abs=1e-3)
+
+
+def test_prompt_logprobs_are_reported_for_chats_and_completions(graph: Graph, reference: tuple[list[int], Any]) -> None:
+    ids, want = reference
+    body = completion(graph, prompt=[PROMPT, PROMPT], prompt_logprobs=3, max_tokens=1, n=2)
+    assert len(body["choices"]) == 4
+    for choice in body["choices"]:
+        rows = choice["prompt_logprobs"]
+        assert (rows[0], len(rows)) == (None, len(ids))
+        for at, token in enumerate(ids[1:], start=1):
+            own = rows[at][str(token)]
+            assert own["logprob"] == pytest.approx(float(want[at - 1, token]), abs=2e-3)
+            assert own["rank"] == 1 + int((want[at - 1] > want[at - 1, token]).sum())
+            assert {one["rank"] for one in rows[at].values()} >= {1, 2, 3}
+            assert len(rows[at]) in (3, 4)
+    answer = graph.http.post(
+        "/v1/chat/completions", json={"model": "demo", "messages": MESSAGES, "prompt_logprobs": 0, "max_tokens": 2}
+    ).json()
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    assert [next(iter(row.values()))["decoded_token"] for row in answer["prompt_logprobs"][2:4]] == ["\n", "What"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt_logprobs": 101}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"echo": False, "max_tokens": 0, "logprobs": 1}, "max_tokens"),
+        ({"echo": True, "max_tokens": -1}, "max_tokens"),
+    ],
+)
+def test_scores_that_cannot_be_given_are_refused_by_name(graph: Graph, fields: dict[str, Any], param: str) -> None:
+    answer = graph.http.post("/v1/completions", json={"model": "demo", "prompt": PROMPT, **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_mocker_refuses_prompt_logprobs_by_name(tmp_path: Path) -> None:
+    graph = Graph(tmp_path)
+    try:
+        graph.mocker("--model-path", DEMO_MODEL)
+        for fields in (
+            {"prompt_logprobs": 1},
+            {"echo": True, "logprobs": 1},
+            {"echo": True, "logprobs": 1, "max_tokens": 0},
+        ):
+            answer = graph.http.post("/v1/completions", json={"model": "m", "prompt": "Hi", "max_tokens": 2, **fields})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
+            assert "prompt_logprobs" in answer.json()["message"]
+    finally:
+        graph.stop()

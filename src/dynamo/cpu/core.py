@@ -21,7 +21,6 @@ from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, QueuedRequests, ScheduledRequests, WorkerLoad
 
-
 SCORED_LOGITS_MAX = 1 << 21  # Logits of prompt tokens computed at a time: 16 MB in double precision.
 
 

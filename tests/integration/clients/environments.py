@@ -19,6 +19,7 @@ PACKAGES = {
     "openai-3": ("openai>=3,<4",),
     "langchain": ("langchain-openai>=1.3",),
     "litellm": ("litellm>=1.80", "mcp>=1.20"),  # Which it imports as soon as it is given a tool.
+    "lm-eval": ("lm-eval[api]>=0.4.9", "transformers>=4.57"),  # Whose tokenizers it uses; no PyTorch.
     "aiperf": ("aiperf>=0.13",),
     "schemathesis": ("schemathesis>=4.10",),  # Whose plugin would slow every run of ours.
 }

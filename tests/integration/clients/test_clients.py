@@ -87,6 +87,7 @@ def test_the_client_of_our_own_environment_finds_nothing_amiss(stand: Stand, scr
         pytest.param("openai-3", "openai_surface.py", marks=in_its_own("openai-3")),
         pytest.param("langchain", "langchain_surface.py", marks=in_its_own("langchain")),
         pytest.param("litellm", "litellm_surface.py", marks=in_its_own("litellm")),
+        pytest.param("lm-eval", "lm_eval_surface.py", marks=in_its_own("lm-eval")),
     ],
 )
 def test_a_client_of_its_own_environment_finds_nothing_amiss(stand: Stand, name: str, script: str) -> None:

@@ -258,6 +258,23 @@ async def test_two_engines_say_what_one_says(begin: Any, kind: str) -> None:
     assert decode.host.number("dynamo_component_local_prefills_total") == 0
 
 
+async def test_decode_worker_computes_the_prompt_itself_for_prompt_logprobs(begin: Any) -> None:
+    whole, prefill, decode = await begin(), await begin("prefill"), await begin("decode")
+    request = ask(temperature=0.9, seed=3)
+    request.output_options.prompt_logprobs = 1
+    want, got = await whole.answer(request), await in_two(prefill, decode, request)
+    assert got.tokens == want.tokens
+    assert got.outputs[0].engine_data is not None
+    assert want.outputs[0].engine_data is not None
+    assert len(got.outputs[0].engine_data["prompt_logprobs"]) == len(PROMPT)
+    assert list(got.outputs[0].engine_data["prompt_logprobs"][5]) == list(
+        want.outputs[0].engine_data["prompt_logprobs"][5]
+    )
+    await prefill.is_clean()
+    await decode.is_clean()
+    assert decode.host.number("dynamo_component_local_prefills_total", reason="prompt_logprobs") == 1
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_blocks_move_by_the_way_that_is_open(begin: Any, transport: str) -> None:
     prefill, decode = await begin("prefill", kv_transfer=[transport]), await begin("decode", kv_transfer=["shm", "tcp"])
