@@ -4,10 +4,10 @@ import math
 import os
 import secrets
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import UNSET
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.cpu.adapter import Adapter
@@ -21,15 +21,14 @@ from dynamo.protocols.native import VLLM_EXTRA, VllmSampling
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.tokens.hashing import U64, seed_of
 
-NATIVE_PARAMETERS = frozenset(VllmSampling.__struct_fields__) | {
-    "detokenize",
-    "output_kind",
-    "skip_clone",
-    "skip_reading_prefix_cache",
-    "spaces_between_special_tokens",
-}
+OWN_OPTIONS = frozenset(
+    ("logit_bias", "allowed_token_ids", "detokenize", "output_kind", "spaces_between_special_tokens", "flat_logprobs")
+)
+"""Options without a field that are honoured, or that concern text and in-process results alone."""
+NATIVE_PARAMETERS = (
+    frozenset(VllmSampling.__struct_fields__) | OWN_OPTIONS | {"skip_clone", "skip_reading_prefix_cache"}
+)
 """Parameters of `/inference/v1/generate` that the frontend or this engine reads, or that only concern text."""
-
 LOGPROBS_MAX = 100  # An answer with more alternatives is mostly alternatives.
 
 
@@ -42,6 +41,8 @@ class Defaults:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    eos_token_ids: tuple[int, ...] = ()
+    """What ends an answer where the request does not list it."""
 
     @classmethod
     def read(cls, path: str) -> "Defaults":
@@ -56,7 +57,11 @@ class Defaults:
         except (TypeError, ValueError):
             raise ConfigError(f"{file}: one of {', '.join(names)} is not a number") from None
         top_k = int(values.pop("top_k", 0))
-        return cls(top_k=top_k, **values)
+        eos = given.get("eos_token_id")
+        listed = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        if not all(isinstance(token, int) for token in listed):
+            raise ConfigError(f"{file}: eos_token_id must be a token id or a list of them")
+        return cls(top_k=top_k, eos_token_ids=tuple(listed), **values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +80,7 @@ def to_generation(
     """Raises `InvalidArgument` for a request that this engine cannot serve."""
     _check_prompt(request.token_ids, limits)
     _refuse_unsupported(request)
-    rules = _rules(request, limits)
+    rules = _rules(request, limits, defaults)
     choices = request.sampling_options.n or 1
     if not 1 <= choices <= limits.choices_max:
         raise InvalidArgument(f"n is {choices}; the engine runs 1 to {limits.choices_max} choices", param="n")
@@ -130,7 +135,27 @@ def _check_prompt(tokens: list[int], limits: Limits) -> None:
         )
 
 
+def _native(request: PreprocessedRequest) -> dict[str, Any] | None:
+    """Return the body of a request of vLLM's native API, whose text no frontend reads; None for any other request."""
+    extra = request.extra_args if isinstance(request.extra_args, dict) else {}
+    body = extra.get(VLLM_EXTRA)
+    return body if isinstance(body, dict) else None
+
+
+def _own_options(request: PreprocessedRequest) -> dict[str, Any]:
+    """Return the sampling options that the protocol has no field for."""
+    extra = request.extra_args if isinstance(request.extra_args, dict) else {}
+    options = extra.get("sampling_options")
+    return options if isinstance(options, dict) else {}
+
+
+def _is_set(value: Any) -> bool:
+    """Return whether an option has a value other than its empty default."""
+    return value is not None and value is not False and value not in ([], {}, "")
+
+
 def _refuse_unsupported(request: PreprocessedRequest) -> None:
+    _refuse_native(request)
     options, routing = request.sampling_options, request.routing
     refused = {
         "use_beam_search": bool(options.use_beam_search),
@@ -138,10 +163,11 @@ def _refuse_unsupported(request: PreprocessedRequest) -> None:
         "max_thinking_tokens": request.stop_conditions.max_thinking_tokens is not None,
         "dp_rank": bool(routing and routing.dp_rank),
     }
+    refused |= {"length_penalty": options.length_penalty not in (None, 1.0)}
+    refused |= {name: _is_set(value) for name, value in _own_options(request).items() if name not in OWN_OPTIONS}
     for name, is_asked in refused.items():
         if is_asked:
             raise InvalidArgument(f"{name} is not supported by the embedded engine", param=name)
-    _refuse_native(request)
     if request.multi_modal_data:
         kinds = ", ".join(request.multi_modal_data)
         raise InvalidArgument(
@@ -151,7 +177,7 @@ def _refuse_unsupported(request: PreprocessedRequest) -> None:
 
 def _refuse_native(request: PreprocessedRequest) -> None:
     """Refuse parameters of a native request that only vLLM itself supports, instead of ignoring them."""
-    native = None if request.extra_args is UNSET else request.extra_args.get(VLLM_EXTRA)
+    native = _native(request)
     if native is None:
         return
     given = native.get("sampling_params") or {}
@@ -162,16 +188,17 @@ def _refuse_native(request: PreprocessedRequest) -> None:
             param="sampling_params.stop",
         )
     for name, value in given.items():
-        if name not in NATIVE_PARAMETERS and value not in (None, False, [], {}):
+        if name not in NATIVE_PARAMETERS and _is_set(value):
             raise InvalidArgument(
                 f"sampling_params.{name[:80]} is not supported by the embedded engine",
                 param=f"sampling_params.{name[:80]}",
             )
-    if native.get("features") is not None:
-        raise InvalidArgument("features is not supported by the embedded engine: it reads text", param="features")
+    for name in ("features", "kv_transfer_params"):
+        if native.get(name):
+            raise InvalidArgument(f"{name} is not supported by the embedded engine", param=name)
 
 
-def _rules(request: PreprocessedRequest, limits: Limits) -> StopRules:
+def _rules(request: PreprocessedRequest, limits: Limits, defaults: Defaults) -> StopRules:
     stop = request.stop_conditions
     room = limits.context_length - len(request.token_ids)
     max_tokens = room if stop.max_tokens is None else min(stop.max_tokens, room)
@@ -182,7 +209,7 @@ def _rules(request: PreprocessedRequest, limits: Limits) -> StopRules:
         raise InvalidArgument(f"min_tokens is {min_tokens}; expected 0 or more", param="min_tokens")
     end_ids = set(stop.stop_token_ids_hidden or ())
     if not stop.ignore_eos:
-        end_ids |= set(request.eos_token_ids)
+        end_ids |= set(request.eos_token_ids if _native(request) is None else defaults.eos_token_ids)
     stop_ids = {*(stop.stop_token_ids or ()), *(stop.stop_token_ids_visible or ())}
     return StopRules(
         max_tokens=max_tokens,
@@ -234,8 +261,7 @@ def _number(options: SamplingOptions, name: str, default: float, *, low: float, 
 
 def _allowed(request: PreprocessedRequest, limits: Limits) -> npt.NDArray[np.bool_] | None:
     """The tokens that `allowed_token_ids` lists."""
-    extra = {} if request.extra_args is UNSET else request.extra_args
-    listed = (extra.get("sampling_options") or {}).get("allowed_token_ids")
+    listed = _own_options(request).get("allowed_token_ids")
     if listed is None:
         return None
     name = "allowed_token_ids"
@@ -249,8 +275,7 @@ def _allowed(request: PreprocessedRequest, limits: Limits) -> npt.NDArray[np.boo
 
 
 def _logit_bias(request: PreprocessedRequest, limits: Limits) -> tuple[tuple[int, float], ...]:
-    extra = {} if request.extra_args is UNSET else request.extra_args
-    given = (extra.get("sampling_options") or {}).get("logit_bias") or {}
+    given = _own_options(request).get("logit_bias") or {}
     try:
         bias = tuple((int(token), float(value)) for token, value in given.items())
     except (AttributeError, TypeError, ValueError):

@@ -81,15 +81,23 @@ def test_a_salt_keeps_blocks_apart(heard: Any) -> None:
     assert sequence.reusable_hashes()[0] == block_hashes(tokens, 4, seed_of(cache_salt="a"))[0]
 
 
+def native(**sampling: Any) -> dict[str, Any]:
+    """A request of vLLM's native API with these sampling parameters."""
+    return {"extra_args": {"vllm_tito": {"sampling_params": sampling}}}
+
+
+def test_an_answer_of_the_native_api_ends_with_the_models_own_tokens(heard: Any) -> None:
+    ends = Defaults(eos_token_ids=(8, 9))
+    assert converted(heard, defaults=ends, **native()).choices[0].rules.end_ids == {8, 9}
+    ignoring = {"stop_conditions": StopConditions(max_tokens=4, ignore_eos=True)}
+    assert converted(heard, defaults=ends, **ignoring, **native()).choices[0].rules.end_ids == frozenset()
+    assert converted(heard, defaults=ends, eos_token_ids=[3]).choices[0].rules.end_ids == {3}
+
+
 def test_logit_bias_is_read_from_the_extras(heard: Any) -> None:
     extra = {"sampling_options": {"logit_bias": {"5": -3, "7": 2.5}}}
     assert converted(heard, extra_args=extra).choices[0].sampling.logit_bias == ((5, -3.0), (7, 2.5))
     assert converted(heard, extra_args={"other": 1}).choices[0].sampling.logit_bias == ()
-
-
-def native(name: str, value: Any) -> dict[str, Any]:
-    """The extras of a request to `/inference/v1/generate` with one sampling parameter."""
-    return {"vllm_tito": {"sampling_params": {name: value, "temperature": 0.5}}}
 
 
 def test_the_tokens_that_may_come_are_read_from_the_extras(heard: Any) -> None:
@@ -122,10 +130,10 @@ def test_the_tokens_that_may_come_are_read_from_the_extras(heard: Any) -> None:
         ({"output_options": OutputOptions(prompt_logprobs=101)}, "prompt_logprobs", "expected 0 to 100"),
         ({"output_options": OutputOptions(prompt_logprobs=-1)}, "prompt_logprobs", "expected 0 to 100"),
         ({"routing": Routing(dp_rank=1)}, "dp_rank", "not supported"),
-        ({"extra_args": native("bad_words", ["x"])}, "sampling_params.bad_words", "not supported"),
-        ({"extra_args": {"vllm_tito": {"features": {}}}}, "features", "not supported"),
+        (native(bad_words=["x"]), "sampling_params.bad_words", "not supported"),
+        ({"extra_args": {"vllm_tito": {"features": {"a": 1}}}}, "features", "not supported"),
         (
-            {"extra_args": native("stop", "x"), "stop_conditions": StopConditions(stop=["x"])},
+            {**native(stop="x"), "stop_conditions": StopConditions(stop=["x"])},
             "sampling_params.stop",
             "use stop_token_ids",
         ),
@@ -134,6 +142,11 @@ def test_the_tokens_that_may_come_are_read_from_the_extras(heard: Any) -> None:
         ({"extra_args": {"sampling_options": {"logit_bias": {"x": 1}}}}, "logit_bias", "must map"),
         ({"extra_args": {"sampling_options": {"logit_bias": {"500": 1}}}}, "logit_bias", "token 500"),
         ({"extra_args": {"sampling_options": {"logit_bias": {"5": float("nan")}}}}, "logit_bias", "token 5 is nan"),
+        ({"extra_args": {"sampling_options": {"bad_words": ["no"]}}}, "bad_words", "not supported"),
+        ({"sampling_options": SamplingOptions(length_penalty=0.5)}, "length_penalty", "not supported"),
+        (native(truncate_prompt_tokens=5), "sampling_params.truncate_prompt_tokens", "not supported"),
+        ({"stop_conditions": StopConditions(stop=["x"]), **native()}, "sampling_params.stop", "not supported"),
+        ({"extra_args": {"vllm_tito": {"kv_transfer_params": {"a": 1}}}}, "kv_transfer_params", "not supported"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(heard: Any, fields: Any, param: str, message: str) -> None:
@@ -143,15 +156,15 @@ def test_what_cannot_be_served_is_refused_by_name(heard: Any, fields: Any, param
 
 
 def test_embedded_engine_takes_native_parameters_that_ask_for_nothing(heard: Any) -> None:
-    assert converted(heard, extra_args=native("bad_words", [])).choices
-    assert converted(heard, extra_args=native("detokenize", False)).choices
+    assert converted(heard, **native(bad_words=[])).choices
+    assert converted(heard, **native(detokenize=False)).choices
 
 
 def test_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
     assert Defaults.read(str(tmp_path)) == Defaults()
     given = {"temperature": 0.7, "top_k": 20, "top_p": None, "do_sample": True, "eos_token_id": [1, 2]}
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
-    assert Defaults.read(str(tmp_path)) == Defaults(temperature=0.7, top_k=20)
+    assert Defaults.read(str(tmp_path)) == Defaults(temperature=0.7, top_k=20, eos_token_ids=(1, 2))
 
 
 def test_a_default_that_is_no_number_is_refused(tmp_path: Path) -> None:
