@@ -338,6 +338,30 @@ def test_a_killed_worker_costs_no_conversation_that_had_not_started_and_comes_ba
         assert streamed(server, model, max_tokens=5)
 
 
+def test_killed_frontend_is_restarted_on_its_port_and_finds_the_same_workers(tmp_path: Path) -> None:
+    with serving(tmp_path, "--engine", "mocker", "--workers", "2", "--speedup-ratio", "0", is_private=True) as server:
+        server.ready()
+        url, model, workers = server.url, model_of(server), server.workers()
+        instances = {instance["instance_id"] for instance in server.instances()}
+        frontend = next(pid for pid, command in server.children().items() if "dynamo.frontend" in command)
+        os.kill(frontend, signal.SIGKILL)
+        server.until("frontend was killed by SIGKILL; starting it again")
+
+        def is_complete() -> bool:
+            with contextlib.suppress(OSError):
+                return {instance["instance_id"] for instance in server.instances()} == instances
+            return False
+
+        wait_for(is_complete, lambda: f"the workers did not attach again:\n{server.text()}")
+        wait_for(lambda: model_of(server) == model, lambda: "the model was not listed again")
+        assert streamed(server, model, max_tokens=3)
+        assert (server.url, server.workers()) == (url, workers)
+        log = Path(re.search(r"\(log: (.+)\)", server.text())[1])  # type: ignore[index]
+        assert server.end() == 0
+    assert log.exists(), "a message named this log, so it stays"
+    assert server.leftovers() == [log.parent.parent]
+
+
 def test_a_taken_port_is_one_line_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

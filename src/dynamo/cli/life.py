@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from dynamo.cli.graph import FRONTEND
 
-RESTARTS_MAX = 3  # Of one worker within the window: one more is a fault that starting again does not mend.
+RESTART_DELAYS_S = (0.0, 1.0, 4.0)  # Before each restart of the window: a port or device may need time to be free.
+RESTARTS_MAX = len(RESTART_DELAYS_S)  # Of one process within the window: a further crash is not transient.
 RESTART_WINDOW_S = 60.0
 LISTING_S_MAX = 60.0  # A frontend reads a tokenizer in seconds; one that lists no model by then has failed to.
 
@@ -22,10 +23,11 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start this worker again and say why."""
+    """Restart this process after `delay_s`; `reason` is the message for the user."""
 
     name: str
     reason: str
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +67,28 @@ class Life:
         return End(0, reason)
 
     def exited(self, name: str, status: int, now: float) -> Restart | End | None:
-        """A process ended by itself. None: it was meant to."""
+        """Decide what follows the exit of a process; None while the graph is ending.
+
+        The frontend is restarted like a worker: the workers stay, and it finds them in discovery.
+        """
         if self.phase is Phase.ENDING:
             return None
-        told = describe_exit(name, status)
+        reason = describe_exit(name, status)
         if self.phase is Phase.STARTING:
             self.phase = Phase.ENDING
-            return End(2 if status == 2 else 1, f"{told} before it was ready", name)
-        if name == FRONTEND:
-            self.phase = Phase.ENDING
-            return End(1, told, name)
-        return self._restart(name, told, now)
+            return End(2 if status == 2 else 1, f"{reason} before it was ready", name)
+        return self._restart(name, reason, now)
 
-    def _restart(self, name: str, told: str, now: float) -> Restart | End:
+    def _restart(self, name: str, reason: str, now: float) -> Restart | End:
         restarts = self._restarts.setdefault(name, deque(maxlen=RESTARTS_MAX))
         while restarts and now - restarts[0] > RESTART_WINDOW_S:
             restarts.popleft()
         if len(restarts) == RESTARTS_MAX:
             self.phase = Phase.ENDING
-            return End(1, f"{told}, the {RESTARTS_MAX + 1}th time within {RESTART_WINDOW_S:.0f} s", name)
+            return End(1, f"{reason}, the {RESTARTS_MAX + 1}th time within {RESTART_WINDOW_S:.0f} s", name)
+        delay_s = RESTART_DELAYS_S[len(restarts)]
         restarts.append(now)
-        return Restart(name, told)
+        return Restart(name, reason, delay_s)
 
 
 def describe_exit(name: str, status: int) -> str:

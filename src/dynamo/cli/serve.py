@@ -5,20 +5,18 @@ import dataclasses
 import errno
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from dynamo.cli import options
 from dynamo.cli.announcement import Announcement
 from dynamo.cli.graph import FRONTEND, Graph, Place, plan
 from dynamo.cli.life import End, Life, Phase, Restart
 from dynamo.cli.progress import Progress
+from dynamo.cli.run_directory import RunDirectory
 from dynamo.cli.supervisor import FRONTEND_DRAIN_S, WORKER_DRAIN_S, Event, Exited, Supervisor
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException
@@ -33,14 +31,14 @@ def serve(argv: list[str], started: float) -> int:
     variables = environ()
     chosen = options.read(argv, variables)
     host, port = chosen.frontend.http_host, claim_port(chosen.frontend.http_host, chosen.frontend.http_port)
-    home = Path(tempfile.mkdtemp(prefix="dynamo-serve-"))
     keys, session_key = chosen.keys, None
     if chosen.needs_key:  # This process lists the models to see whether they are served, so it needs a key too.
         session_key = secrets.token_urlsafe(32)
         keys = dataclasses.replace(keys, keys=(*keys.keys, session_key))
+    home = RunDirectory()
     graph = plan(
         Place(
-            discovery=variables.get("DYN_FILE_KV") or str(home / "discovery"),
+            discovery=variables.get("DYN_FILE_KV") or str(home.discovery),
             is_private=not variables.get("DYN_FILE_KV"),
             variables=variables,
         ),
@@ -75,7 +73,7 @@ class Session:
         self,
         graph: Graph,
         announcement: Announcement,
-        home: Path,
+        home: RunDirectory,
         variables: Mapping[str, str],
         progress: Progress,
         *,
@@ -88,26 +86,27 @@ class Session:
         self._processes = {process.name: process for process in graph.processes}
         self._announcement = announcement
         self._home = home
-        self._logs = home / "logs"
-        self._logs.mkdir()
         self._verbose = verbose
-        self._supervisor = Supervisor(self._logs, variables, log_to_terminal=verbose)
+        self._supervisor = Supervisor(home.logs, variables, log_to_terminal=verbose)
         self._life = Life()
         self._progress = progress
+        self._due: dict[str, float] = {}
+        """Processes to restart, and when (monotonic seconds)."""
+        self._are_logs_named = False
+        """A message named a log, so the logs outlive the graph."""
 
     def run(self) -> int:
-        """Starts everything, serves, ends everything: the exit status."""
-        keep_logs = False
+        """Start the processes, serve until the graph ends, stop them; return the exit status."""
         try:
             with self._supervisor.watching():
                 for process in self._graph.processes:
                     self._supervisor.start(process)
                 end = self._await_ready() or self._serve()
-                keep_logs = self._explain(end)
+                self._explain(end)
                 self._supervisor.stop([FRONTEND], FRONTEND_DRAIN_S)
                 self._supervisor.stop([worker.name for worker in self._graph.workers], WORKER_DRAIN_S)
         finally:
-            shutil.rmtree(self._home / "discovery" if keep_logs else self._home, ignore_errors=True)
+            self._home.close(keep_logs=self._are_logs_named)
         return end.status
 
     def _await_ready(self) -> End | None:
@@ -133,38 +132,57 @@ class Session:
         return None
 
     def _serve(self) -> End:
-        """Returns what ended the graph; a worker that crashed is started again."""
+        """Restart processes that crash; return what ended the graph."""
         while True:
-            for event in self._supervisor.wait(None):
+            for event in self._supervisor.wait(self._until_next_restart()):
                 outcome = self._decide(event)
                 if isinstance(outcome, End):
                     return outcome
                 if isinstance(outcome, Restart):
-                    where = f" (log: {self._supervisor.log_path(outcome.name)})" if not self._verbose else ""
-                    self._progress.say(f"{outcome.reason}; starting it again{where}")
-                    self._supervisor.start(self._processes[outcome.name])
+                    self._due[outcome.name] = time.monotonic() + outcome.delay_s
+                    self._progress.say(restart_message(outcome, self._log_named(outcome.name)))
+            for name in [name for name, due in self._due.items() if due <= time.monotonic()]:
+                del self._due[name]
+                self._supervisor.start(self._processes[name])
+
+    def _until_next_restart(self) -> float | None:
+        """Return the seconds until a process is to be restarted; None if there is none."""
+        return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
+
+    def _log_named(self, name: str) -> str | None:
+        """Return the path of a process's log for a message, which keeps the logs; None if it writes to the terminal."""
+        if self._verbose:
+            return None
+        self._are_logs_named = True
+        return str(self._supervisor.log_path(name))
 
     def _decide(self, event: Event) -> End | Restart | None:
         if isinstance(event, Exited):
             return self._life.exited(event.name, event.status, time.monotonic())
         return self._life.stop("Ctrl-C" if event.number == signal.SIGINT else signal.Signals(event.number).name)
 
-    def _explain(self, end: End) -> bool:
-        """Says why it ends; True if a log is worth keeping."""
+    def _explain(self, end: End) -> None:
+        """Print why the graph ends, and for a failure the end of the log that shows it."""
         self._progress.clear()
         if end.culprit is None:
             self._progress.say(f"{end.reason}: ending")
-            return False
+            return
         tail = [] if self._verbose else self._supervisor.log_tail(end.culprit, LOG_LINES_SHOWN)
         if tail and tail[-1].startswith("error: "):
             sys.stderr.write(f"error: {end.culprit}: {tail[-1].removeprefix('error: ')}\n")
-            return False
+            return
         sys.stderr.write(f"error: {end.reason}\n")
         for line in tail:
             sys.stderr.write(f"  {line}\n")
         if tail:
-            sys.stderr.write(f"Its whole log: {self._supervisor.log_path(end.culprit)}\n")
-        return bool(tail)
+            sys.stderr.write(f"The whole log: {self._log_named(end.culprit)}\n")
+
+
+def restart_message(restart: Restart, log: str | None) -> str:
+    """Return the line about a crashed process."""
+    when = f" in {restart.delay_s:.0f} s" if restart.delay_s else ""
+    where = f" (log: {log})" if log else ""
+    return f"{restart.reason}; starting it again{when}{where}"
 
 
 def loading(ready: int, wanted: int) -> str:

@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.cli.graph import FRONTEND
-from dynamo.cli.life import LISTING_S_MAX, RESTART_WINDOW_S, RESTARTS_MAX, End, Life, Phase, Restart, describe_exit
+from dynamo.cli.life import (
+    LISTING_S_MAX,
+    RESTART_DELAYS_S,
+    RESTART_WINDOW_S,
+    RESTARTS_MAX,
+    End,
+    Life,
+    Phase,
+    Restart,
+    describe_exit,
+)
 
 
 def serving() -> Life:
@@ -75,8 +85,21 @@ def test_deaths_long_ago_are_forgiven() -> None:
         assert isinstance(life.exited("worker-1", 1, number * (RESTART_WINDOW_S + 1)), Restart)
 
 
-def test_a_frontend_that_dies_while_serving_ends_the_graph() -> None:
-    assert serving().exited(FRONTEND, 1, 0.0) == End(1, "frontend ended with status 1", FRONTEND)
+def test_frontend_that_dies_while_serving_is_restarted_within_the_same_budget_as_a_worker() -> None:
+    life = serving()
+    restarts = [life.exited(FRONTEND, -9, 0.0) for _ in range(RESTARTS_MAX)]
+    assert restarts == [Restart(FRONTEND, "frontend was killed by SIGKILL", delay) for delay in RESTART_DELAYS_S]
+    end = life.exited(FRONTEND, -9, 1.0)
+    assert isinstance(end, End)
+    assert (end.status, end.culprit, life.phase) == (1, FRONTEND, Phase.ENDING)
+
+
+def test_restart_is_immediate_again_after_the_window() -> None:
+    life = serving()
+    for now, delay in ((0.0, 0.0), (1.0, RESTART_DELAYS_S[1]), (2 * RESTART_WINDOW_S, 0.0)):
+        outcome = life.exited("worker-1", 1, now)
+        assert isinstance(outcome, Restart)
+        assert outcome.delay_s == delay
 
 
 def test_being_asked_to_stop_is_no_failure_and_what_then_ends_was_meant_to() -> None:
@@ -86,10 +109,10 @@ def test_being_asked_to_stop_is_no_failure_and_what_then_ends_was_meant_to() -> 
         assert life.exited(FRONTEND, 0, 0.0) is None
 
 
-@given(st.lists(st.tuples(st.sampled_from(["worker-1", "worker-2"]), st.floats(0, 100)), max_size=60))
-def test_no_worker_is_restarted_more_often_than_the_window_allows(deaths: list[tuple[str, float]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from([FRONTEND, "worker-2"]), st.floats(0, 100)), max_size=60))
+def test_no_process_is_restarted_more_often_than_the_window_allows(deaths: list[tuple[str, float]]) -> None:
     life, now = serving(), 0.0
-    restarts: dict[str, list[float]] = {"worker-1": [], "worker-2": []}
+    restarts: dict[str, list[float]] = {FRONTEND: [], "worker-2": []}
     for name, later in deaths:
         now += later
         outcome = life.exited(name, 1, now)
