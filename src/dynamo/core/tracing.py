@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from dynamo.core.config import environ, read_bool, setting
 from dynamo.core.errors import ConfigError
+from dynamo.core.extras import install_command
 
 Value = str | int | float | bool
 
@@ -99,6 +100,6 @@ def make_exporter(
     except ImportError as error:
         package = f"opentelemetry-exporter-otlp-proto-{PROTOCOLS[protocol]}"
         raise ConfigError(
-            f"{setting_name}: {error.name or error} is missing: pip install 'dynamo-serve[otel]' {package}"
+            f"{setting_name}: {error.name or error} is missing; install it: {install_command('otel', package)}"
         ) from None
     return getattr(exporters, name)(), user

@@ -9,8 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from dynamo.core.errors import ConfigError
-
-MISSING = "SGLang is not installed: pip install 'dynamo-serve[sglang]' (it needs a GPU, see docs/sglang.md)"
+from dynamo.core.extras import install_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,7 @@ class Library:
 def check_installed() -> None:
     """Raises `ConfigError`, one line that says what to install."""
     if importlib.util.find_spec("sglang") is None:
-        raise ConfigError(MISSING)
+        raise ConfigError(f"SGLang is not installed: {install_command('sglang')} (it needs a GPU, see docs/sglang.md)")
 
 
 def load_library() -> Library:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo.core.errors import ConfigError
-
-MISSING = "TensorRT-LLM is not installed: pip install 'dynamo-serve[trtllm]' (it needs CUDA, see docs/trtllm.md)"
+from dynamo.core.extras import install_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +26,9 @@ class Library:
 def check_installed() -> None:
     """Raises `ConfigError`, one line that says what to install."""
     if importlib.util.find_spec("tensorrt_llm") is None:
-        raise ConfigError(MISSING)
+        raise ConfigError(
+            f"TensorRT-LLM is not installed: {install_command('trtllm')} (it needs CUDA, see docs/trtllm.md)"
+        )
 
 
 def load_library() -> Library:

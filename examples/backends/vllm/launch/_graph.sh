@@ -1,7 +1,8 @@
 # What the four scripts share: reading their options, starting processes, and ending all of them whatever happens.
 # Sourced, not run.
 
-python=${PYTHON:-python3}
+examples=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+. "$examples/_python.sh"
 model=${MODEL:-Qwen/Qwen3-0.6B}
 worker_flags=()  # Flags that the script does not know are the worker's, ours or vLLM's.
 

@@ -9,6 +9,7 @@ from typing import Any
 import dynamo
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.extras import install_command
 from dynamo.llm.grpc.calls import Asked, Calls, Headers
 from dynamo.llm.grpc.descriptions import PLATFORM, config_of, is_tensor, metadata_of
 from dynamo.llm.grpc.messages import CLASSES, SERVICE
@@ -21,7 +22,7 @@ from dynamo.llm.pipeline import Pipeline
 try:
     import grpc
 except ImportError:
-    raise ConfigError("KServe needs gRPC: pip install 'dynamo-serve[grpc]'") from None
+    raise ConfigError(f"--kserve-grpc-server: gRPC is missing; install it: {install_command('grpc')}") from None
 
 logger = logging.getLogger(__name__)
 

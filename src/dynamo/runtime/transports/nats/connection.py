@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dynamo.core.errors import CannotConnect, ConfigError
+from dynamo.core.extras import install_command
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.transports.nats.liveness import PING_GIVEN_UP_S, Pings
@@ -290,7 +291,7 @@ class NatsConnection:
                 **options,
             )
         except ImportError:
-            raise ConfigError("NATS_AUTH_NKEY needs a library: pip install 'dynamo-serve[nats]'") from None
+            raise ConfigError(f"NATS_AUTH_NKEY: nkeys is missing; install it: {install_command('nats')}") from None
         except Exception as error:
             if type(error).__module__ == "nkeys":
                 raise ConfigError(f"NATS_AUTH_NKEY or NATS_AUTH_CREDENTIALS_FILE: {error}") from None
@@ -407,5 +408,5 @@ def load_client() -> "type[Client]":
     try:
         from nats.aio.client import Client
     except ImportError:
-        raise ConfigError("NATS needs its client library: pip install 'dynamo-serve[nats]'") from None
+        raise ConfigError(f"NATS: the client library is missing; install it: {install_command('nats')}") from None
     return Client

@@ -254,7 +254,7 @@ async def test_closing_twice_is_harmless(nats: NatsConnection, server: FakeServe
 
 def test_without_the_library_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nats.aio.client", None)
-    with pytest.raises(ConfigError, match=r"pip install 'dynamo-serve\[nats\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'nats-py\[nkeys\]"):
         load_client()
 
 

@@ -1,0 +1,31 @@
+"""Extras: the command in an error message installs what is missing."""
+
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dynamo.core.extras import install_command, interpreter, requirements
+
+DECLARED = ["numpy>=1.26", 'grpcio>=1.60; extra == "grpc"', "nats-py[nkeys]>=2.15 ; extra == 'nats'", 'x; sys_platform == "win32"']  # fmt: skip
+
+
+def test_requirements_are_those_of_the_extra_without_markers() -> None:
+    assert requirements("nats", DECLARED) == ["nats-py[nkeys]>=2.15"]
+    assert requirements("otel", DECLARED) == []
+
+
+@pytest.mark.parametrize("extra", ["grpc", "nats", "nixl", "otel", "sglang", "trtllm", "vllm"])
+def test_install_command_is_one_shell_line_that_names_the_packages_of_pyproject(extra: str) -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    words = shlex.split(install_command(extra, "further"))
+    assert Path(words[0]).resolve() == Path(sys.executable).resolve()
+    assert words[1:] == ["-m", "pip", "install", *pyproject["project"]["optional-dependencies"][extra], "further"]
+
+
+def test_interpreter_is_relative_to_the_current_directory_only_where_it_is_below() -> None:
+    assert interpreter("/clone/.venv/bin/python", "/clone") == ".venv/bin/python"
+    assert interpreter("/usr/bin/python3", "/clone") == "/usr/bin/python3"
+    assert interpreter("", "/clone") == "python3"
