@@ -15,11 +15,13 @@ SEEDS ?= 10000
 REQUESTS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-reference check bench simulate conformance test-disagg test-clients test-engines format clean
+.PHONY: help install serve test test-reference check bench simulate conformance test-disagg test-clients test-docs test-engines format clean
 
 help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.serve ## Only install; then every command of README.md and docs/ works.
 
 serve: $(VENV)/.serve ## Serve a model over the OpenAI API; options after ARGS, e.g. ARGS="--workers 2 --http-port 9000".
 	@$(BIN)/dynamo serve $(ARGS)
@@ -72,6 +74,9 @@ test-disagg: $(VENV)/.test ## Ask prefill and decode workers REQUESTS things whi
 test-clients: $(VENV)/.test ## Run every client's script in an environment of its own below .cache (2 GB): openai 2 and 3, Node, langchain, litellm, lm-eval, aiperf, schemathesis.
 	$(BIN)/python -m tests.integration.clients.environments
 	$(BIN)/python -m pytest tests/integration/clients tests/integration/test_schemathesis.py $(ARGS)
+
+test-docs: $(VENV)/.test ## Run every command of README.md, docs/ and examples/ in a copy without an environment, installations too.
+	DOCUMENTATION_FRESH=1 $(BIN)/python -m pytest tests/integration/test_documentation.py $(ARGS)
 
 test-engines: $(VENV)/.test ## Serve a tiny model through vLLM itself, in an environment of its own below .cache (5 GB; DYNAMO_ENGINES_HOME names another).
 	$(BIN)/python tools/engines_env.py

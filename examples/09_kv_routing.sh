@@ -10,9 +10,8 @@ prefix=$(seq -s " " 1 60)
 "$python" -m dynamo.cli serve --workers 2 --router-mode kv --http-port "$port" &
 server=$!
 trap 'kill $server; wait $server || true' EXIT
-until curl -sf "http://localhost:$port/v1/models" | grep -q dynamo-demo; do
-    kill -0 $server
-    sleep 0.2
+until sleep 0.5 && kill -0 $server && curl -sf "http://localhost:$port/v1/models" | grep -q dynamo-demo; do
+    kill -0 $server  # Ends the script if the server could not start.
 done
 
 for question in "one" "two"; do
