@@ -20,7 +20,7 @@ ENDPOINT_TYPES = {"chat": "Chat", "completions": "Completions"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions(RuntimeOptions):
-    """What is the same for workers of every engine.
+    """Options of every worker.
 
     A subclass with rules of its own begins its `__post_init__` with `WorkerOptions.__post_init__(self)`.
     """
@@ -122,7 +122,7 @@ class WorkerOptions(RuntimeOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisaggregatedOptions(WorkerOptions):
-    """The same for workers that can do one part of a request: prefill or decode."""
+    """Disaggregation role of a worker."""
 
     disaggregation_mode: str | None = option(
         None,

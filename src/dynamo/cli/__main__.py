@@ -18,7 +18,8 @@ dynamo {__version__}: serve a language model over the OpenAI API
   dynamo route explain                why the KV router sent the last requests where it did
   dynamo replay TRACE.jsonl           what a cluster would do with this load, simulated
 
-  dynamo COMMAND --help               every option, its environment variable and its default
+  dynamo COMMAND --help               its common options, their environment variables and defaults (also: dynamo help COMMAND)
+  dynamo COMMAND --help-all           all of its options
   dynamo --version
 
 The same parts run one by one, on one machine or on several that share a directory:
@@ -40,8 +41,10 @@ def main() -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Runs one command. Raises `ConfigError` for an unknown one."""
+    """Run one command. Raises `ConfigError` for an unknown one."""
     word, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    if word == "help" and rest:
+        word, rest = rest[0], [*rest[1:], "--help"]
     if word in {"--help", "-h", "help"}:
         print(HELP, end="")
         return 0

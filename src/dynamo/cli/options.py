@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dynamo.backend.config import DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
@@ -22,8 +22,29 @@ WORKERS_MAX = 64  # Processes on one machine; more is a mistyped number.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
-    """Serves a model on this machine: one frontend and its workers, as processes that live and end together."""
+    """Serve a model on this machine: one frontend and its workers, as processes that start and end together."""
 
+    COMMON: ClassVar = (
+        "--engine",
+        "--workers",
+        "--prefill-workers",
+        "--verbose",
+        "--model-name",
+        "--max-model-len",
+        "--max-num-seqs",
+        "--kv-cache-memory-mb",
+        "--threads",
+        "--speedup-ratio",
+        "--dyn-tool-call-parser",
+        "--dyn-reasoning-parser",
+        "--http-host",
+        "--http-port",
+        "--router-mode",
+        "--migration-limit",
+        "--api-keys-file",
+        "--tls-cert-path",
+        "--tls-key-path",
+    )
     model: str | None = option(
         None, "MODEL", None, "Directory in Hugging Face layout, or a hub id; the bundled demo model without it"
     )
@@ -88,7 +109,7 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
     variables = {name: value for name, value in variables.items() if name not in PLANES}
     variables["DYN_HTTP_HOST"] = variables.get("DYN_HTTP_HOST") or DEFAULT_HOST
     serve, _ = build_parser(ServeConfig, variables=variables, prog="dynamo serve").parse_known_args(
-        [word for word in argv if word not in {"-h", "--help"}]
+        [word for word in argv if word not in {"-h", "--help", "--help-all"}]
     )
     engine_type, engine_waiting = config_of(serve.engine)
     declared = declared_flags(ServeConfig) | declared_flags(engine_type) | declared_flags(FrontendConfig)

@@ -16,12 +16,14 @@ import argparse
 import dataclasses
 import difflib
 import enum
+import inspect
 import json
 import os
 import sys
+import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from dynamo import __version__
@@ -102,7 +104,29 @@ def setting(env: str, default: C, read: Callable[[str], C], variables: Mapping[s
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse, but an error is a `ConfigError` and an unknown flag names its nearest neighbour."""
+    """An argparse parser that raises `ConfigError`, suggests flags, and has a short help and a complete one."""
+
+    common: Collection[str] = ()
+    """The options described in the short help; without any, `--help` shows all."""
+
+    def format_short_help(self) -> str:
+        """Return the options by group: the common ones with their descriptions, of the others only the names."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        # Groups with common options first.
+        for group in sorted(self._action_groups, key=lambda group: not any(map(self._is_common, group._group_actions))):
+            others = [action for action in group._group_actions if not self._is_common(action)]
+            formatter.start_section(group.title)
+            formatter.add_arguments([action for action in group._group_actions if self._is_common(action)])
+            if others:
+                formatter.add_text("Also: " + "  ".join(action.option_strings[0] for action in others))
+            formatter.end_section()
+        formatter.add_text(f"{self.prog} --help-all describes all of them.")
+        return formatter.format_help()
+
+    def _is_common(self, action: argparse.Action) -> bool:
+        return not action.option_strings or any(name in self.common for name in action.option_strings)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
@@ -127,7 +151,13 @@ class ArgumentParser(argparse.ArgumentParser):
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=min(110, _columns()))
+        super().__init__(prog, max_help_position=34, width=_help_width())
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        wrapped = textwrap.TextWrapper(
+            width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+        )
+        return wrapped.fill(" ".join(text.split()))
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, [], argparse.SUPPRESS):
@@ -153,6 +183,18 @@ def _positionals(config_types: Sequence[type[Any]]) -> list[str]:
     return [flag for flag in flags if not flag.startswith("-")]
 
 
+class _ShortHelpAction(argparse.Action):
+    """`--help`: print the short help, or the complete one where no options are common."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
+        parser._print_message(parser.format_short_help() if parser.common else parser.format_help(), sys.stdout)
+        parser.exit()
+
+
+def _help_width() -> int:
+    return min(110, _columns())
+
+
 def _columns() -> int:
     try:
         return os.get_terminal_size().columns
@@ -161,18 +203,27 @@ def _columns() -> int:
 
 
 def build_parser(*config_types: type[Any], variables: Mapping[str, str], prog: str | None = None) -> ArgumentParser:
-    """A parser of all fields of the given configurations; a field or a flag that they share is declared once."""
+    """Return a parser of all fields of the given configurations; a field or a flag that they share is declared once.
+
+    Options are grouped by the class that declares them. The first class lists in `COMMON` the flags that
+    the short help describes.
+    """
     description = (config_types[0].__doc__ or "").strip()
-    parser = ArgumentParser(prog=prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+    parser = ArgumentParser(
+        prog=prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False, add_help=False
+    )
+    common = getattr(config_types[0], "COMMON", ())
+    parser.common = (*common, "--help", "--help-all", "--version") if common else ()
+    parser.add_argument("-h", "--help", action=_ShortHelpAction, nargs=0, help="Show the common options and exit")
+    parser.add_argument("--help-all", action="help", help="Show all options and exit")
     parser.usage = " ".join(["%(prog)s", *(f"[{name}]" for name in _positionals(config_types)), "[options]"])
     parser.add_argument(
         "--version", action="version", version=f"dynamo {__version__}", help="Say which release this is"
     )
     seen: set[str] = set()
     taken: set[str] = set()
+    groups: dict[type[Any], Any] = {config_types[0]: parser}
     for config_type in config_types:
-        title = (config_type.__doc__ or config_type.__name__).strip().splitlines()[0].removesuffix(".")
-        group = parser if config_type is config_types[0] else parser.add_argument_group(title)
         hints = typing.get_type_hints(config_type)
         for field in dataclasses.fields(config_type):
             if "flag" in field.metadata and field.name not in seen:
@@ -180,8 +231,20 @@ def build_parser(*config_types: type[Any], variables: Mapping[str, str], prog: s
                 names = [name for name in (field.metadata["flag"], *field.metadata["aliases"]) if name not in taken]
                 taken.update(names)
                 if names:
-                    _add(group, field, names, hints[field.name], variables)
+                    owner = _owner(config_type, field.name)
+                    if owner not in groups:
+                        groups[owner] = parser.add_argument_group(_title(owner))
+                    _add(groups[owner], field, names, hints[field.name], variables)
     return parser
+
+
+def _owner(config_type: type[Any], name: str) -> type[Any]:
+    """Return the class of the hierarchy that declares a field."""
+    return next(base for base in config_type.__mro__ if name in inspect.get_annotations(base))
+
+
+def _title(config_type: type[Any]) -> str:
+    return (config_type.__doc__ or config_type.__name__).strip().splitlines()[0].removesuffix(".")
 
 
 def load(

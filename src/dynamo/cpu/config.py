@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dynamo.backend.config import DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
@@ -19,6 +20,19 @@ TRANSPORTS = ("nixl", "shm", "tcp")
 class CpuConfig(DisaggregatedOptions):
     """Embedded engine: computes a model on this machine's processor."""
 
+    COMMON: ClassVar = (
+        "--model-path",
+        "--model-name",
+        "--max-model-len",
+        "--max-num-seqs",
+        "--kv-cache-memory-mb",
+        "--threads",
+        "--disaggregation-mode",
+        "--dyn-tool-call-parser",
+        "--dyn-reasoning-parser",
+        "--discovery-backend",
+        "--request-plane",
+    )
     model_path: str | None = option(
         None, "--model-path", None, "Directory in Hugging Face layout, or a hub id; the bundled demo model without it"
     )

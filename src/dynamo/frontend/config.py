@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 from dynamo.core.api_keys import ADMIN_API_KEYS, API_KEYS, KEY_CHARS_MIN, keys_of_variable
 from dynamo.core.config import NO_EFFECT, environ, load, option
@@ -29,6 +30,20 @@ from dynamo.runtime.push_router import RouterMode
 class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
     """OpenAI-compatible HTTP frontend: finds the workers, chooses one for each request, streams the answer."""
 
+    COMMON: ClassVar = (
+        "--http-host",
+        "--http-port",
+        "--router-mode",
+        "--discovery-backend",
+        "--request-plane",
+        "--api-keys-file",
+        "--tls-cert-path",
+        "--tls-key-path",
+        "--http-workers",
+        "--migration-limit",
+        "--enable-anthropic-api",
+        "--batch-dir",
+    )
     http_host: str = option("0.0.0.0", "--http-host", "DYN_HTTP_HOST", "Address to listen on")  # noqa: S104
     http_port: int = option(8000, "--http-port", "DYN_HTTP_PORT", "Port to listen on; 0 lets the system choose")
     router_mode: str = option(

@@ -47,7 +47,7 @@ Estimate = tuple[float, float, float]
 
 @dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of those who route.
 class AisOptions:
-    """What the engine is."""
+    """Engine performance model."""
 
     ais_perf_config: str | None = option(
         None,

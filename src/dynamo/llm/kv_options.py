@@ -27,7 +27,7 @@ FLAGS = {
 
 @dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of those who route.
 class KvRouterOptions(AisOptions, TrackingOptions):
-    """How `--router-mode kv` decides."""
+    """KV router (`--router-mode kv`)."""
 
     router_policy: str = option(
         "dynamo",

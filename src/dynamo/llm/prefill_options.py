@@ -13,7 +13,7 @@ from dynamo.llm.prefill_plan import CONFIG_FLAG, FLAG, Conditional
 
 @dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of those who route.
 class DisaggregationOptions:
-    """How requests go to prefill and decode workers."""
+    """Routing to prefill and decode workers."""
 
     enforce_disagg: bool = option(
         False,

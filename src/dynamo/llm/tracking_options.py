@@ -8,7 +8,7 @@ from dynamo.kv_router.tracking import KEYED, PUBLIC, TrackingKey, check_tracking
 
 @dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of those who route.
 class TrackingOptions:
-    """The hashes, and the key that makes them ours and nobody else's."""
+    """Hashes of the requests that routers track."""
 
     tracking_hash: str = option(
         PUBLIC,

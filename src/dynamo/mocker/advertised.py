@@ -24,7 +24,10 @@ ANY_MODE = (
 
 @dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the mocker's configuration.
 class AdvertisedOptions:
-    """Told with `--router-mode`. Fields are named as `RouterConfig` and `KvRouterConfig` name them."""
+    """Router settings that the worker publishes (with `--router-mode`).
+
+    Fields are named as in `RouterConfig` and `KvRouterConfig`.
+    """
 
     router_mode: str | None = option(
         None,

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import dynamo
 from dynamo.backend.config import DisaggregatedOptions
@@ -41,6 +41,18 @@ STAGGER_PAUSE_S = 2.0
 class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
     """A simulated engine: real requests, real time, random tokens."""
 
+    COMMON: ClassVar = (
+        "--model-path",
+        "--model-name",
+        "--engine-type",
+        "--speedup-ratio",
+        "--num-workers",
+        "--max-num-seqs",
+        "--num-gpu-blocks-override",
+        "--disaggregation-mode",
+        "--discovery-backend",
+        "--request-plane",
+    )
     disaggregation_mode: str | None = option(
         None,
         "--disaggregation-mode",

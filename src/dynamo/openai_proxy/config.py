@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from dynamo.backend.config import DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
@@ -30,6 +31,19 @@ class TokenApi(Enum):
 class ProxyConfig(DisaggregatedOptions):
     """A running OpenAI-compatible server as a worker."""
 
+    COMMON: ClassVar = (
+        "--url",
+        "--model",
+        "--served-model-name",
+        "--model-path",
+        "--api-key-env",
+        "--kv-events-endpoint",
+        "--disaggregation-mode",
+        "--dyn-tool-call-parser",
+        "--dyn-reasoning-parser",
+        "--discovery-backend",
+        "--request-plane",
+    )
     url: str | None = option(None, "--url", None, f"Where the server is, for example {EXAMPLE}; /v1 may follow")
     api_path: str = option("/v1", "--api-path", None, "Where its API begins below the URL")
     input: str = option(

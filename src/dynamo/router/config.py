@@ -1,6 +1,7 @@
 """RouterOptions: the flags of `python -m dynamo.router` (serving-plane.md §4.12)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError, InvalidArgument
@@ -18,6 +19,15 @@ DEFAULT_BLOCK_SIZE = 128  # Upstream's.
 class RouterOptions(RuntimeOptions, KvRouterOptions):
     """Standalone KV router: chooses among the workers of any endpoint, for callers that are no frontend."""
 
+    COMMON: ClassVar = (
+        "--endpoint",
+        "--router-block-size",
+        "--router-policy",
+        "--router-kv-overlap-score-credit",
+        "--router-temperature",
+        "--discovery-backend",
+        "--request-plane",
+    )
     endpoint: str | None = option(
         None, "--endpoint", "DYN_ROUTER_ENDPOINT", "The workers' endpoint, namespace.component.endpoint"
     )

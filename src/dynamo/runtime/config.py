@@ -24,7 +24,7 @@ def default_discovery() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeOptions:
-    """How processes find and call each other."""
+    """Discovery and connections between processes."""
 
     discovery_backend: str = option(
         default_discovery,

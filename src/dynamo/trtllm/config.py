@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -31,6 +31,19 @@ MODES = {
 class TrtllmConfig(WorkerOptions):
     """TensorRT-LLM as a worker. Any argument of its `LLM` may be given as --trtllm.<dotted.name> <value>."""
 
+    COMMON: ClassVar = (
+        "--model",
+        "--served-model-name",
+        "--tensor-parallel-size",
+        "--max-batch-size",
+        "--max-num-tokens",
+        "--max-seq-len",
+        "--free-gpu-memory-fraction",
+        "--disaggregation-mode",
+        "--dyn-tool-call-parser",
+        "--dyn-reasoning-parser",
+        "--discovery-backend",
+    )
     model: str = option(
         "", "--model", "DYN_TRTLLM_MODEL", "Directory of the model, or its name on the hub", aliases=("--model-path",)
     )

@@ -17,6 +17,19 @@ def test_without_a_command_or_asked_for_help_it_teaches(argv: list[str], capsys:
     assert {"dynamo.frontend", "dynamo.cpu", "dynamo.mocker"} == set(re.findall(r"python -m (\S+)", page))
 
 
+def test_help_command_shows_the_help_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = []
+    for argv in (["help", "serve"], ["serve", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            run(argv)
+        assert ended.value.code == 0
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1]
+    assert pages[0].startswith("usage: dynamo serve")
+    with pytest.raises(ConfigError, match="unknown command serv; did you mean serve"):
+        run(["help", "serv"])
+
+
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])
 def test_it_knows_its_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([word]) == 0

@@ -1,11 +1,12 @@
 """Options of `dynamo serve`: each word reaches its owner, and a wrong one is refused by name."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from dynamo.cli.options import Options, own_command, read
+from dynamo.cli.options import Options, ServeConfig, own_command, read
 from dynamo.core.errors import ConfigError
 
 CALLS = "--dyn-tool-call-parser=hermes"
@@ -121,13 +122,28 @@ def test_a_hub_id_is_fetched_once_and_served_under_its_own_name(
     assert "--model-name=mine" in options("owner/name", "--model-name", "mine").engine_flags(cores=1)
 
 
-def test_help_shows_the_options_of_all_three(capsys: pytest.CaptureFixture[str]) -> None:
+def help_page(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        options("--help", "--engine", "mocker")
-    page = capsys.readouterr().out
+        options(*argv)
     assert ended.value.code == 0
-    for flag in ("MODEL", "--workers", "--router-mode", "--speedup-ratio"):
-        assert flag in page
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help", "--help-all"])
+def test_help_shows_the_options_of_all_three(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = help_page(capsys, flag, "--engine", "mocker")
+    for word in ("MODEL", "--workers", "--router-mode", "--speedup-ratio", "--help-all"):
+        assert word in page
+
+
+def test_short_help_names_every_option_and_describes_the_common_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    short, everything = help_page(capsys, "--help"), help_page(capsys, "--help-all")
+    flags = set(re.findall(r"^  (--[a-z-]+)", everything, re.MULTILINE))
+    assert len(flags) > 100
+    assert [flag for flag in flags if flag not in short] == []
+    assert len(short.splitlines()) < 120 < len(everything.splitlines())
+    described = set(re.findall(r"^  (--[a-z-]+)(?:, | [A-Z{])", short, re.MULTILINE))
+    assert set(ServeConfig.COMMON) - described == {"--speedup-ratio"}, "which is the mocker's"
 
 
 def test_the_command_is_named_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

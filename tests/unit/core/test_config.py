@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import importlib
 import json
 import typing
 from pathlib import Path
@@ -177,6 +178,33 @@ def test_help_names_flag_variable_default_and_percent_signs(capsys: pytest.Captu
         "{fast,safe}",
     ):
         assert words in page
+
+
+@pytest.mark.parametrize(
+    "name", ["frontend.config.FrontendConfig", "cpu.config.CpuConfig", "mocker.config.MockerConfig",
+             "openai_proxy.config.ProxyConfig", "router.config.RouterOptions", "trtllm.config.TrtllmConfig"],
+)  # fmt: skip
+def test_common_options_exist_and_the_short_help_is_short(name: str) -> None:
+    module, _, type_name = name.rpartition(".")
+    config_type = getattr(importlib.import_module(f"dynamo.{module}"), type_name)
+    parser = build_parser(config_type, variables={}, prog="program")
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    assert set(config_type.COMMON) <= flags
+    short = parser.format_short_help()
+    assert [action.option_strings[0] for action in parser._actions if action.option_strings[0] not in short] == []
+    assert len(short.splitlines()) < 90
+    assert "program --help-all describes all of them." in short
+
+
+def test_options_are_grouped_by_the_class_that_declares_them() -> None:
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Flat(Hall):
+        """Has rooms."""
+
+        rooms: int = option(1, "--rooms", None, "How many")
+
+    page = build_parser(Flat, variables={}, prog="flat").format_help()
+    assert page.index("options:") < page.index("--rooms") < page.index("\nServes:") < page.index("--port")
 
 
 def test_a_parser_of_several_declares_a_shared_field_once() -> None:
