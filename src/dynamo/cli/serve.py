@@ -20,6 +20,7 @@ from dynamo.cli.run_directory import RunDirectory
 from dynamo.cli.supervisor import FRONTEND_DRAIN_S, WORKER_DRAIN_S, Event, Exited, Supervisor
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.known_variables import warnings as unknown_variables
 
 POLL_S = 0.05  # Start-up is felt; a question to /health costs the loading processes next to nothing.
 HEALTH_TIMEOUT_S = 1.0
@@ -30,6 +31,8 @@ def serve(argv: list[str], started: float) -> int:
     """`dynamo serve`, typed at the given time: the exit status. Raises `ConfigError` before anything is started."""
     variables = environ()
     chosen = options.read(argv, variables)
+    for warning in unknown_variables(variables):
+        sys.stderr.write(f"warning: {warning}\n")
     host, port = chosen.frontend.http_host, claim_port(chosen.frontend.http_host, chosen.frontend.http_port)
     keys, session_key = chosen.keys, None
     if chosen.needs_key:  # This process lists the models to see whether they are served, so it needs a key too.

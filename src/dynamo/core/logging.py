@@ -18,9 +18,14 @@ from typing import Any, TextIO
 from dynamo.core.config import environ, read_bool, setting
 from dynamo.core.errors import ConfigError
 from dynamo.core.flood import FloodFilter
+from dynamo.core.known_variables import warnings as unknown_variables
 from dynamo.core.tracing import exports, make_exporter, service_name
 
+logger = logging.getLogger(__name__)
+
 TRACE = 5
+_reported: set[str] = set()
+"""Warnings about the environment that this process has logged; `setup` may be called again."""
 LEVELS = {
     "trace": TRACE,
     "debug": logging.DEBUG,
@@ -86,6 +91,10 @@ def setup(variables: Mapping[str, str] | None = None, stream: TextIO | None = No
     root.setLevel(level)
     for name, target_level in targets.items():
         logging.getLogger(name).setLevel(target_level)
+    for warning in unknown_variables(variables):
+        if warning not in _reported:
+            _reported.add(warning)
+            logger.warning("%s", warning)
 
 
 def levels(variables: Mapping[str, str]) -> tuple[int, dict[str, int]]:

@@ -139,3 +139,11 @@ def test_without_a_file_the_variable_says_it_all(tmp_path: Path) -> None:
 def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"DYN_LOGGING_CONFIG_PATH=.*wrong\.toml"):
         levels(write(tmp_path / "wrong.toml", text))
+
+
+def test_logging_setup_reports_an_unknown_variable_once() -> None:
+    stream = io.StringIO()
+    for _ in range(2):
+        setup({"DYN_HTTP_PROTT": "1"}, stream)
+    assert stream.getvalue().count("DYN_HTTP_PROTT: unknown variable, ignored; did you mean DYN_HTTP_PORT?") == 1
+    assert " WARN dynamo.core.logging: " in stream.getvalue()

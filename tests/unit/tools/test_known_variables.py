@@ -1,0 +1,17 @@
+"""Known variables: the list is what the source reads."""
+
+from tools.known_variables import PAGE, names_in, page
+
+
+def test_list_is_as_the_tool_writes_it() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(text), "run tools/known_variables.py (make format does)"
+
+
+def test_names_are_literals_and_those_composed_of_a_prefix() -> None:
+    source = '''
+"""Prose about DYN_NOT_READ."""
+def read(name): return get(f"DYN_FAMILY_{name}")
+read("MEMBER"); get("DYN_LITERAL"); get("lower")
+'''
+    assert set(names_in(source)) == {"DYN_LITERAL", "DYN_FAMILY_MEMBER"}
