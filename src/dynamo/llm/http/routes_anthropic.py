@@ -1,15 +1,19 @@
-"""Routes of Anthropic's Messages API, where `--enable-anthropic-api` asks for them (serving-plane.md §1.2)."""
+"""Routes of Anthropic's Messages API; without `--enable-anthropic-api` they answer 404 and name the flag."""
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.llm.anthropic.convert import hides_thoughts, to_chat
 from dynamo.llm.anthropic.errors import error_body
 from dynamo.llm.anthropic.writer import MessageWriter
+from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.prompt_count import count_prompt, counted_model
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
@@ -28,10 +32,19 @@ from dynamo.protocols.anthropic import (
 )
 from dynamo.protocols.engine import CompletionUsage
 
+PATH, VARIABLE = "/v1/messages", "DYN_HTTP_SVC_ANTHROPIC_PATH"
+OFF = ErrorAnswer(
+    404,
+    "Anthropic's Messages API is off: start the frontend with --enable-anthropic-api (DYN_ENABLE_ANTHROPIC_API=1)",
+)
+
 
 def add(routes: RouteTable, context: RouteContext) -> None:
-    """Adds them."""
+    """Add the routes."""
     if not context.apis.enable_anthropic:
+        off = Operation("Message (off: --enable-anthropic-api)", refusals=(404,), error=ErrorMessage)
+        routes.plain("POST", PATH, switched_off, off, variable=VARIABLE)
+        routes.plain("POST", f"{PATH}/count_tokens", switched_off, off)
         return
     pages = MessagePages(
         context.pipeline,
@@ -39,18 +52,17 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         context.apis.strip_anthropic_preamble,
         setting("DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS", False, read_bool),
     )
-    path = "/v1/messages"
     routes.hot(
         "POST",
-        path,
+        PATH,
         pages.handle_message,
         Operation("Message", MessagesRequest, Message, streams=True, refusals=ENGINE_REFUSALS, error=ErrorMessage),
-        variable="DYN_HTTP_SVC_ANTHROPIC_PATH",
+        variable=VARIABLE,
         error_body=error_body,
     )
     routes.hot(
         "POST",
-        f"{path}/count_tokens",
+        f"{PATH}/count_tokens",
         pages.handle_count,
         Operation(
             "Tokens of a message's prompt",
@@ -61,6 +73,11 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         ),
         error_body=error_body,
     )
+
+
+async def switched_off(request: Request) -> Response:
+    """Refuse a request to an API that is off."""
+    return Response(error_body(OFF), OFF.status, media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)

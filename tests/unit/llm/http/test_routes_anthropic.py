@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from starlette.requests import Request
 from tests.scripted_engine.house import NAME, Answer, House, open_house
 from tests.scripted_engine.script import Script
 
@@ -42,9 +43,16 @@ async def served(*flags: str, **options: Any) -> AsyncIterator[Served]:
         yield Served(house, ApiOptions(**{"enable_anthropic": True, **options}))
 
 
-async def test_the_routes_are_there_only_where_they_were_asked_for() -> None:
+async def test_messages_api_that_is_off_answers_404_and_names_its_flag() -> None:
     async with served(enable_anthropic=False) as one:
-        assert one.table.entries == []
+        assert one.table.hot_handlers() == {}
+        assert [entry.path for entry in one.table.entries] == ["/v1/messages", "/v1/messages/count_tokens"]
+        for route in one.table.starlette_routes():
+            scope = {"type": "http", "method": "POST", "path": route.path, "headers": []}
+            answer = await route.endpoint(Request(scope))
+            body = json.loads(answer.body)
+            assert (answer.status_code, body["type"], body["error"]["type"]) == (404, "error", "not_found_error")
+            assert "--enable-anthropic-api" in body["error"]["message"]
 
 
 async def test_a_message_is_answered_and_counted() -> None:
