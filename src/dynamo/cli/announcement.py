@@ -1,8 +1,10 @@
-"""Announcement: what `dynamo serve` says once it answers: where, one line to paste, and what the model is not. Pure."""
+"""Announcement: the text that `dynamo serve` prints when it is ready: address, a command to paste, limits. Pure."""
 
+import enum
 import json
 import shlex
 from dataclasses import dataclass
+from typing import Any
 
 from dynamo.core.hosts import is_loopback
 
@@ -14,6 +16,15 @@ MOCKER_TRUTH = "The mocker computes nothing: it answers with random tokens, at t
 OPEN_WARNING = "Warning: every host that reaches {host} can use it; require a key with --api-key or DYN_API_KEYS."
 DEFAULT_URL = "http://localhost:8000"  # Where `dynamo chat` looks by itself.
 MOCKER_MAX_TOKENS = 64  # The mocker refuses a request that does not say how long its answer is.
+
+
+class Api(enum.Enum):
+    """The route that a model is first tried with; the value is its path."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+    CLASSIFY = "/v1/classify"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +42,7 @@ class Announcement:
     is_tls: bool = False
     prefill_workers: int = 0
     needs_key: bool = False
+    api: Api = Api.CHAT
 
     @property
     def url(self) -> str:
@@ -38,7 +50,7 @@ class Announcement:
         return f"{'https' if self.is_tls else 'http'}://{reachable(self.host)}:{self.port}"
 
     def ready(self, model: str, seconds: float) -> str:
-        """All of it, for the model's served name."""
+        """Return the text for the model's served name."""
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         if self.prefill_workers:
             workers += f" and {self.prefill_workers} for prompts"
@@ -50,24 +62,39 @@ class Announcement:
         if not self.needs_key and not is_loopback(self.host):
             parts.append(OPEN_WARNING.format(host=self.host))
         parts.append(f"Try it:\n{self.curl(model)}")
-        parts.append(f"or talk to it: {self.chat()}\nCtrl-C ends it all.")
+        chat = f"or talk to it: {self.chat()}\n" if self.api is Api.CHAT else ""
+        parts.append(f"{chat}API reference: {self.url}/docs (listening on {self.address})\nCtrl-C ends it all.")
         return "\n\n".join(parts)
 
+    @property
+    def address(self) -> str:
+        """Return the address and port that the frontend listens on."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def curl(self, model: str) -> str:
-        """One line that streams an answer when pasted into a shell."""
-        body = {"model": model, "messages": [{"role": "user", "content": "What is Dynamo?"}], "stream": True}
-        if self.engine == "mocker":
-            body["max_tokens"] = MOCKER_MAX_TOKENS
+        """Return one line that shows an answer when pasted into a shell."""
+        body = {"model": model, **self._fields()}
         key = ' -H "Authorization: Bearer $DYN_API_KEY"' if self.needs_key else ""
         # A certificate is seldom made out to localhost.
         flags = "-kN" if self.is_tls else "-N"
         return (
-            f"curl {flags} {self.url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+            f"curl {flags} {self.url}{self.api.value} -H 'Content-Type: application/json'{key} "
             f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
         )
 
+    def _fields(self) -> dict[str, Any]:
+        if self.api in {Api.EMBEDDINGS, Api.CLASSIFY}:
+            return {"input": "What is Dynamo?"}
+        if self.api is Api.CHAT:
+            fields: dict[str, Any] = {"messages": [{"role": "user", "content": "What is Dynamo?"}], "stream": True}
+        else:
+            fields = {"prompt": "Dynamo is", "stream": True}
+        if self.engine == "mocker":
+            fields["max_tokens"] = MOCKER_MAX_TOKENS
+        return fields
+
     def chat(self) -> str:
-        """The command that opens a conversation."""
+        """Return the command that opens a conversation."""
         words = [self.command, "chat"]
         if self.url != DEFAULT_URL:
             words += ["--url", self.url]

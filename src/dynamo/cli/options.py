@@ -1,6 +1,7 @@
 """Options of `dynamo serve`: its own few, and those of the frontend and of the engine, each judged by its owner."""
 
 import dataclasses
+import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 
 from dynamo.backend.config import DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
+from dynamo.cli.announcement import Api
 from dynamo.cli.graph import PLANES
 from dynamo.core.config import as_flags, build_parser, from_namespace, option
 from dynamo.core.errors import ConfigError
@@ -138,6 +140,30 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
         is_demo=engine.model_path is None,
         keys=api_keys(frontend, variables),
     )
+
+
+def api_of(engine: Any) -> Api:
+    """Return the API that an engine's model is first tried with: chat only where the model has a chat template."""
+    if getattr(engine, "embedding_worker", False):
+        return Api.EMBEDDINGS
+    if getattr(engine, "classify_worker", False):
+        return Api.CLASSIFY
+    has_template = engine.custom_jinja_template is not None or has_chat_template(engine.model_path)
+    return Api.CHAT if "chat" in engine.endpoint_types and has_template else Api.COMPLETIONS
+
+
+def has_chat_template(directory: str | None) -> bool:
+    """Return whether a model directory has a chat template; True for the bundled model, and where it cannot be read."""
+    if directory is None or not Path(directory).is_dir():
+        return True
+    if (Path(directory) / "chat_template.jinja").is_file():
+        return True
+    try:
+        return bool(json.loads((Path(directory) / "tokenizer_config.json").read_bytes()).get("chat_template"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, AttributeError):  # The worker reports a file that it cannot read.
+        return True
 
 
 def _check_roles(config: ServeConfig, engine: Any) -> None:

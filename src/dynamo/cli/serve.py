@@ -63,6 +63,7 @@ def serve(argv: list[str], started: float) -> int:
         command=options.own_command(sys.argv[0]),
         is_tls=chosen.frontend.tls_cert_path is not None,
         needs_key=chosen.needs_key,
+        api=options.api_of(chosen.engine),
     )
     verbose = chosen.serve.verbose or bool(variables.get("DYN_LOG"))  # Whoever names a level wants to see it.
     progress = Progress(started=started)

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from dynamo.cli.announcement import Announcement, reachable
+from dynamo.cli.announcement import Announcement, Api, reachable
 
 
 def announcement(**changes: object) -> Announcement:
@@ -51,6 +51,22 @@ def test_it_says_when_where_what_and_how_to_end() -> None:
     text = announcement(workers=2, port=9).ready("llama", 1.234)
     assert text.splitlines()[0] == "Ready in 1.2 s: llama (cpu, 2 workers) at http://localhost:9"
     assert "Ctrl-C" in text
+
+
+def test_banner_names_the_api_reference_and_the_address_that_is_bound() -> None:
+    assert "API reference: http://localhost:8000/docs (listening on 0.0.0.0:8000)" in announcement().ready("m", 1.0)
+    assert "(listening on [::]:8000)" in announcement(host="::").ready("m", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("api", "field"), [(Api.COMPLETIONS, "prompt"), (Api.EMBEDDINGS, "input"), (Api.CLASSIFY, "input")]
+)
+def test_model_without_chat_is_tried_with_its_own_api_and_not_with_chat(api: Api, field: str) -> None:
+    one = announcement(api=api)
+    text = one.ready("m", 1.0)
+    assert "dynamo chat" not in text
+    assert f"http://localhost:8000{api.value} " in text
+    assert set(body_of(one.curl("m"))) - {"stream"} == {"model", field}
 
 
 def test_chat_needs_no_url_where_its_default_is_right() -> None:

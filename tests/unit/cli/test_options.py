@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.cli.options import Options, ServeConfig, own_command, read
+from dynamo.cli.announcement import Api
+from dynamo.cli.options import Options, ServeConfig, api_of, own_command, read
 from dynamo.core.errors import ConfigError
 
 CALLS = "--dyn-tool-call-parser=hermes"
@@ -120,6 +121,25 @@ def test_a_hub_id_is_fetched_once_and_served_under_its_own_name(
     monkeypatch.setattr("dynamo.llm.hub.resolve_model", lambda name: str(tmp_path))
     assert set(options("owner/name").engine_flags(cores=1)) == {"--model-name=owner/name", f"--model-path={tmp_path}"}
     assert "--model-name=mine" in options("owner/name", "--model-name", "mine").engine_flags(cores=1)
+
+
+def test_api_to_try_follows_the_template_and_the_kind_of_worker(tmp_path: Path) -> None:
+    def api(*argv: str) -> Api:
+        return api_of(options(*argv).engine)
+
+    model = tmp_path / "model"
+    model.mkdir()
+    assert api(str(model)) is Api.COMPLETIONS
+    (model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert api(str(model)) is Api.CHAT
+    (model / "tokenizer_config.json").write_text("{}")
+    assert api(str(model)) is Api.COMPLETIONS
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    assert api(str(model)) is Api.CHAT
+    assert api(str(model), "--endpoint-types", "completions") is Api.COMPLETIONS
+    assert api() is api("--engine", "mocker") is Api.CHAT
+    assert api("--embedding-worker") is Api.EMBEDDINGS
+    assert api("--classify-worker") is Api.CLASSIFY
 
 
 def help_page(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
