@@ -8,17 +8,16 @@ import asyncio
 import contextlib
 import logging
 import random
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
 from dynamo.core.backoff import Backoff
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError
+from dynamo.core.locked_directory import LockedDirectory
 from dynamo.core.parent import VARIABLE as PARENT_VARIABLE
 from dynamo.core.tasks import TaskOwner
 
@@ -44,7 +43,7 @@ class Workers:
         self._variables = variables or {}
         self._count = count
         self._drain_s = drain_s
-        self._folder = tempfile.mkdtemp(prefix="dynamo-http-")
+        self._folder = LockedDirectory("dynamo-http-")
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         self._status = 0
@@ -62,7 +61,7 @@ class Workers:
             await self._stop()
         finally:
             await self._tasks.cancel_and_wait(1.0)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
         return self._status
 
     async def _keep(self, index: int, parent_id: int) -> None:
@@ -75,9 +74,10 @@ class Workers:
                     **environ(),
                     **self._variables,
                     INDEX_VARIABLE: str(index),
-                    FOLDER_VARIABLE: self._folder,
+                    FOLDER_VARIABLE: self._folder.path,
                     PARENT_VARIABLE: str(parent_id),
                 },
+                pass_fds=[self._folder.lock],  # The folder is in use while one of them drains.
             )
             status = await process.wait()
             if self._stopping.is_set():

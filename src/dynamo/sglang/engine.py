@@ -12,8 +12,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
 from base64 import b64encode
 from typing import Any
 
@@ -30,6 +28,7 @@ from dynamo.backend.media import media_items
 from dynamo.backend.requests import STOP_S, Life, Requests
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument
+from dynamo.core.locked_directory import LockedDirectory
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.hicache import RUNTIME_KEY
 from dynamo.llm.hub import resolve_model
@@ -201,11 +200,11 @@ class SglangEngine:
         args = self._args
         args.incremental_streaming_output = True  # Only what is new, not all of it again with each token.
         if wants_forward_passes(environ()):
-            folder = tempfile.mkdtemp(prefix="dynamo-steps-")
-            self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
+            folder = LockedDirectory("dynamo-steps-")
+            self._closing.callback(folder.close)
             args.enable_forward_pass_metrics = True
             args.forward_pass_metrics_worker_id = str(self._host.worker_id)
-            args.forward_pass_metrics_ipc_name = f"ipc://{folder}/rank"
+            args.forward_pass_metrics_ipc_name = f"ipc://{folder.path}/rank"
 
     def _make(self) -> Any:
         """Starts SGLang, which loads in processes of its own. In a thread: the loop has to show that this one lives."""

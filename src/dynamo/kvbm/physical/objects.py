@@ -11,8 +11,14 @@ from typing import Protocol
 import numpy as np
 
 from dynamo.core.errors import ConfigError
+from dynamo.core.locked_directory import remove_abandoned_files
 from dynamo.kvbm.logical.blocks import Identity
 from dynamo.kvbm.physical.layout import HEADER_BYTES, BlockLayout, Bytes, Corrupt, pack_header, unpack_header
+
+UNFINISHED = ".unfinished"
+"""Directory of objects that are being written; on the same file system, so that they can be renamed into place."""
+NEW = "new-"
+ABANDONED_S = 3600.0  # Writing an object takes less than a second: what is older was left by a killed process.
 
 
 class ObjectFailure(Exception):
@@ -42,9 +48,11 @@ class LocalObjects:
         """Raises `ConfigError` for a directory that cannot be used."""
         self._directory = directory
         try:
-            os.makedirs(directory, exist_ok=True)
+            self._unfinished = os.path.join(directory, UNFINISHED)
+            os.makedirs(self._unfinished, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"object store {directory!r}: {error.strerror}") from None
+        remove_abandoned_files(self._unfinished, NEW, ABANDONED_S)
 
     def put(self, name: str, parts: tuple[bytes, memoryview], timeout_s: float) -> None:
         path = os.path.join(self._directory, name)
@@ -52,7 +60,7 @@ class LocalObjects:
             return
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            file, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".new-")
+            file, temporary = tempfile.mkstemp(dir=self._unfinished, prefix=NEW)
             try:
                 with os.fdopen(file, "wb") as out:
                     out.writelines(parts)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.locked_directory import remove_abandoned_files
 from dynamo.core.private_paths import FILE_MODE, check_trusted_directory, make_private_directories, user_id
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.discovery.base import View, Watch
@@ -39,6 +40,8 @@ RESCAN_S = 1.0  # Finds expired records, and changes made on another machine, fo
 POLL_S = 0.15  # Where the system has no inotify: a new worker is still seen before a human notices.
 NAME_BYTES_MAX = 255  # What file systems allow.
 RECORD_BYTES_MAX = 4 << 20  # A model's card has some kilobytes; etcd's own limit is 1.5 MiB.
+UNFINISHED = ".new-"  # Prefix of records that are being written.
+ABANDONED_S = 3600.0  # Writing a record takes milliseconds: what is older was left by a killed process.
 SUPERUSER = 0
 VARIABLE = "DYN_FILE_KV"
 
@@ -111,6 +114,7 @@ class FileDiscovery:
         self._is_frozen = False
         self._is_refreshing = False
         self._prepare(self.root)
+        remove_abandoned_files(self.root, UNFINISHED, ABANDONED_S)
 
     @property
     def is_sound(self) -> bool:
@@ -329,7 +333,7 @@ class FileDiscovery:
 
     def _write(self, bucket: str, key: str, value: bytes) -> None:
         path = self._path(bucket, key)
-        temporary = os.path.join(self.root, f".{os.getpid()}-{id(self):x}-{next(self._serial)}")
+        temporary = os.path.join(self.root, f"{UNFINISHED}{os.getpid()}-{id(self):x}-{next(self._serial)}")
         self._prepare(os.path.dirname(path))
         try:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)

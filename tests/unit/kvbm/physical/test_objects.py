@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ def test_a_directory_is_a_store(tmp_path: Path) -> None:
     assert store.has("a/b", 1.0)
     assert not store.has("a/c", 1.0)
     assert [path.name for path in (tmp_path / "deep" / "store" / "a").iterdir()] == ["b"]
+    assert list((tmp_path / "deep" / "store" / ".unfinished").iterdir()) == []
     store.close()
 
 
@@ -27,3 +29,13 @@ def test_what_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
         store.get("a/b", 10, 1.0)
     with pytest.raises(ConfigError):
         LocalObjects(str(tmp_path / "a" / "c"))
+
+
+def test_object_store_removes_what_a_killed_process_left_unfinished(tmp_path: Path) -> None:
+    LocalObjects(str(tmp_path))
+    old, young = tmp_path / ".unfinished" / "new-old", tmp_path / ".unfinished" / "new-young"
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (1, 1))
+    LocalObjects(str(tmp_path))
+    assert list((tmp_path / ".unfinished").iterdir()) == [young]

@@ -80,6 +80,13 @@ async def test_a_record_is_one_file_and_nothing_else_is_left_beside_it(tmp_path:
     assert not files[0].exists()
 
 
+async def test_file_discovery_removes_records_that_a_killed_process_left_unfinished(tmp_path: Path) -> None:
+    (tmp_path / ".new-1").touch()
+    os.utime(tmp_path / ".new-1", (1, 1))
+    FileDiscovery(str(tmp_path))
+    assert files_under(tmp_path) == []
+
+
 async def test_a_record_that_is_not_refreshed_expires_and_is_removed(tmp_path: Path, clock: ManualClock) -> None:
     owner, reader = Registry(str(tmp_path), clock), Registry(str(tmp_path), clock)
     await owner.put(BUCKET, "k", b"v")

@@ -1,0 +1,81 @@
+"""Locked directories: one of a living process stays, one of an ended process is removed."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dynamo.core import locked_directory
+from dynamo.core.locked_directory import LOCK, LockedDirectory, remove_abandoned_files, remove_ended
+
+PREFIX = "dynamo-test-"
+KILLED = """
+import os, signal, subprocess, sys
+from dynamo.core.locked_directory import LockedDirectory
+made = LockedDirectory("dynamo-test-", sys.argv[1])
+if len(sys.argv) > 2:
+    subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], pass_fds=[made.lock])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed(parent: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, str(parent)], check=False)
+
+
+def test_directory_is_private_and_removed_by_its_owner(tmp_path: Path) -> None:
+    made = LockedDirectory(PREFIX, str(tmp_path))
+    assert stat.S_IMODE(os.stat(made.path).st_mode) == 0o700
+    assert os.path.basename(made.path).startswith(PREFIX)
+    made.close()
+    made.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_of_a_killed_process_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    killed(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    made = LockedDirectory(PREFIX, str(tmp_path))
+    assert [str(path) for path in tmp_path.iterdir()] == [made.path]
+    made.close()
+
+
+def test_directories_in_use_or_of_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = LockedDirectory(PREFIX, str(tmp_path))
+    without_lock, other_name = tmp_path / f"{PREFIX}old", tmp_path / "other"
+    linked = tmp_path / f"{PREFIX}link"
+    for path in (without_lock, other_name):
+        path.mkdir()
+    (other_name / LOCK).touch()
+    linked.symlink_to(other_name)
+    killed(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(locked_directory, "user_id", lambda: os.geteuid() + 1)
+        remove_ended(PREFIX, str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 5
+    remove_ended(PREFIX, str(tmp_path))
+    assert set(tmp_path.iterdir()) == {Path(made.path), without_lock, other_name, linked}
+    made.close()
+
+
+def test_directory_stays_while_a_child_of_its_killed_owner_uses_it(tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), "child"], stdin=subprocess.PIPE)
+    owner.wait()
+    remove_ended(PREFIX, str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 1
+    assert owner.stdin is not None
+    owner.stdin.close()
+
+
+def test_files_of_killed_processes_are_removed_when_they_are_old(tmp_path: Path) -> None:
+    young, old, other = tmp_path / ".new-1", tmp_path / ".new-2", tmp_path / "block"
+    for path in (young, old, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (1, 1))
+    remove_abandoned_files(str(tmp_path), ".new-", 3600)
+    assert set(tmp_path.iterdir()) == {young, other}
+    remove_abandoned_files(str(tmp_path / "absent"), ".new-", 3600)
