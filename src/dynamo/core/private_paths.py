@@ -54,6 +54,11 @@ def make_private_directories(path: str) -> None:
                 raise
 
 
+def private_opener(path: str, flags: int) -> int:
+    """Open a file for `open(…, opener=…)`; one that is made has mode 0600."""
+    return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+
+
 def runtime_directory() -> str:
     """Return this user's directory for sockets, made with mode 0700 in `XDG_RUNTIME_DIR` or the temporary directory.
 

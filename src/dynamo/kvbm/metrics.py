@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLOSE_S = 2.0
+SILENCE_S = 5.0  # A scraper sends its request at once.
+SCRAPERS_MAX = 16  # Connections at a time, each with a thread.
 
 
 def show(registry: MetricsRegistry, manager: BlockManager, block_tokens: int) -> None:
@@ -105,6 +107,28 @@ def _read(read: Callable[[T], int], source: T) -> float:
     return read(source)
 
 
+class _BoundedServer(ThreadingHTTPServer):
+    """A server with a bound on its connections, each of which has a thread."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self._free = threading.Semaphore(SCRAPERS_MAX)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+
 class MetricsServer:
     """A port of its own for these metrics, where a scraper of upstream's looks for them (`DYN_KVBM_METRICS_PORT`)."""
 
@@ -112,6 +136,8 @@ class MetricsServer:
         """Raises `ConfigError` for a port that is taken."""
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = SILENCE_S
+
             def do_GET(self) -> None:
                 body = registry.render().encode()
                 self.send_response(200 if self.path == "/metrics" else 404)
@@ -124,7 +150,7 @@ class MetricsServer:
                 logger.debug(format, *args)
 
         try:
-            self._server = ThreadingHTTPServer(("", port), Handler)
+            self._server = _BoundedServer(("", port), Handler)
         except OSError as error:
             raise ConfigError(f"DYN_KVBM_METRICS_PORT={port}: {error.strerror}") from None
         self.port = self._server.server_address[1]

@@ -15,6 +15,7 @@ import msgspec
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import ConfigError
+from dynamo.core.private_paths import private_opener
 
 SEGMENTS_MAX = 1_000_000  # Six digits; a name beyond them would no longer sort.
 
@@ -109,12 +110,14 @@ class FileSink:
         options = self._options
         self._bytes = self._lines = 0
         if not options.gzip:
-            return open(options.path, "ab", buffering=options.buffer_bytes)
+            return open(options.path, "ab", buffering=options.buffer_bytes, opener=private_opener)
         while self._segment < SEGMENTS_MAX:
             path = f"{options.path}.{self._segment:06d}.jsonl.gz"
             self._segment += 1
             try:
-                return Compressed(open(path, "xb", buffering=options.buffer_bytes))  # type: ignore[return-value]
+                return Compressed(  # type: ignore[return-value]
+                    open(path, "xb", buffering=options.buffer_bytes, opener=private_opener)
+                )
             except FileExistsError:
                 continue
         raise OSError(0, "no name for another file is left")

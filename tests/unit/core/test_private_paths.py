@@ -8,7 +8,12 @@ import pytest
 
 from dynamo.core import private_paths
 from dynamo.core.errors import ConfigError
-from dynamo.core.private_paths import check_trusted_directory, make_private_directories, runtime_directory
+from dynamo.core.private_paths import (
+    check_trusted_directory,
+    make_private_directories,
+    private_opener,
+    runtime_directory,
+)
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o750])
@@ -76,3 +81,13 @@ def test_runtime_directory_does_not_follow_a_link(tmp_path: Path, monkeypatch: p
     (tmp_path / "dynamo").symlink_to(tmp_path / "other")
     with pytest.raises(ConfigError, match="expected a directory of user"):
         runtime_directory()
+
+
+def test_private_opener_makes_files_for_their_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with open(tmp_path / "file", "ab", opener=private_opener) as file:
+            file.write(b"prompt")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
