@@ -13,6 +13,7 @@ import msgspec
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.nvext import NvExt
+from dynamo.protocols.openai import I32, I64, ResponseFormat
 from dynamo.protocols.strict import INVALID, MALFORMED, StrictDecoder, refuse
 
 ITEMS_MAX = 10_000  # More than any conversation; a body of nothing but brackets is no reason for a minute of work.
@@ -147,14 +148,22 @@ class ReasoningItem(Item, tag="reasoning"):
     status: ItemStatus | None = None
 
 
+class CompactionItem(Item, tag="compaction"):
+    """What `/v1/responses/compact` made of a conversation; opaque to the client."""
+
+    encrypted_content: str
+    id: str | None = None
+    created_by: str | None = None
+
+
 class ItemReference(Item, tag="item_reference"):
     """An item of a stored response, by its id."""
 
     id: str
 
 
-InputItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | ItemReference
-StoredItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
+StoredItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | CompactionItem
+InputItem = StoredItem | ItemReference
 OutputItem = MessageItem | FunctionCallItem | ReasoningItem
 
 _ITEMS: dict[str, StrictDecoder[Any]] = {
@@ -162,6 +171,7 @@ _ITEMS: dict[str, StrictDecoder[Any]] = {
     "function_call": StrictDecoder(FunctionCallItem),
     "function_call_output": StrictDecoder(FunctionOutputItem),
     "reasoning": StrictDecoder(ReasoningItem),
+    "compaction": StrictDecoder(CompactionItem),
     "item_reference": StrictDecoder(ItemReference),
 }
 
@@ -216,6 +226,16 @@ class FunctionTool(msgspec.Struct, tag_field="type", tag="function", forbid_unkn
     is_async: bool | None = msgspec.field(default=None, name="async")
 
 
+class ShownTool(msgspec.Struct, tag_field="type", tag="function"):
+    """A function as the response repeats it: with every field of the API, given or not."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool = True
+    """The API's default, which the released frontend repeats too."""
+
+
 class ChosenFunction(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
     """A tool choice that names the function to be called."""
 
@@ -251,6 +271,13 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
     format: TextFormat | JsonFormat | SchemaFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ShownReasoning(msgspec.Struct):
+    """The reasoning options as the response repeats them: both fields, given or not."""
+
+    effort: str | None = None
+    summary: str | None = None
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -295,6 +322,15 @@ class ResponseRequest(PromptFields, kw_only=True):
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: I32 | None = None
+    min_p: float | None = None
+    seed: I64 | None = None
+    stop: str | list[str] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    response_format: ResponseFormat | None = None
+    """As in a chat; `text.format` is this API's own."""
     top_logprobs: int | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -323,8 +359,19 @@ class TokenCountRequest(PromptFields, kw_only=True):
     """The body of `POST /v1/responses/input_tokens`."""
 
 
+class CompactRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/responses/compact`."""
+
+    model: str
+    input: str | list[msgspec.Raw] | None = None
+    previous_response_id: str | None = None
+    instructions: str | None = None
+    prompt_cache_key: str | None = None
+
+
 _request = StrictDecoder(ResponseRequest)
 _count = StrictDecoder(TokenCountRequest)
+_compact = StrictDecoder(CompactRequest)
 
 
 def decode_response_request(body: bytes, *, ignore_unknown: bool = False) -> ResponseRequest:
@@ -335,6 +382,11 @@ def decode_response_request(body: bytes, *, ignore_unknown: bool = False) -> Res
 def decode_token_count(body: bytes, *, ignore_unknown: bool = False) -> TokenCountRequest:
     """A request for a number of tokens. Raises `InvalidArgument`."""
     return _count.decode(body, ignore_unknown=ignore_unknown)
+
+
+def decode_compact_request(body: bytes, *, ignore_unknown: bool = False) -> CompactRequest:
+    """Decode a request to compact a conversation. Raise `InvalidArgument`."""
+    return _compact.decode(body, ignore_unknown=ignore_unknown)
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
@@ -400,14 +452,14 @@ class Response(msgspec.Struct, kw_only=True):
     prompt: None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    reasoning: ReasoningOptions | None = None
+    reasoning: ShownReasoning | None = None
     safety_identifier: str | None = None
     service_tier: str = "auto"
     store: bool = False
     temperature: float = 1.0
     text: TextOptions = msgspec.field(default_factory=lambda: TextOptions(format=TextFormat()))
     tool_choice: ToolChoice = "auto"
-    tools: list[FunctionTool] = msgspec.field(default_factory=list)
+    tools: list[ShownTool] = msgspec.field(default_factory=list)
     top_logprobs: int = 0
     top_p: float = 1.0
     truncation: Literal["auto", "disabled"] = "disabled"
@@ -415,6 +467,16 @@ class Response(msgspec.Struct, kw_only=True):
     user: str | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+
+
+class Compaction(msgspec.Struct, kw_only=True):
+    """The answer of `POST /v1/responses/compact`: the items that stand for the conversation from now on."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[StoredItem]
+    usage: ResponseUsage
 
 
 class StoredResponse(msgspec.Struct):

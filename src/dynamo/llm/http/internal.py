@@ -20,6 +20,12 @@ DATA = b"data: "
 DONE = b"[DONE]"
 
 
+def data_of(event: bytes) -> bytes:
+    """Return the data of a server-sent event, named or not; nothing for a comment."""
+    start = 0 if event.startswith(DATA) else event.find(b"\n" + DATA) + 1
+    return event[start + len(DATA) :] if start or event.startswith(DATA) else b""
+
+
 @dataclass(frozen=True, slots=True)
 class InternalAnswer:
     """A whole answer."""
@@ -92,8 +98,9 @@ class InternalExchange(Exchange):
                 while self._unread:
                     event = self._unread.popleft()
                     self._unread_bytes -= len(event)
-                    if event.startswith(DATA) and event[len(DATA) :] != DONE:
-                        yield event[len(DATA) :]
+                    data = data_of(event)
+                    if data and data != DONE:
+                        yield data
                 if self._is_cut:
                     raise ResponseTimeout("the response was cut off: it broke off, or its reader was too slow")
                 if self.response_complete:

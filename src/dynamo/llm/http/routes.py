@@ -222,7 +222,11 @@ def account_of(request: Request) -> "Account | None":
 
 def owner_of(request: Request) -> str | None:
     """Return the owner of what a plain request stores or reads, None on a server without keys."""
-    account = account_of(request)
+    return owner_of_account(account_of(request))
+
+
+def owner_of_account(account: "Account | None") -> str | None:
+    """Return the owner of what a caller stores or reads, None on a server without keys."""
     return None if account is None else account.owner
 
 

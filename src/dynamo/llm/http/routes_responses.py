@@ -17,21 +17,36 @@ from dynamo.llm.http.errors import ErrorAnswer, answer_to
 from dynamo.llm.http.gate import Account
 from dynamo.llm.http.prompt_count import count_prompt, counted_model
 from dynamo.llm.http.protocol import Exchange
-from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable, as_json, owner_of, refuse
+from dynamo.llm.http.responses_socket import ResponsesSocket, TurnAccounts
+from dynamo.llm.http.routes import (
+    ENGINE_REFUSALS,
+    Operation,
+    RouteContext,
+    RouteTable,
+    as_json,
+    owner_of,
+    owner_of_account,
+    refuse,
+)
 from dynamo.llm.models import Models
 from dynamo.llm.pipeline import Pipeline
 from dynamo.llm.postprocessor import FinishedChoice
-from dynamo.llm.responses.archive import PAGE, ResponseArchive, page_of
-from dynamo.llm.responses.convert import PARAMETERS, to_chat, to_response, wants_logprobs, without_oldest
+from dynamo.llm.responses.archive import PAGE, ResponseArchive, page_of, previous_not_found
+from dynamo.llm.responses.compaction import SUMMARY_REQUEST, SUMMARY_TOKENS_MAX, compacted
+from dynamo.llm.responses.convert import PARAMETERS, check_results, to_chat, to_response, wants_logprobs, without_oldest
 from dynamo.llm.responses.directory_store import DirectoryStore
 from dynamo.llm.responses.ids import new_response_id
+from dynamo.llm.responses.session import ResponseSession
 from dynamo.llm.responses.store import Dropped, MemoryStore, ResponseStore
 from dynamo.llm.responses.writer import Keep, ResponseWriter
 from dynamo.llm.surfaces import Surface
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.protocols.openai import ChatCompletionRequest
 from dynamo.protocols.responses import (
+    Compaction,
+    CompactRequest,
     ItemPage,
+    MessageItem,
     PromptFields,
     Response,
     ResponseDeleted,
@@ -39,6 +54,7 @@ from dynamo.protocols.responses import (
     StoredItem,
     TokenCount,
     TokenCountRequest,
+    decode_compact_request,
     decode_items,
     decode_response_request,
     decode_token_count,
@@ -63,6 +79,25 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         pages.handle_response,
         Operation("Response", ResponseRequest, Response, streams=True, refusals=ENGINE_REFUSALS),
         variable="DYN_HTTP_SVC_RESPONSES_PATH",
+        error_body=error_body,
+    )
+    socket = ResponsesSocket(context.pipeline, pages.handle_turn, TurnAccounts(context))
+    routes.hot(
+        "GET",
+        "/v1/responses",
+        socket.connect,
+        Operation(
+            "Responses over a WebSocket",
+            answer={"type": "string", "description": "101: `response.create` messages, answered with stream events"},
+            refusals=(400, 503),
+        ),
+        variable="DYN_HTTP_SVC_RESPONSES_PATH",
+    )
+    routes.hot(
+        "POST",
+        "/v1/responses/compact",
+        pages.handle_compact,
+        Operation("Compact a conversation", CompactRequest, Compaction, refusals=ENGINE_REFUSALS),
         error_body=error_body,
     )
     routes.hot(
@@ -106,6 +141,12 @@ def error_body(error: ErrorAnswer) -> bytes:
     return error.body() if name is None else replace(error, param=name if first == "messages" else name + rest).body()
 
 
+def error_body_of_format(error: ErrorAnswer) -> bytes:
+    """As `error_body`, for a request that gives the format in `response_format`, as a chat does."""
+    is_format = error.param is not None and error.param.partition(".")[0] == "response_format"
+    return error.body() if is_format else error_body(error)
+
+
 @dataclass(frozen=True, slots=True)
 class ResponsePages:
     """The handlers."""
@@ -123,32 +164,92 @@ class ResponsePages:
         """POST /v1/responses/input_tokens."""
         self.pipeline.start(exchange, UNREAD, self._count(exchange))
 
-    async def _respond(self, exchange: Exchange) -> None:
+    def handle_turn(self, exchange: Exchange, session: ResponseSession) -> None:
+        """Answer one request of a WebSocket."""
+        self.pipeline.start(exchange, UNREAD, self._respond(exchange, session))
+
+    def handle_compact(self, exchange: Exchange) -> None:
+        """POST /v1/responses/compact."""
+        self.pipeline.start(exchange, UNREAD, self._compact(exchange))
+
+    async def _respond(self, exchange: Exchange, session: ResponseSession | None = None) -> None:
         request = decode_response_request(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
-        asked, before = await self._items(request, exchange.account)
-        chat = await self._chat(request, [*before, *asked], exchange.account, request.max_output_tokens or 1)
-        owner = None if exchange.account is None else exchange.account.owner
-        keep = partial(self._keep, asked, owner) if self.archive.is_open and request.store is not False else None
-        writer = partial(writer_of, request, keep)
+        exchange.error_body = error_body if request.response_format is None else error_body_of_format
+        if session is not None:
+            request.stream = True
+        account = exchange.account
+        asked, before = await self._items(request, account, session)
+        items = [*before, *asked]
+        chat = await self._chat(request, items, account, request.max_output_tokens or 1)
+        is_stored = self.archive.is_open and request.store is not False
+        keep = partial(self._keep, asked if is_stored else None, items, session, owner_of_account(account))
+        writer = partial(writer_of, request, keep, is_stored)
         surface = replace(UNREAD, chunks=writer, body=partial(body_of, writer))
         await self.pipeline.converse(exchange, chat, surface)
 
     async def _count(self, exchange: Exchange) -> None:
         request = decode_token_count(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
-        request.model = request.model or self._only_model(exchange.account)
-        asked, before = await self._items(request, exchange.account)
-        chat = await self._chat(request, [*before, *asked], exchange.account, 1)
-        preprocessor = counted_model(self.models, chat.model, exchange.account).preprocessor
+        exchange.error_body = error_body
+        account = exchange.account
+        request.model = request.model or self._only_model(account)
+        asked, before = await self._items(request, account)
+        chat = await self._chat(request, [*before, *asked], account, 1)
+        preprocessor = counted_model(self.models, chat.model, account).preprocessor
         exchange.respond(200, json_encode(TokenCount(await count_prompt(preprocessor, chat))))
 
-    async def _items(self, request: PromptFields, account: Account | None) -> tuple[list[StoredItem], list[StoredItem]]:
-        """What is asked, and the conversation before it. Raises `InvalidArgument` and `NotFound`."""
+    async def _compact(self, exchange: Exchange) -> None:
+        request = decode_compact_request(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
+        exchange.error_body = error_body
+        account = exchange.account
+        if request.input is None and request.previous_response_id is None:
+            raise InvalidArgument(f"{MALFORMED}missing field `input`", param="input")
+        owner = owner_of_account(account)
+        asked = [] if request.input is None else await self.archive.resolve(decode_items(request.input), owner)
+        before = await self._before(request.previous_response_id, asked, owner)
+        items = [*before, *asked]
+        context_length = counted_model(self.models, request.model, account).preprocessor.context_length
+        tokens_max = min(SUMMARY_TOKENS_MAX, context_length // 4) if context_length else SUMMARY_TOKENS_MAX
+        summary = ResponseRequest(
+            model=request.model,
+            instructions=request.instructions,
+            prompt_cache_key=request.prompt_cache_key,
+            max_output_tokens=max(tokens_max, 1),
+            truncation="auto",
+        )
+        chat = await self._chat(summary, [*items, MessageItem("user", SUMMARY_REQUEST)], account, max(tokens_max, 1))
+        writer = partial(writer_of, summary, None, False)
+        await self.pipeline.converse(exchange, chat, replace(UNREAD, body=partial(compaction_of, writer, items)))
+
+    async def _items(
+        self, request: PromptFields, account: Account | None, session: ResponseSession | None = None
+    ) -> tuple[list[StoredItem], list[StoredItem]]:
+        """Return the request's items and the conversation before them. Raise `InvalidArgument` and `NotFound`."""
         if request.input is None:
             raise InvalidArgument(f"{MALFORMED}missing field `input`", param="input")
-        owner = None if account is None else account.owner
+        owner = owner_of_account(account)
         asked = await self.archive.resolve(decode_items(request.input), owner)
-        previous = request.previous_response_id
-        return asked, [] if previous is None else await self.archive.history(previous, owner)
+        return asked, await self._before(request.previous_response_id, asked, owner, session)
+
+    async def _before(
+        self,
+        previous: str | None,
+        asked: Sequence[StoredItem],
+        owner: str | None,
+        session: ResponseSession | None = None,
+    ) -> list[StoredItem]:
+        """Return the conversation before the request's items, of responses that belong to `owner`.
+
+        Raises `NotFound`, and `InvalidArgument` for a tool result without a call.
+        """
+        if previous is None:
+            return []
+        before = None if session is None else session.history(previous)
+        if before is None:
+            if session is not None and not self.archive.is_open:
+                raise previous_not_found(previous)
+            before = await self.archive.history(previous, owner)
+        check_results(before, asked)
+        return before
 
     async def _chat(
         self, request: PromptFields, items: list[StoredItem], account: Account | None, answer_tokens: int
@@ -175,8 +276,19 @@ class ResponsePages:
         names = [name for name in self.models.served() if account is None or account.may_use(name)]
         return names[0] if len(names) == 1 else None
 
-    def _keep(self, asked: Sequence[StoredItem], owner: str | None, response: Response) -> None:
-        self.archive.keep(response, asked, owner)
+    def _keep(
+        self,
+        asked: Sequence[StoredItem] | None,
+        items: Sequence[StoredItem],
+        session: ResponseSession | None,
+        owner: str | None,
+        response: Response,
+    ) -> None:
+        """Store a response with what was `asked` for it, if anything, and remember it for its connection."""
+        if asked is not None:
+            self.archive.keep(response, asked, owner)
+        if session is not None:
+            session.remember(response, items)
 
     # What is kept.
 
@@ -217,10 +329,10 @@ class ResponsePages:
 
 
 def writer_of(
-    request: ResponseRequest, keep: Keep | None, response_id: str, model: str, created: int
+    request: ResponseRequest, keep: Keep | None, is_stored: bool, response_id: str, model: str, created: int
 ) -> ResponseWriter:
     """Who writes the response."""
-    response = to_response(request, response_id, created, is_stored=keep is not None)
+    response = to_response(request, response_id, created, is_stored=is_stored)
     return ResponseWriter(response, now=time.time, keep=keep, logprobs=wants_logprobs(request))
 
 
@@ -236,6 +348,19 @@ def body_of(
     return json_encode(writer(response_id, model, created).whole(choices[0], usage))
 
 
+def compaction_of(
+    writer: "partial[ResponseWriter]",
+    items: Sequence[StoredItem],
+    response_id: str,
+    model: str,
+    created: int,
+    choices: Sequence[FinishedChoice],
+    usage: CompletionUsage,
+) -> bytes:
+    """Return the compacted conversation, whose summary the model has written."""
+    return json_encode(compacted(items, writer(response_id, model, created).whole(choices[0], usage)))
+
+
 def unread(*_: object) -> "ResponseWriter":
     raise AssertionError("a response has no form before its request was read")
 
@@ -246,7 +371,7 @@ UNREAD = Surface(
     response_id=lambda _: new_response_id(),
     chunks=unread,
     body=unread,  # type: ignore[arg-type]  # never called either
-    error_body=error_body,
+    error_body=ErrorAnswer.body,  # Until the request is decoded, errors name its own fields.
     always_usage=True,
 )
 """What all responses have in common."""

@@ -14,6 +14,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.llm.responses.ids import INPUT, item_id, key_of
 from dynamo.llm.responses.store import ResponseStore
 from dynamo.protocols.responses import (
+    CompactionItem,
     FunctionCallItem,
     FunctionOutputItem,
     InputItem,
@@ -91,11 +92,7 @@ class ResponseArchive:
         while wanted is not None:
             record = await self._record(wanted, owner)
             if record is None or record.response.id != wanted:
-                raise NotFound(
-                    f"Previous response with id '{wanted[:80]}' not found.",
-                    param=param,
-                    code="previous_response_not_found",
-                )
+                raise previous_not_found(wanted)
             chain.append(record)
             if len(chain) > CHAIN_MAX:
                 raise InvalidArgument(
@@ -146,8 +143,20 @@ class ResponseArchive:
         return record if record.owner == owner else None
 
 
+def previous_not_found(response_id: str) -> NotFound:
+    """Return the error for a response that is to be continued and is not there."""
+    return NotFound(
+        f"Previous response with id '{response_id[:80]}' not found.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )
+
+
 def settled(item: StoredItem, response_id: str, number: int) -> StoredItem:
     """An item as it is listed: with an id, complete, and its content in parts."""
+    if isinstance(item, CompactionItem):
+        name = item.id or item_id("cmp", response_id, INPUT + number)
+        return CompactionItem(item.encrypted_content, name, item.created_by)
     status = item.status or "completed"
     match item:
         case MessageItem():

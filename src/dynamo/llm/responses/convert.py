@@ -8,6 +8,7 @@ from typing import Any
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.llm.chat_parts import chosen_function, function_tool, image_part, refuse_callers
+from dynamo.llm.responses.compaction import SUMMARY_HEAD, unsealed
 from dynamo.protocols.openai import (
     ChatCompletionRequest,
     ContentPart,
@@ -20,6 +21,7 @@ from dynamo.protocols.openai import (
 from dynamo.protocols.responses import (
     AllowedTools,
     ChosenFunction,
+    CompactionItem,
     FunctionCallItem,
     FunctionOutputItem,
     FunctionTool,
@@ -34,6 +36,8 @@ from dynamo.protocols.responses import (
     Response,
     ResponseRequest,
     SchemaFormat,
+    ShownReasoning,
+    ShownTool,
     StoredItem,
     TextFormat,
     TextOptions,
@@ -86,6 +90,17 @@ def sample(request: ResponseRequest, chat: ChatCompletionRequest) -> None:
     chat.max_completion_tokens = request.max_output_tokens
     chat.temperature = request.temperature
     chat.top_p = request.top_p
+    chat.top_k = request.top_k
+    chat.min_p = request.min_p
+    chat.seed = request.seed
+    chat.stop = request.stop
+    chat.frequency_penalty = request.frequency_penalty
+    chat.presence_penalty = request.presence_penalty
+    chat.repetition_penalty = request.repetition_penalty
+    if request.response_format is not None:
+        if chat.response_format is not None:
+            refuse("response_format", "and `text.format` exclude each other: send one of them")
+        chat.response_format = request.response_format
     chat.logprobs = wants_logprobs(request) or None
     chat.top_logprobs = request.top_logprobs
     chat.nvext = request.nvext
@@ -113,20 +128,43 @@ def to_response(request: ResponseRequest, response_id: str, created: int, *, is_
         previous_response_id=request.previous_response_id,
         prompt_cache_key=request.prompt_cache_key,
         prompt_cache_retention=request.prompt_cache_retention,
-        reasoning=request.reasoning,
+        reasoning=shown_reasoning(request),
         safety_identifier=request.safety_identifier,
         store=is_stored,
         text=TextOptions(format=text.format or TextFormat(), verbosity=text.verbosity),
-        tools=request.tools or [],
+        tools=[shown_tool(tool) for tool in request.tools or ()],
         top_logprobs=request.top_logprobs or 0,
         truncation=request.truncation or "disabled",
         user=request.user,
     )
-    for name in ("temperature", "top_p", "parallel_tool_calls", "service_tier", "tool_choice"):
+    for name in ECHOED:
         value = getattr(request, name)
         if value is not None:
             setattr(response, name, value)
     return response
+
+
+ECHOED = (
+    "temperature",
+    "top_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "parallel_tool_calls",
+    "service_tier",
+    "tool_choice",
+)  # fmt: skip
+"""Fields that the response repeats, or shows the API's default of."""
+
+
+def shown_tool(tool: FunctionTool) -> ShownTool:
+    """Return a tool as the response repeats it."""
+    return ShownTool(tool.name, tool.parameters, tool.description, tool.strict is not False)
+
+
+def shown_reasoning(request: ResponseRequest) -> ShownReasoning | None:
+    """Return the reasoning options as the response repeats them."""
+    reasoning = request.reasoning
+    return None if reasoning is None else ShownReasoning(reasoning.effort, reasoning.summary)
 
 
 # ---- the conversation -----------------------------------------------------------------------------------------------
@@ -152,6 +190,9 @@ def messages_of(items: Iterable[StoredItem]) -> list[Message]:
             case MessageItem():
                 turn = None
                 messages.append(Message(role=item.role, content=content_of(item.content)))
+            case CompactionItem():
+                turn = None
+                messages.append(Message(role="user", content=SUMMARY_HEAD + unsealed(item)))
             case FunctionOutputItem():
                 turn = None
                 messages.append(Message(role="tool", content=content_of(item.output), tool_call_id=item.call_id))
@@ -169,6 +210,19 @@ def without_oldest(items: Sequence[StoredItem], count: int) -> list[StoredItem]:
     kept = list(items[count:])
     calls = {item.call_id for item in kept if isinstance(item, FunctionCallItem)}
     return [item for item in kept if not isinstance(item, FunctionOutputItem) or item.call_id in calls]
+
+
+def check_results(before: Iterable[StoredItem], asked: Sequence[StoredItem]) -> None:
+    """Raise `InvalidArgument` for the result of a call that the continued conversation does not hold."""
+    results = [item.call_id for item in asked if isinstance(item, FunctionOutputItem)]
+    if not results:
+        return
+    known = {item.call_id for item in (*before, *asked) if isinstance(item, FunctionCallItem)}
+    for call_id in results:
+        if call_id not in known:
+            raise InvalidArgument(
+                f"{INVALID}No tool call found for function call output with call_id {call_id[:80]}.", param="input"
+            )
 
 
 def thoughts_of(item: ReasoningItem) -> str:

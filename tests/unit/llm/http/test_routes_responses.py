@@ -211,5 +211,6 @@ async def test_the_openapi_document_describes_the_routes() -> None:
     async with served() as one:
         document = describe(one.table)
         assert set(document["paths"]) == {
-            "/v1/responses", "/v1/responses/input_tokens", "/v1/responses/{id}", "/v1/responses/{id}/input_items",
+            "/v1/responses", "/v1/responses/compact", "/v1/responses/input_tokens", "/v1/responses/{id}",
+            "/v1/responses/{id}/input_items",
         }  # fmt: skip
