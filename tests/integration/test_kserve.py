@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,6 @@ from dynamo.llm import EngineType, EntrypointArgs, KserveGrpcService, PythonAsyn
 from dynamo.llm.grpc.messages import SERVICE
 from dynamo.llm.grpc.service import KserveOptions, KserveService
 from dynamo.runtime.distributed import DistributedRuntime
-
-if metadata.version("tritonclient") != "2.41.0":
-    pytest.skip(
-        "only tritonclient 2.41.0 is known to work here: 2.73.0 with protobuf 6 ended the process with a segmentation fault",
-        allow_module_level=True,
-    )
 
 pytestmark = [pytest.mark.integration, pytest.mark.kserve]
 

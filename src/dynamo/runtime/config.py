@@ -129,7 +129,7 @@ def tcp_options(variables: Mapping[str, str] | None = None, options: RuntimeOpti
             message_bytes_max=setting("DYN_TCP_MAX_MESSAGE_SIZE", 32 << 20, int, variables),
             request_timeout_s=setting("DYN_TCP_REQUEST_TIMEOUT", 10.0, float, variables),
             connect_timeout_s=setting("DYN_TCP_CONNECT_TIMEOUT", 3.0, float, variables),
-            silence_s=setting("DYN_TCP_SILENCE_TIMEOUT", 2.0, float, variables),
+            silence_s=setting("DYN_TCP_SILENCE_TIMEOUT", 1.5, float, variables),
         ),
         tls=TcpTls.load(tcp_tls_files(variables, options)),
     )

@@ -21,7 +21,8 @@ PACED = ("--speedup-ratio", "1")
 CLIENTS = 1000
 AT_ONCE = 100
 SEED = 20
-NOTICED_S = 0.5  # On an idle machine it is a hundredth of that; this one may be busy.
+FREED_S = 0.1  # From the client's close to the engine's release of the request, in the median of `LEAVES`.
+LEAVES = 5
 UNREAD_MB = 64  # What one client may cost that never reads, with all buffers on its way.
 
 
@@ -59,7 +60,7 @@ def test_a_client_that_leaves_is_known_to_the_worker_in_every_phase(tmp_path: Pa
         # One slot; a prompt takes 16.7 ms / 0.05 = 330 ms, a token 5.7 ms.
         worker = Worker(graph, "--speedup-ratio", "0.05", "--decode-speedup-ratio", "20", "--max-num-seqs", "1")
         seconds: dict[str, list[float]] = {"queued": [], "prefilling": [], "decoding": []}
-        for _ in range(3):
+        for _ in range(LEAVES):
             decoding = graph.connect(request().partition(b"\r\n\r\n")[2])
             assert b"200 OK" in decoding.recv(65536)
             queued = graph.connect(request().partition(b"\r\n\r\n")[2])
@@ -72,7 +73,7 @@ def test_a_client_that_leaves_is_known_to_the_worker_in_every_phase(tmp_path: Pa
             wait_for(lambda: is_quiet(graph, worker), "the engine goes on")
         for phase, times in seconds.items():
             print(f"cancelled while {phase}: median {statistics.median(times) * 1000:.1f} ms, at most {max(times) * 1000:.1f} ms")  # fmt: skip
-        assert max(map(statistics.median, seconds.values())) < NOTICED_S
+        assert max(map(statistics.median, seconds.values())) < FREED_S
 
 
 def test_a_reset_in_the_middle_is_a_farewell_too(tmp_path: Path) -> None:

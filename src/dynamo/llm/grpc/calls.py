@@ -68,7 +68,7 @@ class Calls:
                 yield answer
 
     async def _text(self, model: ServedModel, message: Any, asked: Asked) -> AsyncGenerator[Any, None]:
-        completion = completion_of(message)
+        completion, is_raw = completion_of(message), bool(message.raw_input_contents)
         if completion["stream"] and not asked.streams:
             raise InvalidArgument("streaming: ModelInfer has one answer; ask ModelStreamInfer", param="streaming")
         exchange = InternalExchange(self._pipeline.handle_completion, body_of(completion), asked.headers, asked.account)
@@ -76,7 +76,7 @@ class Calls:
             answer = await exchange.whole()
             if answer.error is not None:
                 raise Refused(answer.error)
-            yield response_of(json_decode(answer.body), message.id)
+            yield response_of(json_decode(answer.body), message.id, is_raw=is_raw)
             return
         async with aclosing(exchange.events()) as events:
             async for event in events:
@@ -84,7 +84,7 @@ class Calls:
                 if "error" in chunk:
                     raise Refused(_told(chunk["error"]))
                 if chunk["choices"]:
-                    yield response_of(chunk, message.id)
+                    yield response_of(chunk, message.id, is_raw=is_raw)
         if exchange.refusal is not None:
             raise Refused(exchange.refusal)
 

@@ -9,7 +9,7 @@ from dynamo.core.codec import json_encode
 from dynamo.core.errors import InvalidArgument
 from dynamo.llm.grpc.descriptions import VERSION
 from dynamo.llm.grpc.messages import CLASSES
-from dynamo.llm.grpc.tensors import Tensor, parameters_of, request_of
+from dynamo.llm.grpc.tensors import LENGTH, Tensor, parameters_of, request_of
 from dynamo.protocols.openai import CompletionRequest
 
 TEXT_INPUT = "text_input"
@@ -47,15 +47,22 @@ def body_of(completion: Mapping[str, Any]) -> bytes:
     return json_encode(completion)
 
 
-def response_of(response: Mapping[str, Any], request_id: str) -> Any:
-    """A completion, or a chunk of one, as `ModelInferResponse`: a choice is an element."""
+def response_of(response: Mapping[str, Any], request_id: str, *, is_raw: bool = False) -> Any:
+    """Return a completion, or a chunk of one, as `ModelInferResponse`: a choice is an element.
+
+    `is_raw`: the client sent raw contents, and reads them. The typed contents are filled as well, as by the released
+    frontend; Triton's client cannot convert those with numpy 2.
+    """
     message = CLASSES["ModelInferResponse"](
         model_name=response.get("model") or "", model_version=VERSION, id=request_id
     )
     choices = response["choices"]
     for name, key in (("text_output", "text"), ("finish_reason", "finish_reason")):
         output = message.outputs.add(name=name, datatype="BYTES", shape=[len(choices)])
-        output.contents.bytes_contents.extend((choice.get(key) or "").encode() for choice in choices)
+        texts = [(choice.get(key) or "").encode() for choice in choices]
+        output.contents.bytes_contents.extend(texts)
+        if is_raw:
+            message.raw_output_contents.append(b"".join(LENGTH.pack(len(text)) + text for text in texts))
     return message
 
 

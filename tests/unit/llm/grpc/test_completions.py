@@ -63,3 +63,11 @@ def test_each_choice_is_an_element_of_the_outputs() -> None:
     assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "7")
     said = {one.name: (list(one.shape), list(one.contents.bytes_contents)) for one in answer.outputs}
     assert said == {"text_output": ([2], ["é".encode(), b""]), "finish_reason": ([2], [b"stop", b""])}
+
+
+def test_raw_outputs_are_answered_to_clients_that_send_raw_inputs() -> None:
+    choices = [{"text": "é", "finish_reason": "stop"}, {"text": "", "finish_reason": None}]
+    answer = response_of({"model": "m", "choices": choices}, "7", is_raw=True)
+    assert list(answer.raw_output_contents) == [b"\2\0\0\0\xc3\xa9\0\0\0\0", b"\4\0\0\0stop\0\0\0\0"]
+    assert list(answer.outputs[0].contents.bytes_contents) == ["é".encode(), b""]
+    assert not response_of({"choices": choices}, "7").raw_output_contents

@@ -21,7 +21,7 @@ class TcpLimits:
     message_bytes_max: int = 32 << 20
     request_timeout_s: float = 10.0
     connect_timeout_s: float = 3.0
-    silence_s: float = 2.0
+    silence_s: float = 1.5
     """How soon a worker of ours that stands still is noticed while it owes answers; 0 is never."""
 
     @property
