@@ -297,7 +297,9 @@ async def test_stream_moves_where_its_sampling_follows_from_its_tokens(sampling:
     assert scene.worker.requests[1].extra_args is UNSET
 
 
-@pytest.mark.parametrize("sampling", [SamplingOptions(seed=1, presence_penalty=1.0), SamplingOptions(frequency_penalty=1.0)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingOptions(seed=1, presence_penalty=1.0), SamplingOptions(frequency_penalty=1.0)]
+)
 async def test_penalties_are_resumed_by_workers_that_can(sampling: SamplingOptions) -> None:
     worker = Worker([3])
     worker.resumes_sampling = True

@@ -123,7 +123,10 @@ async def test_vllm_value_error_is_the_callers_fault_only_where_it_names_a_param
     _, error = await running.ask(request(), ValueError("top_p must be in (0, 1], got 2"))
     assert isinstance(error, InvalidArgument)
     assert error.param == "top_p"
-    for fault in (ValueError("shape '[1, 2]' is invalid for input of size 3"), UnicodeDecodeError("utf-8", b"", 0, 1, "stop")):
+    for fault in (
+        ValueError("shape '[1, 2]' is invalid for input of size 3"),
+        UnicodeDecodeError("utf-8", b"", 0, 1, "stop"),
+    ):
         _, error = await running.ask(request(), fault)
         assert isinstance(error, Unknown)
 
