@@ -67,7 +67,7 @@ EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
         "safety_identifier": TO_TEXT_WORKERS,
         "prompt_cache_retention": TO_TEXT_WORKERS,
         "service_tier": _echoed("the response says `default`, the only tier"),
-        "guided_decoding_backend": _carried("for engines that have several; the embedded engine has one"),
+        "guided_decoding_backend": _carried("the engines of this release use the one that they were started with"),
         "detokenize": _carried("engines are asked for tokens in any case"),
     },
     openai.ChatCompletionRequest: {
@@ -77,7 +77,8 @@ EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
         "modalities": _refused("for anything but `text`"),
         "web_search_options": _refused(),
         "prediction": TO_TEXT_WORKERS,
-        "media_io_kwargs": CARRIED,
+        "media_io_kwargs": _carried("with media: vLLM honours it; other engines refuse it or take no media"),
+        "mm_processor_kwargs": _carried("with media: vLLM honours it; other engines refuse it or take no media"),
     },
     openai.CompletionRequest: {
         "service_tier": TO_TEXT_WORKERS,

@@ -223,6 +223,13 @@ def prompt_likelihoods(own: Sequence[Any], tops: Sequence[Sequence[Any]] | None)
     return found
 
 
+def refuse_media_options(request: PreprocessedRequest) -> None:
+    """Raise `InvalidArgument` for options of media that SGLang takes for a whole server only."""
+    for name in ("mm_processor_kwargs", "media_io_kwargs"):
+        if getattr(request, name) not in (UNSET, None, {}):
+            raise InvalidArgument(f"{name} of a request is not supported by SGLang's engine", param=name)
+
+
 def shows(request: PreprocessedRequest) -> bool:
     """Whether the prompt shows something."""
     return request.multi_modal_data is not UNSET and bool(request.multi_modal_data)

@@ -37,7 +37,7 @@ from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.sglang.config import STORE_EVENTS_VARIABLE, SglangConfig, wants_forward_passes
 from dynamo.sglang.controls import Controls, read_engine_route
-from dynamo.sglang.convert import Answer, Limits, shows, to_asked
+from dynamo.sglang.convert import Answer, Limits, refuse_media_options, shows, to_asked
 from dynamo.sglang.events import kv_listeners, publisher_of
 from dynamo.sglang.handshake import Meeting, decode_meeting, prefill_meeting
 from dynamo.sglang.hicache import layout_of
@@ -143,6 +143,8 @@ class SglangEngine:
             raise InvalidArgument(
                 f"{kinds} parts: this worker was started without --enable-multimodal", param="messages"
             )
+        if shows(request):
+            refuse_media_options(request)
         if self._role is DisaggregationMode.PREFILL:
             meeting = self._meeting_of_prefill(request)
             request = prefill_request(request)

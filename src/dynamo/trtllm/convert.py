@@ -113,6 +113,10 @@ def guided_of(guided: GuidedDecoding | None, *, has_grammars: bool) -> dict[str,
     """What `GuidedDecodingParams` is made of. Raises `InvalidArgument`."""
     if guided is None:
         return None
+    if guided.whitespace_pattern is not None:
+        raise InvalidArgument(
+            "guided_whitespace_pattern is not supported by TensorRT-LLM's engine", param="guided_whitespace_pattern"
+        )
     regex = guided.regex
     if guided.choice:
         regex = "(" + "|".join(re.escape(one) for one in guided.choice) + ")"

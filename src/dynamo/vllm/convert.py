@@ -57,6 +57,8 @@ class Asked:
     """What `StructuredOutputsParams` is made of."""
     media: Mapping[str, Sequence[str]]
     """URLs by kind, in the order of the prompt."""
+    media_io: Mapping[str, Mapping[str, Any]]
+    """How each kind is decoded, by vLLM's names of the kinds."""
     lora_name: str | None
     priority: int
     rank: int | None
@@ -87,10 +89,24 @@ def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
         sampling=sampling_of(request, limits),
         guided=guided_of(request.sampling_options.guided_decoding),
         media=media,
+        media_io=media_io_of(request) if media else {},
         lora_name=routing.lora_name if routing is not None else None,
         priority=-(routing.priority or 0) if routing is not None and limits.has_priorities else 0,
         rank=rank_of(routing.dp_rank if routing is not None else None, limits.ranks, limits.first_rank),
     )
+
+
+def media_io_of(request: PreprocessedRequest) -> dict[str, dict[str, Any]]:
+    """Return `media_io_kwargs`. Raises `InvalidArgument` for anything but an object of objects."""
+    given = request.media_io_kwargs
+    if given in (UNSET, None):
+        return {}
+    if not isinstance(given, dict) or not all(isinstance(one, dict) for one in given.values()):
+        raise InvalidArgument(
+            'media_io_kwargs must be an object of objects, such as {"video": {"num_frames": 40}}',
+            param="media_io_kwargs",
+        )
+    return given
 
 
 def check_embeds(asked: Asked, length: int, limits: Limits) -> Asked:

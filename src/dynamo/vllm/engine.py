@@ -232,7 +232,7 @@ class VllmEngine:
                 asked = check_embeds(asked, length, self._limits)
                 prompt["prompt_embeds"] = embeds
             if asked.media:
-                prompt["multi_modal_data"] = await media_items(asked.media, library.decode_media)
+                prompt["multi_modal_data"] = await self._shown(asked)
             sampling = self._sampling(asked, params)
             told = self._llm.generate(
                 prompt,
@@ -266,6 +266,18 @@ class VllmEngine:
             return refusal
         logger.error("request %s failed", reply.request_id, exc_info=error)
         return Unknown(f"vLLM: {error.__cause__ or error}")
+
+    async def _shown(self, asked: Asked) -> dict[str, list[Any]]:
+        """Return the prompt's media, decoded as the worker's `--media-io-kwargs` and then the request say."""
+        multimodal = getattr(self._llm.vllm_config.model_config, "multimodal_config", None)
+        general = getattr(multimodal, "media_io_kwargs", None) or {}
+        io = {kind: {**general.get(kind, {}), **asked.media_io.get(kind, {})} for kind in {*general, *asked.media_io}}
+        try:
+            return await media_items(asked.media, lambda kind, media: self._library.decode_media(kind, media, io))
+        except TypeError as error:  # vLLM gives each of them to a function as an argument.
+            if not asked.media_io:
+                raise
+            raise InvalidArgument(f"media_io_kwargs: {error}", param="media_io_kwargs") from None
 
     def _sampling(self, asked: Asked, params: dict[str, Any] | None) -> Any:
         """VLLM's `SamplingParams`. Raises what vLLM raises."""

@@ -2,7 +2,7 @@
 
 import importlib.util
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,8 @@ class Library:
     """Serves a secondary node's ranks until it is told to stop; takes the engine's arguments."""
     load_embeds: Callable[[Any, str], Any]
     """Reads `prompt_embeds` for a model's configuration; blocks. Raises a client error for anything but a fitting tensor."""
-    decode_media: Callable[[str, Media], Awaitable[Any]]
-    """What vLLM makes of the bytes of an `image`, a `video` or an `audio`."""
+    decode_media: Callable[[str, Media, Mapping[str, Mapping[str, Any]]], Awaitable[Any]]
+    """What vLLM makes of the bytes of an `image`, a `video` or an `audio`, with `media_io_kwargs` by kind."""
 
 
 def check_installed() -> None:
@@ -117,11 +117,11 @@ def _load_embeds(model_config: Any, text: str) -> Any:
         raise ValueError(f"prompt_embeds is no tensor that can be used: {lines[0][:EMBEDS_ERROR_CHARS]}") from None
 
 
-async def _decode_media(kind: str, media: Media) -> Any:
+async def _decode_media(kind: str, media: Media, io: Mapping[str, Mapping[str, Any]]) -> Any:
     """By way of a data URL, which is how vLLM is given bytes: no host is asked for anything."""
     from vllm.multimodal.media import MediaConnector
 
-    connector = MediaConnector()
+    connector = MediaConnector(media_io_kwargs={name: dict(one) for name, one in io.items()})
     decode = {
         "image": connector.fetch_image_async,
         "video": connector.fetch_video_async,

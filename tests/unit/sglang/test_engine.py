@@ -253,6 +253,15 @@ async def test_images_come_as_data(start: Start) -> None:
     assert running.sglang.asked[-1]["image_data"] == ["data:image/png;base64,iVBORw0KGgo="]
 
 
+@pytest.mark.parametrize("name", ["mm_processor_kwargs", "media_io_kwargs"])
+async def test_sglang_engine_refuses_media_options_of_a_request_by_name(start: Start, name: str) -> None:
+    running = await start(enable_multimodal=True)
+    asked = request(multi_modal_data={"image_url": [{"Url": "data:image/png;base64,iVBORw0KGgo="}]}, **{name: {"a": 1}})
+    with pytest.raises(InvalidArgument, match=f"{name} of a request is not supported") as raised:
+        running.engine.submit(asked, Heard())
+    assert raised.value.param == name
+
+
 async def test_an_adapter_that_is_not_loaded_is_looked_for_elsewhere(start: Start) -> None:
     running = await start({"enable_lora": True})
     with pytest.raises(WorkerUnavailable):

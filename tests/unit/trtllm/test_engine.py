@@ -193,6 +193,9 @@ async def test_text_is_held_to_a_form_where_something_can_hold_it(start: Start) 
     await running.ask(asked, said(4, finish="length"))
     assert running.llm.asked[0].params.guided_decoding.regex == r"(a\+|b)"
     assert not running.llm.given["skip_tokenizer_init"]
+    spaced = request(sampling_options=SamplingOptions(guided_decoding=GuidedDecoding(json={}, whitespace_pattern=" ")))
+    with pytest.raises(InvalidArgument, match="guided_whitespace_pattern is not supported"):
+        running.engine.submit(spaced, Heard())
 
 
 async def test_an_adapter_goes_with_the_request_that_names_it(start: Start) -> None:

@@ -91,8 +91,10 @@ def library(llm: scripted.AsyncLLM) -> Library:
             llm.loggers = [make(llm.vllm_config, 0) for make in stat_loggers or ()]
             return llm
 
-    async def decode(kind: str, media: Any) -> Any:
-        return kind, media.data
+    async def decode(kind: str, media: Any, io: Any) -> Any:
+        if "wrong" in io.get(kind, {}):
+            raise TypeError("unexpected keyword argument 'wrong'")
+        return (kind, media.data, io[kind]) if kind in io else (kind, media.data)
 
     def load_embeds(model_config: Any, text: str) -> Any:
         if text == "bad":

@@ -184,6 +184,32 @@ async def test_images_need_a_worker_that_looks_at_them(start: Start) -> None:
     assert "type" not in prompt
 
 
+PIXEL = {"image_url": [{"Url": "data:image/png;base64,iVBORw0KGgo="}]}
+
+
+async def test_vllm_engine_decodes_media_as_the_worker_and_the_request_say(start: Start) -> None:
+    settings = scripted.settings()
+    settings.model_config.multimodal_config = SimpleNamespace(media_io_kwargs={"image": {"a": 1, "b": 1}})
+    running = await start(settings=settings, enable_multimodal=True)
+    asked = request(multi_modal_data=PIXEL, media_io_kwargs={"image": {"b": 2}})
+    _, error = await running.ask(asked, said(4, finish="stop"))
+    assert error is None
+    ((_, _, io),) = running.llm.asked[0].prompt["multi_modal_data"]["image"]
+    assert io == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("kwargs", [{"image": {"wrong": 1}}, {"image": 3}, [1]])
+async def test_vllm_engine_names_media_options_that_cannot_be_used(start: Start, kwargs: object) -> None:
+    running = await start(enable_multimodal=True)
+    asked = request(multi_modal_data=PIXEL, media_io_kwargs=kwargs)
+    try:
+        _, error = await running.ask(asked, said(4, finish="stop"))
+    except InvalidArgument as refused:  # Before vLLM is asked.
+        error = refused
+    assert isinstance(error, InvalidArgument)
+    assert error.param == "media_io_kwargs"
+
+
 async def test_several_choices_end_with_the_last(start: Start) -> None:
     running = await start()
     reply, _ = await running.ask(
