@@ -65,8 +65,8 @@ class OtelEvents:
     """Structured events as log records of their own, exported when `send` is called."""
 
     def __init__(self, exporter: LogRecordExporter, service: str, scope: str) -> None:
-        """`scope` names the instrumentation scope of the records."""
-        self._provider = LoggerProvider(resource=Resource.create({"service.name": service}))
+        """`scope` names the instrumentation scope of the records. A process that exits without `close` waits for nothing."""
+        self._provider = LoggerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
         self._provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
         self._logger = self._provider.get_logger(scope)
 

@@ -251,7 +251,9 @@ class RequestTrace:
         if name == "nats":
             return await make_nats_sink(options.nats_subject)
         if name == "otel":
-            return await asyncio.to_thread(make_otel_sink, options.otel_max_payload_bytes, environ())
+            exported = make_otel_sink(options.otel_max_payload_bytes, environ())
+            exported.start()
+            return exported
         assert options.s3 is not None, "the options of a sink are read with its name"
         sink = S3Sink(options.s3, await asyncio.to_thread(S3Writer, options.s3), self._dropped.inc)
         sink.start()

@@ -1,13 +1,16 @@
 """OpenTelemetry sink of the request trace: a row as a log record over OTLP, with the released frontend's attributes."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from dynamo.core.codec import json_encode
+from dynamo.core.tasks import TaskOwner
 from dynamo.core.threads import in_daemon_thread
 from dynamo.core.tracing import make_exporter, service_name
 from dynamo.llm.request_trace_sinks import Row
@@ -16,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 SCOPE = "dynamo.request_trace"
 MAX_PAYLOAD_BYTES = 4 << 20  # The released frontend's default; collectors refuse much larger messages.
+WAITING_ROWS_MAX = 2048  # Beyond two traces of the default capacity a collector counts as too slow.
+CLOSE_S = 30.0
+CANCEL_S = 0.5  # An export goes on in its thread, and the process does not wait for it.
 SEND_ROWS = 64  # Rows between two exports: the SDK's queue holds 2,048 records of any size.
 MODULE = "dynamo.core.otel_logs"
 
@@ -36,15 +42,44 @@ class OtelSink:
     def __init__(self, events: Exporter, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
         self._events = events
         self._max_payload_bytes = max_payload_bytes
+        self._waiting: list[Row] = []
+        self._wake = asyncio.Event()
+        self._is_closing = False
+        self._tasks = TaskOwner("request trace otel")
+
+    def start(self) -> None:
+        """Begin to export, in a task of its own: a slow collector delays no other sink."""
+        self._tasks.start(self._export(), "export")
 
     async def write(self, rows: Sequence[Row]) -> None:
-        await in_daemon_thread(lambda: self._write(rows), "request-trace-otel")
+        """Take rows. Raises `OSError` where too many wait for the collector."""
+        if len(self._waiting) + len(rows) > WAITING_ROWS_MAX:
+            raise OSError(0, f"the collector is too slow: {len(self._waiting)} rows wait to be exported")
+        self._waiting += rows
+        self._wake.set()
 
     async def flush(self) -> None:
-        """Do nothing: `write` exports."""
+        """Do nothing: rows are exported as soon as the collector has taken those before them."""
 
     async def close(self) -> None:
-        await in_daemon_thread(self._events.close, "request-trace-otel")
+        """Export the rest. The caller limits the time."""
+        try:
+            self._is_closing = True
+            self._wake.set()
+            await self._tasks.wait(CLOSE_S)
+            await in_daemon_thread(self._events.close, "request-trace-otel")
+        finally:
+            await self._tasks.cancel_and_wait(CANCEL_S)
+
+    async def _export(self) -> None:
+        while self._waiting or not self._is_closing:
+            await self._wake.wait()
+            self._wake.clear()
+            rows, self._waiting = self._waiting, []
+            if rows:
+                await in_daemon_thread(partial(self._write, rows), "request-trace-otel")
+            if self._is_closing:
+                self._wake.set()
 
     def _write(self, rows: Sequence[Row]) -> None:
         for number, row in enumerate(rows, 1):

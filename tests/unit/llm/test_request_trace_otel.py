@@ -1,12 +1,14 @@
 """Rows of the request trace as records for an OpenTelemetry collector; the exporter is in memory."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Mapping
 
 import pytest
 
 from dynamo.llm.request_trace import Payload, RequestEnd, TraceRow
-from dynamo.llm.request_trace_otel import SEND_ROWS, OtelSink
+from dynamo.llm.request_trace_otel import SEND_ROWS, WAITING_ROWS_MAX, OtelSink
 from dynamo.llm.request_trace_sinks import Row
 
 END = TraceRow(
@@ -32,23 +34,34 @@ class Events:
         self.records: list[tuple[int, str, Mapping[str, str | bool]]] = []
         self.sent: list[int] = []
         self.is_closed = False
+        self.gate: threading.Event | None = None
+        """What the collector waits for before it answers."""
+        self.begun = threading.Event()
 
     def add(self, moment_ns: int, observed_ns: int, body: str, attributes: Mapping[str, str | bool]) -> None:
         assert observed_ns > moment_ns
         self.records.append((moment_ns, body, attributes))
 
     def send(self) -> None:
+        self.begun.set()
+        if self.gate is not None:
+            self.gate.wait(10)
         self.sent.append(len(self.records))
 
     def close(self) -> None:
         self.is_closed = True
 
 
+async def export(events: Events, rows: list[Row], **options: int) -> None:
+    sink = OtelSink(events, **options)
+    sink.start()
+    await sink.write(rows)
+    await sink.close()
+
+
 async def test_otel_sink_sends_a_record_for_each_row() -> None:
     events = Events()
-    sink = OtelSink(events)
-    await sink.write([Row(0, END), Row(1, WORDS)])
-    await sink.close()
+    await export(events, [Row(0, END), Row(1, WORDS)])
     (moment, body, first), (_, _, second) = events.records
     assert (moment, body, events.sent, events.is_closed) == (1_000_000_000, "request_end", [2], True)
     payload = json.loads(str(first["payload"]))
@@ -65,7 +78,7 @@ async def test_otel_sink_sends_a_record_for_each_row() -> None:
 
 async def test_otel_sink_leaves_out_the_words_of_a_row_that_is_too_large() -> None:
     events = Events()
-    await OtelSink(events, max_payload_bytes=300).write([Row(0, WORDS)])
+    await export(events, [Row(0, WORDS)], max_payload_bytes=300)
     ((_, _, record),) = events.records
     payload = json.loads(str(record["payload"]))["payload"]
     assert record["payload_complete"] is False
@@ -76,12 +89,30 @@ async def test_otel_sink_leaves_out_the_words_of_a_row_that_is_too_large() -> No
 
 async def test_otel_sink_drops_a_large_row_without_words(caplog: pytest.LogCaptureFixture) -> None:
     events = Events()
-    await OtelSink(events, max_payload_bytes=10).write([Row(0, END)])
+    await export(events, [Row(0, END)], max_payload_bytes=10)
     assert events.records == []
     assert "dropped a row of" in caplog.text
 
 
 async def test_otel_sink_exports_before_the_queue_of_the_sdk_is_full() -> None:
     events = Events()
-    await OtelSink(events).write([Row(0, END)] * (SEND_ROWS + 1))
+    await export(events, [Row(0, END)] * (SEND_ROWS + 1))
     assert events.sent == [SEND_ROWS, SEND_ROWS + 1]
+
+
+async def test_otel_sink_delays_nobody_while_its_collector_is_slow() -> None:
+    events, gate = Events(), threading.Event()
+    events.gate = gate
+    sink = OtelSink(events)
+    sink.start()
+    await sink.write([Row(0, END)])
+    await asyncio.wait_for(asyncio.to_thread(events.begun.wait), 10)
+    await sink.write([Row(1, END)] * WAITING_ROWS_MAX)
+    with pytest.raises(OSError, match="too slow"):
+        await sink.write([Row(2, END)])
+    closing = asyncio.ensure_future(sink.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    gate.set()
