@@ -312,3 +312,27 @@ def is_there(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_an_upload_far_over_the_limit_is_answered_readably(guarded: Graph) -> None:
+    for upload in (b"a" * (50 << 20), iter([b"a" * (1 << 20)] * 50)):
+        answer = httpx.post(
+            f"http://127.0.0.1:{guarded.port}/v1/chat/completions",
+            content=upload,
+            headers={"authorization": f"Bearer {KEY}"},
+            timeout=DEADLINE_S,
+        )
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "payload_too_large")
+
+
+def test_half_closed_clients_get_their_answers(guarded: Graph) -> None:
+    for is_stream in (False, True):
+        for version in ("1.0", "1.1"):
+            body = json.dumps({**CHAT, "stream": is_stream})
+            head = f"POST /v1/chat/completions HTTP/{version}\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
+            with connect(guarded) as client:
+                client.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+                client.shutdown(socket.SHUT_WR)
+                answer = read_all(client)
+            assert b" 200 OK\r\n" in answer
+            assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if is_stream else b"}")

@@ -171,6 +171,24 @@ class _Unreadable(HttpError):
     """A body that is not what the route takes."""
 
 
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol, which also answers clients that half-closed their connection."""
+
+    _is_half_closed = False
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Keep the connection for the response to a whole request; without one, it is closed."""
+        cycle = self.cycle
+        self._is_half_closed = cycle is not None and not cycle.response_complete and not cycle.more_body
+        return self._is_half_closed
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request of the connection, if it may have one."""
+        super().on_response_complete()
+        if self._is_half_closed and not self.pipeline and self.cycle.response_complete:
+            self.transport.close()
+
+
 class JsonServer:
     """Listens, and answers by a table of routes."""
 
@@ -187,7 +205,7 @@ class JsonServer:
         )  # fmt: skip
         config.load()
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: HttpToolsProtocol(config, self._state, {}), sock=listener
+            lambda: _Protocol(config, self._state, {}), sock=listener
         )
 
     async def stop(self) -> None:
@@ -202,7 +220,7 @@ class JsonServer:
                     await asyncio.sleep(POLL_S)
 
     async def _application(self, scope: Any, receive: Any, send: Any) -> None:
-        body = b""
+        body = bytearray()
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -215,7 +233,7 @@ class JsonServer:
                 break
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         query = scope["query_string"].decode("latin-1")
-        status, value = await self._routes.answer(scope["method"], scope["path"], query, headers, body)
+        status, value = await self._routes.answer(scope["method"], scope["path"], query, headers, bytes(body))
         await self._send(send, status, value)
 
     @staticmethod

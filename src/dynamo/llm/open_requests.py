@@ -79,6 +79,8 @@ class OpenRequests:
             logger.exception("request failed")
             self.metrics.count_end(endpoint, "", "unary", "internal")
             exchange.refuse(answer_to(error))
+        finally:
+            exchange.drop_body()  # A response may take minutes, and needs the body no more.
 
     def adopt(
         self,

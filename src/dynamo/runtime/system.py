@@ -146,6 +146,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._data = b""
         self._is_answering = False
+        self._is_half_closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -179,6 +180,11 @@ class _Connection(asyncio.Protocol):
             self._next()
         elif len(self._data) > HEAD_BYTES_MAX + BODY_BYTES_MAX and self._transport is not None:
             self._transport.abort()  # It asks on without listening.
+
+    def eof_received(self) -> bool:
+        """Keep the connection for the response to a whole request; without one, it is closed."""
+        self._is_half_closed = True
+        return self._is_answering
 
     def close(self) -> None:
         if self._transport is not None:
@@ -225,7 +231,7 @@ class _Connection(asyncio.Protocol):
             status, kind, text = await self._judge(method, path, body, key)
             self._write(status, kind, text.encode(), is_head=method == "HEAD")
         self._is_answering = False
-        if not keeps:
+        if not keeps or (self._is_half_closed and not self._data):
             self.close()
             return
         self._wait()

@@ -262,3 +262,17 @@ async def test_a_reader_who_leaves_an_asset_unread_is_cut(
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
+
+
+async def test_system_server_answers_a_client_that_half_closed_its_connection(house: House) -> None:
+    async def slow(body: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"status": "ok"}
+
+    house.routes["sleep"] = slow
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.server.port)
+    writer.write(b"POST /engine/sleep HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write_eof()
+    async with asyncio.timeout(TIMEOUT_S):
+        assert parse(await reader.read())[0] == 200
+    writer.close()

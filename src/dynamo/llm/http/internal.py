@@ -53,7 +53,8 @@ class InternalExchange(Exchange):
         self.headers = list(headers)
         self.account = account
         self.keep_alive = True
-        self.more_body = self.is_refused = False
+        self.more_body = self.is_refused = self.is_cut = self.is_event_stream = self.takes_interim = False
+        self.held_bytes = 0
         self.is_whole = True
         self.response_started = self.response_complete = self.disconnected = False
         self.header_bytes = b""

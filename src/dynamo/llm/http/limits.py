@@ -25,6 +25,8 @@ class Limits:
     """The request line and the headers together."""
     headers: int = 128
     body_bytes: int = 192 << 20
+    bodies_bytes: int = 1 << 30
+    """Of all connections together; what is longer gets a 503. Bodies up to 64 KiB do not count. 0: any number."""
     arrival_s: float = 60.0
     """A request that has not arrived whole by then comes from a client that hangs or attacks. 0: however long."""
     keep_alive_s: float = 75.0
@@ -59,6 +61,7 @@ class Limits:
             header_bytes=_number("DYN_HTTP_HEADER_LIMIT_KB", own.header_bytes >> 10, int, least=1) << 10,
             headers=_number("DYN_HTTP_MAX_HEADERS", own.headers, int, least=1),
             body_bytes=_number("DYN_HTTP_BODY_LIMIT_MB", own.body_bytes >> 20, int) << 20,
+            bodies_bytes=_number("DYN_HTTP_BODIES_LIMIT_MB", own.bodies_bytes >> 20, int) << 20,
             arrival_s=_number("DYN_HTTP_REQUEST_ARRIVAL_TIMEOUT_SECS", own.arrival_s, float),
             keep_alive_s=_number("DYN_HTTP_KEEP_ALIVE_TIMEOUT_SECS", own.keep_alive_s, float),
             unsent_bytes=_number("DYN_HTTP_UNSENT_LIMIT_KB", own.unsent_bytes >> 10, int, least=64) << 10,

@@ -8,6 +8,7 @@ and two awaits for each (architecture.md §5).
 Everything else about a connection (keep-alive, pipelining, shutdown) stays uvicorn's.
 """
 
+import asyncio
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -32,10 +33,30 @@ STATUS_LINES = {
     OVERLOADED: b"HTTP/1.1 529 Overloaded\r\n",
 }
 
+BODY_BYTES_FREE = 64 << 10
+"""Bodies up to this size do not count against the budget of all bodies, so that large ones cannot keep them out."""
+BODIES_FULL = ErrorAnswer(
+    503,
+    "The request bodies that are arriving exceed the limit set by DYN_HTTP_BODIES_LIMIT_MB",
+    code="too_many_uploads",
+    label="overload",
+    retry_after_s=1,
+)
+
 FRAMING_BYTES_MAX = 1 << 20
 """What chunk headers and trailers may cost beside the body, and"""
 FRAMING_SHARE_MAX = 16
 """for each of its bytes: one that is sent a byte at a time costs six."""
+
+LINGER_BYTES_MAX = 512 << 20
+"""How much of a request that was refused early is read and dropped, so that its client gets to reading the refusal;"""
+LINGER_S, LINGER_IDLE_S = 30.0, 5.0
+"""and for how long, in all and without a byte. A connection that is closed before that is reset, refusal included."""
+PROBES_S = (0.0, 0.02, 0.15, 1.0)
+"""When a client that half-closed its connection is probed. Clients accept few interim responses, Go's five at most."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+COMMENT = b"3\r\n:\n\n\r\n"
+"""An event stream's comment, as an HTTP chunk."""
 
 HotHandler = Callable[["Exchange"], None]
 """Called on the loop once a request is whole; it answers now or later, and always ends the exchange."""
@@ -62,6 +83,21 @@ class ConnectionCounts:
         self.slow_readers = counter("slow_readers", "Connections cut because their client did not read")
 
 
+class BodyBudget:
+    """Bytes of request bodies in memory, over all connections."""
+
+    __slots__ = ("bytes_max", "held")
+
+    def __init__(self, bytes_max: int = 0) -> None:
+        """`bytes_max` 0: any number."""
+        self.bytes_max = bytes_max
+        self.held = 0
+
+    def has_room(self) -> bool:
+        """Return whether the bodies are within the limit."""
+        return not self.bytes_max or self.held <= self.bytes_max
+
+
 class Exchange:
     """One request on a hot route. uvicorn sees it as the connection's current cycle."""
 
@@ -74,6 +110,9 @@ class Exchange:
         "handler",
         "header_bytes",
         "headers",
+        "held_bytes",
+        "is_cut",
+        "is_event_stream",
         "is_refused",
         "is_whole",
         "keep_alive",
@@ -83,6 +122,7 @@ class Exchange:
         "protocol",
         "response_complete",
         "response_started",
+        "takes_interim",
         "transport",
     )
 
@@ -93,9 +133,16 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = protocol.headers
         self.keep_alive = keep_alive
         self.body = bytearray()
+        self.held_bytes = 0
+        """How much of the body counts against the budget of all bodies."""
         self.more_body = True
         self.is_refused = False
-        """Whether what it will be told is known already: its body is not kept."""
+        """Whether the response is known already: the body is not kept."""
+        self.is_cut = False
+        """Whether the rest of the body is not waited for."""
+        self.takes_interim = False
+        """Whether interim (1xx) responses may be sent: HTTP/1.1."""
+        self.is_event_stream = False
         self.is_whole = False
         self.response_started = False
         self.response_complete = False
@@ -145,7 +192,7 @@ class Exchange:
             return  # An empty chunk would end the response.
         chunk = b"%x\r\n%b\r\n" % (len(data), data)
         if not self.response_started:
-            self.response_started = True
+            self.response_started = self.is_event_stream = True
             close = b"" if self.keep_alive else b"connection: close\r\n"
             chunk = b"%b%b%b\r\n%b" % (EVENT_STREAM, self.header_bytes, close, chunk)
         self.write_chunk(chunk)
@@ -198,6 +245,22 @@ class Exchange:
         if callback is not None and not self.response_complete:
             callback()
 
+    def drop_body(self) -> None:
+        """Free the body: its handler has read it, or it will not be read."""
+        self.body = bytearray()
+        if self.held_bytes:
+            self.protocol.bodies.held -= self.held_bytes
+            self.held_bytes = 0
+
+    def probe(self) -> None:
+        """Write what a client ignores, to find out whether the peer still has the connection open."""
+        if self.disconnected or self.response_complete:
+            return
+        if self.is_event_stream:
+            self.transport.write(COMMENT)
+        elif self.takes_interim and not self.response_started:
+            self.transport.write(CONTINUE)
+
     def start(self) -> None:
         """Runs the handler, once the request is whole and it is its turn."""
         if self.is_whole and not self.disconnected:
@@ -207,8 +270,11 @@ class Exchange:
         self.response_complete = True
         self.on_disconnect = None
         self._close_account()
+        self.drop_body()
         self.protocol.exchanges.discard(self)
-        if not self.keep_alive:
+        if self.is_cut:
+            self.protocol.linger()
+        elif not self.keep_alive:
             self.transport.close()
         self.protocol.on_response_complete()
 
@@ -231,6 +297,8 @@ class HttpProtocol(HttpToolsProtocol):
     connections_max = 1 << 20
     counts: ConnectionCounts
     gate: Gate | None = None
+    bodies = BodyBudget()
+    """Shared by all connections of a service."""
 
     is_in_head = False
     """True between the first byte of a request and the end of its headers."""
@@ -247,6 +315,15 @@ class HttpProtocol(HttpToolsProtocol):
     """The loop's time at which it went over it."""
     received_at: float | None = None
     """The loop's time at which an unfinished request began to arrive, or the connection on which none has yet."""
+    is_half_closed = False
+    """Whether the client has ended its side, and waits for the response."""
+    is_lingering = False
+    """Whether the last response was sent, and what the client still sends is dropped."""
+    linger_bytes = 0
+    lingers_since = 0.0
+    lingered_at = 0.0
+    """The loop's time of the last byte that was dropped."""
+    _probing: asyncio.TimerHandle | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -280,15 +357,24 @@ class HttpProtocol(HttpToolsProtocol):
         self.counts.open.inc()
         if len(self.connections) > self.connections_max:
             self.counts.refused.inc()
-            self._reject(ErrorAnswer(503, "Too many connections", code="too_many_connections", retry_after_s=1))
+            self._reject(
+                ErrorAnswer(503, "Too many connections", code="too_many_connections", retry_after_s=1), lingers=False
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tells every unfinished exchange of this connection."""
+        """End every unfinished exchange, and free what of its requests no handler has."""
         super().connection_lost(exc)
         self.counts.open.dec()
+        if self._probing is not None:
+            self._probing.cancel()
         for exchange in list(self.exchanges):
             exchange.left()
+            if not exchange.is_whole or self._is_waiting(exchange):
+                exchange.drop_body()
         self.exchanges.clear()
+        self.pipeline.clear()
+        # The exchange refers to this connection: without this, both stay until the garbage collector looks for cycles.
+        self.cycle = None  # type: ignore[assignment]
         for account in self.accounts:
             account.close()
         self.accounts.clear()
@@ -296,7 +382,10 @@ class HttpProtocol(HttpToolsProtocol):
     def sweep(self, now_s: float) -> None:
         """Ends what waits too long: for a request, for the rest of one, or for its client to read."""
         limits = self.limits
-        if self.is_stalled and 0 < limits.stalled_s < now_s - self.stalled_at:
+        if self.is_lingering:
+            if now_s - self.lingers_since > LINGER_S or now_s - self.lingered_at > LINGER_IDLE_S:
+                self.transport.abort()
+        elif self.is_stalled and 0 < limits.stalled_s < now_s - self.stalled_at:
             self.cut_slow_reader()
         elif self.pipeline:
             return  # We do not read what comes behind a request that waits for its turn.
@@ -308,10 +397,69 @@ class HttpProtocol(HttpToolsProtocol):
             else:
                 self.transport.abort()
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Keep the connection for the responses to whole requests; without one, it is closed.
+
+        A client that only ended its side and one that closed the connection look the same here; writing to the latter
+        fails once its reset has come, so that it is probed.
+        """
+        cycle: Any = self.cycle
+        is_waiting = cycle is not None and not cycle.response_complete and not cycle.more_body
+        if self.is_lingering or self.is_in_head or not is_waiting or self.scheme == "https":
+            return None
+        self.is_half_closed = True
+        self._probe(0)
+        return True
+
+    def _probe(self, number: int) -> None:
+        for exchange in self.exchanges:
+            if not self._is_waiting(exchange):
+                exchange.probe()
+        if number + 1 < len(PROBES_S) and not self.transport.is_closing():
+            wait_s = PROBES_S[number + 1] - PROBES_S[number]
+            self._probing = self.loop.call_later(wait_s, self._probe, number + 1)
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request of the connection, if it may have one."""
+        if self.is_lingering:
+            return
+        super().on_response_complete()
+        cycle: Any = self.cycle
+        if self.is_half_closed and not self.pipeline and (cycle is None or cycle.response_complete):
+            self.transport.close()
+
+    def linger(self) -> None:
+        """Close the connection once the client has read the last response, as far as that can be known.
+
+        To close it while the client sends resets it, and the client loses a response that it has not read.
+        """
+        if self.transport.is_closing() or self.is_lingering:
+            return
+        self.is_lingering = True
+        self.received_at = None
+        self.lingers_since = self.lingered_at = self.loop.time()
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def shutdown(self) -> None:
+        """Close the connection, or have it closed after the responses under way."""
+        if self.is_lingering:
+            self.transport.close()
+        else:
+            super().shutdown()
+
     # A request as it arrives.
 
     def data_received(self, data: bytes) -> None:
         """Feeds the parser; counts what of a request's head is there."""
+        if self.is_lingering:
+            self.linger_bytes += len(data)
+            self.lingered_at = self.loop.time()
+            if self.linger_bytes > LINGER_BYTES_MAX:
+                self.transport.abort()
+            return
         self._read = data
         super().data_received(data)
         self._read = b""
@@ -346,7 +494,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Decides who answers, and takes a hot route out of the ASGI path."""
         self.is_in_head = False
         self.requests += 1
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self.is_lingering:
             self._begin(_ignore, keep_alive=False)
             return
         if self._is_head_too_long():
@@ -366,15 +514,19 @@ class HttpProtocol(HttpToolsProtocol):
             self._note_plain(passage)
             return
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        exchange = self._begin(handler or _ignore, keep_alive=keep_alive and not self._is_last())
+        is_too_long = length > self.limits.body_bytes
+        exchange = self._begin(
+            handler or _ignore, keep_alive=keep_alive and not self._is_last(), awaits_body=not is_too_long
+        )
+        exchange.takes_interim = self.parser.get_http_version() == "1.1"
         exchange.is_refused = passage.refusal is not None
         exchange.account = passage.account
         exchange.header_bytes = as_lines(passage.headers)
         exchange.error_body = self.error_bodies.get(path, ErrorAnswer.body)
-        if length > self.limits.body_bytes:
-            self._refuse_body(exchange)
+        if is_too_long:
+            self._refuse_body(exchange, self._body_too_long())
 
-    def _begin(self, handler: HotHandler, *, keep_alive: bool) -> Exchange:
+    def _begin(self, handler: HotHandler, *, keep_alive: bool, awaits_body: bool = True) -> Exchange:
         """The next request is an exchange; it has its turn when those before it are answered."""
         exchange: Any = Exchange(self, handler, keep_alive=keep_alive)
         before, self.cycle = self.cycle, exchange
@@ -382,8 +534,8 @@ class HttpProtocol(HttpToolsProtocol):
         if before is not None and not before.response_complete:
             self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self.app))
-        elif self.expect_100_continue and not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif self.expect_100_continue and awaits_body and not self.is_lingering and not self.transport.is_closing():
+            self.transport.write(CONTINUE)
         return exchange  # type: ignore[no-any-return]
 
     def on_body(self, body: bytes) -> None:
@@ -393,13 +545,25 @@ class HttpProtocol(HttpToolsProtocol):
         if not isinstance(exchange, Exchange):
             if self.body_bytes <= self.limits.body_bytes:
                 super().on_body(body)
-            elif not self.transport.is_closing():
+            elif not self.transport.is_closing() and not self.is_lingering:
                 self.counts.oversized.inc()
+                exchange.disconnected = True  # Its application reads no further.
+                exchange.message_event.set()
                 self._reject(self._body_too_long())
         elif not exchange.response_complete and not exchange.is_refused:
-            exchange.body += body
-            if len(exchange.body) > self.limits.body_bytes:
-                self._refuse_body(exchange)
+            self._keep(exchange, body)
+
+    def _keep(self, exchange: Exchange, body: bytes) -> None:
+        """Add to the body of a request, within the limits of one body and of all."""
+        exchange.body += body
+        size = len(exchange.body)
+        if size > self.limits.body_bytes:
+            self._refuse_body(exchange, self._body_too_long())
+        elif size > BODY_BYTES_FREE:
+            self.bodies.held += size - exchange.held_bytes
+            exchange.held_bytes = size
+            if not self.bodies.has_room():
+                self._refuse_body(exchange, BODIES_FULL)
 
     def on_message_complete(self) -> None:
         """The request is whole."""
@@ -409,10 +573,10 @@ class HttpProtocol(HttpToolsProtocol):
         exchange: Any = self.cycle
         if not isinstance(exchange, Exchange):
             super().on_message_complete()
-        elif not exchange.response_complete:
+        elif not exchange.response_complete and not exchange.is_cut:
             exchange.is_whole = True
             exchange.more_body = False
-            if not any(cycle is exchange for cycle, _ in self.pipeline):
+            if not self._is_waiting(exchange):
                 exchange.start()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -453,6 +617,10 @@ class HttpProtocol(HttpToolsProtocol):
         self.on_response_complete()
 
     # Refusals.
+
+    def _is_waiting(self, exchange: Any) -> bool:
+        """Return whether a request waits for the responses to those before it."""
+        return any(cycle is exchange for cycle, _ in self.pipeline)
 
     def _is_last(self) -> bool:
         return 0 < self.limits.requests_per_connection <= self.requests
@@ -497,25 +665,33 @@ class HttpProtocol(HttpToolsProtocol):
         message = f"Request body exceeds the limit of {self.limits.body_bytes >> 20} MB set by DYN_HTTP_BODY_LIMIT_MB"
         return ErrorAnswer(413, message, code="payload_too_large", label="validation")
 
-    def _refuse_body(self, exchange: Exchange) -> None:
-        exchange.keep_alive = False  # The rest of the body is not worth reading.
-        exchange.body = bytearray()
+    def _refuse_body(self, exchange: Exchange, error: ErrorAnswer) -> None:
+        """Refuse a request whose body is not read to its end, when it is its turn."""
+        exchange.keep_alive = False
+        exchange.is_refused = exchange.is_cut = exchange.is_whole = True
+        exchange.drop_body()
+        exchange.handler = lambda exchange: exchange.refuse(error)
         self.counts.oversized.inc()
-        exchange.refuse(self._body_too_long())
+        self.received_at = None
+        if not self._is_waiting(exchange):
+            exchange.start()
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP is answered in the same form as every other error."""
         self._reject(ErrorAnswer(400, msg))
 
-    def _reject(self, error: ErrorAnswer) -> None:
-        """Says why nothing more is read from this connection, and closes it."""
+    def _reject(self, error: ErrorAnswer, *, lingers: bool = True) -> None:
+        """Send why no request is read from this connection any more, and close it."""
         if self._is_answering():
             self.transport.abort()
             return
         body = error.body()
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINES[error.status] + head + body)
-        self.transport.close()
+        if lingers:
+            self.linger()
+        else:
+            self.transport.close()
 
     _read = b""
     """What is being parsed."""

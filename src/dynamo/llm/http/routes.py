@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from dynamo.core.codec import json_encode
 from dynamo.core.config import setting
+from dynamo.core.errors import HttpError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.llm.http.api_options import ApiOptions
 from dynamo.llm.http.errors import ErrorAnswer
@@ -47,6 +48,8 @@ NOT_ADMIN = ErrorAnswer(
 ErrorBody = Callable[[ErrorAnswer], bytes]
 PlainHandler = Callable[[Request], Awaitable[Response]]
 
+PLAIN_BODY_BYTES_MAX = 1 << 20
+"""Of a JSON body on a plain route; the bodies of hot routes have limits of their own (`Limits`)."""
 ENGINE_REFUSALS = (400, 404, 413, 503, 529)
 """What a route may answer that asks a worker."""
 
@@ -212,6 +215,16 @@ def _by_method(handlers: Mapping[str, PlainHandler]) -> PlainHandler:
 async def _hot_elsewhere(request: Request) -> Response:
     """Never called with the route's own method: the protocol has taken that out before."""
     raise HTTPException(404)
+
+
+async def body_of(request: Request) -> bytes:
+    """Return the body of a plain request. Raises `HttpError` (413) for a long one: only uploads of files are long."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > PLAIN_BODY_BYTES_MAX:
+            raise HttpError(413, f"The request body exceeds {PLAIN_BODY_BYTES_MAX} bytes")
+    return bytes(body)
 
 
 def account_of(request: Request) -> "Account | None":

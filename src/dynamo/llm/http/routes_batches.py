@@ -37,7 +37,17 @@ from dynamo.llm.batches.store import KEPT_S, BatchStore
 from dynamo.llm.http.errors import ErrorAnswer, answer_to
 from dynamo.llm.http.gate import Account, KeyMetrics, Keys
 from dynamo.llm.http.internal import InternalExchange
-from dynamo.llm.http.routes import Operation, PlainHandler, RouteContext, RouteTable, as_json, moved, owner_of, refuse
+from dynamo.llm.http.routes import (
+    Operation,
+    PlainHandler,
+    RouteContext,
+    RouteTable,
+    as_json,
+    body_of,
+    moved,
+    owner_of,
+    refuse,
+)
 from dynamo.protocols.strict import StrictDecoder
 
 OFF = ErrorAnswer(
@@ -267,7 +277,7 @@ class BatchPages:
 
     async def create(self, request: Request) -> Response:
         """POST /v1/batches."""
-        wanted = checked(_decode_batch(await request.body()))
+        wanted = checked(_decode_batch(await body_of(request)))
         owner, now = owner_of(request), int(time.time())
         file = await asyncio.to_thread(self.store.file, wanted.input_file_id, owner)
         if file.purpose != UPLOADED:

@@ -8,13 +8,13 @@ from starlette.responses import Response
 
 from dynamo.core.codec import json_decoder, json_encode
 from dynamo.core.config import read_bool, setting
-from dynamo.core.errors import InvalidArgument, NotFound
+from dynamo.core.errors import HttpError, InvalidArgument, NotFound
 from dynamo.core.metrics import CONTENT_TYPE
 from dynamo.llm.busy import Thresholds
 from dynamo.llm.http.docs_page import HEADERS, PAGE
 from dynamo.llm.http.extensions import Extensions, FrontendExtensionContext
 from dynamo.llm.http.openapi import describe
-from dynamo.llm.http.routes import Access, Operation, RouteContext, RouteTable, as_json
+from dynamo.llm.http.routes import Access, Operation, RouteContext, RouteTable, as_json, body_of
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
@@ -95,10 +95,12 @@ class SystemPages:
     async def set_thresholds(self, request: Request) -> Response:
         """POST /busy_threshold."""
         try:
-            wanted = decode_thresholds(await request.body())
+            wanted = decode_thresholds(await body_of(request))
             await self._models.set_thresholds(wanted.model, wanted.limits())
         except NotFound as error:
             return as_json({"error": str(error)}, 404)
+        except HttpError as error:
+            return as_json({"error": str(error)}, error.code)
         except (InvalidArgument, ValueError) as error:
             return as_json({"error": str(error)}, 400)
         if self._siblings is not None:

@@ -28,7 +28,7 @@ from dynamo.llm.http.errors import CLIENT_CLOSED_REQUEST, ErrorAnswer, answer_to
 from dynamo.llm.http.extensions import FrontendRoute
 from dynamo.llm.http.gate import Gate, KeyMetrics, Keys
 from dynamo.llm.http.limits import Limits
-from dynamo.llm.http.protocol import ConnectionCounts, HttpProtocol
+from dynamo.llm.http.protocol import BodyBudget, ConnectionCounts, HttpProtocol
 from dynamo.llm.http.route_groups import GROUPS, all_routes
 from dynamo.llm.http.routes import RouteContext, RouteGroup, refuse
 from dynamo.llm.http.siblings import Siblings
@@ -75,6 +75,9 @@ class HttpService:
         """`is_sound` says whether all that must go on in the background does; `/health` asks it."""
         self._options = options or HttpOptions()
         self._counts = ConnectionCounts(registry, self._options.metrics_prefix)
+        self._bodies = BodyBudget(self._options.limits.bodies_bytes)
+        held = registry.gauge(f"{self._options.metrics_prefix}_http_body_bytes", "Request bodies in memory")
+        held.labels().follow(lambda: self._bodies.held)
         self._key_metrics = KeyMetrics(registry, self._options.metrics_prefix)
         self._pipeline = pipeline
         self._models = models
@@ -147,6 +150,7 @@ class HttpService:
             "connections_max": options.limits.connections_max(),
             "counts": self._counts,
             "gate": gate,
+            "bodies": self._bodies,
         }
         return type("FrontendProtocol", (HttpProtocol,), values)
 

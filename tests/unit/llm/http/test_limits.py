@@ -15,6 +15,7 @@ def test_the_environment_sets_every_limit(monkeypatch: pytest.MonkeyPatch) -> No
         "DYN_HTTP_HEADER_LIMIT_KB": "9",
         "DYN_HTTP_MAX_HEADERS": "10",
         "DYN_HTTP_BODY_LIMIT_MB": "11",
+        "DYN_HTTP_BODIES_LIMIT_MB": "100",
         "DYN_HTTP_REQUEST_ARRIVAL_TIMEOUT_SECS": "12",
         "DYN_HTTP_KEEP_ALIVE_TIMEOUT_SECS": "13",
         "DYN_HTTP_UNSENT_LIMIT_KB": "64",
@@ -25,7 +26,7 @@ def test_the_environment_sets_every_limit(monkeypatch: pytest.MonkeyPatch) -> No
     }.items():
         monkeypatch.setenv(variable, value)
     assert Limits.from_environment() == Limits(
-        7, 8, 9 << 10, 10, 11 << 20, 12.0, 13.0, 64 << 10, 15.0, 0.5, 600.0, 0.25
+        7, 8, 9 << 10, 10, 11 << 20, 100 << 20, 12.0, 13.0, 64 << 10, 15.0, 0.5, 600.0, 0.25
     )
 
 

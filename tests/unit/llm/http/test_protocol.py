@@ -1,6 +1,8 @@
 """Hot routes over a transport that only remembers."""
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,17 @@ from dynamo.llm.http.cors import Cors
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.gate import Gate, KeyMetrics, Keys
 from dynamo.llm.http.limits import Limits
-from dynamo.llm.http.protocol import ConnectionCounts, Exchange, HttpProtocol
+from dynamo.llm.http.protocol import (
+    BODY_BYTES_FREE,
+    COMMENT,
+    CONTINUE,
+    LINGER_BYTES_MAX,
+    LINGER_IDLE_S,
+    BodyBudget,
+    ConnectionCounts,
+    Exchange,
+    HttpProtocol,
+)
 
 LIMITS = Limits(body_bytes=10, header_bytes=1000, headers=20, requests_per_connection=0)
 REQUEST = b"POST /hot HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
@@ -28,6 +40,18 @@ class Transport(asyncio.Transport):
         self.unsent = 0
         self.is_closed = False
         self.is_reading_paused = False
+        self.has_ended = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is written."""
+        return self.is_closed or self.has_ended
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.has_ended = True
 
     def write(self, data: Any) -> None:
         self.sent += bytes(data)
@@ -109,11 +133,11 @@ async def test_a_query_string_does_not_leave_the_hot_path(server: Server) -> Non
 
 async def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
     server.protocol.data_received(REQUEST + REQUEST.replace(b"hello", b"again") + REQUEST.replace(b"hello", b"third"))
-    assert len(server.exchanges) == 1
+    assert [bytes(one.body) for one in server.exchanges] == [b"hello"]
     server.exchanges[0].respond(200, b"1")
-    assert len(server.exchanges) == 2
+    assert [bytes(one.body) for one in server.exchanges] == [b"", b"again"]
     server.exchanges[1].end(b"2")
-    assert [bytes(one.body) for one in server.exchanges] == [b"hello", b"again", b"third"]
+    assert [bytes(one.body) for one in server.exchanges] == [b"", b"", b"third"]
 
 
 async def test_other_routes_go_the_ordinary_way_on_the_same_connection(server: Server) -> None:
@@ -130,7 +154,7 @@ async def test_a_body_over_the_limit_is_refused_with_a_413(server: Server, lengt
     server.protocol.data_received(b"POST /hot HTTP/1.1\r\nhost: x\r\n" + length + b"\r\n\r\n" + body)
     assert server.transport.sent.startswith(b"HTTP/1.1 413 ")
     assert b"DYN_HTTP_BODY_LIMIT_MB" in server.transport.sent
-    assert server.transport.is_closed
+    assert server.transport.is_over
     assert server.exchanges == []
 
 
@@ -160,7 +184,7 @@ async def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
     assert not server.transport.is_closed
     server.transport.unsent += 1
     server.exchanges[0].write(b"x")
-    assert server.transport.is_closed
+    assert server.transport.is_over
 
 
 async def test_it_is_known_since_when_a_request_is_awaited(server: Server) -> None:
@@ -183,7 +207,7 @@ async def test_http_1_0_gets_its_connection_closed(server: Server) -> None:
     server.protocol.data_received(REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0"))
     server.exchanges[0].respond(529, b"{}")
     assert server.transport.sent.startswith(b"HTTP/1.1 529 Overloaded\r\n")
-    assert server.transport.is_closed
+    assert server.transport.is_over
 
 
 async def test_nothing_written_is_no_chunk(server: Server) -> None:
@@ -202,14 +226,14 @@ async def test_a_request_that_does_not_arrive_in_time_is_told_so(server: Server)
     protocol.sweep(since_s + LIMITS.arrival_s - 0.5)
     assert not server.transport.is_closed
     protocol.sweep(since_s + LIMITS.arrival_s + 1)
-    assert server.transport.sent.startswith(b"HTTP/1.1 408 ") and server.transport.is_closed
+    assert server.transport.sent.startswith(b"HTTP/1.1 408 ") and server.transport.is_over
     assert server.counts.late.value == 1
 
 
 async def test_a_connection_that_brings_nothing_is_closed_without_a_word(server: Server) -> None:
     protocol: Any = server.protocol
     protocol.sweep(protocol.received_at + LIMITS.arrival_s + 1)
-    assert server.transport.sent == b"" and server.transport.is_closed
+    assert server.transport.sent == b"" and server.transport.is_over
 
 
 async def test_a_slow_answer_is_no_slow_request(server: Server) -> None:
@@ -231,7 +255,7 @@ async def test_a_request_behind_another_is_not_late_while_we_do_not_read_it(serv
 async def test_nothing_is_written_before_an_answer_that_is_still_to_come(server: Server, behind: bytes) -> None:
     server.protocol.data_received(REQUEST)
     server.protocol.data_received(behind)
-    assert server.transport.sent == b"" and server.transport.is_closed
+    assert server.transport.sent == b"" and server.transport.is_over
 
 
 async def test_a_client_that_lets_its_answer_wait_for_too_long_is_cut_off(server: Server) -> None:
@@ -246,7 +270,7 @@ async def test_a_client_that_lets_its_answer_wait_for_too_long_is_cut_off(server
     assert not server.transport.is_closed
     protocol.pause_writing()
     protocol.sweep(protocol.stalled_at + LIMITS.stalled_s + 1)
-    assert server.transport.is_closed
+    assert server.transport.is_over
     assert server.counts.slow_readers.value == 1
 
 
@@ -266,19 +290,19 @@ async def test_headers_over_the_limit_are_refused_however_they_come(
             server.protocol.data_received(request[place : place + step])
     assert server.transport.sent.startswith(b"HTTP/1.1 431 ")
     assert server.transport.sent.count(b"HTTP/1.1") == 1
-    assert server.transport.is_closed and server.exchanges == [] and server.asgi_paths == []
+    assert server.transport.is_over and server.exchanges == [] and server.asgi_paths == []
 
 
 async def test_a_plain_routes_body_has_the_same_limit(server: Server) -> None:
     server.protocol.data_received(b"POST /other HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\n")
-    assert server.transport.sent.startswith(b"HTTP/1.1 413 ") and server.transport.is_closed
+    assert server.transport.sent.startswith(b"HTTP/1.1 413 ") and server.transport.is_over
     assert server.asgi_paths == []
 
 
 async def test_a_plain_routes_body_without_a_length_is_counted(server: Server) -> None:
     server.protocol.data_received(b"POST /other HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
     server.protocol.data_received(b"b\r\n" + b"a" * 11 + b"\r\n")
-    assert server.transport.sent.startswith(b"HTTP/1.1 413 ") and server.transport.is_closed
+    assert server.transport.sent.startswith(b"HTTP/1.1 413 ") and server.transport.is_over
 
 
 async def test_nothing_is_begun_on_a_connection_that_is_closing(server: Server) -> None:
@@ -295,12 +319,12 @@ async def test_a_connection_is_closed_after_its_share_of_requests() -> None:
     assert not server.transport.is_closed
     server.protocol.data_received(REQUEST)
     server.exchanges[1].respond(200, b"{}")
-    assert server.transport.is_closed and b"connection: close\r\n" in server.transport.sent
+    assert server.transport.is_over and b"connection: close\r\n" in server.transport.sent
 
 
 async def test_a_connection_too_many_is_told_so_and_closed() -> None:
     server = Server(connections_max=0)
-    assert server.transport.sent.startswith(b"HTTP/1.1 503 ") and server.transport.is_closed
+    assert server.transport.sent.startswith(b"HTTP/1.1 503 ") and server.transport.is_over
     assert server.counts.refused.value == 1
     server.protocol.connection_lost(None)
     assert server.counts.open.value == 0
@@ -451,5 +475,136 @@ async def test_trailers_and_chunk_headers_have_a_limit(server: Server, begin: by
         server.protocol.data_received(more)
         if server.transport.is_closed:
             break
-    assert server.transport.is_closed
+    assert server.transport.is_over
     assert server.transport.sent.startswith(b"HTTP/1.1 400 ") and not server.exchanges
+
+
+def upload(size: int, sent: int | None = None) -> bytes:
+    head = b"POST /hot HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
+    return head + b"a" * (size if sent is None else sent)
+
+
+async def test_an_aborted_upload_is_freed_without_the_garbage_collector() -> None:
+    budget = BodyBudget(10 << 20)
+    server = Server(Limits(body_bytes=4 << 20), bodies=budget)
+    server.protocol.data_received(upload(2 << 20, 1 << 20))
+    assert budget.held == 1 << 20
+    protocol = weakref.ref(server.protocol)
+    gc.disable()
+    try:
+        server.protocol.connection_lost(ConnectionResetError())
+        assert budget.held == 0
+        del server.protocol
+        assert protocol() is None
+    finally:
+        gc.enable()
+
+
+async def test_the_body_of_an_answered_request_is_freed_while_its_connection_waits_for_the_next() -> None:
+    budget = BodyBudget(10 << 20)
+    server = Server(Limits(body_bytes=4 << 20), bodies=budget)
+    server.protocol.data_received(upload(1 << 20))
+    (exchange,) = server.exchanges
+    assert budget.held == len(exchange.body) == 1 << 20
+    exchange.respond(200, b"{}")
+    assert (budget.held, exchange.body, server.transport.is_over) == (0, b"", False)
+
+
+async def test_bodies_over_all_connections_are_bounded_and_small_ones_pass() -> None:
+    budget = BodyBudget(1 << 20)
+    limits = Limits(body_bytes=4 << 20)
+    first, second, third = (Server(limits, bodies=budget) for _ in range(3))
+    first.protocol.data_received(upload(2 << 20, 1 << 20))
+    second.protocol.data_received(upload(2 << 20, 1 << 20))
+    assert second.transport.sent.startswith(b"HTTP/1.1 503 ") and b"DYN_HTTP_BODIES_LIMIT_MB" in second.transport.sent
+    assert b"retry-after: 1\r\n" in second.transport.sent and second.transport.has_ended
+    assert not first.transport.sent and budget.held == 1 << 20
+    third.protocol.data_received(upload(BODY_BYTES_FREE))
+    assert len(third.exchanges) == 1
+    first.protocol.connection_lost(None)
+    assert budget.held == 0
+
+
+async def test_a_refused_upload_is_read_on_so_that_its_client_reads_the_413(server: Server) -> None:
+    server.protocol.data_received(upload(1000, 500))
+    assert server.transport.sent.startswith(b"HTTP/1.1 413 ") and b"connection: close" in server.transport.sent
+    assert server.transport.has_ended and not server.transport.is_closed
+    protocol: Any = server.protocol
+    protocol.data_received(b"a" * 500 + REQUEST)
+    assert not server.exchanges, "nothing more is read as a request"
+    protocol.sweep(protocol.lingered_at + LINGER_IDLE_S - 1)
+    assert not server.transport.is_closed
+    protocol.sweep(protocol.lingered_at + LINGER_IDLE_S + 1)
+    assert server.transport.is_closed
+
+
+async def test_what_is_read_after_a_refusal_is_bounded(server: Server) -> None:
+    server.protocol.data_received(upload(1 << 40, 0))
+    piece = bytes(64 << 20)
+    for _ in range((LINGER_BYTES_MAX // len(piece)) + 1):
+        assert not server.transport.is_closed
+        server.protocol.data_received(piece)
+    assert server.transport.is_closed
+
+
+async def test_an_upload_that_is_refused_is_not_asked_for_its_body(server: Server) -> None:
+    request = upload(1000, 0).replace(b"host: x", b"host: x\r\nexpect: 100-continue")
+    server.protocol.data_received(request)
+    assert server.transport.sent.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_an_upload_that_is_refused_waits_for_the_answers_before_its_own(server: Server) -> None:
+    server.protocol.data_received(REQUEST + upload(1000, 0))
+    assert not server.transport.sent
+    server.exchanges[0].respond(200, b"1")
+    assert server.transport.sent.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 413 " in server.transport.sent
+    assert server.transport.has_ended
+
+
+async def test_a_half_closed_client_gets_its_answer_and_then_the_end(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    assert server.protocol.eof_received() is True
+    (exchange,) = server.exchanges
+    assert server.transport.sent == CONTINUE, "what finds out whether the client is there"
+    exchange.respond(200, b"{}")
+    assert server.transport.sent.removeprefix(CONTINUE).startswith(b"HTTP/1.1 200 ")
+    assert server.transport.is_closed
+
+
+async def test_a_half_closed_client_gets_all_of_its_pipelined_answers(server: Server) -> None:
+    server.protocol.data_received(REQUEST + REQUEST)
+    assert server.protocol.eof_received() is True
+    server.exchanges[0].respond(200, b"1")
+    assert not server.transport.is_closed
+    server.exchanges[1].respond(200, b"2")
+    assert server.transport.is_closed and server.transport.sent.count(b"HTTP/1.1 200 ") == 2
+
+
+async def test_a_half_closed_client_of_a_stream_is_probed_by_a_comment(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    server.exchanges[0].write(b"data: 1\n\n")
+    assert server.protocol.eof_received() is True
+    assert server.transport.sent.endswith(COMMENT)
+    server.exchanges[0].end(b"data: [DONE]\n\n")
+    assert server.transport.is_closed
+
+
+async def test_a_client_of_http_1_0_is_sent_no_interim_response(server: Server) -> None:
+    server.protocol.data_received(REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert server.protocol.eof_received() is True
+    assert not server.transport.sent
+
+
+@pytest.mark.parametrize("sent", [b"", REQUEST[:20], REQUEST[:-1], REQUEST + REQUEST[:20]])
+async def test_a_connection_that_ends_before_its_request_is_closed(server: Server, sent: bytes) -> None:
+    if sent:
+        server.protocol.data_received(sent)
+    assert not server.protocol.eof_received()
+
+
+async def test_a_half_closed_client_of_a_plain_route_gets_its_answer(server: Server) -> None:
+    server.protocol.data_received(b"GET /other HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert server.protocol.eof_received() is True
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert server.transport.sent.startswith(b"HTTP/1.1 204 ") and server.transport.is_closed
