@@ -368,10 +368,38 @@ def test_a_taken_port_is_one_line_before_anything_starts(tmp_path: Path) -> None
         taken.listen()
         port = str(taken.getsockname()[1])
         server = Server(tmp_path, "--http-port", port)
-        assert server.process.wait(DEADLINE_S) == 2
-    assert server.text().startswith(f"error: --http-port {port} is taken by another process")
+        assert server.process.wait(DEADLINE_S) == 1
+    assert server.text().startswith(f"error: --http-port {port} is in use by another process")
     assert len(server.text().splitlines()) == 1
     assert not server.kv.exists()
+
+
+@pytest.mark.parametrize("name", ["DYN_SYSTEM_PORT", "DYN_TCP_RPC_PORT", "DYN_FILE_KV"])
+def test_setting_that_the_machine_refuses_is_one_line_and_status_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        value = str(tmp_path / "file") if name == "DYN_FILE_KV" else str(taken.getsockname()[1])
+        places = {"DYN_FILE_KV": str(tmp_path / "kv"), "TMPDIR": str(tmp_path), name: value}
+        variables = {key: text for key, text in os.environ.items() if key != "DYN_LOG"} | places
+        for argv in (
+            ["dynamo.mocker", "--model-name", "m"],
+            ["dynamo.cli", "serve", "--engine", "mocker", "--http-port", "0"],
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", *argv],
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_S,
+                env=variables,
+                check=False,
+            )
+            assert done.returncode == 1, done.stderr
+            errors = [line for line in done.stderr.splitlines() if " INFO " not in line]
+            assert len(errors) == 1, done.stderr
+            assert f"{name}=" in errors[0]
+            assert errors[0].startswith("error: ")
 
 
 @pytest.mark.parametrize(

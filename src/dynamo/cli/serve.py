@@ -19,7 +19,7 @@ from dynamo.cli.progress import Progress
 from dynamo.cli.run_directory import RunDirectory
 from dynamo.cli.supervisor import FRONTEND_DRAIN_S, WORKER_DRAIN_S, Event, Exited, Supervisor
 from dynamo.core.config import environ
-from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.errors import ConfigError, DynamoException, StartupError
 from dynamo.core.known_variables import warnings as unknown_variables
 
 POLL_S = 0.05  # Start-up is felt; a question to /health costs the loading processes next to nothing.
@@ -204,7 +204,7 @@ def cores() -> int:
 
 
 def claim_port(host: str, port: int) -> int:
-    """The port, if it is free; a free one for port 0. Raises `ConfigError` before anything was started in vain."""
+    """Return the port if it is free, a free one for 0. Raises `StartupError` before any process is started."""
     if not 0 <= port <= 65535:
         raise ConfigError(f"--http-port {port}: expected 0 to 65535 (0 takes a free one)")
     try:
@@ -220,7 +220,7 @@ def claim_port(host: str, port: int) -> int:
         raise ConfigError(f"--http-host {host!r}: {error.strerror}") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"--http-port {port} is taken by another process; choose another with --http-port, or 0 for a free one"
+            raise StartupError(
+                f"--http-port {port} is in use by another process; choose another with --http-port, or 0 for a free one"
             ) from None
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror}") from None

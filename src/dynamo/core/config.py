@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from dynamo import __version__
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, StartupError
 
 C = TypeVar("C")
 
@@ -285,12 +285,12 @@ def as_flags(config: Any) -> list[str]:
 
 
 def exit_on_config_error(main: Callable[[], int | None]) -> NoReturn:
-    """Runs `main` and turns a `ConfigError` into one line on stderr and exit status 2."""
+    """Run `main`; a `ConfigError` becomes one line on stderr and exit status 2, or 1 for a `StartupError`."""
     try:
         code = main()
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, StartupError) else 2)
     sys.exit(code or 0)
 
 

@@ -3,6 +3,7 @@
     DynamoException
     ├── InvalidArgument            the caller's fault: never retried, its message reaches the client
     │   └── ConfigError            a flag, a variable or a file is wrong: one line, exit status 2
+    │       └── StartupError       the settings are valid, this machine refuses them now: one line, exit status 1
     ├── NotFound                   no such model, endpoint or route
     ├── HttpError                  a handler chose the HTTP status itself
     ├── Unknown                    the engine failed and did not say why
@@ -48,6 +49,10 @@ class InvalidArgument(DynamoException):
 
 class ConfigError(InvalidArgument):
     """A flag, an environment variable or a configuration file is wrong."""
+
+
+class StartupError(ConfigError):
+    """The settings are valid, but cannot be had on this machine now: a port is in use, a directory is not usable."""
 
 
 class NotFound(DynamoException):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dynamo.core.errors import ConfigError
+from dynamo.core.listening import listen_error
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.kvbm.transfer import nixl, shared
 from dynamo.kvbm.transfer.base import Bytes, Descriptor, Layout, Region, Transport
@@ -53,7 +53,7 @@ class Lending:
         try:
             self._source.start()
         except OSError as error:
-            raise ConfigError(f"blocks cannot be offered at {options.host}:{options.port}: {error.strerror}") from None
+            raise listen_error(f"--kv-transfer-port {options.port}", options.host, error) from None
 
     def open_rooms(self, host: str, port: int, tls: TcpTls) -> None:
         """Lets decode workers come before a prompt is computed. Raises `ConfigError` where it cannot listen."""
@@ -61,7 +61,7 @@ class Lending:
         try:
             self.rooms = Rooms(host, port, release=self._source.release, tls=tls)
         except OSError as error:
-            raise ConfigError(f"decode workers cannot be met at {host}:{port}: {error.strerror}") from None
+            raise listen_error(f"--disaggregation-bootstrap-port {port}", host, error) from None
 
     def pass_on(self, meeting: Meeting, first: int, descriptor: Descriptor) -> None:
         if self.rooms is not None:

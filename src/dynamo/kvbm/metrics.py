@@ -7,7 +7,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
-from dynamo.core.errors import ConfigError
+from dynamo.core.listening import listen_error
 from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
 from dynamo.kvbm.logical.blocks import Tier
 from dynamo.kvbm.logical.pool import Pool, PoolCounts
@@ -152,7 +152,7 @@ class MetricsServer:
         try:
             self._server = _BoundedServer(("", port), Handler)
         except OSError as error:
-            raise ConfigError(f"DYN_KVBM_METRICS_PORT={port}: {error.strerror}") from None
+            raise listen_error(f"DYN_KVBM_METRICS_PORT={port}", "all addresses", error) from None
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="kvbm-metrics", daemon=True)
         self._thread.start()

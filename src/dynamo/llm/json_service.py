@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import ConfigError, HttpError
+from dynamo.core.listening import listen_error
 
 logger = logging.getLogger(__name__)
 
@@ -253,10 +254,10 @@ class JsonServer:
 
 
 def listen(port: int, host: str = "0.0.0.0") -> socket.socket:  # noqa: S104 - upstream's: peers are elsewhere
-    """A bound socket. Raises `ConfigError` for a port that cannot be had."""
+    """Return a bound socket. Raises `StartupError` for a port that is in use."""
     if not 0 <= port <= 65_535:
         raise ConfigError(f"--port {port}: expected 0 to 65535")
     try:
         return socket.create_server((host, port), backlog=1024)
     except OSError as error:
-        raise ConfigError(f"--port {port}: {error}") from None
+        raise listen_error(f"--port {port}", host, error) from None

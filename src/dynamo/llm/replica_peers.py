@@ -20,6 +20,7 @@ import msgspec
 from dynamo.core.codec import UNREADABLE, msgpack_decoder, msgpack_encode
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError, HttpError, InvalidArgument
+from dynamo.core.listening import listen_error
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.affinity import Version
 from dynamo.llm.engine_events import check_endpoint
@@ -163,7 +164,7 @@ class ReplicaPeers:
             self._out.bind(f"tcp://0.0.0.0:{port}" if port else "tcp://0.0.0.0:*")
         except zmq.ZMQError as error:
             await self.close()
-            raise ConfigError(f"--replica-sync-port {port}: {error}") from None
+            raise listen_error(f"--replica-sync-port {port}", "0.0.0.0", error) from None  # noqa: S104 - a message
         self.port = int(self._out.getsockopt(zmq.LAST_ENDPOINT).decode().rpartition(":")[2].rstrip("\0"))
         self._in.subscribe(self._topic)
         if self._bindings is not None:

@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from dynamo.core.clock import Clock
-from dynamo.core.errors import ConfigError, WorkerUnavailable
+from dynamo.core.errors import WorkerUnavailable
+from dynamo.core.listening import listen_error
 from dynamo.mocker.handoff_wire import (
     ACCEPTED,
     ACK,
@@ -105,7 +106,7 @@ class HandoffServer:
         try:
             self._server = await asyncio.start_server(self._meet, host, port)
         except OSError as error:
-            raise ConfigError(f"--bootstrap-ports {port}: {error.strerror or error}") from None
+            raise listen_error(f"--bootstrap-ports {port}", host, error) from None
         return int(self._server.sockets[0].getsockname()[1])
 
     async def settled(self) -> None:

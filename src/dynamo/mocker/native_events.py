@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 
 from dynamo.core.codec import msgpack_encode
-from dynamo.core.errors import ConfigError
+from dynamo.core.listening import listen_error
 from dynamo.protocols.kv_events import KvEvent, Removed, Stored
 
 KEPT_MAX = 10_000  # Messages that can be told again, as vLLM keeps.
@@ -84,5 +84,5 @@ class NativeEvents:
             socket.bind(f"tcp://{host}:{port}")
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise ConfigError(f"--zmq-kv-events-ports, --zmq-replay-ports: {port}: {error}") from None
+            raise listen_error(f"--zmq-kv-events-ports, --zmq-replay-ports: {port}", host, error) from None
         return socket

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from dynamo.core.api_keys import ADMIN_API_KEYS, is_one_of, presented_key
 from dynamo.core.config import setting
-from dynamo.core.errors import ConfigError
+from dynamo.core.listening import listen_error
 from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.health import SystemHealth
@@ -78,11 +78,11 @@ class SystemServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen(self, host: str, port: int) -> None:
-        """Opens the port. Raises `ConfigError` when it is taken."""
+        """Open the port. Raises `StartupError` when it is in use."""
         try:
             self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), host, port)
         except OSError as error:
-            raise ConfigError(f"DYN_SYSTEM_PORT={port}: cannot listen on {host}: {error.strerror}") from None
+            raise listen_error(f"DYN_SYSTEM_PORT={port}", host, error) from None
 
     async def close(self) -> None:
         if self._server is not None:

@@ -25,7 +25,7 @@ from dynamo.core.config import (
     setting,
     without_secrets,
 )
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, StartupError
 
 
 class Mode(enum.StrEnum):
@@ -255,6 +255,18 @@ def test_a_wrong_option_ends_the_program_with_one_line_and_status_two(capsys: py
         exit_on_config_error(main)
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: no such flour\n"
+
+
+def test_refusal_by_the_machine_ends_the_program_with_one_line_and_status_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def main() -> int:
+        raise StartupError("--port 1: the port is in use")
+
+    with pytest.raises(SystemExit) as ended:
+        exit_on_config_error(main)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: --port 1: the port is in use\n"
 
 
 @pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (3, 3)])

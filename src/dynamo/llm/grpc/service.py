@@ -16,6 +16,7 @@ from dynamo.llm.grpc.messages import CLASSES, SERVICE
 from dynamo.llm.grpc.statuses import Refused, status_of
 from dynamo.llm.http.gate import Account, Gate
 from dynamo.llm.http.limits import Limits
+from dynamo.llm.http.service import bind
 from dynamo.llm.models import Models
 from dynamo.llm.pipeline import Pipeline
 
@@ -68,7 +69,7 @@ class KserveService:
         """Where it listens, once it is bound."""
 
     def bind(self) -> int:
-        """Takes the port, and returns it; to be called on the loop. Raises `ConfigError` for one that cannot be had."""
+        """Take the port and return it; to be called on the loop. Raises `StartupError` for one that is in use."""
         options = self._options
         server = grpc.aio.server(
             options=[
@@ -81,6 +82,7 @@ class KserveService:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
         host = f"[{options.host}]" if ":" in options.host else options.host
+        bind(options.host, options.port).close()  # gRPC writes lines of its own about a port that is in use.
         credentials = _credentials(options)
         try:
             if credentials is None:

@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
+from dynamo.core.listening import listen_error
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tls import Identity, PemFile, server_context
 from dynamo.llm.http.api_options import ApiOptions
@@ -186,9 +187,9 @@ class HttpService:
 
 
 def bind(host: str, port: int, *, shared: bool = False, flag: str = "--http-port") -> socket.socket:
-    """A socket for the frontend; a shared one lets other processes of ours have the same port.
+    """Return a bound socket; a shared one lets other processes of this program bind the same port.
 
-    Raises `ConfigError`, which names the flag, when the port is taken or the host is none of ours.
+    Raises `StartupError`, which names the flag, when the port is in use or the host is not one of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -199,8 +200,9 @@ def bind(host: str, port: int, *, shared: bool = False, flag: str = "--http-port
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        why = "is taken by another process; choose another one" if _is_taken(error) else f"cannot be used: {error}"
-        raise ConfigError(f"{flag} {port} (host {host}) {why}") from None
+        if isinstance(error, OverflowError):
+            raise ConfigError(f"{flag} {port}: expected 0 to 65535") from None
+        raise listen_error(f"{flag} {port}", host, error) from None
     listener.setblocking(False)
     return listener
 
@@ -241,7 +243,3 @@ def crashed(request: Request, error: Exception) -> Response:
         return refuse(ErrorAnswer(CLIENT_CLOSED_REQUEST, "The client left"))
     logger.error("request failed: %s %s", request.method, request.url.path, exc_info=error)
     return refuse(answer_to(error))
-
-
-def _is_taken(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in (98, 48)  # EADDRINUSE on Linux and on macOS.

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import setting
-from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.errors import ConfigError, InvalidArgument, StartupError
 from dynamo.core.locked_directory import remove_abandoned_files
 from dynamo.core.private_paths import FILE_MODE, check_trusted_directory, make_private_directories, user_id
 from dynamo.core.tasks import TaskOwner
@@ -349,8 +349,12 @@ class FileDiscovery:
         """Make a directory at or below the root. Raise `ConfigError` where that fails or other users could write to it."""
         try:
             make_private_directories(directory)
+        except (FileExistsError, NotADirectoryError):
+            raise StartupError(
+                f"{VARIABLE}={self.root!r}: expected a directory; it, or a part of it, is a file"
+            ) from None
         except OSError as error:
-            raise ConfigError(f"{VARIABLE}={self.root!r}: {error.strerror}") from None
+            raise StartupError(f"{VARIABLE}={self.root!r}: cannot make the directory: {error.strerror}") from None
         while len(directory) > len(self.root):
             check_trusted_directory(directory, VARIABLE)
             directory = os.path.dirname(directory)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from dynamo.core.errors import CannotConnect, Disconnected
+from dynamo.core.listening import listen_error
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.discovery import TransportAddress
 from dynamo.runtime.request_plane import frame
@@ -173,9 +174,12 @@ class TcpPlane:
     async def listen(self) -> None:
         if self._server is None:
             host = self._options.host or local_address()
-            self._server = await self._sockets.listen(
-                lambda: _Arrival(self), host, self._options.port, self._options.backlog
-            )
+            port = self._options.port
+            try:
+                self._server = await self._sockets.listen(lambda: _Arrival(self), host, port, self._options.backlog)
+            except OSError as error:
+                setting = f"DYN_TCP_RPC_PORT={port}" if port else f"DYN_TCP_RPC_HOST={host}"
+                raise listen_error(setting, host, error) from None
 
     async def open(self, path: str) -> None:
         """Every path is reached through the one listener."""
