@@ -303,7 +303,7 @@ def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
             capture_output=True, text=True, check=False, timeout=DEADLINE_S,
         )  # fmt: skip
     assert ended.returncode == 1
-    assert ended.stderr.startswith(f"error: --http-port {port} ")
+    assert ended.stderr.startswith(f"error: --http-port {port}: ")
     assert ended.stderr.count("\n") == 1
 
 

@@ -437,6 +437,11 @@ class WorkerProcess:
         self._ending.set()
 
 
+def service_of(role: DisaggregationMode) -> str:
+    """Return the component name of a worker for OpenTelemetry."""
+    return "worker" if role is DisaggregationMode.AGGREGATED else f"worker-{role.value}"
+
+
 def run_worker(
     options: WorkerOptions,
     make_engine: MakeEngine,
@@ -448,7 +453,7 @@ def run_worker(
 
     Raises `ConfigError` for a setting or a model that is wrong.
     """
-    log.setup()
+    log.setup(component=service_of(options.role))
     die_with_parent()
     if options.dump_config_to is not None:
         dump(options, options.dump_config_to)

@@ -19,7 +19,7 @@ from dynamo.core.config import environ, read_bool, setting
 from dynamo.core.errors import ConfigError
 from dynamo.core.flood import FloodFilter
 from dynamo.core.known_variables import warnings as unknown_variables
-from dynamo.core.tracing import exports, make_exporter, service_name
+from dynamo.core.tracing import exports, make_exporter, service_name, set_component
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,15 @@ def parse_filters(text: str) -> tuple[int, dict[str, int]]:
     return level, targets
 
 
-def setup(variables: Mapping[str, str] | None = None, stream: TextIO | None = None) -> None:
-    """Sends this process's log to stderr as the environment says; calling it again replaces the earlier set-up."""
+def setup(
+    variables: Mapping[str, str] | None = None, stream: TextIO | None = None, *, component: str | None = None
+) -> None:
+    """Send this process's log to stderr as the environment asks; calling it again replaces the earlier set-up.
+
+    `component` names the process for OpenTelemetry, see `core.tracing.set_component`.
+    """
+    if component is not None:
+        set_component(component)
     variables = environ() if variables is None else variables
     level, targets = levels(variables)
     style = setting("DYN_LOGGING_CONSOLE_FORMAT", "", str, variables)

@@ -53,6 +53,10 @@ def tracer() -> Tracer | None:
     return make_tracer(environ())
 
 
+_component = ""
+"""Set once at start; empty in programs that use the runtime as a library, whose name is `dynamo` as in 1.6.1."""
+
+
 def make_tracer(variables: Mapping[str, str]) -> Tracer | None:
     """A tracer as the environment asks for. Raises `ConfigError`."""
     exporting = _exporting_tracer(variables) if exports(variables) else None
@@ -77,9 +81,15 @@ def _exporting_tracer(variables: Mapping[str, str]) -> Tracer:
     return made  # type: ignore[no-any-return]
 
 
+def set_component(component: str) -> None:
+    """Set the component of this process (`frontend`, `worker-prefill`), from which its default service name is made."""
+    global _component  # noqa: PLW0603 - one process, one component
+    _component = component
+
+
 def service_name(variables: Mapping[str, str]) -> str:
-    """Under which name this process is known to the collector."""
-    return setting("OTEL_SERVICE_NAME", "dynamo", str, variables)
+    """Return the `service.name` of this process's spans and logs: `OTEL_SERVICE_NAME`, else `dynamo-<component>`."""
+    return setting("OTEL_SERVICE_NAME", f"dynamo-{_component}" if _component else "dynamo", str, variables)
 
 
 def make_exporter(

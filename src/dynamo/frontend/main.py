@@ -55,7 +55,7 @@ def main() -> int:
     """Runs the frontend until it is told to stop. Raises `ConfigError`."""
     argv = sys.argv[1:]
     config = read(argv)
-    logs.setup()
+    logs.setup(component="frontend")
     die_with_parent()
     if config.dump_config_to:
         dump(config.shown, config.dump_config_to)

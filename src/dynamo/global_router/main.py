@@ -38,7 +38,7 @@ def main() -> int:
     options = load(GlobalRouterOptions, sys.argv[1:], prog="python -m dynamo.global_router")
     assert options.config is not None, "options without a file are refused"
     pools = read_pools(options.config)
-    logs.setup()
+    logs.setup(component="global-router")
     die_with_parent()
     import uvloop
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the indexer until it is told to stop; without `argv`, as the command line says. Raises `ConfigError`."""
     options = load(IndexerOptions, sys.argv[1:] if argv is None else argv, prog="python -m dynamo.indexer")
-    logs.setup()
+    logs.setup(component="indexer")
     die_with_parent()
     import uvloop
 

@@ -22,7 +22,7 @@ INTERRUPTED = 130  # As a shell says it.
 def main(argv: Sequence[str] | None = None) -> int:
     """Until it is told to stop; the exit status."""
     config = load(ProxyConfig, sys.argv[1:] if argv is None else argv, WAITING, prog=PROG)
-    log.setup()
+    log.setup(component="worker")
     try:
         facts, offers = asyncio.run(find_offers(config))
     except KeyboardInterrupt:  # Nothing is served yet: there is nothing to end.

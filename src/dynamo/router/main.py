@@ -21,7 +21,7 @@ DRAIN_S = 30.0  # As workers: a long answer may be on its way.
 def main() -> int:
     """Runs the router until it is told to stop. Raises `ConfigError`."""
     options = load(RouterOptions, sys.argv[1:], ROUTER, prog="python -m dynamo.router")
-    logs.setup()
+    logs.setup(component="router")
     die_with_parent()
     import uvloop
 

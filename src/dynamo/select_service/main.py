@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the service until it is told to stop; without `argv`, as the command line says. Raises `ConfigError`."""
     options = load(SelectOptions, sys.argv[1:] if argv is None else argv, prog="python -m dynamo.select_service")
-    logs.setup()
+    logs.setup(component="select-service")
     die_with_parent()
     import uvloop
 

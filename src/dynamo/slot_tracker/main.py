@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the slot tracker until it is told to stop; without `argv`, as the command line says. Raises `ConfigError`."""
     options = load(SlotTrackerOptions, sys.argv[1:] if argv is None else argv, prog="python -m dynamo.slot_tracker")
-    logs.setup()
+    logs.setup(component="slot-tracker")
     die_with_parent()
     import uvloop
 

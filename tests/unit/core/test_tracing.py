@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.otlp_collector import Collector, facts_of
 
+from dynamo.core import tracing
 from dynamo.core.errors import ConfigError
 from dynamo.core.otel import OtelTracer
 from dynamo.core.tracing import make_tracer
@@ -101,3 +102,11 @@ def test_a_missing_package_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) 
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match="OTEL_"):
         make_tracer({"OTEL_EXPORT_ENABLED": "true", name: value})
+
+
+def test_default_service_name_is_made_of_the_component(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "_component", "")
+    assert tracing.service_name({}) == "dynamo"
+    tracing.set_component("worker-prefill")
+    assert tracing.service_name({}) == "dynamo-worker-prefill"
+    assert tracing.service_name({"OTEL_SERVICE_NAME": "mine"}) == "mine"
