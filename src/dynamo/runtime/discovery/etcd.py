@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S = 0.1  # A member that was restarted, or a leader being chosen, takes about as long.
 RELIST_S = 60.0  # A view that went wrong, for whatever reason, is right again after this time.
+REPAIR_S = 5.0  # How soon an owner notices that its record was removed or overwritten; one small request.
 REFUSED_RETRY_S = 10.0  # A user's rights are changed by hand.
 
 Record = tuple[str, str]
@@ -205,6 +206,7 @@ class EtcdDiscovery:
                 group.create_task(self._renew_forever(member))
                 group.create_task(self._tend_forever(member, group))
                 group.create_task(self._look_again_forever(member))
+                group.create_task(self._repair_forever(member))
                 group.create_task(self._end_patience())
         finally:
             member.close()
@@ -329,18 +331,23 @@ class EtcdDiscovery:
             roster.revision = message.events[-1].kv.mod_revision
 
     async def _look_again_forever(self, member: Member) -> None:
-        """Trusts neither side's memory for longer than a minute."""
+        """List every bucket anew each minute: neither side's memory is trusted for longer."""
         while True:
             await self._clock.sleep(RELIST_S * random.uniform(0.75, 1.25))
-            await self._look_for_own(member)
             for bucket, roster in self._rosters.items():
                 roster.revision = 0
                 if bucket in self._followers:
                     self._followers.pop(bucket).cancel()
             self._wake.set()
 
+    async def _repair_forever(self, member: Member) -> None:
+        while True:
+            await self._clock.sleep(REPAIR_S * random.uniform(0.75, 1.25))
+            await self._look_for_own(member)
+            self._wake.set()
+
     async def _look_for_own(self, member: Member) -> None:
-        """Finds records of ours that somebody removed."""
+        """Find records of this process that another client removed or overwrote, which detaches them from the lease."""
         own = list(self._own)
         try:
             held = await member.held_by(self._lease.id)
@@ -349,7 +356,7 @@ class EtcdDiscovery:
             return
         for record in own:
             if _name(record) not in held and record in self._own and record not in self._unwritten:
-                logger.warning("record %s/%s was removed by somebody else; writing it again", *record)
+                logger.warning("record %s/%s was removed or overwritten by another client; writing it again", *record)
                 self._expect(record)
 
     async def _end_patience(self) -> None:

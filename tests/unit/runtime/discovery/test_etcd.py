@@ -15,7 +15,7 @@ from tests.unit.runtime.discovery.etcd_fake import FakeEtcd, Kept
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, InvalidArgument, WorkerUnavailable
 from dynamo.runtime.discovery.base import Change, Delete, Put, RemoteDiscovery, Synced, Watch
-from dynamo.runtime.discovery.etcd import RELIST_S, EtcdDiscovery
+from dynamo.runtime.discovery.etcd import RELIST_S, REPAIR_S, EtcdDiscovery
 from dynamo.runtime.discovery.file import FileDiscovery
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.transports.etcd.options import Address, EtcdOptions
@@ -101,7 +101,7 @@ async def test_the_lease_is_renewed_five_times_in_its_life(town: Town) -> None:
     town.etcd.calls.clear()
     await town.pass_time(2 * TTL_S)
     assert town.etcd.calls.count("renew") == 10
-    assert set(town.etcd.calls) == {"renew"}
+    assert set(town.etcd.calls) == {"renew", "held_by"}
 
 
 async def test_a_lease_that_was_lost_is_taken_again_under_its_id_and_everything_is_written_again(town: Town) -> None:
@@ -351,14 +351,18 @@ async def test_a_view_that_went_wrong_is_right_after_the_next_listing(town: Town
     assert await told(town, watch) == [Put("k", b"3")]
 
 
-async def test_a_record_that_somebody_else_removed_is_written_again(
-    town: Town, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_removed", [True, False])
+async def test_owner_writes_a_record_again_that_another_client_removed_or_overwrote(
+    town: Town, caplog: pytest.LogCaptureFixture, is_removed: bool
 ) -> None:
     await town.join().put(BUCKET, "k", b"v")
-    town.etcd.delete(name("k"))
-    await town.pass_time(1.3 * RELIST_S)
+    if is_removed:
+        town.etcd.delete(name("k"))
+    else:
+        town.etcd.put(name("k"), b"garbage")
+    await town.pass_time(1.3 * REPAIR_S)
     assert town.etcd.records == {name("k"): Kept(b"v", ID)}
-    assert caplog.messages == ["record v1/instances/k was removed by somebody else; writing it again"]
+    assert caplog.messages == ["record v1/instances/k was removed or overwritten by another client; writing it again"]
 
 
 async def test_who_may_not_watch_is_told_so_and_goes_on_serving(town: Town, caplog: pytest.LogCaptureFixture) -> None:
