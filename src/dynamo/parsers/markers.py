@@ -160,9 +160,8 @@ class _Seam:
             text = self._across(self._held + text)
             self._tail = (self._tail + text)[-self._markers.longest :]
         else:
-            longest = (
-                self._markers.longest
-            )  # Text may come in pieces: a bracket that might have begun a call comes alone.
+            # Text may come in pieces: a bracket that might have begun a call comes alone.
+            longest = self._markers.longest
             self._tail = text if len(text) >= longest else (self._tail + text)[-longest:]
         return text
 

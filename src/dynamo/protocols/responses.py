@@ -12,8 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.protocols.nvext import NvExt
-from dynamo.protocols.openai import I32, I64, ResponseFormat
+from dynamo.protocols.nvext import I32, NvExt
+from dynamo.protocols.openai import I64, ResponseFormat
 from dynamo.protocols.strict import INVALID, MALFORMED, StrictDecoder, refuse
 
 ITEMS_MAX = 10_000  # More than any conversation; a body of nothing but brackets is no reason for a minute of work.

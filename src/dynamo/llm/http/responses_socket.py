@@ -55,9 +55,12 @@ class TurnAccounts:
         caller = self._keys.ring.named(name)
         if caller is None:
             return ErrorAnswer(401, "The API key of this connection is no longer valid", code="invalid_api_key")
-        now_s = time.monotonic()
-        refusal = caller.admit(now_s)
-        return refusal if refusal is not None else Account(caller, self._metrics, time.monotonic)
+        too_much = caller.admit(time.monotonic())
+        if too_much is not None:
+            self._metrics.refused(caller.name, too_much.limit)
+            return ErrorAnswer(429, str(too_much), code="rate_limit_exceeded", label="rate_limit")
+        self._metrics.admitted(caller.name)
+        return Account(caller, self._metrics, time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class Connection:
         self._pages = pages
         self._socket = socket
         self._account = exchange.account
+        """The account of the handshake, which is that of the first request too."""
+        self._key = None if exchange.account is None else exchange.account.name
         self._headers = [
             (name, value)
             for name, value in exchange.headers
@@ -136,13 +141,14 @@ class Connection:
             if event.get(name) is not None:
                 self._refuse(ErrorAnswer(400, f"`{name}` is not allowed in `{CREATE}`", param=name))
                 return
-        account = self._pages.accounts.admit(None if self._account is None else self._account.name)
-        if isinstance(account, ErrorAnswer):
-            self._refuse(account)
+        admitted = self._account or self._pages.accounts.admit(self._key)
+        if isinstance(admitted, ErrorAnswer):
+            self._refuse(admitted)
             return
+        self._account = None
         body = json_encode({name: value for name, value in event.items() if name not in IGNORED})
         handler = partial(self._turn, self._pages.answer, self._session)
-        exchange = InternalExchange(handler, body, self._headers, account)
+        exchange = InternalExchange(handler, body, self._headers, admitted)
         is_failed = False
         try:
             async for said in exchange.events():

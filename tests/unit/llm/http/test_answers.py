@@ -235,6 +235,20 @@ async def test_a_whole_answer_is_one_body(reason: str) -> None:
     assert body["usage"]["completion_tokens"] == 2
 
 
+async def test_unary_answer_that_cannot_be_written_is_an_error_and_not_a_hang(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(stream=False)
+
+    def body(*_: Any) -> bytes:
+        raise AttributeError("no such thing")
+
+    scene.answer._body = body  # type: ignore[attr-defined]
+    generation = scene.generation()
+    generation.on_item(last())
+    generation.on_end()
+    assert scene.closed == ["internal"]
+    assert "failed to write the answer" in caplog.text
+
+
 async def test_the_accounts_balance() -> None:
     scene = Scene()
     generation = scene.generation()

@@ -9,7 +9,7 @@ from hypothesis import given
 from tests.unit.llm.any_json import bodies
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.llm.responses.convert import messages_of, to_chat, to_response, without_oldest
+from dynamo.llm.responses.convert import check_results, messages_of, to_chat, to_response, without_oldest
 from dynamo.protocols.openai import ChatCompletionRequest, ContentPart, FunctionCall, Message, ToolCall
 from dynamo.protocols.responses import (
     FunctionCallItem,
@@ -183,7 +183,7 @@ def test_the_response_repeats_what_was_asked() -> None:
     said = msgspec.to_builtins(response)
     assert (said["id"], said["created_at"], said["status"], said["store"]) == ("resp_1", 5, "in_progress", True)
     assert (said["instructions"], said["temperature"], said["top_p"], said["tool_choice"]) == ("i", 0.5, 1.0, "none")
-    assert said["tools"] == [WEATHER]
+    assert said["tools"] == [WEATHER | {"strict": True}]
     assert said["text"] == {"format": {"type": "json_object"}}
     assert (said["parallel_tool_calls"], said["service_tier"], said["previous_response_id"]) == (False, "flex", "p")
     assert said["metadata"] == {"a": "b"}
@@ -209,3 +209,33 @@ def test_whatever_is_asked_becomes_a_chat_or_is_refused(body: bytes) -> None:
         )
         assert chat.messages
         assert to_response(request, "resp_1", 1, is_stored=False).status == "in_progress"
+
+
+def test_sampling_fields_of_chats_find_their_place() -> None:
+    fields: dict[str, Any] = {
+        "top_k": 5, "min_p": 0.1, "seed": 7, "stop": ["a"], "frequency_penalty": 0.5, "presence_penalty": 0.25,
+        "repetition_penalty": 1.1,
+    }  # fmt: skip
+    chat = chat_of(**fields, response_format={"type": "json_object"})
+    assert {name: getattr(chat, name) for name in fields} == fields
+    assert chat.response_format is not None and chat.response_format.type == "json_object"
+    with pytest.raises(InvalidArgument, match="exclude each other"):
+        chat_of(response_format={"type": "text"}, text={"format": {"type": "json_object"}})
+
+
+def test_response_repeats_tools_with_strict_and_penalties() -> None:
+    tools = [TIME, WEATHER | {"strict": False}, WEATHER | {"strict": True}]
+    response = to_response(request_of(tools=tools, frequency_penalty=0.5), "resp_1", 1, is_stored=False)
+    shown = msgspec.to_builtins(response.tools)
+    bare = {"type": "function", "name": "time", "parameters": None, "description": None, "strict": True}
+    assert shown == [bare, WEATHER | {"strict": False}, WEATHER | {"strict": True}]
+    assert (response.frequency_penalty, response.presence_penalty) == (0.5, 0.0)
+
+
+def test_result_without_its_call_is_refused() -> None:
+    call, result = FunctionCallItem("{}", "c1", "f"), FunctionOutputItem("c1", "1")
+    check_results([call], [result])
+    check_results([], [call, result])
+    check_results([call], [MessageItem("user", "hi")])
+    with pytest.raises(InvalidArgument, match="c1"):
+        check_results([], [result])
