@@ -68,7 +68,7 @@ async def prefill(request, context):
 
 async def decode(request, context):
     record(request, context)
-    while note_of(request, "prefill_hangs") is not None and not context.is_stopped():
+    while note_of(request, "prefill_hangs") is not None and not context.is_stopped():  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)
     count = len(request["token_ids"])
     for place, token_id in enumerate(DECODE_TOKENS):

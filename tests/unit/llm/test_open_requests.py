@@ -172,7 +172,7 @@ async def test_failing_error_response_returns_the_gauges(monkeypatch: pytest.Mon
             break_method(patch, UnaryAnswer, "complete")
             break_method(patch, UnaryAnswer, "tell")
             exchange, _ = house.begin(house.pipeline.handle_chat, chat_body())
-            while not house.engine.requests or house.pipeline.inflight:
+            while not house.engine.requests or house.pipeline.inflight:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert gauges(house) == (0, 0, 0, 0)
         exchange.left()

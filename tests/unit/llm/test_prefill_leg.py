@@ -125,7 +125,7 @@ async def test_prefill_that_may_end_by_itself_is_stopped_if_it_does_not() -> Non
     leg.sent(call)
     leg.give_up(after_s=0.001)
     assert (call.words, router.released) == ([], [])
-    while not call.words:
+    while not call.words:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     leg.on_end()
     assert (call.words, router.released) == (["stop"], ["id"])

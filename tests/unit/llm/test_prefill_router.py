@@ -525,7 +525,7 @@ async def test_client_that_leaves_while_its_prefill_is_queued_takes_it_out_of_th
 
     async def choose(_request: object, _id: object, progress: Any, *_: object) -> Any:
         legs.append(progress)
-        while not progress.is_over:
+        while not progress.is_over:  # noqa: ASYNC110
             await asyncio.sleep(0)
         raise DynamoException("the request was cancelled")
 
@@ -533,7 +533,7 @@ async def test_client_that_leaves_while_its_prefill_is_queued_takes_it_out_of_th
     scene.prefills.choose = choose  # type: ignore[method-assign]
     scene.make()
     sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
-    while not legs:
+    while not legs:  # noqa: ASYNC110
         await asyncio.sleep(0)
     scene.generation.cancel()
     scene.dispatch.release()
