@@ -255,6 +255,7 @@ class MockerEngine:
             running.meeting.cancel()
         if running.sequence is not None:
             running.rank.simulation.cancel(running.sequence)
+            running.rank.simulation.let_go(running.sequence)  # Of a prefill whose last step is under way.
             running.rank.wake()
         if running.room is not None and self._handoffs is not None:
             self._handoffs.lost(running.room)
@@ -299,7 +300,9 @@ class MockerEngine:
         if self._config.role is not DisaggregationMode.PREFILL:
             say_last(sequence)
             return
-        running = self._running[reply_of(sequence.owner)]
+        running = self._running.get(reply_of(sequence.owner))
+        if running is None:
+            return  # It was cancelled while its last step was under way.
         rank, room = running.rank, running.room
         words = {"engine": "mocker", "prompt_tokens": len(sequence.prompt)}
         output = prefill_output([sequence.last_token], words, usage_of(sequence), finish_reason=None)

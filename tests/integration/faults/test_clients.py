@@ -76,6 +76,38 @@ def test_a_client_that_leaves_is_known_to_the_worker_in_every_phase(tmp_path: Pa
         assert max(map(statistics.median, seconds.values())) < FREED_S
 
 
+def test_client_that_leaves_frees_the_prefill_engine(tmp_path: Path) -> None:
+    with serving(tmp_path) as graph:
+        # One slot; a prompt takes 16.7 ms / 0.01 = 1.7 s.
+        prefill = Worker(graph, "--disaggregation-mode", "prefill", "--speedup-ratio", "0.01", "--max-num-seqs", "1")
+        decode = Worker(graph, "--disaggregation-mode", "decode", "--speedup-ratio", "0")
+        wait_for(lambda: graph.post(CHAT).status_code == 200, "the roles do not work together")
+        before = decode.metric("dynamo_component_requests_total")
+        seconds: dict[str, list[float]] = {"queued": [], "running": []}
+        for _ in range(LEAVES):
+            running = graph.connect(request().partition(b"\r\n\r\n")[2])
+            wait_for(lambda: prefill.inflight == 1, "it never reached the worker")
+            queued = graph.connect(request().partition(b"\r\n\r\n")[2])
+            wait_for(lambda: prefill.inflight == 2, "it never reached the worker")
+            seconds["queued"].append(time_to_free(prefill, queued.close))
+            seconds["running"].append(time_to_free(prefill, running.close))
+            wait_for(lambda: is_quiet(graph, prefill), "the engine goes on")
+        print({phase: f"{statistics.median(times) * 1000:.1f} ms" for phase, times in seconds.items()})
+        assert max(map(statistics.median, seconds.values())) < FREED_S
+        assert decode.metric("dynamo_component_requests_total") == before, (
+            "a decode worker was sent a cancelled request"
+        )
+
+
+def time_to_free(worker: Worker, leave: Callable[[], object]) -> float:
+    """Return the seconds from the client's leaving until the worker has one request less."""
+    before, begun = worker.inflight, time.monotonic()
+    leave()
+    while worker.inflight >= before:
+        assert time.monotonic() < begun + DEADLINE_S, "the request goes on"
+    return time.monotonic() - begun
+
+
 def test_a_reset_in_the_middle_is_a_farewell_too(tmp_path: Path) -> None:
     with serving(tmp_path) as graph:
         worker = Worker(graph, *PACED, "--max-num-seqs", "1")

@@ -32,7 +32,8 @@ pytestmark = pytest.mark.integration
 
 DEADLINE_S = 10.0
 ENDPOINT = "ns.comp.generate"
-AWAY_S = 0.3  # How long a request waits for an absent server, in these tests.
+AWAY_S = 1.0  # How long a request waits for an absent server in these tests: well above what a busy machine adds.
+PING_S = 0.25  # A server without an answer to two pings counts as gone; a busy machine may hold it up for a moment.
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def options(server: NatsServer) -> NatsOptions:
         startup_timeout_s=DEADLINE_S,
         connect_timeout_s=AWAY_S,
         request_timeout_s=AWAY_S,
-        ping_interval_s=0.1,
+        ping_interval_s=PING_S,
     )
 
 
@@ -169,7 +170,7 @@ async def test_a_killed_server_harms_no_open_answer_and_fails_new_requests_in_ti
     await in_thread(server.kill)
     assert await pair.fails(WorkerUnavailable) < AWAY_S + 1
     await asyncio.sleep(AWAY_S)
-    assert await pair.fails(CannotConnect) < 0.2, "the second must not wait for a server that is known to be away"
+    assert await pair.fails(CannotConnect) < AWAY_S / 2, "the second waits for a server that is known to be away"
     reply.token(2)
     reply.finish()
     assert await asyncio.wait_for(open_answer.ended, DEADLINE_S) is None

@@ -208,6 +208,21 @@ async def test_a_cancelled_request_hears_nothing_more(model_dir: Path) -> None:
         bench.engine.cancel(heard)
 
 
+async def test_prefill_cancelled_during_its_last_step_ends_alone(model_dir: Path) -> None:
+    async with running(model_dir, "--disaggregation-mode=prefill", "--num-gpu-blocks-override=8") as bench:
+        for _ in range(4):  # All blocks would be lost by then.
+            heard = bench.ask(1, prompt=16)
+            await bench.pass_ms(0)
+            bench.engine.cancel(heard)
+            await bench.pass_ms(1000)
+            assert heard.last is None
+        other = bench.ask(1, prompt=16)
+        for _ in range(10):
+            await bench.pass_ms(100)
+        assert other.finished_with() == "length"
+        await asyncio.wait_for(bench.engine.drain(), 5)
+
+
 async def test_a_request_cancelled_before_its_first_step_leaves_the_engine_asleep(model_dir: Path) -> None:
     async with running(model_dir) as bench:
         bench.engine.cancel(bench.ask(10))

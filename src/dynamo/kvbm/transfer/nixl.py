@@ -42,7 +42,7 @@ class NixlAgent:
     """Our end of NIXL: an agent with one region of memory."""
 
     def __init__(self, region: Region) -> None:
-        from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found, unused-ignore]
+        from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
         self.name = f"dynamo-{secrets.token_hex(8)}"
         self.region = region
