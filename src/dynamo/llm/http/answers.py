@@ -154,11 +154,7 @@ class BaseAnswer(abc.ABC):
         """Write what remains of the response and close it; an exception becomes its error."""
         try:
             write()
-        except DynamoException as error:
-            self.fail(error)
-            return
         except Exception as error:  # The request boundary: the client gets an error response, whatever failed.
-            logger.exception("failed to write the response of request %s", self.record.request_id)
             self.fail(error)
             return
         self.is_over = True
