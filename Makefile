@@ -13,13 +13,16 @@ PARALLEL = -n $(JOBS) --dist loadfile
 LOCAL := not conformance and not clients and not engines and not reference
 SEEDS ?= 10000
 REQUESTS ?= 10000
+CLIENTS ?=
+CONFORMANCE_SUBSET := peer_frontend runtime_peer requests_peer answer_formats_peer endpoints_peer kv_events_peer kv_routing_peer \
+	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-reference check bench simulate conformance test-disagg test-clients test-docs test-engines format clean
+.PHONY: help install serve test test-reference check bench simulate conformance conformance-subset test-disagg test-clients test-docs test-engines format clean
 
 help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.serve ## Only install; then every command of README.md and docs/ works.
 
@@ -64,16 +67,20 @@ bench: $(VENV)/.reference ## Measure every claim of the docs against its peer, i
 simulate: $(VENV)/.test ## Run production's code under SEEDS seeded worlds of faults on all cores; a failing one prints its replay.
 	SEEDS=$(SEEDS) $(BIN)/python -m tests.simulation
 
-conformance: $(VENV)/.test ## Meet the released ai-dynamo 1.6.1, installed into .cache: each drives the other over one directory.
+conformance: $(VENV)/.reference ## Run every test with the released ai-dynamo 1.6.1, which is installed into .cache.
 	$(BIN)/python -m benchmarks.peer
-	$(BIN)/python -m pytest -m conformance $(ARGS)
+	$(PYTEST) -m conformance $(ARGS)
+
+conformance-subset: $(VENV)/.test ## Run the conformance tests that CI runs: one or two of each interface, both directions.
+	$(BIN)/python -m benchmarks.peer
+	$(PYTEST) -m "conformance and not reference" $(PARALLEL) $(addprefix tests/conformance/test_,$(addsuffix .py,$(CONFORMANCE_SUBSET)))
 
 test-disagg: $(VENV)/.test ## Ask prefill and decode workers REQUESTS things while they are killed and stopped at random; every answer must be right.
 	$(BIN)/python -m tests.integration.faults.disaggregation --requests $(REQUESTS) $(ARGS)
 
-test-clients: $(VENV)/.test ## Run every client's script in an environment of its own below .cache (2 GB): openai 2 and 3, Node, langchain, litellm, lm-eval, aiperf, schemathesis.
-	$(BIN)/python -m tests.integration.clients.environments
-	$(BIN)/python -m pytest tests/integration/clients tests/integration/test_schemathesis.py $(ARGS)
+test-clients: $(VENV)/.test ## Run real clients, each in an environment below .cache (3 GB for all); CLIENTS names some of them.
+	$(BIN)/python -m tests.integration.clients.environments $(CLIENTS)
+	$(PYTEST) tests/integration/clients tests/integration/test_schemathesis.py $(ARGS)
 
 test-docs: $(VENV)/.test ## Run every command of README.md, docs/ and examples/ in a copy without an environment, installations too.
 	DOCUMENTATION_FRESH=1 $(BIN)/python -m pytest tests/integration/test_documentation.py $(ARGS)

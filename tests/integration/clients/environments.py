@@ -68,13 +68,16 @@ def run(*command: str) -> None:
 
 
 def main() -> None:
-    """Install the named environments, or all; the one for Node only where there is npm."""
-    for name in PACKAGES:
-        make(name)
-    if shutil.which("npm") is None:
-        print("npm is not installed: OpenAI's client for Node is left out", file=sys.stderr)
-    else:
-        make("node")
+    """Install the environments that the command line names, or all; the one for Node only where there is npm."""
+    names = sys.argv[1:] or [*PACKAGES, "node"]
+    unknown = sorted(set(names) - {*PACKAGES, "node"})
+    if unknown:
+        sys.exit(f"error: {unknown[0]}: must be one of {', '.join([*PACKAGES, 'node'])}")
+    for name in names:
+        if name == "node" and shutil.which("npm") is None:
+            print("npm is not installed: OpenAI's client for Node is left out", file=sys.stderr)
+        else:
+            make(name)
 
 
 if __name__ == "__main__":
