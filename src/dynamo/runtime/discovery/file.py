@@ -8,7 +8,7 @@ a record which is old when it is first seen is shown only once its owner refresh
 renamed into place, so that no reader sees half a record. A record that was changed or removed is written again by its
 owner.
 
-Only this user may write to the directory: whoever can write a record can redirect requests.
+Only this user may write to the directory: a process that can write a record can redirect requests.
 """
 
 import atexit
