@@ -6,6 +6,7 @@ import msgspec
 
 from dynamo.core.errors import HttpError, InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
+from dynamo.core.openmetrics import OPENMETRICS_TYPE, openmetrics, prefers_openmetrics
 from dynamo.indexer.access_log import AccessLog
 from dynamo.indexer.metrics import IndexerMetrics
 from dynamo.kv_router.runs import pack
@@ -104,7 +105,10 @@ class IndexerRoutes:
         return 200, None
 
     async def metrics(self, call: HttpCall[None]) -> tuple[int, Any]:
-        return 200, Text(self._registry.render(), METRICS_TYPE)
+        text = self._registry.render()
+        if prefers_openmetrics(call.headers.get("accept", "")):
+            return 200, Text(openmetrics(text), OPENMETRICS_TYPE)
+        return 200, Text(text, METRICS_TYPE)
 
     async def workers(self, call: HttpCall[None]) -> tuple[int, Any]:
         return 200, self._models.workers(call.query.get("model_name"), call.query.get("routing_group"))

@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
 from dynamo.core.listening import listen_error
-from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.core.openmetrics import negotiated
 from dynamo.kvbm.logical.blocks import Tier
 from dynamo.kvbm.logical.pool import Pool, PoolCounts
 from dynamo.kvbm.manager import BlockManager
@@ -139,9 +140,10 @@ class MetricsServer:
             timeout = SILENCE_S
 
             def do_GET(self) -> None:
-                body = registry.render().encode()
+                content_type, text = negotiated(self.headers.get("accept", ""), registry.render())
+                body = text.encode()
                 self.send_response(200 if self.path == "/metrics" else 404)
-                self.send_header("content-type", CONTENT_TYPE)
+                self.send_header("content-type", content_type)
                 self.end_headers()
                 if self.path == "/metrics":
                     self.wfile.write(body)

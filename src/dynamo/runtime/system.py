@@ -16,6 +16,7 @@ from dynamo.core.api_keys import ADMIN_API_KEYS, is_one_of, presented_key
 from dynamo.core.config import setting
 from dynamo.core.listening import listen_error
 from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
+from dynamo.core.openmetrics import negotiated
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.health import SystemHealth
 
@@ -147,6 +148,7 @@ class _Connection(asyncio.Protocol):
         self._data = b""
         self._is_answering = False
         self._is_half_closed = False
+        self._accept = ""
         self._timer: asyncio.TimerHandle | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -219,6 +221,7 @@ class _Connection(asyncio.Protocol):
         body, self._data = rest[:length], rest[length:]
         keeps = headers.get("connection", "").lower() != "close" and words[2] == "HTTP/1.1"
         self._is_answering = True
+        self._accept = headers.get("accept", "")
         key = presented_key(headers)
         self._server.tasks.start(self._answer(words[0], words[1].partition("?")[0], body, keeps, key), "answer")
 
@@ -229,6 +232,8 @@ class _Connection(asyncio.Protocol):
             await self._answer_file(method, self._server.files[path])
         else:
             status, kind, text = await self._judge(method, path, body, key)
+            if kind == CONTENT_TYPE:
+                kind, text = negotiated(self._accept, text)
             self._write(status, kind, text.encode(), is_head=method == "HEAD")
         self._is_answering = False
         if not keeps or (self._is_half_closed and not self._data):

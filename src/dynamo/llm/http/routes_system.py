@@ -9,7 +9,7 @@ from starlette.responses import Response
 from dynamo.core.codec import json_decoder, json_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import HttpError, InvalidArgument, NotFound
-from dynamo.core.metrics import CONTENT_TYPE
+from dynamo.core.openmetrics import negotiated
 from dynamo.llm.busy import Thresholds
 from dynamo.llm.http.docs_page import HEADERS, PAGE
 from dynamo.llm.http.extensions import Extensions, FrontendExtensionContext
@@ -82,7 +82,8 @@ class SystemPages:
         text = self._registry.render()
         if self._siblings is not None:
             text = await self._siblings.metrics(text)
-        return Response(text, media_type=None, headers={"content-type": CONTENT_TYPE})
+        content_type, text = negotiated(request.headers.get("accept", ""), text)
+        return Response(text, media_type=None, headers={"content-type": content_type})
 
     async def _own_metrics(self, question: str) -> str:
         return self._registry.render()

@@ -1,0 +1,65 @@
+"""OpenMetrics: the choice between Prometheus text and OpenMetrics by `Accept`, and the conversion. Pure."""
+
+import re
+from collections.abc import Iterator
+
+from dynamo.core.metrics import CONTENT_TYPE
+
+MEDIA_TYPE = "application/openmetrics-text"
+OPENMETRICS_TYPE = f"{MEDIA_TYPE}; version=1.0.0; charset=utf-8"
+_WHOLE_BOUND = re.compile(r'(?<=[{,])((?:le|quantile)="-?[0-9]+)(")')
+
+
+def negotiated(accept: str, text: str) -> tuple[str, str]:
+    """Return the content type and body for a scraper's `Accept` header, given the text in format 0.0.4."""
+    if prefers_openmetrics(accept):
+        return OPENMETRICS_TYPE, openmetrics(text)
+    return CONTENT_TYPE, text
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Return whether the header names OpenMetrics, in a version we have, and no less than Prometheus text."""
+    weights = {MEDIA_TYPE: 0.0, "text/plain": 0.0}
+    for entry in accept.split(","):
+        media, *words = [word.strip().lower() for word in entry.split(";")]
+        if media not in weights:
+            continue
+        parameters = dict(word.split("=", 1) for word in words if "=" in word)
+        if media == MEDIA_TYPE and parameters.get("version", "1.0.0") not in {"1.0.0", "0.0.1"}:
+            continue
+        weights[media] = max(weights[media], _weight(parameters.get("q", "1")))
+    return 0 < weights[MEDIA_TYPE] >= weights["text/plain"]
+
+
+def openmetrics(text: str) -> str:
+    """Return an exposition in format 0.0.4 as OpenMetrics 1.0.
+
+    Sample names do not change. A counter whose name does not end in `_total` is of type `unknown`: OpenMetrics allows
+    no other name for a counter's samples.
+    """
+    return "".join(f"{line}\n" for line in _lines(text)) + "# EOF\n"
+
+
+def _lines(text: str) -> Iterator[str]:
+    help_line = ""
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            help_line = line
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ", 3)
+            family = name.removesuffix("_total") if kind == "counter" else name
+            if kind == "untyped" or (kind == "counter" and family == name):
+                kind = "unknown"
+            yield f"# TYPE {family} {kind}"
+            if help_line.startswith(f"# HELP {name} "):
+                yield f"# HELP {family} {help_line.removeprefix(f'# HELP {name} ')}"
+            help_line = ""
+        elif line and not line.startswith("#"):
+            yield _WHOLE_BOUND.sub(r"\1.0\2", line) if "_bucket{" in line or "quantile=" in line else line
+
+
+def _weight(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
