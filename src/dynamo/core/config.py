@@ -186,7 +186,7 @@ def _positionals(config_types: Sequence[type[Any]]) -> list[str]:
 class _ShortHelpAction(argparse.Action):
     """`--help`: print the short help, or the complete one where no options are common."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         parser._print_message(parser.format_short_help() if parser.common else parser.format_help(), sys.stdout)
         parser.exit()
 
