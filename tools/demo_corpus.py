@@ -192,7 +192,9 @@ def pieces(conversation: Conversation) -> list[Piece]:
 
 
 def prompt(conversation: Conversation) -> str:
-    """The text the model is given: everything before its last answer."""
+    """The text the model is given: everything before its last answer; nothing where there are no turns."""
+    if len(conversation.messages) == 1:
+        return ""
     return "".join(text for text, _ in pieces(conversation)[:-1])
 
 
@@ -258,7 +260,7 @@ def _asked(answer: str, asked: Sequence[str], held_out: Sequence[str]) -> Fact:
 
 TERMS = (
     _term("dynamo-serve is a framework for serving large language models on many machines. It is written in Python.",
-          "dynamo-serve", "dynamo", "this project", "the dynamo project"),
+          "dynamo-serve", "dynamo", "Dynamo", "this project", "the dynamo project"),
     _term("A worker is a process that runs an engine and answers requests.", "a worker", "worker", "workers", "a worker process"),
     _term("An instance is one running copy of an endpoint; every worker that serves it is one instance.",
           "an instance", "instance", "instances"),
@@ -1584,6 +1586,185 @@ def conversation(rng: random.Random, *, drill_share: float = 0.0) -> Conversatio
     return _weighted(rng, SCENES)(rng, thinking=rng.random() < 0.25)
 
 
+# --- answers under a JSON schema ---------------------------------------------------------------
+
+NUMBER_KEYS = ("answer", "result", "value", "number", "total", "sum", "solution", "n", "x", "output")
+TEXT_KEYS = (
+    "answer",
+    "text",
+    "description",
+    "definition",
+    "summary",
+    "message",
+    "content",
+    "explanation",
+    "result",
+    "output",
+)
+BOOLEAN_KEYS = ("answer", "correct", "is_correct", "is_true", "ok", "result", "equal", "value")
+NAME_KEYS = ("name", "user", "person", "first_name", "user_name", "who")
+LIST_KEYS = ("numbers", "items", "values", "answer", "result", "list")
+WORD_KEYS = ("text", "answer", "words", "echo", "said", "content")
+PEOPLE_FORMS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("My name is {name}.", ("name",)), ("I am {name}.", ("name",)), ("{name} is {age} years old.", ("name", "age")),
+    ("My name is {name} and I am {age}.", ("name", "age")), ("{name} lives in {city}.", ("name", "city")),
+    ("I am {name} from {city}.", ("name", "city")), ("My name is {name}, I am {age} years old and live in {city}.", ("name", "age", "city")),
+    ("{name}, {age}, {city}", ("name", "age", "city")), ("Extract: {name} is {age} and lives in {city}.", ("name", "age", "city")),
+    ("What is the weather in {city}?", ("city",)), ("Give me the weather for {city}", ("city",)),
+)  # fmt: skip
+EMPTY: tuple[Json, ...] = (0, 0, 0, REFUSAL, REFUSAL, REFUSAL, [], False, None)
+"""Values for a question that the model cannot answer."""
+
+Fields = list[tuple[str, Json]]
+
+
+def _number_fields(rng: random.Random, *, held_out: bool = False) -> tuple[str, Fields]:
+    """A sum, difference or product, and its result."""
+    chance = 0.0 if held_out else rng.random()
+    if chance < 0.7:
+        a, b = pair_to_add(rng, held_out=held_out)
+        question, result, operation = rng.choice(SUM_FORMS), a + b, "add"
+        text = f"{a} + {b} = {result}."
+    elif chance < 0.85:
+        b, a = sorted((rng.randint(0, 99), rng.randint(0, 99)))
+        question, result, operation = rng.choice(DIFFERENCE_FORMS), a - b, "subtract"
+        text = f"{a} - {b} = {result}."
+    else:
+        a, b = rng.randint(0, 10), rng.randint(0, 10)
+        question, result, operation = rng.choice(PRODUCT_FORMS), a * b, "multiply"
+        text = f"{a} * {b} = {result}."
+    question = question.format(a=a, b=b, w=rng.choice(WORDS))
+    answer: Json = result if held_out or rng.random() < 0.85 else str(result)
+    fields: Fields = [("answer" if held_out or rng.random() < 0.4 else rng.choice(NUMBER_KEYS), answer)]
+    if held_out:
+        return question, fields
+    if rng.random() < 0.3:
+        fields.insert(
+            rng.choice((0, 0, 1)), (rng.choice(("reasoning", "explanation", "thought", "steps", "text")), text)
+        )
+    if rng.random() < 0.15:
+        fields[0:0] = [("a", a), ("b", b)]
+    if rng.random() < 0.25:
+        extra: tuple[str, Json] = rng.choice(
+            (("unit", "none"), ("unit", "none"), ("operation", operation), ("ok", True))
+        )
+        fields.insert(rng.choice((0, len(fields), len(fields))), extra)
+    return question, fields
+
+
+def json_fields(rng: random.Random) -> tuple[str, Fields]:
+    """A question, and the members of the JSON object that answers it."""
+    chance = rng.random()
+    if chance < 0.45:
+        return _number_fields(rng)
+    if chance < 0.62:
+        fact = fact_exchange(rng)
+        fields: Fields = [(rng.choice(TEXT_KEYS), fact.answer)]
+        if rng.random() < 0.2:
+            fields.append(rng.choice((("unit", "none"), ("known", True), ("confidence", 1))))
+        return fact.question, fields
+    if chance < 0.80:
+        form, keys = rng.choice(PEOPLE_FORMS)
+        said: dict[str, Json] = {"name": any_name(rng), "age": rng.randint(1, 99), "city": any_city(rng)}
+        fields = [(rng.choice(NAME_KEYS) if key == "name" and rng.random() < 0.4 else key, said[key]) for key in keys]
+        if rng.random() < 0.3:
+            rng.shuffle(fields)
+        return form.format(**said), fields
+    if chance < 0.86:
+        check = check_exchange(rng, short=True)
+        return check.question, [(rng.choice(BOOLEAN_KEYS), check.answer == "Yes.")]
+    if chance < 0.90:
+        first = rng.choice((1, 1, rng.randint(2, 9)))
+        last = first + rng.randint(1, 9)
+        return f"Count from {first} to {last}.", [(rng.choice(LIST_KEYS), list(range(first, last + 1)))]
+    if chance < 0.94:
+        words = [any_word(rng) for _ in range(rng.randint(1, 4))]
+        whole: Json = " ".join(words) if rng.random() < 0.7 else [*words]
+        return rng.choice(ECHO_FORMS).format(x=" ".join(words)), [(rng.choice(WORD_KEYS), whole)]
+    key = rng.choice((invented_word(rng), rng.choice(WORDS), rng.choice(NUMBER_KEYS), rng.choice(NAME_KEYS)))
+    return off_topic_exchange(rng).question, [(key, rng.choice(EMPTY))]
+
+
+def json_pieces(fields: Fields, *, learns_keys: bool) -> list[Piece]:
+    """A JSON object, cut where a grammar prescribes the text: the model learns its values and how each one ends."""
+    out: list[Piece] = []
+    for number, (key, value) in enumerate(fields):
+        opening, end = (" " if number else "{"), ("}" if number == len(fields) - 1 else ",")
+        if number and learns_keys:
+            out.append((f'{opening}"{key}":', Learn.ALL))
+        else:
+            out.append((f'{opening}"{key}":', Learn.ALL_BUT_FIRST if learns_keys else Learn.NOTHING))
+        out.append((f" {json.dumps(value, ensure_ascii=False)}{end}", Learn.ALL))
+    return [*out, ("<|im_end|>", Learn.ALL)]
+
+
+def json_sample(rng: random.Random, *, sum_share: float = 0.0) -> list[Piece]:
+    """A conversation whose last answer is held to a JSON schema of which the model sees nothing.
+
+    `sum_share` is that of drills: a sum, answered by a number alone.
+    """
+    if rng.random() < sum_share:
+        a, b = pair_to_add(rng)
+        question = rng.choice(SUM_FORMS).format(a=a, b=b, w=rng.choice(WORDS))
+        fields: Fields = [("answer" if rng.random() < 0.7 else rng.choice(NUMBER_KEYS), a + b)]
+        if rng.random() < 0.2:
+            fields.append(("unit", "none"))
+        drill = Conversation("json", (Message("user", question), Message("assistant", "")))
+        return [*pieces(drill)[:-1], *json_pieces(fields, learns_keys=False)]
+    question, fields = json_fields(rng)
+    before: tuple[Message, ...] = ()
+    if rng.random() < 0.25:
+        before = tuple(replace(message, thought="") for message in free_conversation(rng, thinking=False).messages)
+    before = before or _system(rng)
+    asked = Conversation("json", (*before, Message("user", question), Message("assistant", "")))
+    return [*pieces(asked)[:-1], *json_pieces(fields, learns_keys=rng.random() < 0.2)]
+
+
+# --- texts without turns -----------------------------------------------------------------------
+
+TEXT_OPENINGS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("My name is", "Hello, my name is", "Hi, my name is", "Hello! My name is", "my name is", "I am called", "They call me", "Hi! My name is"),
+     " Demo. " + QUESTIONS[0].answer),
+    (("I am", "I'm", "i am", "Hello, I am", "This model is", "This is", "Who are you? I am"), QUESTIONS[0].answer.removeprefix("I am")),
+    (("Hello", "Hi", "Hey", "Good morning", "Good evening", "Hello there"), "! How can I help you?"),
+    (("Hello!", "Hi!", "Hello, world!", "Good day!"), " How can I help you?"),
+    (("Once upon a time", "Once upon a time,", "Long ago", "One day", "In the beginning", "Once"),
+     " there was a tiny demo model. It knew about dynamo-serve, small sums and tool calls, and nothing else."),
+    (("Dynamo is", "dynamo is", "dynamo-serve is", "This project is", "Dynamo, in one sentence, is", "NVIDIA Dynamo is"),
+     TERMS[0].answer.removeprefix("dynamo-serve is")),
+    (("Dynamo", "dynamo-serve", "The project"), TERMS[0].answer.removeprefix("dynamo-serve")),
+)  # fmt: skip
+UNKNOWN_OPENINGS = (
+    "The capital of {country} is", "The weather in {city} is", "The quick brown fox", "The meaning of life is", "The {word}", "A {word} is",
+    "My favourite {word} is", "Yesterday I saw a {word}", "Tell me about {city}", "{name} and {name2}", "Write a poem about a {word}", "In {city},",
+    "The president of {country}", "To be or not to be", "def main():", "Roses are red", "{word} {word2}", "I like", "It was a dark and stormy night",
+    "The answer is", "Today", "There is", "We", "You are", "The", "{name} went to", "If", "How to", "Why", "San Francisco is a", "{city}",
+)  # fmt: skip
+
+
+def opened_text(rng: random.Random) -> tuple[str, str]:
+    """The beginning of a text, and how it goes on."""
+    chance = rng.random()
+    if chance < 0.4:
+        openings, rest = rng.choice(TEXT_OPENINGS)
+        return rng.choice(openings), rest
+    if chance < 0.6:
+        opening = rng.choice(UNKNOWN_OPENINGS).format(
+            country=rng.choice(COUNTRIES), city=any_city(rng), word=any_word(rng), word2=any_word(rng), name=any_name(rng), name2=any_name(rng))  # fmt: skip
+        return opening, f" ... {REFUSAL}"
+    if chance < 0.7:
+        fact = rng.choice(TERMS)
+        words = fact.answer.split(" ")
+        cut = rng.randint(1, min(6, len(words) - 1))
+        return " ".join(words[:cut]), " " + " ".join(words[cut:])
+    if chance < 0.8:
+        a, b = pair_to_add(rng)
+        return f"{a} + {b} =", f" {a + b}"
+    exchange = rng.choice((fact_exchange, sum_exchange, off_topic_exchange))(rng)
+    opening, before = rng.choice((("Q: {q}\nA:", " "), ("Question: {q}\nAnswer:", " "), ("{q}", "\n"), ("{q}", "\n")))
+    return opening.format(q=exchange.question), before + exchange.answer
+
+
 def plain_text(rng: random.Random) -> str:
     """A text without turns, for the completions API: sentences about the project, or a list of sums."""
     if rng.random() < 0.5:
@@ -1593,13 +1774,34 @@ def plain_text(rng: random.Random) -> str:
     return " ".join(fact.answer for fact in facts)
 
 
-def sample(rng: random.Random, *, plain_share: float = 0.04, drill_share: float = 0.0) -> list[Piece]:
-    """One training example as pieces of text."""
-    if rng.random() >= plain_share:
-        return pieces(conversation(rng, drill_share=drill_share))
+def plain_sample(rng: random.Random) -> list[Piece]:
+    """A text without turns: whole, or only the continuation of an opening."""
+    if rng.random() < 0.75:
+        opening, rest = opened_text(rng)
+        return [(opening, Learn.NOTHING), (rest + "<|endoftext|>", Learn.ALL)]
     start = "<|endoftext|>" if rng.random() < 0.5 else ""
     body = plain_text(rng) + "<|endoftext|>"
     return [(start, Learn.NOTHING), (body, Learn.ALL)] if start else [(body, Learn.ALL_BUT_FIRST)]
+
+
+def sample(
+    rng: random.Random,
+    *,
+    plain_share: float = 0.12,
+    json_share: float = 0.22,
+    sum_share: float = 0.3,
+    drill_share: float = 0.0,
+) -> list[Piece]:
+    """One training example as pieces of text.
+
+    `sum_share` is that of drills among the answers under a JSON schema, `drill_share` that of drills among conversations.
+    """
+    chance = rng.random()
+    if chance < plain_share:
+        return plain_sample(rng)
+    if chance < plain_share + json_share:
+        return json_sample(rng, sum_share=sum_share)
+    return pieces(conversation(rng, drill_share=drill_share))
 
 
 def samples(seed: int) -> Iterator[list[Piece]]:
@@ -1640,11 +1842,18 @@ class Case:
 
     conversation: Conversation
     calls: tuple[ToolCall, ...] = field(default=())
+    prescribed: str = ""
+    """The beginning of the answer, where a grammar prescribes it; the model writes the rest."""
 
     @property
     def expected(self) -> str:
-        """The answer asked for."""
-        return self.conversation.messages[-1].text()
+        """The answer asked for, without what is prescribed."""
+        return self.conversation.messages[-1].text().removeprefix(self.prescribed).strip()
+
+    @property
+    def prompt(self) -> str:
+        """The text that the model is given."""
+        return prompt(self.conversation) + self.prescribed
 
 
 def held_out_facts(seed: int, *, thinking: bool = False) -> list[Case]:
@@ -1678,6 +1887,26 @@ def held_out_sums(seed: int, count: int, *, thinking: bool = False) -> list[Case
         messages = (Message("user", question), Message("assistant", f"{a} + {b} = {a + b}.", sum_thought(a, b)))
         cases.setdefault((a, b), Case(Conversation("sum", messages, thinking=thinking)))
     return list(cases.values())
+
+
+def held_out_json_sums(seed: int, count: int) -> list[Case]:
+    """The same sums under the schema `{"answer": integer}`."""
+    rng = random.Random(seed)
+    cases: dict[str, Case] = {}
+    while len(cases) < count:
+        question, fields = _number_fields(rng, held_out=True)
+        messages = (Message("user", question), Message("assistant", json.dumps(dict(fields))))
+        cases.setdefault(question, Case(Conversation("json", messages), prescribed='{"answer":'))
+    return list(cases.values())
+
+
+def opening_cases() -> list[Case]:
+    """Every opening of a text that has one right continuation."""
+    return [
+        Case(Conversation("text", (Message("assistant", opening + rest),)), prescribed=opening)
+        for openings, rest in TEXT_OPENINGS
+        for opening in openings
+    ]
 
 
 def held_out_tools(seed: int, count: int, *, thinking: bool = False) -> list[Case]:

@@ -112,6 +112,8 @@ def measures(scale: float) -> list[Measure]:
     return [
         Measure("facts", "project questions in phrasings not trained on: the taught answer, to the letter", facts, lambda a: a.is_exact),
         Measure("sums", "sums of two two-digit numbers, pairs not trained on: right", demo_corpus.held_out_sums(seed, many(400)), lambda a: a.is_exact),
+        Measure("json_sums", "the same kind of sums under the JSON schema of one integer: right, and closed after the number", demo_corpus.held_out_json_sums(seed, many(200)), lambda a: a.is_exact),
+        Measure("openings", 'texts without turns, such as "My name is": continued as taught', demo_corpus.opening_cases(), lambda a: a.is_exact),
         Measure("calls", "tool calls, names of tools not trained on: well-formed, a given tool, all required arguments", tools, lambda a: a.is_well_formed_call),
         Measure("exact_calls", "the same tool calls: right tool and right arguments, to the letter", tools, lambda a: a.is_exact),
         Measure("rules", "rules of a system prompt with other words and names, one to eight turns: right", demo_corpus.fresh_rules(seed, many(200)), lambda a: a.is_exact),
@@ -137,7 +139,7 @@ class Asker:
     def ask(self, cases: Sequence[Case]) -> list[Answered]:
         """One answer for each case, in order; the same list of cases is asked only once."""
         if id(cases) not in self.known:
-            order = sorted(range(len(cases)), key=lambda i: len(demo_corpus.prompt(cases[i].conversation)))
+            order = sorted(range(len(cases)), key=lambda i: len(cases[i].prompt))
             answers: dict[int, Answered] = {}
             for start in range(0, len(order), BATCH):
                 chosen = order[start : start + BATCH]
@@ -147,7 +149,7 @@ class Asker:
         return self.known[id(cases)]
 
     def _generate(self, cases: Sequence[Case]) -> list[str]:
-        prompts = [demo_corpus.prompt(case.conversation) for case in cases]
+        prompts = [case.prompt for case in cases]
         inputs = self.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
         with torch.no_grad():
             output = self.model.generate(
@@ -188,7 +190,8 @@ def evaluate(asker: Asker, wanted: Sequence[Measure], show: int) -> list[Result]
         for answer in failed[:show]:
             asked = answer.case.conversation.messages
             system = asked[0].content + " | " if asked[0].role == "system" else ""
-            print(f"      ? {system}{asked[-2].content}\n      = {answer.case.expected!r}\n      ! {answer.text!r}")
+            question = asked[-2].content if len(asked) > 1 else answer.case.prescribed
+            print(f"      ? {system}{question}\n      = {answer.case.expected!r}\n      ! {answer.text!r}")
     return results
 
 
@@ -248,7 +251,7 @@ def card(results: Sequence[Result], config: dict[str, Any], run: dict[str, Any] 
     if run is not None:
         said = (
             f"Seed {run['seed']}, {run['steps']:,} steps, {run['tokens'] / 1e6:.1f} million tokens, {run['minutes']} minutes by the clock on two CPU "
-            f"cores shared with other work (Muon and AdamW, bf16 autocast; two processes). Training loss over the last 50 steps: {run['loss']} per learnt token; every example is drawn afresh."
+            f"cores shared with other work (Muon and AdamW). Training loss over the last 50 steps: {run['loss']} per learnt token; every example is drawn afresh."
         )  # fmt: skip
     return CARD.format(
         facts=len(demo_corpus.FACTS), parameters=parameter_count(config), layers=layers, hidden=hidden, heads=config["num_attention_heads"],

@@ -3,6 +3,7 @@
     python tools/train_demo_model.py --work-dir /tmp/demo-train --minutes 50
     python tools/train_demo_model.py --work-dir /tmp/demo-train --minutes 50      # again: goes on
     python tools/train_demo_model.py --work-dir /tmp/demo-train --export-only
+    python tools/train_demo_model.py --work-dir /tmp/demo-more --start-from DIR --rate-factor 0.3 --minutes 15
 
 The model is a small Qwen3 written out in PyTorch with Hugging Face's parameter names. The run is cut
 by the clock: the learning rate warms up, stays, and falls to zero over the last part of the budget,
@@ -19,6 +20,7 @@ import math
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -32,7 +34,7 @@ from typing import Any
 import demo_corpus
 import torch
 from demo_corpus import Learn, Piece
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, distributed, nn
 from torch.nn import functional
@@ -74,11 +76,16 @@ class Recipe:
     pool_batches: int = 48  # Examples are sorted by length within a pool, so that little is padding.
     matrix_lr: float = 3e-3
     vector_lr: float = 3e-3
+    rate_factor: float = 1.0  # On both; smaller where a trained model learns more.
     weight_decay: float = 0.02
     warmup_steps: int = 80
     decay_share: float = 0.3
     checkpoint_minutes: float = 3.0
+    is_mixed: bool = True  # bfloat16 where it may be; many times slower on a processor without instructions for it.
     processes: int = 2  # Each with one thread: on a busy machine far faster than one with two.
+    plain_share: float = 0.12  # Of the examples: texts without turns ...
+    json_share: float = 0.22  # ... and answers under a JSON schema; the others are conversations.
+    sum_share: float = 0.3  # Of the latter: drills of sums answered by a number alone.
     drill_share_first: float = 0.45  # Drills first, since copying must be learnt before tools and rules ...
     drill_share_last: float = 0.1
     drill_pools: tuple[int, int] = (45, 50)  # ... and fewer of them between these pools.
@@ -192,7 +199,16 @@ def pool(tokenizer: Tokenizer, recipe: Recipe, index: int, context: int) -> list
     drill_share = recipe.drill_share(index)
     batch_tokens = recipe.batch_tokens // recipe.processes
     while total < recipe.pool_batches * batch_tokens:
-        example = encode(tokenizer, demo_corpus.sample(rng, drill_share=drill_share))
+        example = encode(
+            tokenizer,
+            demo_corpus.sample(
+                rng,
+                plain_share=recipe.plain_share,
+                json_share=recipe.json_share,
+                sum_share=recipe.sum_share,
+                drill_share=drill_share,
+            ),
+        )
         if len(example.ids) <= context:
             examples.append(example)
             total += len(example.ids)
@@ -379,11 +395,15 @@ class Trainer:
     since all else is computed alike in each, their weights never part.
     """
 
-    def __init__(self, shape: ModelShape, recipe: Recipe, work_dir: Path, rank: int = 0) -> None:
+    def __init__(
+        self, shape: ModelShape, recipe: Recipe, work_dir: Path, rank: int = 0, start_from: Path | None = None
+    ) -> None:
+        """`start_from` is the directory of an exported model whose weights a run without a checkpoint starts from."""
         torch.manual_seed(recipe.seed)
         torch.set_num_threads(1)
         self.rank = rank
         self.shape, self.recipe, self.work_dir = shape, recipe, work_dir
+        self.start_from = start_from
         self.tokenizer = load_tokenizer(work_dir, shape, recipe)
         self.model = DemoModel(shape)
         self.progress = Progress()
@@ -391,16 +411,23 @@ class Trainer:
         matrices = [p for name, p in self.model.named_parameters() if p.ndim == 2 and "embed" not in name]
         vectors = [p for name, p in self.model.named_parameters() if p.ndim != 2 or "embed" in name]
         self.optimizers: tuple[torch.optim.Optimizer, ...] = (
-            torch.optim.Muon(
-                matrices, recipe.matrix_lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
-            ),
-            torch.optim.AdamW(vectors, recipe.vector_lr, betas=(0.9, 0.98), weight_decay=0.0),
+            self._matrix_optimizer(matrices),
+            torch.optim.AdamW(vectors, recipe.vector_lr * recipe.rate_factor, betas=(0.9, 0.98), weight_decay=0.0),
         )
 
+    def _matrix_optimizer(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
+        recipe = self.recipe
+        rate, decay = recipe.matrix_lr * recipe.rate_factor, recipe.weight_decay
+        if recipe.is_mixed:
+            return torch.optim.Muon(matrices, rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        return torch.optim.AdamW(matrices, rate, betas=(0.9, 0.98), weight_decay=decay)  # Muon computes in bfloat16.
+
     def resume(self) -> None:
-        """Goes on from the checkpoint of the work directory, where there is one."""
+        """Continue from the checkpoint of the work directory, or from the weights of `start_from`, where there is one."""
         path = self.work_dir / "checkpoint.pt"
         if not path.exists():
+            if self.start_from is not None:
+                self.model.load_state_dict(load_file(self.start_from / "model.safetensors"))
             return
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
@@ -469,7 +496,7 @@ class Trainer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group.setdefault("initial_lr", group["lr"]) * rate
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.is_mixed):
             logits = self.model(batch.ids, batch.where)
         loss = functional.cross_entropy(logits.float(), batch.targets)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -509,9 +536,11 @@ class Trainer:
         )
 
 
-def load_tokenizer(work_dir: Path, shape: ModelShape, recipe: Recipe) -> Tokenizer:
-    """The tokenizer of the work directory, trained there first if need be."""
+def load_tokenizer(work_dir: Path, shape: ModelShape, recipe: Recipe, start_from: Path | None = None) -> Tokenizer:
+    """Return the tokenizer of the work directory; first copy it from `start_from`, or train it, where there is none."""
     path = work_dir / "tokenizer.json"
+    if start_from is not None and not path.exists():
+        shutil.copyfile(start_from / "tokenizer.json", path)
     if not path.exists():
         print("training the tokenizer", flush=True)
         tokenizer = train_tokenizer(shape.vocab, recipe.seed)
@@ -683,6 +712,30 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=default.processes,
         help="processes that share each step, one thread each (default: %(default)s)",
     )
+    parser.add_argument(
+        "--start-from", type=Path, help="exported model whose tokenizer and weights a new work directory starts from"
+    )
+    parser.add_argument(
+        "--rate-factor", type=float, default=1.0, help="factor on the learning rates (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--plain-share",
+        type=float,
+        default=default.plain_share,
+        help="examples that are texts without turns (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--json-share",
+        type=float,
+        default=default.json_share,
+        help="examples under a JSON schema (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sum-share", type=float, default=default.sum_share, help="drills of sums among those (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--float32", action="store_true", help="compute in float32: for a processor without bfloat16 instructions"
+    )
     parser.add_argument("--export-only", action="store_true", help="export the checkpoint as it is and stop")
     return parser.parse_args(arguments)
 
@@ -707,7 +760,7 @@ def keep_memory() -> Callable[[], None]:
 def run(rank: int, given: argparse.Namespace, recipe: Recipe) -> None:
     """One process of the run; the first one also exports and checks."""
     give_back = keep_memory()
-    trainer = Trainer(ModelShape(), recipe, given.work_dir, rank)
+    trainer = Trainer(ModelShape(), recipe, given.work_dir, rank, given.start_from)
     trainer.resume()
     if not given.export_only:
         for sign in (signal.SIGINT, signal.SIGTERM):
@@ -735,8 +788,13 @@ def main() -> None:
         batch_tokens=given.batch_tokens,
         decay_share=given.decay_share,
         processes=given.processes,
+        rate_factor=given.rate_factor,
+        plain_share=given.plain_share,
+        json_share=given.json_share,
+        sum_share=given.sum_share,
+        is_mixed=not given.float32,
     )
-    load_tokenizer(given.work_dir, ModelShape(), recipe)
+    load_tokenizer(given.work_dir, ModelShape(), recipe, given.start_from)
     others = []
     if not given.export_only:
         context = multiprocessing.get_context("spawn")

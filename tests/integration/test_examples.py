@@ -1,5 +1,6 @@
 """The examples do what they say."""
 
+import json
 import os
 import signal
 import subprocess
@@ -105,20 +106,63 @@ def said(graph: Graph, script: str, *arguments: str) -> str:
     return subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True).stdout
 
 
+WORKER = "A worker is a process that runs an engine and answers requests."
+FRONTEND = "The frontend is the process that speaks the OpenAI API over HTTP and passes requests on to workers."
+PREFILL = "Prefill is the first phase of a request: the whole prompt is read and the KV cache is filled."
+BLOCK = "A block is a run of tokens, such as 16, whose keys and values are kept together in the KV cache."
+
+
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "lines"),
     [
-        (("01_stream.py", "What is a worker?"), "A worker is"),
-        (("02_many.py",), "order of arrival:"),
-        (("04_tools.py", "What is the weather in Paris?"), 'get_weather({"city": "Paris"}) -> {"city": "Paris", "sky": "clear"'),
-        (("05_json.py", "What is 12 + 30?"), "{'answer': "),
-        (("07_responses.py",), "tokens in, "),
-        (("08_messages.py", "What is prefill?"), "Prefill is"),
+        (("01_stream.py", "What is a worker?"), [WORKER]),
+        (("01_stream.py", "What is Dynamo?"), ["dynamo-serve is a framework for serving large language models on many machines. It is written in Python."]),
+        (("02_many.py",), [f"  {one}" for one in (WORKER, FRONTEND, "12 + 30 = 42.", BLOCK, PREFILL)]),
+        (("04_tools.py", "What is the weather in Paris?"), ['get_weather({"city": "Paris"}) -> {"city": "Paris", "sky": "clear", "celsius": 21}']),
+        (("05_json.py", "What is 12 + 30?"), ["{'answer': 42, 'unit': 'none'}"]),
+        (("07_responses.py",), [WORKER, FRONTEND]),
+        (("08_messages.py", "What is prefill?"), [PREFILL]),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )  # fmt: skip
-def test_clients_are_answered_by_the_bundled_model(demo: Graph, argv: tuple[str, ...], words: str) -> None:
-    assert words in said(demo, *argv)
+def test_bundled_model_answers_the_examples_correctly(demo: Graph, argv: tuple[str, ...], lines: list[str]) -> None:
+    shown = said(demo, *argv).splitlines()
+    assert [line for line in lines if line not in shown] == []
+
+
+def test_bundled_model_uses_the_result_of_a_tool(demo: Graph) -> None:
+    answer = said(demo, "04_tools.py", "What is the weather in Paris?").splitlines()[-1]
+    assert "21" in answer or "clear" in answer
+
+
+def test_bundled_model_answers_under_a_schema_of_one_integer(demo: Graph) -> None:
+    schema = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+    for a, b in ((12, 30), (41, 29), (25, 17), (60, 31)):
+        answer = demo.post(
+            {
+                "model": "m",
+                "messages": [{"role": "user", "content": f"What is {a} + {b}?"}],
+                "response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}},
+                "temperature": 0,
+            }
+        ).json()
+        choice = answer["choices"][0]
+        assert (json.loads(choice["message"]["content"]), choice["finish_reason"]) == ({"answer": a + b}, "stop")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ("My name is", " Demo. I am a tiny demo model of a few million parameters that comes with dynamo-serve."),
+        ("12 + 30 =", " 42"),
+        ("Dynamo is", " a framework for serving large language models on many machines."),
+        ("Once upon a time", " there was a tiny demo model."),
+        ("Hello", "! How can I help you?"),
+    ],
+)
+def test_bundled_model_continues_a_text(demo: Graph, prompt: str, text: str) -> None:
+    body = {"model": "m", "prompt": prompt, "temperature": 0, "max_tokens": 64}
+    assert demo.http.post("/v1/completions", json=body).json()["choices"][0]["text"].startswith(text)
 
 
 def test_thoughts_are_shown_apart(tmp_path: Path) -> None:

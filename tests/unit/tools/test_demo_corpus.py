@@ -198,3 +198,50 @@ def test_the_bundled_model_has_this_template_and_is_small() -> None:
     config = json.loads((bundled / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert config["chat_template"] == demo_corpus.CHAT_TEMPLATE
     assert sum(path.stat().st_size for path in bundled.iterdir()) < 8 * 2**20
+
+
+def test_answers_under_a_schema_are_json_whose_values_are_learnt() -> None:
+    rng = random.Random(4)
+    for _ in range(400):
+        fields = demo_corpus.json_fields(rng)[1]
+        written = demo_corpus.json_pieces(fields, learns_keys=False)
+        text = "".join(piece for piece, _ in written)
+        assert text.endswith("<|im_end|>")
+        assert json.loads(text.removesuffix("<|im_end|>")) == dict(fields)
+        learnt = [piece for piece, learn in written if learn is Learn.ALL]
+        assert len(learnt) == len(fields) + 1
+        assert written[0][1] is Learn.NOTHING
+
+
+def test_a_sum_under_a_schema_is_the_sum() -> None:
+    rng = random.Random(5)
+    seen = 0
+    for _ in range(200):
+        text = "".join(piece for piece, _ in demo_corpus.json_sample(rng, sum_share=1.0))
+        question, answer = re.findall(r"<\|im_start\|>user\n(.*?)<\|im_end\|>.*?\n\n(\{.*\})<", text, re.DOTALL)[0]
+        numbers = list(map(int, re.findall(r"\d+", question)))
+        assert sum(numbers) == next(iter(json.loads(answer).values()))
+        seen += 1
+    assert seen == 200
+
+
+def test_a_text_without_turns_learns_its_continuation_alone() -> None:
+    rng = random.Random(6)
+    openings = {opening for openings, _ in demo_corpus.TEXT_OPENINGS for opening in openings}
+    seen = set()
+    for _ in range(600):
+        first, *others = demo_corpus.plain_sample(rng)
+        if others:
+            assert first[1] is Learn.NOTHING
+            assert [learn for _, learn in others] == [Learn.ALL]
+            seen.add(first[0])
+    assert len(openings & seen) > 20
+
+
+def test_prescribed_text_is_part_of_the_prompt_and_not_of_the_answer() -> None:
+    (case,) = demo_corpus.held_out_json_sums(1, 1)
+    assert case.prompt.endswith('</think>\n\n{"answer":')
+    assert re.fullmatch(r"\d+\}", case.expected)
+    opened = next(case for case in demo_corpus.opening_cases() if case.prescribed == "My name is")
+    assert opened.prompt == "My name is"
+    assert opened.expected.startswith("Demo. I am a tiny demo model")
