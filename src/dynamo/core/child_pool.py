@@ -26,7 +26,7 @@ import msgspec
 
 from dynamo.core.errors import HttpError, InvalidArgument
 
-HEADER = struct.Struct("!I")
+HEADER = struct.Struct("!IQ")  # Bytes of the message, and of the data behind it.
 READ_BYTES = 1 << 18
 IDLE_S = 60.0  # Starting a child takes about 0.2 s; keeping one takes about 40 MB.
 WAITING_MAX = 64  # Callers that wait for a free child; each of them holds a thread.
@@ -95,11 +95,13 @@ class ChildPool:
         per_key_max: int = 1,
         waiting_max: int = WAITING_MAX,
         idle_s: float = IDLE_S,
+        variables: Sequence[str] = (),
     ) -> None:
         """Start no process yet.
 
         `deadline_s` and `memory_bytes` bound one computation; the memory is counted beyond what the child needs itself.
         `per_key_max` bounds the children that work for one key, so that one source of slow input cannot occupy all.
+        `variables` are those of the environment that a child needs beside the usual ones.
         """
         self.deadline_s = deadline_s
         self._command = [sys.executable, "-P", "-m", module, str(memory_bytes), str(deadline_s), *arguments]
@@ -107,6 +109,7 @@ class ChildPool:
         self._per_key_max = per_key_max
         self._waiting_max = waiting_max
         self._idle_s = idle_s
+        self._variables = (*ENVIRONMENT, *variables)
         self._changed = threading.Condition()
         self._idle: list[_Child] = []
         self._busy: set[_Child] = set()
@@ -122,17 +125,26 @@ class ChildPool:
         """Processes that exist."""
         return len(self._idle) + len(self._busy) + self._starting
 
-    def call(self, request: Any, *, key: str = "", deadline_s: float | None = None, wait_s: float | None = None) -> Any:
+    def call(
+        self,
+        request: Any,
+        data: bytes | bytearray = b"",
+        *,
+        key: str = "",
+        deadline_s: float | None = None,
+        wait_s: float | None = None,
+    ) -> Any:
         """Return the child's answer. Block for `wait_s` at most until a child is free, for its start, and for the deadline.
 
+        `data` is large: it is not copied here, and the child finds it behind the members of `request`, which is a tuple.
         Raise `ChildError`, and `InvalidArgument` or `HttpError` where the child's computation raised that.
         """
-        frame = msgspec.msgpack.encode(request)
         limit_s = self.deadline_s if deadline_s is None else deadline_s
         child = self._acquire(key, time.monotonic() + (limit_s if wait_s is None else wait_s))
         kept: _Child | None = None
         try:
-            answer = _exchange(child, frame, time.monotonic() + limit_s, limit_s)
+            frame = msgspec.msgpack.encode(request)  # A large one exists only while a child works on it.
+            answer = _exchange(child, frame, data, time.monotonic() + limit_s, limit_s)
             kind, value, is_spent = answer
             if kind != OUT_OF_MEMORY and not is_spent:
                 kept = child
@@ -192,7 +204,7 @@ class ChildPool:
         return is_free and self._keys[key] < self._per_key_max
 
     def _start(self) -> _Child:
-        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        environment = {name: os.environ[name] for name in self._variables if name in os.environ}
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             self._command,
@@ -207,7 +219,7 @@ class ChildPool:
         os.set_blocking(child.input, False)
         os.set_blocking(child.output, False)
         try:
-            _exchange(child, b"", time.monotonic() + START_S, START_S)
+            _exchange(child, b"", b"", time.monotonic() + START_S, START_S)
         except ChildError:
             child.kill()
             raise
@@ -248,12 +260,14 @@ class ChildPool:
                 time.sleep(min(self._idle_s / 4, 5.0))
 
 
-def _exchange(child: _Child, frame: bytes, until_s: float, limit_s: float) -> tuple[str, Any, bool]:
+def _exchange(
+    child: _Child, frame: bytes, data: bytes | bytearray, until_s: float, limit_s: float
+) -> tuple[str, Any, bool]:
     """Send a frame and return the answer: its kind, its value, and whether the child is to be replaced.
 
     Without a frame, wait for the one that a child sends when it is ready.
     """
-    unsent = memoryview(HEADER.pack(len(frame)) + frame if frame else b"")
+    unsent = [memoryview(part) for part in (data, frame, HEADER.pack(len(frame), len(data))) if part] if frame else []
     received = bytearray()
     size: int | None = None
     poller = select.poll()
@@ -267,12 +281,15 @@ def _exchange(child: _Child, frame: bytes, until_s: float, limit_s: float) -> tu
         for descriptor, _ in poller.poll(left_s * 1000 + 1):
             try:
                 if descriptor == child.output:
-                    data = os.read(child.output, READ_BYTES)
-                    if not data:
+                    piece = os.read(child.output, READ_BYTES)
+                    if not piece:
                         raise ChildOutOfMemory("it exceeded the memory or the time of its process")
-                    received += data
+                    received += piece
                 else:
-                    unsent = unsent[os.write(child.input, unsent[:READ_BYTES]) :]
+                    part = unsent.pop()
+                    rest = part[os.write(child.input, part[:READ_BYTES]) :]
+                    if rest:
+                        unsent.append(rest)
                     if not unsent:
                         poller.unregister(child.input)
             except BlockingIOError:
@@ -280,7 +297,7 @@ def _exchange(child: _Child, frame: bytes, until_s: float, limit_s: float) -> tu
             except BrokenPipeError:
                 raise ChildOutOfMemory("it exceeded the memory or the time of its process") from None
         if size is None and len(received) >= HEADER.size:
-            (size,) = HEADER.unpack_from(received)
+            size, _ = HEADER.unpack_from(received)
             del received[: HEADER.size]
     return msgspec.msgpack.decode(received, type=tuple[str, Any, bool])
 

@@ -27,10 +27,10 @@ def serve(handle: Callable[[Any], Any], argv: list[str] | None = None) -> int:
     _limit(memory_bytes)
     base_bytes = resident_bytes()
     _write(answers, msgspec.msgpack.encode((READY, None, False)))
-    while (frame := _read(requests)) is not None:
+    while (parts := _read(requests)) is not None:
         _limit_time(deadline_s)
-        kind, value = _answer(handle, frame)
-        del frame
+        kind, value = _answer(handle, *parts)
+        del parts
         is_spent = resident_bytes() - base_bytes > SPENT_BYTES
         try:
             data = msgspec.msgpack.encode((kind, value, is_spent))
@@ -41,9 +41,10 @@ def serve(handle: Callable[[Any], Any], argv: list[str] | None = None) -> int:
     return 0
 
 
-def _answer(handle: Callable[[Any], Any], frame: bytes) -> tuple[str, Any]:
+def _answer(handle: Callable[[Any], Any], frame: bytes, data: bytes) -> tuple[str, Any]:
     try:
-        return OK, handle(msgspec.msgpack.decode(frame))
+        request = msgspec.msgpack.decode(frame)
+        return OK, handle([*request, data] if data else request)
     except InvalidArgument as error:
         return REFUSED, (str(error), error.param)
     except HttpError as error:
@@ -63,17 +64,17 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return os.fdopen(requests, "rb"), os.fdopen(answers, "wb")
 
 
-def _read(requests: BinaryIO) -> bytes | None:
+def _read(requests: BinaryIO) -> tuple[bytes, bytes] | None:
     header = requests.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
-    (size,) = HEADER.unpack(header)
-    frame = requests.read(size)
-    return frame if len(frame) == size else None
+    size, data_size = HEADER.unpack(header)
+    frame, data = requests.read(size), requests.read(data_size)
+    return (frame, data) if len(frame) == size and len(data) == data_size else None
 
 
 def _write(answers: BinaryIO, data: bytes) -> None:
-    answers.write(HEADER.pack(len(data)))
+    answers.write(HEADER.pack(len(data), 0))
     answers.write(data)
     answers.flush()
 

@@ -23,6 +23,7 @@ from dynamo.llm.completion_choices import chat_finisher, echo_of, finisher_of
 from dynamo.llm.extras import EXPLAIN, YES, explanation_of, extras_of
 from dynamo.llm.generation import Generation
 from dynamo.llm.http.answers import BaseAnswer, Closed, Flusher, StreamAnswer, UnaryAnswer
+from dynamo.llm.http.bodies import decoded
 from dynamo.llm.http.metrics import FrontendMetrics, RequestRecord
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.migration import Dispatch, MigrationPolicy
@@ -82,7 +83,8 @@ class Pipeline(OpenRequests):
 
     async def chat(self, exchange: Exchange) -> None:
         """A conversation's next turn."""
-        request = decode_chat(bytes(exchange.body), ignore_unsupported=self._ignore_unsupported)
+        decode = partial(decode_chat, ignore_unsupported=self._ignore_unsupported)
+        request = await decoded(exchange.body, decode, "chat")
         surface = self._chat if request.service_tier is None else tiered(self._chat)
         await self.converse(exchange, request, surface)
 
@@ -95,7 +97,7 @@ class Pipeline(OpenRequests):
             if isinstance(answer, TextAnswer):
                 await answer.forward(trace_headers(exchange), metadata_of(exchange), chosen_worker(request, model))
                 return
-            prepared = await model.preprocessor.chat_async(request)
+            prepared = await model.preprocessor.chat_async(request, len(exchange.body))
             await self._name_images(model, prepared)
             self._place(exchange, model, request, [prepared])
             self._annotate(answer, model, request, [prepared])
@@ -107,7 +109,8 @@ class Pipeline(OpenRequests):
 
     async def complete(self, exchange: Exchange) -> None:
         """The continuation of one or several prompts."""
-        request = decode_completion(bytes(exchange.body), ignore_unsupported=self._ignore_unsupported)
+        decode = partial(decode_completion, ignore_unsupported=self._ignore_unsupported)
+        request = await decoded(exchange.body, decode, "completion")
         self._extend(exchange, request)
         model = self._models.find(request.model, COMPLETIONS.model_type, exchange.account)
         with self._open(exchange, request, model, COMPLETIONS) as answer:
@@ -115,7 +118,7 @@ class Pipeline(OpenRequests):
             if isinstance(answer, TextAnswer):
                 await answer.forward(trace_headers(exchange), metadata_of(exchange), chosen_worker(request, model))
                 return
-            prepared = await model.preprocessor.completion_async(request)
+            prepared = await model.preprocessor.completion_async(request, len(exchange.body))
             self._place(exchange, model, request, prepared)
             self._annotate(answer, model, request, prepared)
             if isinstance(answer, UnaryAnswer):

@@ -35,6 +35,9 @@ from dynamo.protocols.nvext import NvExt
 from dynamo.protocols.openai import ChatCompletionRequest, CommonRequest, CompletionRequest
 
 THREAD_CHARS_MIN = 8192  # About 2,000 tokens, or 2 ms of the library: longer than the loop should be held.
+THREAD_BODY_BYTES = 64 << 10  # A body so long holds tools, media or ids, which `size_of` does not count.
+SHORT_TOKEN_CHARS = 16  # A text with fewer characters for each token of the context is simply tokenized.
+TOKEN_CHARS_MIN = 128  # Vocabularies have tokens of so many spaces; a normalizer may remove more.
 TOOL_CHARS = 500  # What the description of a tool takes in a prompt, roughly; counting would mean writing its JSON.
 
 
@@ -124,6 +127,7 @@ class Preprocessor:
         else:
             began_s = time.perf_counter()
             text = self.formatted_prompt(request, budget)
+            self._check_length(text, "messages")
             rendered_s = time.perf_counter()
             token_ids = self.tokenizer.encode(text)
             self._told(rendered_s - began_s, time.perf_counter() - rendered_s)
@@ -216,17 +220,19 @@ class Preprocessor:
             made.append(prepared)
         return made
 
-    async def chat_async(self, request: ChatCompletionRequest) -> PreprocessedRequest:
-        """`chat`, in a thread where the conversation is long; a short one does not suspend."""
-        if size_of(request) + form_bytes(request) < THREAD_CHARS_MIN:
+    async def chat_async(self, request: ChatCompletionRequest, body_bytes: int = 0) -> PreprocessedRequest:
+        """`chat`, in a thread where the conversation or the request's body is long; a short one does not suspend."""
+        if body_bytes < THREAD_BODY_BYTES and size_of(request) + form_bytes(request) < THREAD_CHARS_MIN:
             with contextlib.suppress(OverBudget):
                 return self.chat(request, QUICK)
             return await in_daemon_thread(partial(self.chat, request), "chat template")  # It may wait for a process.
         return await asyncio.to_thread(self.chat, request)
 
-    async def completion_async(self, request: CompletionRequest) -> list[PreprocessedRequest]:
+    async def completion_async(self, request: CompletionRequest, body_bytes: int = 0) -> list[PreprocessedRequest]:
         """`completion`, in a thread where the prompts are long; short ones do not suspend."""
         prompt = request.prompt
+        if body_bytes >= THREAD_BODY_BYTES:
+            return await asyncio.to_thread(self.completion, request)
         if isinstance(prompt, str):
             size = len(prompt)
         else:
@@ -258,6 +264,9 @@ class Preprocessor:
         if request.nvext is not None and request.nvext.token_data is not None:
             return [self._checked(request.nvext.token_data, "nvext.token_data")]
         prompt = request.prompt
+        for text in [prompt] if isinstance(prompt, str) else prompt or ():
+            if isinstance(text, str):
+                self._check_length(text, "prompt")
         if isinstance(prompt, str):
             return [self.tokenizer.encode(prompt, add_special_tokens=True)]
         assert prompt, "decoding refuses an empty prompt"
@@ -295,10 +304,28 @@ class Preprocessor:
             made.append([*before, *middle.token_ids(prefix, suffix), *after])
         return made
 
+    def _check_length(self, text: str, param: str) -> None:
+        """Raise `InvalidArgument` for a text so long that its tokens cannot fit, before it is tokenized."""
+        if not self.context_length or len(text) <= self.context_length * SHORT_TOKEN_CHARS:
+            return
+        most = self.context_length * self._token_chars
+        if len(text) > most:
+            raise InvalidArgument(
+                f"This model's maximum context length is {self.context_length} tokens, but the prompt has {len(text)} "
+                f"characters, and no more than {most} fit. Please reduce the length of the {param}.",
+                param=param,
+            )
+
+    @cached_property
+    def _token_chars(self) -> int:
+        """How many characters a token can stand for."""
+        return max(TOKEN_CHARS_MIN, max(map(len, self.tokenizer.token_bytes()), default=0))
+
     def _checked(self, token_ids: list[int], param: str) -> list[int]:
         """Ids that came from the caller."""
         if not token_ids:
             raise InvalidArgument(f"Validation: {param} must not be empty", param=param)
+        self._max_tokens(len(token_ids), None, param)  # Before each of them is looked at.
         if max(token_ids) >= self.tokenizer.vocab_size:
             raise InvalidArgument(
                 f"Validation: {param}: token id {max(token_ids)} is not in the vocabulary of "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import BuiltinMethodType, MethodType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jinja2 import TemplateError, Undefined, nodes
 from jinja2.exceptions import SecurityError
@@ -359,8 +359,8 @@ class _Counting(NodeTransformer):
         return _filtered(nodes.Const(node.data, lineno=node.lineno), _OUT)
 
 
-def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
+def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(cast("nodes.Expr", node), name, list(args), [], None, None, lineno=node.lineno)
 
 
 class Generation(Extension):

@@ -12,6 +12,7 @@ from dynamo.core.codec import decode, json_decode, json_encode, msgpack_encode
 from dynamo.core.errors import DynamoException, StreamIncomplete, Unknown
 from dynamo.core.tasks import TaskOwner
 from dynamo.llm.http.answers import BaseAnswer, Closed
+from dynamo.llm.http.bodies import decoded
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.metrics import RequestRecord
 from dynamo.llm.http.protocol import Exchange
@@ -122,10 +123,13 @@ class TextAnswer(BaseAnswer):
         self, headers: Mapping[str, str], metadata: Mapping[str, str], instance_id: int | None = None
     ) -> None:
         """Sends the client's request to a worker, or to the chosen one. Raises what the last one tried answered."""
-        body = self._request or msgpack_encode(json_decode(bytes(self.exchange.body)))
+        body = self._request
+        if body is None:
+            body = await decoded(self.exchange.body, _as_msgpack)
+        request_body = body
 
         async def send() -> None:
-            call = await self._send_to(body, headers, metadata, instance_id, frozenset(self._tried))
+            call = await self._send_to(request_body, headers, metadata, instance_id, frozenset(self._tried))
             if self.is_over:
                 call.kill()
             else:
@@ -298,3 +302,8 @@ def _add_tool_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 def _last(chunks: list[dict[str, Any]], key: str) -> Any:
     return next((chunk[key] for chunk in reversed(chunks) if chunk.get(key) is not None), None)
+
+
+def _as_msgpack(body: bytes) -> bytes:
+    """Return a request that was decoded before in the form in which workers receive it."""
+    return msgpack_encode(json_decode(body))

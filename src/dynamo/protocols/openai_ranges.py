@@ -11,6 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dynamo.core.errors import HttpError, InvalidArgument
+from dynamo.protocols.bounds import (
+    ENTRIES_MAX,
+    MESSAGES_VARIABLE,
+    STOP_VARIABLE,
+    TEXT_VARIABLE,
+    TOKEN_IDS_MAX,
+    TOKENS_VARIABLE,
+    TOOLS_MAX,
+    check_count,
+    refuse_count,
+    request_bounds,
+)
 from dynamo.protocols.strict import INVALID, MALFORMED, NAME_CHARS_MAX
 
 if TYPE_CHECKING:
@@ -28,6 +40,7 @@ MAX_TOKENS_MAX = 1 << 20
 STOPS_MAX = 32
 CACHE_KEY_CHARS_MAX = 512  # OpenAI allows 64; routers keep a session under each.
 EMBEDS_BYTES_MIN, EMBEDS_BYTES_MAX = 100, 10 << 20  # Of `prompt_embeds`, as in the released frontend.
+DESCRIPTION_CHARS_MAX = 1 << 20
 CHOICES_MAX = 128  # Prompts of a batch times `n`.
 
 TEXT_PARTS = ("text", "refusal")
@@ -96,6 +109,13 @@ def check_common(request: "CommonRequest", *, may_be_empty: bool = False) -> Non
             f"prompt_cache_key must have at most {CACHE_KEY_CHARS_MAX} characters, got {len(request.prompt_cache_key)}",
             "prompt_cache_key",
         )
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        check_count(getattr(request, name), TOKEN_IDS_MAX, name)
+    if request.nvext is not None:
+        check_count(
+            request.nvext.token_data, request_bounds().prompt_tokens, "nvext.token_data", variable=TOKENS_VARIABLE
+        )
+        check_count(request.nvext.annotations, ENTRIES_MAX, "nvext.annotations")
     if request.logit_bias:
         _check_logit_bias(request.logit_bias)
     if request.stop is not None:
@@ -134,6 +154,11 @@ def _check_stop(stop: str | list[str]) -> None:
             _invalid(f"Stop sequence at index {stop.index('')} cannot be empty", "stop")
         if len(stop) > STOPS_MAX:
             raise InvalidArgument(f"Maximum of {STOPS_MAX} stop sequences allowed, got {len(stop)}", param="stop")
+    most = request_bounds().stop_chars
+    for number, one in enumerate([stop] if isinstance(stop, str) else stop):
+        if len(one) > most:
+            field = "stop" if isinstance(stop, str) else f"stop[{number}]"
+            refuse_count(len(one), most, field, "characters", STOP_VARIABLE)
 
 
 def _check_logit_bias(logit_bias: dict[int, float]) -> None:
@@ -151,6 +176,7 @@ def check_chat(request: "ChatCompletionRequest") -> None:
             raise HttpError(501, f"{INVALID}`{name}` is deprecated. Please migrate to use `{instead}` instead.")
     if not request.messages:
         _invalid("The 'messages' field cannot be empty. At least one message is required.", "messages")
+    _check_conversation(request)
     if request.max_completion_tokens is not None:
         _check_max_tokens(request.max_completion_tokens, "Max completion tokens", "max_completion_tokens")
     for number, message in enumerate(request.messages):
@@ -177,6 +203,31 @@ def check_chat(request: "ChatCompletionRequest") -> None:
     if request.tool_choice is not None and request.tool_choice not in ("none", "auto"):
         _check_tool_choice(request)
     _refuse(request, REFUSALS_CHAT)
+
+
+def _check_conversation(request: "ChatCompletionRequest") -> None:
+    """Bound the messages, their parts, their text and the tools."""
+    bounds = request_bounds()
+    check_count(request.messages, bounds.messages, "messages", variable=MESSAGES_VARIABLE)
+    check_count(request.tools, TOOLS_MAX, "tools")
+    parts = chars = 0
+    for message in request.messages:
+        content = message.content
+        if isinstance(content, str):
+            chars += len(content)
+        elif content is not None:
+            parts += len(content)
+            if parts > bounds.messages:
+                refuse_count(parts, bounds.messages, "messages", "parts", MESSAGES_VARIABLE)
+            chars += sum(len(part.text or part.refusal or "") for part in content)
+        if message.tool_calls:
+            parts += len(message.tool_calls)
+        for thought in (message.reasoning_content, message.reasoning):
+            chars += 0 if thought is None else len(thought)
+    if parts > bounds.messages:
+        refuse_count(parts, bounds.messages, "messages", "parts", MESSAGES_VARIABLE)
+    if chars > bounds.text_chars:
+        refuse_count(chars, bounds.text_chars, "messages", "characters of text", TEXT_VARIABLE)
 
 
 def _check_unusual_message(message: "Message", where: str) -> None:
@@ -220,6 +271,9 @@ def _check_tool(tool: dict[str, Any], where: str) -> None:
         raise InvalidArgument(f'{MALFORMED}{where} must be {{"type": "function", "function": {{…}}}}', param=where)
     if not isinstance(function.get("name"), str) or not function["name"]:
         _invalid(f"{where}.function.name must be a non-empty string", f"{where}.function.name")
+    description = function.get("description")
+    if isinstance(description, str) and len(description) > DESCRIPTION_CHARS_MAX:
+        refuse_count(len(description), DESCRIPTION_CHARS_MAX, f"{where}.function.description", "characters")
     if not isinstance(function.get("parameters", {}), dict | None):
         _invalid(f"{where}.function.parameters must be a JSON schema object", f"{where}.function.parameters")
 
@@ -261,6 +315,10 @@ def check_completion(request: "CompletionRequest") -> None:
         raise InvalidArgument(f"{MALFORMED}missing field `prompt`", param="prompt")
     elif not request.prompt:
         _invalid(f"Prompt string{'' if isinstance(request.prompt, str) else ' array'} cannot be empty", "prompt")
+    texts = [request.prompt] if isinstance(request.prompt, str) else (request.prompt or [])[: CHOICES_MAX + 1]
+    chars = sum(len(one) for one in texts if isinstance(one, str))
+    if chars > request_bounds().text_chars:
+        refuse_count(chars, request_bounds().text_chars, "prompt", "characters", TEXT_VARIABLE)
     if isinstance(request.prompt, list):
         _check_prompts(request.prompt, request.n or 1)
     if request.logprobs is not None and request.logprobs > 5:
@@ -309,6 +367,7 @@ def _check_best_of(request: "CompletionRequest") -> None:
 
 
 def _check_prompts(prompts: list[str | int | list[int]], n: int) -> None:
+    check_count(prompts, request_bounds().prompt_tokens, "prompt", variable=TOKENS_VARIABLE)
     kinds = set(map(type, prompts))
     if len(kinds) > 1:
         raise InvalidArgument(
@@ -319,6 +378,10 @@ def _check_prompts(prompts: list[str | int | list[int]], n: int) -> None:
         if not 0 <= min(prompts) <= max(prompts) < 1 << 32:  # type: ignore[operator]
             raise InvalidArgument(f"{MALFORMED}a token id is out of range", param="prompt")
         return
+    bounds = request_bounds()
+    ids = sum(len(one) for one in prompts if isinstance(one, list))
+    if ids > bounds.prompt_tokens:
+        refuse_count(ids, bounds.prompt_tokens, "prompt", "token ids", TOKENS_VARIABLE)
     if len(prompts) * n > CHOICES_MAX:
         _invalid(
             f"Total choices (batch_size × n = {len(prompts)} × {n} = {len(prompts) * n}) "

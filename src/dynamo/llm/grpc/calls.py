@@ -68,10 +68,15 @@ class Calls:
                 yield answer
 
     async def _text(self, model: ServedModel, message: Any, asked: Asked) -> AsyncGenerator[Any, None]:
-        completion, is_raw = completion_of(message), bool(message.raw_input_contents)
+        completion, is_raw = await _built(message, completion_of, message), bool(message.raw_input_contents)
         if completion["stream"] and not asked.streams:
             raise InvalidArgument("streaming: ModelInfer has one answer; ask ModelStreamInfer", param="streaming")
-        exchange = InternalExchange(self._pipeline.handle_completion, body_of(completion), asked.headers, asked.account)
+        exchange = InternalExchange(
+            self._pipeline.handle_completion,
+            await _built(message, body_of, completion),
+            asked.headers,
+            asked.account,
+        )
         if not completion["stream"]:
             answer = await exchange.whole()
             if answer.error is not None:

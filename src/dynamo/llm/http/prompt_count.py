@@ -7,7 +7,7 @@ from functools import partial
 from dynamo.core.errors import InvalidArgument
 from dynamo.core.threads import in_daemon_thread
 from dynamo.llm.models import ModelAccess, Models
-from dynamo.llm.preprocessor import THREAD_CHARS_MIN, Preprocessor, size_of
+from dynamo.llm.preprocessor import THREAD_BODY_BYTES, THREAD_CHARS_MIN, Preprocessor, size_of
 from dynamo.llm.served_model import ServedModel
 from dynamo.llm.template_sandbox import LONG, QUICK, Budget, OverBudget
 from dynamo.protocols.openai import ChatCompletionRequest
@@ -24,9 +24,9 @@ def counted_model(models: Models, name: str, access: ModelAccess | None) -> Serv
     return model
 
 
-async def count_prompt(preprocessor: Preprocessor, chat: ChatCompletionRequest) -> int:
+async def count_prompt(preprocessor: Preprocessor, chat: ChatCompletionRequest, body_bytes: int = 0) -> int:
     """Return the number of tokens of its prompt, in a thread where it is long. Raise `InvalidArgument`."""
-    if size_of(chat) < THREAD_CHARS_MIN:
+    if body_bytes < THREAD_BODY_BYTES and size_of(chat) < THREAD_CHARS_MIN:
         with contextlib.suppress(OverBudget):
             return _count(preprocessor, chat, QUICK)
         return await in_daemon_thread(partial(_count, preprocessor, chat), "chat template")

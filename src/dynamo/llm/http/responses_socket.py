@@ -48,11 +48,11 @@ class TurnAccounts:
         self._keys: Keys | None = context.keys
         self._metrics = KeyMetrics(context.registry, context.metrics_prefix)
 
-    def admit(self, name: str | None) -> Account | ErrorAnswer | None:
+    def admit(self, owner: str | None) -> Account | ErrorAnswer | None:
         """Return the account of one request, or why it is refused; None where no keys are asked for."""
-        if name is None or self._keys is None:
+        if owner is None or self._keys is None:
             return None
-        caller = self._keys.ring.named(name)
+        caller = self._keys.ring.of_owner(owner)
         if caller is None:
             return ErrorAnswer(401, "The API key of this connection is no longer valid", code="invalid_api_key")
         too_much = caller.admit(time.monotonic())
@@ -92,7 +92,7 @@ class Connection:
         self._socket = socket
         self._account = exchange.account
         """The account of the handshake, which is that of the first request too."""
-        self._key = None if exchange.account is None else exchange.account.name
+        self._owner = None if exchange.account is None else exchange.account.owner
         self._headers = [
             (name, value)
             for name, value in exchange.headers
@@ -141,7 +141,7 @@ class Connection:
             if event.get(name) is not None:
                 self._refuse(ErrorAnswer(400, f"`{name}` is not allowed in `{CREATE}`", param=name))
                 return
-        admitted = self._account or self._pages.accounts.admit(self._key)
+        admitted = self._account or self._pages.accounts.admit(self._owner)
         if isinstance(admitted, ErrorAnswer):
             self._refuse(admitted)
             return

@@ -13,6 +13,7 @@ from dynamo.core.config import read_bool, setting
 from dynamo.llm.anthropic.convert import hides_thoughts, to_chat
 from dynamo.llm.anthropic.errors import error_body
 from dynamo.llm.anthropic.writer import MessageWriter
+from dynamo.llm.http.bodies import decoded
 from dynamo.llm.http.errors import ErrorAnswer
 from dynamo.llm.http.prompt_count import count_prompt, counted_model
 from dynamo.llm.http.protocol import Exchange
@@ -31,6 +32,7 @@ from dynamo.protocols.anthropic import (
     decode_messages,
 )
 from dynamo.protocols.engine import CompletionUsage
+from dynamo.protocols.openai import ChatCompletionRequest
 
 PATH, VARIABLE = "/v1/messages", "DYN_HTTP_SVC_ANTHROPIC_PATH"
 OFF = ErrorAnswer(
@@ -100,16 +102,22 @@ class MessagePages:
         self.pipeline.start(exchange, UNREAD, self._count(exchange))
 
     async def _answer(self, exchange: Exchange) -> None:
-        request = decode_messages(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
-        chat = to_chat(request, strip_preamble=self.strips_preamble)
+        request, chat = await decoded(exchange.body, self._message, "messages")
         writer = partial(writer_of, request)
         await self.pipeline.converse(exchange, chat, replace(UNREAD, chunks=writer, body=partial(body_of, writer)))
 
     async def _count(self, exchange: Exchange) -> None:
-        request = decode_message_count(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
-        chat = to_chat(request, strip_preamble=self.strips_preamble)
+        chat = await decoded(exchange.body, self._counted, "count_tokens")
         preprocessor = counted_model(self.models, chat.model, exchange.account).preprocessor
-        exchange.respond(200, json_encode(MessageTokens(await count_prompt(preprocessor, chat))))
+        exchange.respond(200, json_encode(MessageTokens(await count_prompt(preprocessor, chat, len(exchange.body)))))
+
+    def _message(self, body: bytes) -> tuple[MessagesRequest, ChatCompletionRequest]:
+        request = decode_messages(body, ignore_unknown=self.ignores_unknown)
+        return request, to_chat(request, strip_preamble=self.strips_preamble)
+
+    def _counted(self, body: bytes) -> ChatCompletionRequest:
+        request = decode_message_count(body, ignore_unknown=self.ignores_unknown)
+        return to_chat(request, strip_preamble=self.strips_preamble)
 
 
 def name(exchange: Exchange) -> None:

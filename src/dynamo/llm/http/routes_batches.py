@@ -34,6 +34,7 @@ from dynamo.llm.batches.records import (
 from dynamo.llm.batches.runner import Asked, BatchRunner
 from dynamo.llm.batches.slots import Slots
 from dynamo.llm.batches.store import KEPT_S, BatchStore
+from dynamo.llm.http.bodies import decoded
 from dynamo.llm.http.errors import ErrorAnswer, answer_to
 from dynamo.llm.http.gate import Account, KeyMetrics, Keys
 from dynamo.llm.http.internal import InternalExchange
@@ -277,7 +278,7 @@ class BatchPages:
 
     async def create(self, request: Request) -> Response:
         """POST /v1/batches."""
-        wanted = checked(_decode_batch(await body_of(request)))
+        wanted = checked(await decoded(bytearray(await body_of(request)), _decode_batch))
         owner, now = owner_of(request), int(time.time())
         file = await asyncio.to_thread(self.store.file, wanted.input_file_id, owner)
         if file.purpose != UPLOADED:

@@ -9,6 +9,7 @@ from dynamo.core.codec import msgpack_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.core.metrics import Family, Histogram
 from dynamo.llm.embeddings import EmbeddingForm, ListForm, PoolingForm, RankForm, work_of
+from dynamo.llm.http.bodies import decoded
 from dynamo.llm.http.metrics import read_buckets
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.http.relayed import relayed, text_model
@@ -103,7 +104,8 @@ class EmbeddingPages:
         self.pipeline.start(exchange, RERANK, self._rerank(exchange))
 
     async def _embed(self, exchange: Exchange) -> None:
-        request = decode_embedding(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
+        decode = partial(decode_embedding, ignore_unknown=self.ignores_unknown)
+        request = await decoded(exchange.body, decode, "embeddings")
         model = self.models.find(request.model, EMBEDDINGS.model_type, exchange.account)
         asked: object = request
         tokens = None
@@ -119,15 +121,18 @@ class EmbeddingPages:
         await self.pipeline.relay(exchange, EMBEDDINGS.endpoint, model, body, form, on_success=observe, tokens=tokens)
 
     async def _classify(self, exchange: Exchange) -> None:
-        request = decode_classify(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
+        decode = partial(decode_classify, ignore_unknown=self.ignores_unknown)
+        request = await decoded(exchange.body, decode, "classify")
         await self._ask(exchange, request, CLASSIFY.endpoint, CLASSIFY.model_type, ListForm())
 
     async def _pool(self, exchange: Exchange) -> None:
-        request = decode_pooling(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
+        decode = partial(decode_pooling, ignore_unknown=self.ignores_unknown)
+        request = await decoded(exchange.body, decode, "pooling")
         await self._ask(exchange, request, POOLING.endpoint, POOLING.model_type, PoolingForm(request))
 
     async def _rerank(self, exchange: Exchange) -> None:
-        request = decode_rerank(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
+        decode = partial(decode_rerank, ignore_unknown=self.ignores_unknown)
+        request = await decoded(exchange.body, decode, "rerank")
         await self._ask(exchange, request, RERANK.endpoint, RERANK.model_type, RankForm())
 
     async def _ask(

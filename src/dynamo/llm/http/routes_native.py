@@ -5,6 +5,7 @@ from typing import Any
 
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import NotFound, NotReady
+from dynamo.llm.http.bodies import decoded
 from dynamo.llm.http.protocol import Exchange
 from dynamo.llm.http.relayed import relayed
 from dynamo.llm.http.routes import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
@@ -74,7 +75,7 @@ class NativePages:
         self.pipeline.start(exchange, SGLANG, self._sglang(exchange))
 
     async def _vllm(self, exchange: Exchange) -> None:
-        request, said = decode_vllm(bytes(exchange.body))
+        request, said = await decoded(exchange.body, decode_vllm, "vllm")
         model = capable_model(self.models, request.model, VLLM_CAPABILITY, exchange.account)
         wants_logprobs = request.sampling_params.logprobs is not None
         options = request.stream_options or VllmStreamOptions()
@@ -99,7 +100,7 @@ class NativePages:
         await self.pipeline.relay(exchange, VLLM.endpoint, model, make, form, stream=request.stream)
 
     async def _sglang(self, exchange: Exchange) -> None:
-        request, said = decode_sglang(bytes(exchange.body))
+        request, said = await decoded(exchange.body, decode_sglang, "sglang")
         model = capable_model(self.models, request.model, SGLANG_CAPABILITY, exchange.account)
         form = (SglangForm if request.stream else SglangWholeForm)(len(request.input_ids), request.rid)
 

@@ -1,10 +1,11 @@
 """Routes of OpenAI's Responses API: answers, token counts, and the answers that are kept (serving-plane.md §1.2)."""
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
@@ -13,6 +14,7 @@ from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import DynamoException, InvalidArgument
 from dynamo.llm.http.api_options import MEMORY, NOWHERE, ApiOptions
+from dynamo.llm.http.bodies import decoded
 from dynamo.llm.http.errors import ErrorAnswer, answer_to
 from dynamo.llm.http.gate import Account
 from dynamo.llm.http.prompt_count import count_prompt, counted_model
@@ -45,6 +47,7 @@ from dynamo.protocols.openai import ChatCompletionRequest
 from dynamo.protocols.responses import (
     Compaction,
     CompactRequest,
+    InputItem,
     ItemPage,
     MessageItem,
     PromptFields,
@@ -60,6 +63,10 @@ from dynamo.protocols.responses import (
     decode_token_count,
 )
 from dynamo.protocols.strict import INVALID, MALFORMED
+
+ITEMS_HERE_MAX = 256  # More are converted in a thread.
+
+P = TypeVar("P", bound=PromptFields)
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
@@ -173,12 +180,13 @@ class ResponsePages:
         self.pipeline.start(exchange, UNREAD, self._compact(exchange))
 
     async def _respond(self, exchange: Exchange, session: ResponseSession | None = None) -> None:
-        request = decode_response_request(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
+        decode = partial(decode_response_request, ignore_unknown=self.ignores_unknown)
+        request, given = await decoded(exchange.body, partial(with_items, decode), "responses")
         exchange.error_body = error_body if request.response_format is None else error_body_of_format
         if session is not None:
             request.stream = True
         account = exchange.account
-        asked, before = await self._items(request, account, session)
+        asked, before = await self._items(request, given, account, session)
         items = [*before, *asked]
         chat = await self._chat(request, items, account, request.max_output_tokens or 1)
         is_stored = self.archive.is_open and request.store is not False
@@ -188,23 +196,25 @@ class ResponsePages:
         await self.pipeline.converse(exchange, chat, surface)
 
     async def _count(self, exchange: Exchange) -> None:
-        request = decode_token_count(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
+        decode = partial(decode_token_count, ignore_unknown=self.ignores_unknown)
+        request, given = await decoded(exchange.body, partial(with_items, decode), "input_tokens")
         exchange.error_body = error_body
         account = exchange.account
         request.model = request.model or self._only_model(account)
-        asked, before = await self._items(request, account)
+        asked, before = await self._items(request, given, account)
         chat = await self._chat(request, [*before, *asked], account, 1)
         preprocessor = counted_model(self.models, chat.model, account).preprocessor
-        exchange.respond(200, json_encode(TokenCount(await count_prompt(preprocessor, chat))))
+        exchange.respond(200, json_encode(TokenCount(await count_prompt(preprocessor, chat, len(exchange.body)))))
 
     async def _compact(self, exchange: Exchange) -> None:
-        request = decode_compact_request(bytes(exchange.body), ignore_unknown=self.ignores_unknown)
+        decode = partial(decode_compact_request, ignore_unknown=self.ignores_unknown)
+        request, given = await decoded(exchange.body, partial(with_optional_items, decode), "compact")
         exchange.error_body = error_body
         account = exchange.account
         if request.input is None and request.previous_response_id is None:
             raise InvalidArgument(f"{MALFORMED}missing field `input`", param="input")
         owner = owner_of_account(account)
-        asked = [] if request.input is None else await self.archive.resolve(decode_items(request.input), owner)
+        asked = await self.archive.resolve(given, owner)
         before = await self._before(request.previous_response_id, asked, owner)
         items = [*before, *asked]
         context_length = counted_model(self.models, request.model, account).preprocessor.context_length
@@ -221,13 +231,15 @@ class ResponsePages:
         await self.pipeline.converse(exchange, chat, replace(UNREAD, body=partial(compaction_of, writer, items)))
 
     async def _items(
-        self, request: PromptFields, account: Account | None, session: ResponseSession | None = None
+        self,
+        request: PromptFields,
+        given: list[InputItem],
+        account: Account | None,
+        session: ResponseSession | None = None,
     ) -> tuple[list[StoredItem], list[StoredItem]]:
         """Return the request's items and the conversation before them. Raise `InvalidArgument` and `NotFound`."""
-        if request.input is None:
-            raise InvalidArgument(f"{MALFORMED}missing field `input`", param="input")
         owner = owner_of_account(account)
-        asked = await self.archive.resolve(decode_items(request.input), owner)
+        asked = await self.archive.resolve(given, owner)
         return asked, await self._before(request.previous_response_id, asked, owner, session)
 
     async def _before(
@@ -255,7 +267,11 @@ class ResponsePages:
         self, request: PromptFields, items: list[StoredItem], account: Account | None, answer_tokens: int
     ) -> ChatCompletionRequest:
         """The chat of these items; `truncation: auto` leaves out the oldest where they are too many. Raises `InvalidArgument`."""
-        chat = to_chat(request, items)
+        chat = (
+            to_chat(request, items)
+            if len(items) <= ITEMS_HERE_MAX
+            else await asyncio.to_thread(to_chat, request, items)
+        )
         if request.truncation != "auto":
             return chat
         preprocessor = counted_model(self.models, chat.model, account).preprocessor
@@ -326,6 +342,22 @@ class ResponsePages:
         except DynamoException as error:
             return refuse(answer_to(error))
         return as_json(page)
+
+
+def with_items(decode: Callable[[bytes], P], body: bytes) -> tuple[P, list[InputItem]]:
+    """Return a request and its items. Raise `InvalidArgument`."""
+    request = decode(body)
+    if request.input is None:
+        raise InvalidArgument(f"{MALFORMED}missing field `input`", param="input")
+    return request, decode_items(request.input)
+
+
+def with_optional_items(
+    decode: Callable[[bytes], CompactRequest], body: bytes
+) -> tuple[CompactRequest, list[InputItem]]:
+    """Return a request and its items, if it has any. Raise `InvalidArgument`."""
+    request = decode(body)
+    return request, [] if request.input is None else decode_items(request.input)
 
 
 def writer_of(

@@ -25,13 +25,14 @@ def accounts(keys: Keys | None) -> TurnAccounts:
 def test_each_request_of_a_connection_is_admitted_as_its_key_allows(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text('[[keys]]\nname = "a"\nkey = "secret-key"\nrequests_per_minute = 1\n')
-    one = accounts(Keys([], str(path)))
-    assert isinstance(one.admit("a"), Account)
-    refused = one.admit("a")
+    keys = Keys([], str(path))
+    one, owner = accounts(keys), keys.ring.owner_of("a")
+    assert isinstance(one.admit(owner), Account)
+    refused = one.admit(owner)
     assert isinstance(refused, ErrorAnswer) and refused.status == 429
     unknown = one.admit("b")
     assert isinstance(unknown, ErrorAnswer) and unknown.status == 401
-    assert accounts(None).admit("a") is None
+    assert accounts(None).admit(owner) is None
     assert one.admit(None) is None
 
 
@@ -103,7 +104,7 @@ async def test_first_request_of_a_connection_is_that_of_its_handshake(tmp_path: 
     path.write_text('[[keys]]\nname = "a"\nkey = "secret-key"\nrequests_per_minute = 1\nconcurrent_requests = 1\n')
     keys = Keys([], str(path))
     async with open_house() as house:
-        handshake = accounts(keys).admit("a")
+        handshake = accounts(keys).admit(keys.ring.owner_of("a"))
         assert isinstance(handshake, Account)
         scene = Scene(house, keys, handshake)
         scene.say(type="response.create", model=NAME, input="a")
