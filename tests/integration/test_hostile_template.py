@@ -17,7 +17,7 @@ TEMPLATES = {
     "{% for j in range(99999) %}{% set y = ns.x * ns.x %}{% endfor %}{% endfor %}",
     "sorts": "{% for i in range(99999) %}{% set x = range(99999) | sort | list %}{% endfor %}",
 }
-GO = "{{ messages[0].content }}{% if messages[0].content == 'go' %}" + "%s{%% endif %%}"
+GO = "{{ messages[0].content }}{% if messages[0].content == 'go' %}"
 ANSWER_S = 5.0  # Of a page that takes a millisecond, on a machine that others use.
 
 
@@ -26,7 +26,7 @@ def graph(tmp_path: Path) -> Iterator[Graph]:
     graph = Graph(tmp_path)
     try:
         for name, source in TEMPLATES.items():
-            (tmp_path / f"{name}.jinja").write_text(GO % source)
+            (tmp_path / f"{name}.jinja").write_text(GO + source + "{% endif %}")
             template = ("--custom-jinja-template", str(tmp_path / f"{name}.jinja"))
             graph.run("mocker", "--model-name", name, "--namespace", name, *template)
         graph.run("mocker", "--model-name", "plain", "--namespace", "plain")

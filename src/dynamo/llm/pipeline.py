@@ -100,7 +100,7 @@ class Pipeline(OpenRequests):
             prepared = await model.preprocessor.chat_async(request, len(exchange.body))
             await self._name_images(model, prepared)
             self._place(exchange, model, request, [prepared])
-            self._annotate(answer, model, request, [prepared])
+            await self._annotate(answer, model, request, [prepared])
             if isinstance(answer, UnaryAnswer):
                 answer.finish = chat_finisher(request)
             reader = model.preprocessor.readers.of_chat(request, prepared)
@@ -120,7 +120,7 @@ class Pipeline(OpenRequests):
                 return
             prepared = await model.preprocessor.completion_async(request, len(exchange.body))
             self._place(exchange, model, request, prepared)
-            self._annotate(answer, model, request, prepared)
+            await self._annotate(answer, model, request, prepared)
             if isinstance(answer, UnaryAnswer):
                 answer.finish = finisher_of(request)
             echoes = [echo_of(model, request, place, one) for place, one in enumerate(prepared)]
@@ -311,7 +311,7 @@ class Pipeline(OpenRequests):
             if images is not None:
                 await images.add(prepared, model.kv.config.block_size)
 
-    def _annotate(
+    async def _annotate(
         self,
         answer: BaseAnswer,
         model: ServedModel,
@@ -325,9 +325,15 @@ class Pipeline(OpenRequests):
         known: dict[str, Callable[[], object]] = {
             "request_id": lambda: answer.record.request_id,
             "token_ids": lambda: prepared[0].token_ids,
-            "formatted_prompt": lambda: model.preprocessor.formatted_prompt(request),
         }
-        for name in wanted:
+        if "formatted_prompt" in wanted:
+            render = partial(model.preprocessor.formatted_prompt, request)
+            if isinstance(request, ChatCompletionRequest):
+                prompt = await model.preprocessor.rendered(request, len(answer.exchange.body), render)
+            else:
+                prompt = render()
+            known["formatted_prompt"] = lambda: prompt
+        for name in dict.fromkeys(wanted):
             if name in known:
                 what = known[name]()
                 value = json_encode(what if isinstance(what, str) else json_encode(what).decode())

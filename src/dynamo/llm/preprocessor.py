@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -25,7 +25,7 @@ from dynamo.llm.media import has_media, media_of, shown_messages
 from dynamo.llm.mm_routing import ImageRouting, image_routing
 from dynamo.llm.model_card import ModelFiles, mdc_sum, read_json
 from dynamo.llm.readers import Readers
-from dynamo.llm.template_sandbox import LONG, QUICK, Budget, OverBudget
+from dynamo.llm.template_sandbox import FULL, LONG, QUICK, Budget, OverBudget
 from dynamo.llm.templates import ChatTemplate
 from dynamo.llm.thinking import DEFAULT_MODE_KEY, DISABLED, ENABLED, template_arguments, thinking_mode
 from dynamo.llm.tokenizer import BACKENDS, Tokenizer
@@ -33,6 +33,8 @@ from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing,
 from dynamo.protocols.model_card import ModelDeploymentCard
 from dynamo.protocols.nvext import NvExt
 from dynamo.protocols.openai import ChatCompletionRequest, CommonRequest, CompletionRequest
+
+T = TypeVar("T")
 
 THREAD_CHARS_MIN = 8192  # About 2,000 tokens, or 2 ms of the library: longer than the loop should be held.
 THREAD_BODY_BYTES = 64 << 10  # A body so long holds tools, media or ids, which `size_of` does not count.
@@ -118,8 +120,8 @@ class Preprocessor:
         source = self._card.source_path
         return image_routing(self._files, source if isinstance(source, str) else None, self._card.display_name)
 
-    def chat(self, request: ChatCompletionRequest, budget: Budget = LONG) -> PreprocessedRequest:
-        """Return a chat in tokens. Raise `InvalidArgument`, and `OverBudget` where the template needs more than `QUICK`."""
+    def chat(self, request: ChatCompletionRequest, budget: Budget = FULL) -> PreprocessedRequest:
+        """Return a chat in tokens. Raise `InvalidArgument`, and `OverBudget` where the template needs more than the budget."""
         nvext = request.nvext
         text: str | None = None
         if nvext is not None and nvext.token_data is not None:
@@ -222,11 +224,15 @@ class Preprocessor:
 
     async def chat_async(self, request: ChatCompletionRequest, body_bytes: int = 0) -> PreprocessedRequest:
         """`chat`, in a thread where the conversation or the request's body is long; a short one does not suspend."""
-        if body_bytes < THREAD_BODY_BYTES and size_of(request) + form_bytes(request) < THREAD_CHARS_MIN:
-            with contextlib.suppress(OverBudget):
-                return self.chat(request, QUICK)
-            return await in_daemon_thread(partial(self.chat, request), "chat template")  # It may wait for a process.
-        return await asyncio.to_thread(self.chat, request)
+        return await self.rendered(request, body_bytes, partial(self.chat, request))
+
+    async def rendered(self, request: ChatCompletionRequest, body_bytes: int, work: Callable[[Budget], T]) -> T:
+        """Return what `work` makes of a chat's prompt, with the smallest budget that its template needs."""
+        is_short = body_bytes < THREAD_BODY_BYTES and size_of(request) + form_bytes(request) < THREAD_CHARS_MIN
+        with contextlib.suppress(OverBudget):
+            return work(QUICK) if is_short else await asyncio.to_thread(work, LONG)
+        # It may wait for a child process, and the threads of the loop are for those that compute.
+        return await in_daemon_thread(partial(work, FULL), "chat template")
 
     async def completion_async(self, request: CompletionRequest, body_bytes: int = 0) -> list[PreprocessedRequest]:
         """`completion`, in a thread where the prompts are long; short ones do not suspend."""
@@ -242,7 +248,7 @@ class Preprocessor:
             return self.completion(request)
         return await asyncio.to_thread(self.completion, request)
 
-    def formatted_prompt(self, request: ChatCompletionRequest | CompletionRequest, budget: Budget = LONG) -> str:
+    def formatted_prompt(self, request: ChatCompletionRequest | CompletionRequest, budget: Budget = FULL) -> str:
         """Return the text that is tokenized, as the annotation `formatted_prompt` shows it. Raise as `chat`."""
         if isinstance(request, CompletionRequest):
             return request.prompt if isinstance(request.prompt, str) else ""

@@ -136,12 +136,11 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         arguments: Mapping[str, Any] | None = None,
-        budget: Budget = LONG,
+        budget: Budget = FULL,
     ) -> str:
         """Return the prompt. Raise `InvalidArgument` when the template does not accept the conversation.
 
-        With `QUICK`, raise `OverBudget` where that is not enough; then call again in a thread with `LONG`, which may
-        wait for a child process.
+        With `QUICK` or `LONG`, raise `OverBudget` where that is not enough. With `FULL`, wait for a child process then.
         """
         turns = conversation(messages, self._form)
         if not continue_final_message:
@@ -155,7 +154,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         arguments: Mapping[str, Any] | None = None,
-        budget: Budget = LONG,
+        budget: Budget = FULL,
     ) -> str:
         """Return the prompt of turns that have the template's form already; otherwise as `render`."""
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
@@ -169,19 +168,20 @@ class ChatTemplate:
         template = self._compiled.get(name)
         now_s = time.monotonic()
         is_tried = template is not None and now_s >= self._long_from_s
-        if budget is QUICK and (not is_tried or now_s < self._quick_from_s):
+        if budget is not FULL and (not is_tried or (budget is QUICK and now_s < self._quick_from_s)):
             raise OverBudget("earlier renderings exceeded the budget")
         if template is not None and is_tried:
-            bounds = Bounds(budget)
+            bounds = Bounds(QUICK if budget is QUICK else LONG)
             context = {**self._constants, **values, BOUNDS_KEY: bounds}
             try:
                 return joined(template.root_render_func(template.new_context(context, shared=True)), bounds)
             except OverBudget as error:
                 again_s = time.monotonic() + (UNLISTED_PAUSE_S if isinstance(error, Unlisted) else OVER_BUDGET_PAUSE_S)
                 self._quick_from_s = again_s
-                if budget is QUICK:
+                if budget is not QUICK:
+                    self._long_from_s = again_s
+                if budget is not FULL:
                     raise
-                self._long_from_s = again_s
             except RENDER_ERRORS as error:
                 raise _refused(str(error) or type(error).__name__) from None
         return self._in_child(self._sources[name], {**self._special_tokens, **values})

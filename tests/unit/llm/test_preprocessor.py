@@ -13,6 +13,7 @@ from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.llm import preprocessor as module
 from dynamo.llm.model_card import ModelFiles, build_card
 from dynamo.llm.preprocessor import GenerationDefaults, Preprocessor
+from dynamo.llm.template_sandbox import FULL, LONG, QUICK, Budget, OverBudget
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.model_card import RuntimeConfig
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
@@ -380,3 +381,45 @@ def test_completion_with_a_suffix_refuses_what_contradicts_it(filling: Preproces
         filling.completion(completion("hi", suffix="x", nvext={"token_data": [1]}))
     with pytest.raises(InvalidArgument, match="echo and suffix"):
         completion("hi", suffix="x", echo=True)
+
+
+async def test_request_with_long_body_is_prepared_in_thread(
+    preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    prepare = Preprocessor.chat
+
+    def watched(self: Preprocessor, *args: Any) -> PreprocessedRequest:
+        threads.append(threading.current_thread().name)
+        return prepare(self, *args)
+
+    monkeypatch.setattr(Preprocessor, "chat", watched)
+    await preprocessor.chat_async(chat("hi"), body_bytes=100)
+    await preprocessor.chat_async(chat("hi"), body_bytes=1 << 20)
+    assert threads[0] == threading.current_thread().name != threads[1]
+
+
+async def test_template_beyond_its_budget_is_rendered_again_with_a_larger_one(preprocessor: Preprocessor) -> None:
+    seen: list[tuple[Budget, bool]] = []
+
+    def work(budget: Budget) -> str:
+        seen.append((budget, threading.current_thread() is threading.main_thread()))
+        if budget is not FULL:
+            raise OverBudget
+        return "done"
+
+    assert await preprocessor.rendered(chat("hi"), 0, work) == "done"
+    assert await preprocessor.rendered(chat("word " * 5000), 0, work) == "done"
+    assert seen == [(QUICK, True), (FULL, False), (LONG, False), (FULL, False)]
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preprocessor.tokenizer, "encode", lambda *_, **__: pytest.fail("it was tokenized"))
+    long = "x" * 512 * 200
+    with pytest.raises(InvalidArgument, match="maximum context length is 512 tokens, but the prompt has 102"):
+        preprocessor.chat(chat(long))
+    with pytest.raises(InvalidArgument, match="Please reduce the length of the prompt") as refused:
+        preprocessor.completion(completion(long))
+    assert refused.value.param == "prompt"

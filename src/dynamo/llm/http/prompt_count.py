@@ -1,15 +1,12 @@
 """Prompt count: how many tokens a chat's prompt has, by the same template and tokenizer that would answer it."""
 
-import asyncio
-import contextlib
 from functools import partial
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.core.threads import in_daemon_thread
 from dynamo.llm.models import ModelAccess, Models
-from dynamo.llm.preprocessor import THREAD_BODY_BYTES, THREAD_CHARS_MIN, Preprocessor, size_of
+from dynamo.llm.preprocessor import Preprocessor
 from dynamo.llm.served_model import ServedModel
-from dynamo.llm.template_sandbox import LONG, QUICK, Budget, OverBudget
+from dynamo.llm.template_sandbox import Budget
 from dynamo.protocols.openai import ChatCompletionRequest
 
 
@@ -26,12 +23,8 @@ def counted_model(models: Models, name: str, access: ModelAccess | None) -> Serv
 
 async def count_prompt(preprocessor: Preprocessor, chat: ChatCompletionRequest, body_bytes: int = 0) -> int:
     """Return the number of tokens of its prompt, in a thread where it is long. Raise `InvalidArgument`."""
-    if body_bytes < THREAD_BODY_BYTES and size_of(chat) < THREAD_CHARS_MIN:
-        with contextlib.suppress(OverBudget):
-            return _count(preprocessor, chat, QUICK)
-        return await in_daemon_thread(partial(_count, preprocessor, chat), "chat template")
-    return await asyncio.to_thread(_count, preprocessor, chat)
+    return await preprocessor.rendered(chat, body_bytes, partial(_count, preprocessor, chat))
 
 
-def _count(preprocessor: Preprocessor, chat: ChatCompletionRequest, budget: Budget = LONG) -> int:
+def _count(preprocessor: Preprocessor, chat: ChatCompletionRequest, budget: Budget) -> int:
     return len(preprocessor.tokenizer.encode(preprocessor.formatted_prompt(chat, budget)))
