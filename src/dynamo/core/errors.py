@@ -6,6 +6,7 @@
     │       └── StartupError       the settings are valid, this machine refuses them now: one line, exit status 1
     ├── NotFound                   no such model, endpoint or route
     ├── HttpError                  a handler chose the HTTP status itself
+    ├── StorageError               a file could not be written or read; the disk may be full
     ├── Unknown                    the engine failed and did not say why
     ├── Cancelled                  the client left, or asked to stop
     ├── Overloaded                 every worker is busy: the caller should come back later
@@ -26,6 +27,10 @@ The names below `DynamoException` are those of upstream's `dynamo.llm.exceptions
 (serving-plane.md §3.1); which HTTP status each one becomes is decided in `dynamo.llm.http.errors` alone.
 """
 
+import errno
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of a write for which there is no room."""
 HTTP_ERROR_MESSAGE_CHARS_MAX = 8192  # Upstream cuts the message of an HttpError here.
 
 
@@ -75,6 +80,20 @@ class HttpError(DynamoException):
         self.code = code
         self.message = message[:HTTP_ERROR_MESSAGE_CHARS_MAX]
         super().__init__(self.message)
+
+
+class StorageError(DynamoException):
+    """A file could not be written or read; the message reaches the client. A full disk is an error of its own."""
+
+    def __init__(self, message: str, *, is_full: bool = False) -> None:
+        self.is_full = is_full
+        super().__init__(message)
+
+    @classmethod
+    def of(cls, error: OSError, what: str) -> "StorageError":
+        """Return the error for an `OSError` of `what`, without the path: clients are not shown where files are."""
+        reason = error.strerror or type(error).__name__
+        return cls(f"{what}: {reason}", is_full=error.errno in FULL)
 
 
 class Unknown(DynamoException):

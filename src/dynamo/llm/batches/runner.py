@@ -17,6 +17,7 @@ import msgspec
 
 from dynamo.core.backoff import Backoff
 from dynamo.core.clock import Clock, SystemClock
+from dynamo.core.codec import UNREADABLE
 from dynamo.core.tasks import TaskOwner
 from dynamo.llm.batches.lines import BatchLine, read_line, review
 from dynamo.llm.batches.records import (
@@ -48,11 +49,23 @@ BEGUN_MAX = 64  # Lines of a batch in memory; more than it has slots, so that on
 RETRY_FIRST_S, RETRY_MAX_S = 0.5, 30.0  # Between tries of a line that nobody can take at the moment.
 TOLD = {
     EXPIRED: ("batch_expired", "This request could not be answered before the completion window ended."),
+    FAILED: ("batch_failed", "The batch failed before this request was answered: its input file cannot be read."),
     CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was answered."),
 }
 
 
+FAILURES_MAX = 5  # In a row, of one batch: what fails so often will not succeed.
+REST_LINES = 500  # Results that are written at a time where a batch ends early.
+
 R = TypeVar("R")
+
+
+class DamagedInput(Exception):
+    """A line of an input file that was valid once cannot be read."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(f"line {number} of the input file cannot be read any more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,10 @@ class BatchRunner:
         self._tasks = TaskOwner("batches")
         self._running: dict[str, asyncio.Task[None]] = {}
         self._resting: dict[str, float] = {}
+        self._blocked: set[str] = set()
+        """Batches that wait for the disk."""
+        self._failures: dict[str, int] = {}
+        """How often in a row each batch failed by an error of ours."""
         self._nudged = asyncio.Event()
         self._swept_s = float("-inf")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
@@ -120,8 +137,11 @@ class BatchRunner:
     async def _keep(self) -> None:
         while True:
             self._nudged.clear()
-            if await self._in_order(self._store.try_lock):
-                await self.look()
+            try:
+                if await self._in_order(self._store.try_lock):
+                    await self.look()
+            except OSError as error:
+                logger.warning("failed to look for batches: %s; trying again in %g s", error, POLL_S)
             with contextlib.suppress(TimeoutError):
                 await self._wait_nudged()
 
@@ -150,12 +170,30 @@ class BatchRunner:
         key = record.batch.id
         try:
             await self.run(record)
-        except Exception:
-            logger.exception("batch %s failed and is tried again in %g s", key, REST_S)
+            self._failures.pop(key, None)
+        except OSError as error:
+            logger.warning("batch %s: %s; trying again in %g s", key, error, REST_S)
             self._resting[key] = self._clock.now() + REST_S
+        except Exception:
+            self._failures[key] = self._failures.get(key, 0) + 1
+            if self._failures[key] < FAILURES_MAX:
+                logger.exception("batch %s failed; trying again in %g s", key, REST_S)
+                self._resting[key] = self._clock.now() + REST_S
+            else:
+                logger.exception("batch %s failed %d times in a row and ends", key, FAILURES_MAX)
+                await self._give_up(record)
         finally:
+            self._blocked.discard(key)
             del self._running[key]
             self._nudged.set()
+
+    async def _give_up(self, record: BatchRecord) -> None:
+        """End a batch that cannot be answered for a reason of ours."""
+        batch = record.batch
+        self._failures.pop(batch.id, None)
+        batch.status, batch.failed_at = FAILED, int(self._clock.wall())
+        batch.errors = LineErrors(data=[LineError(code="internal_error", message="The batch could not be answered")])
+        await self._persist(record, self._store.save, record)
 
     # One batch.
 
@@ -165,15 +203,25 @@ class BatchRunner:
         if batch.status == VALIDATING and not await self._validate(record):
             return
         if batch.status == IN_PROGRESS:
-            end = await self._answer(record)
+            try:
+                end = await self._answer(record)
+            except* DamagedInput as group:
+                end = FAILED
+                error = first_of(group)
+                message = f"line {error.number} of {batch.input_file_id} cannot be read any more"
+                batch.errors = LineErrors(
+                    data=[LineError(code="invalid_json_line", message=message, line=error.number)]
+                )
+                logger.warning("batch %s: %s", batch.id, message)
             if end != COMPLETED:
-                await self._in_order(self._tell_rest, record, end)
+                await self._persist(record, self._tell_rest, record, end)
             batch.status, batch.finalizing_at = FINALIZING, int(self._clock.wall())
             if end == CANCELLED:
                 batch.cancelling_at = self._store.cancelled_s(batch.id)
                 batch.status = CANCELLING
             elif end == EXPIRED:
                 batch.expired_at = int(self._clock.wall())
+            await self._count(record)  # Once the results are files they are not counted any more.
             await self._save(record)
         await self._finalize(record)
 
@@ -232,8 +280,12 @@ class BatchRunner:
         lines = self._lines(batch.input_file_id)
         try:
             async with asyncio.TaskGroup() as group:
-                while (data := await asyncio.to_thread(next, lines, None)) is not None:
-                    line = read_line(data)
+                while (found := await asyncio.to_thread(next, lines, None)) is not None:
+                    number, data = found
+                    try:
+                        line = read_line(data)
+                    except UNREADABLE:
+                        raise DamagedInput(number) from None
                     if line.custom_id not in done:
                         await begun.acquire()
                         task = group.create_task(self._ask_line(record, line), name=line.custom_id)
@@ -242,10 +294,10 @@ class BatchRunner:
             saving.cancel()
             await asyncio.wait({saving})
 
-    def _lines(self, file_id: str) -> Iterator[bytes]:
-        """The lines of an input, as far as it is there: somebody may have removed it from the directory."""
+    def _lines(self, file_id: str) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines of an input with their numbers; none where the file was removed from the directory."""
         try:
-            yield from (data for data in lines_of(self._store.path(file_id)) if data.strip())
+            yield from (found for found in enumerate(lines_of(self._store.path(file_id)), 1) if found[1].strip())
         except FileNotFoundError:
             logger.warning("the input %s is there no more", file_id)
 
@@ -271,8 +323,7 @@ class BatchRunner:
         }
         told = result_line(new_id("batch_req_"), line.custom_id, response=response, error=None)
         is_error = answer.status >= 400
-        # What was answered is kept, even if the batch ends now.
-        await asyncio.shield(self._in_order(self._store.append_result, record.batch.id, told, is_error))
+        await self._persist(record, self._store.append_result, record.batch.id, told, is_error)
         counts = record.batch.request_counts
         counts.failed += is_error
         counts.completed += not is_error
@@ -282,8 +333,9 @@ class BatchRunner:
         while True:
             counts = record.batch.request_counts
             if counts.completed + counts.failed != saved:
-                saved = counts.completed + counts.failed
-                await self._save(record)
+                with contextlib.suppress(OSError):  # The results are what counts; these numbers are saved next time.
+                    await self._save(record)
+                    saved = counts.completed + counts.failed
             await self._clock.sleep(SAVE_S)
 
     def _tell_rest(self, record: BatchRecord, end: str) -> None:
@@ -291,28 +343,40 @@ class BatchRunner:
         batch = record.batch
         completed, failed = self._store.results(batch.id)
         code, message = TOLD[end]
-        for data in self._lines(batch.input_file_id):
-            custom_id = read_line(data).custom_id
+        error: dict[str, Any] = {"code": code, "message": message}
+        unanswered: list[dict[str, Any]] = []
+        for _, data in self._lines(batch.input_file_id):
+            try:
+                custom_id = read_line(data).custom_id
+            except UNREADABLE:
+                continue
             if custom_id not in completed and custom_id not in failed:
-                error: dict[str, Any] = {"code": code, "message": message}
-                told = result_line(new_id("batch_req_"), custom_id, response=None, error=error)
-                self._store.append_result(batch.id, told, is_error=True)
+                unanswered.append(result_line(new_id("batch_req_"), custom_id, response=None, error=error))
+        for place in range(0, len(unanswered), REST_LINES):
+            self._store.append_results(batch.id, unanswered[place : place + REST_LINES], is_error=True)
+
+    async def _count(self, record: BatchRecord) -> None:
+        """Count the results; where there are none any more, the counts stay."""
+        completed, failed = await self._persist(record, self._store.results, record.batch.id)
+        if completed or failed:
+            counts = record.batch.request_counts
+            counts.completed, counts.failed = len(completed), len(failed)
 
     async def _finalize(self, record: BatchRecord) -> None:
         """The results become files, and the batch ends."""
         batch = record.batch
-        completed, failed = await self._in_order(self._store.results, batch.id)
-        if completed or failed:
-            batch.request_counts.completed, batch.request_counts.failed = len(completed), len(failed)
-        await self._in_order(self._store.publish, record)
+        await self._count(record)
+        await self._persist(record, self._store.publish, record)
         now = int(self._clock.wall())
-        if batch.status == CANCELLING:
+        if batch.errors is not None:
+            batch.status, batch.failed_at = FAILED, now
+        elif batch.status == CANCELLING:
             batch.status, batch.cancelled_at = CANCELLED, now
         elif batch.expired_at is not None:
             batch.status = EXPIRED
         else:
             batch.status, batch.completed_at = COMPLETED, now
-        await self._save(record)
+        await self._persist(record, self._store.save, record)
         counts = batch.request_counts
         logger.info(
             "batch %s ended: %s, %d answered, %d failed", batch.id, batch.status, counts.completed, counts.failed
@@ -322,5 +386,29 @@ class BatchRunner:
         """Work on the store; once begun it is done, whoever still waits for it."""
         return asyncio.get_running_loop().run_in_executor(self._thread, work, *values)
 
+    async def _persist(self, record: BatchRecord, work: Callable[..., R], *values: Any) -> R:
+        """Work on the store that is repeated until the disk takes it: on a full disk no answer is lost or repeated.
+
+        What was begun is done, even if the batch ends now.
+        """
+        backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
+        while True:
+            try:
+                result = await asyncio.shield(self._in_order(work, *values))
+            except OSError as error:
+                if record.batch.id not in self._blocked:  # Each of its lines waits.
+                    self._blocked.add(record.batch.id)
+                    logger.warning("batch %s: waiting until the disk can be written to: %s", record.batch.id, error)
+                await self._clock.sleep(backoff.next(random.random()))
+            else:
+                self._blocked.discard(record.batch.id)
+                return result
+
     async def _save(self, record: BatchRecord) -> None:
         await self._in_order(self._store.save, record)
+
+
+def first_of(group: BaseExceptionGroup[DamagedInput]) -> DamagedInput:
+    """Return the first error of a group, however deep it is."""
+    first = group.exceptions[0]
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first

@@ -11,16 +11,19 @@ Several frontends of a machine may share a directory: every record has one write
 
 import contextlib
 import fcntl
+import io
 import logging
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import IO, Any, TypeVar
 
+import msgspec
+
 from dynamo.core.clock import Clock, SystemClock
-from dynamo.core.codec import UNREADABLE, json_decode, json_decoder, json_encode
+from dynamo.core.codec import UNREADABLE, json_decoder, json_encode
 from dynamo.core.errors import ConfigError, HttpError, NotFound
 from dynamo.llm.batches.records import (
     BATCH_ID,
@@ -76,6 +79,8 @@ class BatchStore:
         self._owner_of_name = owner_of_name
         self.limits = limits or StorageLimits()
         self._clock = clock or SystemClock()
+        self._unreadable: set[str] = set()
+        """Records that were reported as unreadable."""
         self._ended: set[str] = set()
         """Batches that need not be looked at again: an end is for ever."""
         self._files = os.path.join(folder, "files")
@@ -123,14 +128,16 @@ class BatchStore:
                 while piece := source.read(PIECE_BYTES):
                     used += len(piece)
                     self._require_room(used)
-                    out.write(piece)
+                    write_whole(out, piece)
                 file.bytes = out.tell()
+                os.fsync(out.fileno())
             os.replace(unfinished, self.path(file.id))
+            self._write(self._record_path(self._files, file.id), FileRecord(file=file, owner=owner))
         except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
+            for path in (unfinished, self.path(file.id)):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
             raise
-        self._write(self._record_path(self._files, file.id), FileRecord(file=file, owner=owner))
         return file
 
     def _require_room(self, used: int) -> None:
@@ -224,14 +231,27 @@ class BatchStore:
     # Results.
 
     def append_result(self, batch_id: str, line: dict[str, Any], is_error: bool) -> None:
-        """One more line; it is in the file when this returns."""
+        """Append a result; it is on the disk when this returns. Raises `OSError`, and then nothing was appended."""
+        self.append_results(batch_id, [line], is_error)
+
+    def append_results(self, batch_id: str, lines: Sequence[dict[str, Any]], is_error: bool) -> None:
+        """Append several results, all or none of them."""
         path = self._result_path(batch_id, RESULTS[is_error])
+        is_new = not os.path.exists(path)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with open(file, "ab") as out:
-            out.write(json_encode(line) + b"\n")
+        with open(file, "ab", buffering=0) as out:
+            before = os.fstat(file).st_size
+            try:
+                write_whole(out, b"".join(json_encode(line) + b"\n" for line in lines))
+                os.fsync(file)
+            except BaseException:  # The next line must not be appended to half of this one.
+                os.ftruncate(file, before)
+                raise
+        if is_new:
+            sync_folder(self._batches)
 
     def results(self, batch_id: str) -> tuple[set[str], set[str]]:
-        """The custom ids that have an answer, and those that failed; a line that was not written whole is taken off."""
+        """Return the custom ids that have a response, and those that failed; lines that cannot be read are removed."""
         completed, failed = (self._ids(self._result_path(batch_id, kind)) for kind in RESULTS)
         return completed, failed - completed
 
@@ -253,6 +273,7 @@ class BatchStore:
                 )
                 self._write(self._record_path(self._files, file_id), FileRecord(file=file, owner=record.owner))
                 os.replace(source, self.path(file_id))
+                sync_folder(self._files)
             if os.path.exists(self.path(file_id)):
                 setattr(batch, field, file_id)
 
@@ -293,24 +314,43 @@ class BatchStore:
         return os.path.join(folder, f"{key}.json")
 
     def _ids(self, path: str) -> set[str]:
+        ids, damaged = set[str](), 0
         try:
             with open(path, "r+b") as file:
-                whole, ids = 0, set[str]()
+                whole = 0
                 for line in file:
                     if not line.endswith(b"\n"):
-                        file.truncate(whole)
+                        file.truncate(whole)  # The process ended while it wrote this line.
                         break
                     whole += len(line)
-                    ids.add(json_decode(line)["custom_id"])
-                return ids
+                    custom_id = id_of(line)
+                    if custom_id is None:
+                        damaged += 1
+                    else:
+                        ids.add(custom_id)
         except FileNotFoundError:
             return set()
+        if damaged:
+            logger.warning("%s: removing %d lines that cannot be read; their requests are repeated", path, damaged)
+            self._replace(path, b"".join(line for line in lines_of(path) if id_of(line) is not None))
+        return ids
 
     def _write(self, path: str, record: FileRecord | BatchRecord) -> None:
+        self._replace(path, json_encode(record))
+
+    def _replace(self, path: str, data: bytes) -> None:
+        """Put a whole file in the place of another; it is on the disk when this returns. Raises `OSError`."""
         unfinished = f"{path}-{secrets.token_hex(4)}.part"
-        with open_private(unfinished) as out:
-            out.write(json_encode(record))
-        os.replace(unfinished, path)
+        try:
+            with open_private(unfinished) as out:
+                write_whole(out, data)
+                os.fsync(out.fileno())
+            os.replace(unfinished, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
+            raise
+        sync_folder(os.path.dirname(path))
 
     def _read(self, folder: str, key: str, kind: type[Record]) -> Record | None:
         try:
@@ -319,7 +359,9 @@ class BatchStore:
         except FileNotFoundError:
             return None
         except (OSError, *UNREADABLE) as error:
-            logger.warning("%s in %s cannot be read: %s", key, folder, error)
+            if key not in self._unreadable:  # Records are looked at every few seconds.
+                self._unreadable.add(key)
+                logger.warning("%s in %s cannot be read: %s", key, folder, error)
             return None
         if record.owner is not None and not record.owner.startswith(OWNER_PREFIX) and self._owner_of_name is not None:
             record.owner = self._owner_of_name(record.owner) or record.owner
@@ -336,9 +378,43 @@ class BatchStore:
                 yield record
 
 
-def open_private(path: str) -> IO[bytes]:
-    """A new file that nobody else may read."""
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+class ResultId(msgspec.Struct):
+    """What is read of a result."""
+
+    custom_id: str
+
+
+_decode_id = json_decoder(ResultId).decode
+
+
+def id_of(line: bytes) -> str | None:
+    """Return the custom id of a result's line, None for a line that cannot be read."""
+    try:
+        found: str = _decode_id(line).custom_id
+    except UNREADABLE:
+        return None
+    return found
+
+
+def open_private(path: str) -> io.FileIO:
+    """Open a new file that other users may not read."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)
+
+
+def write_whole(out: io.FileIO, data: bytes) -> None:
+    """Write all of it. Raises `OSError`."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[out.write(rest) :]
+
+
+def sync_folder(folder: str) -> None:
+    """Bring the names of a directory to the disk: a file whose name is lost is lost. Raises `OSError`."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def is_over(file: FileObject, now: float) -> bool:

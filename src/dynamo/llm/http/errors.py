@@ -20,6 +20,7 @@ from dynamo.core.errors import (
     NotReady,
     Overloaded,
     ResponseTimeout,
+    StorageError,
     WorkerOverloaded,
     WorkerUnavailable,
 )
@@ -98,6 +99,10 @@ def answer_to(error: BaseException) -> ErrorAnswer:
             return ErrorAnswer(400, message, param=error.param, label="validation")
         case HttpError():
             return _chosen(error)
+        case StorageError(is_full=True):
+            return ErrorAnswer(507, str(error), code="insufficient_storage", label="storage")
+        case StorageError():
+            return ErrorAnswer(503, str(error), code="storage_unavailable", label="storage", retry_after_s=5)
         case Cancelled():
             return ErrorAnswer(CLIENT_CLOSED_REQUEST, "Request cancelled", label="cancelled")
         case Overloaded() | WorkerOverloaded():

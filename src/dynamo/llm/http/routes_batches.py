@@ -1,6 +1,7 @@
 """Routes of OpenAI's files and batches: requests in a file, answered in the background (docs/batches.md)."""
 
 import asyncio
+import logging
 import os
 import time
 import uuid
@@ -15,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from dynamo.core.codec import json_encode
-from dynamo.core.errors import DynamoException, InvalidArgument, NotFound
+from dynamo.core.errors import DynamoException, InvalidArgument, NotFound, StorageError
 from dynamo.llm.batches.lines import ENDPOINTS, BatchLine
 from dynamo.llm.batches.records import (
     COMPLETION_WINDOW,
@@ -50,6 +51,8 @@ from dynamo.llm.http.routes import (
     refuse,
 )
 from dynamo.protocols.strict import StrictDecoder
+
+logger = logging.getLogger(__name__)
 
 OFF = ErrorAnswer(
     404,
@@ -159,6 +162,10 @@ def guarded(handler: PlainHandler) -> PlainHandler:
             return await handler(request)
         except DynamoException as error:
             return refuse(answer_to(error))
+        except OSError as error:
+            told = StorageError.of(error, "Files and batches cannot be stored or read now")
+            logger.warning("%s %s: %s", request.method, request.url.path, error)
+            return refuse(answer_to(told))
 
     return answer
 

@@ -1,6 +1,7 @@
 """Batches are answered to their end, whatever happens on the way."""
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -12,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo.core.clock import ManualClock
+from dynamo.llm.batches import store
 from dynamo.llm.batches.lines import BatchLine
 from dynamo.llm.batches.records import BatchObject, BatchRecord, FileObject, new_id
-from dynamo.llm.batches.runner import BEGUN_MAX, REST_S, Asked, BatchRunner
+from dynamo.llm.batches.runner import BEGUN_MAX, FAILURES_MAX, REST_S, Asked, BatchRunner
 from dynamo.llm.batches.slots import Slots
 from dynamo.llm.batches.store import BatchStore, lines_of
 
@@ -211,27 +213,73 @@ async def test_an_input_that_is_gone_fails_the_batch(tmp_path: Path) -> None:
     assert batch.errors is not None and batch.errors.data[0].code == "file_not_found"
 
 
-async def test_a_failure_of_ours_is_logged_and_the_batch_tried_again(
+async def test_batch_survives_a_full_disk_without_repeating_or_losing_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path)
+    record = bench.begin("a", "b", "c")
+    left = {"writes": 40}
+
+    def write_whole(out: Any, data: bytes) -> None:
+        if left["writes"] and bench.asked:
+            left["writes"] -= 1
+            out.write(data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        out.write(data)
+
+    monkeypatch.setattr(store, "write_whole", write_whole)
+    bench.runner.start()
+    batch = await bench.ended(record)
+    await bench.runner.close()
+    assert left["writes"] == 0
+    assert (batch.status, batch.request_counts.completed) == ("completed", 3)
+    assert sorted(bench.asked) == ["a", "b", "c"], "no request is repeated"
+    assert set(bench.lines(batch.output_file_id)) == {"a", "b", "c"}
+    assert "No space left on device" in caplog.text and "Traceback" not in caplog.text
+    assert not [name for name in os.listdir(tmp_path / "batches") if name.endswith(".part")]
+
+
+async def test_batch_that_fails_again_and_again_ends_as_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(tmp_path)
     record = bench.begin("a")
-    appended = bench.store.append_result
-    full = [OSError("no space left")]
 
-    def append(*values: Any) -> None:
-        if full:
-            raise full.pop()
-        appended(*values)
+    def broken(*values: Any) -> None:
+        raise RuntimeError("a bug")
 
-    monkeypatch.setattr(bench.store, "append_result", append)
+    monkeypatch.setattr(bench.store, "results", broken)
     bench.runner.start()
     began = bench.clock.now()
     batch = await bench.ended(record)
     await bench.runner.close()
-    assert batch.request_counts.completed == 1
-    assert bench.clock.now() - began >= REST_S
-    assert "no space left" in caplog.text
+    assert batch.status == "failed" and batch.errors is not None
+    assert bench.clock.now() - began >= REST_S * (FAILURES_MAX - 1)
+    assert caplog.text.count("Traceback") == FAILURES_MAX
+
+
+def damage(path: str) -> None:
+    """Overwrite the second of three lines."""
+    lines = list(lines_of(path))
+    Path(path).write_bytes(b"".join([lines[0], b"\0" * 20 + b"\n", lines[2]]))
+
+
+async def test_batch_whose_input_was_damaged_ends_as_failed_with_what_was_answered(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.hold = {"b"}
+    record = bench.begin("a", "b", "c")
+    bench.runner.start()
+    await bench.until(lambda: len(bench.store.results(record.batch.id)[0]) >= 1)
+    await bench.runner.close()
+    damage(bench.store.path(record.batch.input_file_id))
+    again = Bench(tmp_path, bench.clock)
+    again.runner.start()
+    batch = await again.ended(record)
+    await again.runner.close()
+    assert batch.status == "failed" and batch.failed_at is not None and batch.errors is not None
+    assert (batch.errors.data[0].line, batch.errors.data[0].code) == (2, "invalid_json_line")
+    found = {**again.lines(batch.output_file_id), **again.lines(batch.error_file_id)}
+    assert {"a", "c"} <= set(found)
 
 
 async def test_another_process_takes_over_when_the_first_one_ends(tmp_path: Path) -> None:

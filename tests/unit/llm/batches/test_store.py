@@ -1,13 +1,16 @@
 """Files and batches in a directory."""
 
+import errno
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, HttpError, NotFound
+from dynamo.llm.batches import store as store_module
 from dynamo.llm.batches.records import BatchObject, BatchRecord, FileObject, new_id
 from dynamo.llm.batches.store import KEPT_S, BatchStore, StorageLimits, lines_of
 
@@ -168,3 +171,100 @@ def test_a_record_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     begin(store, put(store))
     (tmp_path / "batches" / "batch_broken.json").write_text("{")
     assert len(store.batches(None)) == 1
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, after_bytes: int) -> None:
+    """Let writes fail as on a full disk, after so many bytes."""
+    room = [after_bytes]
+
+    def write_whole(out: Any, data: bytes) -> None:
+        room[0] -= out.write(data[: max(0, room[0])])
+        if room[0] <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store_module, "write_whole", write_whole)
+
+
+@pytest.mark.parametrize("after_bytes", [0, 3, 12])
+def test_file_that_does_not_fit_on_the_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_bytes: int
+) -> None:
+    store = store_of(tmp_path)
+    kept = put(store)
+    fill_disk(monkeypatch, after_bytes)
+    with pytest.raises(OSError, match="No space left"):
+        put(store, b"0123456789")
+    assert sorted(os.listdir(tmp_path / "files")) == sorted([f"{kept}.data", f"{kept}.json"])
+
+
+def test_result_that_does_not_fit_on_the_disk_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(tmp_path)
+    batch_id = begin(store, put(store)).batch.id
+    store.append_result(batch_id, {"custom_id": "a"}, is_error=False)
+    with monkeypatch.context() as patch:
+        fill_disk(patch, 5)
+        with pytest.raises(OSError, match="No space left"):
+            store.append_result(batch_id, {"custom_id": "b"}, is_error=False)
+    store.append_result(batch_id, {"custom_id": "c"}, is_error=False)
+    assert store.results(batch_id) == ({"a", "c"}, set())
+
+
+@pytest.mark.parametrize("damaged", [b"\0" * 30, b"{", b"[]", b"{}", b'{"custom_id": 1}', b"\xff", b'{"custom_id":"x'])
+def test_result_lines_that_cannot_be_read_are_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bytes
+) -> None:
+    store = store_of(tmp_path)
+    batch_id = begin(store, put(store)).batch.id
+    path = tmp_path / "batches" / f"{batch_id}.output"
+    path.write_bytes(b'{"custom_id":"a"}\n' + damaged + b'\n{"custom_id":"b"}\n{"custom_id":"torn')
+    for _ in range(2):
+        assert store.results(batch_id) == ({"a", "b"}, set())
+    assert path.read_bytes() == b'{"custom_id":"a"}\n{"custom_id":"b"}\n'
+    assert caplog.text.count("removing 1 lines") == 1
+
+
+def test_what_is_acknowledged_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def recorded(file: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{file}")))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    store = store_of(tmp_path)
+    file_id = put(store)
+    assert len([name for name in synced if name.endswith(".part")]) == 2 and "files" in synced, "data, record, names"
+    synced.clear()
+    record = begin(store, file_id)
+    assert synced[0].startswith(record.batch.id) and synced[1:] == ["batches"]
+    synced.clear()
+    store.append_result(record.batch.id, {"custom_id": "a"}, is_error=False)
+    assert synced == [f"{record.batch.id}.output", "batches"]
+    synced.clear()
+    store.publish(record)
+    assert synced[-1] == "files"
+
+
+def test_record_that_cannot_be_read_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = store_of(tmp_path)
+    (tmp_path / "batches" / "batch_damaged.json").write_bytes(b"{")
+    for _ in range(3):
+        assert store.open_batches() == []
+    assert caplog.text.count("cannot be read") == 1
+
+
+def test_names_that_earlier_releases_stored_as_owners_stand_for_their_keys(tmp_path: Path) -> None:
+    before = store_of(tmp_path)
+    named, placed = put(before, owner="team-a"), put(before, owner="key-1")
+    batch_id = begin(before, named, "team-a").batch.id
+    store = BatchStore(str(tmp_path), clock=ManualClock(), owner_of_name={"team-a": "key:0123"}.get)
+    assert store.file(named, "key:0123").id == named
+    assert store.batch(batch_id, "key:0123").owner == "key:0123"
+    with pytest.raises(NotFound):
+        store.file(named, "key:4567")
+    assert [one.id for one in store.files("key:0123")] == [named]
+    with pytest.raises(NotFound):
+        store.file(placed, "key:0123")

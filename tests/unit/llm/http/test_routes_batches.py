@@ -1,6 +1,7 @@
 """Files and batches over their routes, with a worker in the same process."""
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.frontend.config import FrontendConfig
+from dynamo.llm.batches import store
 from dynamo.llm.batches.lines import read_line
 from dynamo.llm.batches.store import StorageLimits
 from dynamo.llm.http.api_options import ApiOptions
@@ -303,3 +305,32 @@ def test_the_flags_are_judged(tmp_path: Path) -> None:
     assert (config.apis.batch_dir, config.apis.batch_concurrency) == (str(tmp_path), 2)
     with pytest.raises(ConfigError, match="--batch-files"):
         load(FrontendConfig, ["--batch-files", "0"], {})
+
+
+async def test_files_and_batches_on_a_full_disk_are_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(tmp_path) as one:
+        file_id = (await one.upload("x")).json()["id"]
+
+        def full(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "write_whole", full)
+            body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+            for answer in (await one.upload("x"), await one.http.post("/v1/batches", json=body)):
+                error = answer.json()["error"]
+                assert (answer.status_code, error["code"]) == (507, "insufficient_storage")
+                assert "No space left on device" in error["message"] and str(tmp_path) not in error["message"]
+        assert "Traceback" not in caplog.text
+        assert [one["id"] for one in (await one.http.get("/v1/files")).json()["data"]] == [file_id]
+        assert (await one.http.get("/v1/batches")).json()["data"] == []
+
+        def broken(*_: Any) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(store, "write_whole", broken)
+        answer = await one.upload("x")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
+        assert answer.headers["retry-after"] == "5"
