@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from tests.integration.graph import Graph
+from tests.integration.graph import Graph, free_port, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -48,7 +49,7 @@ class Watcher:
     def p99_s(self) -> float:
         """The 99th percentile of the gaps since the last call."""
         gaps = self.gaps_s()
-        assert len(gaps) > 100
+        assert len(gaps) > 50
         return gaps[int(len(gaps) * 0.99)]
 
     def close(self) -> None:
@@ -85,21 +86,33 @@ LARGE: dict[str, tuple[str, Any, str]] = {
 
 
 def test_large_request_is_refused_and_does_not_delay_tokens(graph: Graph) -> None:
-    watcher = Watcher(graph.port)
+    """The same tokens through a frontend that gets no large request show how late the machine itself is."""
+    quiet_port = free_port()
+    graph.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(quiet_port))
+    wait_for(lambda: has_model(quiet_port), "the second frontend never had the model")
+    watcher, quiet = Watcher(graph.port), Watcher(quiet_port)
+    seen: dict[str, tuple[float, float]] = {}
     try:
         graph.post(chat())
-        time.sleep(3.0)
-        quiet_s = watcher.p99_s()
-        seen: dict[str, float] = {}
+        time.sleep(2.0)
         for name, (path, make, expected) in LARGE.items():
             body = make()
-            watcher.gaps_s()  # What came while the body was made is not counted.
+            for one in (watcher, quiet):
+                one.gaps_s()  # Tokens that arrived while the body was made are not counted.
             refused = graph.post(body, path)
             assert refused.status_code == 400, (name, refused.status_code, refused.text[:300])
             assert expected in refused.text, (name, refused.text[:300])
-            time.sleep(1.5)
-            seen[name] = watcher.p99_s()
+            time.sleep(2.0)
+            seen[name] = watcher.p99_s(), quiet.p99_s()
     finally:
         watcher.close()
-    slow = {name: round(gap_s, 3) for name, gap_s in seen.items() if gap_s > GAP_S + quiet_s}
-    assert not slow, f"quiet: {quiet_s:.3f} s; {slow}; all: {seen}"
+        quiet.close()
+    slow = [name for name, (gap_s, machine_s) in seen.items() if gap_s > GAP_S + machine_s]
+    assert not slow, f"{slow}: 99th percentiles with and without large requests: {seen}"
+
+
+def has_model(port: int) -> bool:
+    try:
+        return bool(httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"])
+    except httpx.TransportError:
+        return False
