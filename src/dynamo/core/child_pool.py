@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from dynamo.core.config import selected_environment
 from dynamo.core.errors import HttpError, InvalidArgument
 
 HEADER = struct.Struct("!IQ")  # Bytes of the message, and of the data behind it.
@@ -96,12 +97,13 @@ class ChildPool:
         waiting_max: int = WAITING_MAX,
         idle_s: float = IDLE_S,
         variables: Sequence[str] = (),
+        prefixes: tuple[str, ...] = (),
     ) -> None:
         """Start no process yet.
 
         `deadline_s` and `memory_bytes` bound one computation; the memory is counted beyond what the child needs itself.
         `per_key_max` bounds the children that work for one key, so that one source of slow input cannot occupy all.
-        `variables` are those of the environment that a child needs beside the usual ones.
+        `variables` and `prefixes` name those of the environment that a child needs in addition to the usual ones.
         """
         self.deadline_s = deadline_s
         self._command = [sys.executable, "-P", "-m", module, str(memory_bytes), str(deadline_s), *arguments]
@@ -110,6 +112,7 @@ class ChildPool:
         self._waiting_max = waiting_max
         self._idle_s = idle_s
         self._variables = (*ENVIRONMENT, *variables)
+        self._prefixes = prefixes
         self._changed = threading.Condition()
         self._idle: list[_Child] = []
         self._busy: set[_Child] = set()
@@ -204,7 +207,7 @@ class ChildPool:
         return is_free and self._keys[key] < self._per_key_max
 
     def _start(self) -> _Child:
-        environment = {name: os.environ[name] for name in self._variables if name in os.environ}
+        environment = selected_environment(self._variables, self._prefixes)
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             self._command,

@@ -422,3 +422,8 @@ def _why(read: Any, error: ValueError) -> str:
 
 
 _KINDS: dict[Any, str] = {read_bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def selected_environment(names: Sequence[str], prefixes: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the variables with these names or prefixes, for a child process that is not to get the others."""
+    return {name: value for name, value in os.environ.items() if name in names or name.startswith(prefixes)}

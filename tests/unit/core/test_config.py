@@ -22,6 +22,7 @@ from dynamo.core.config import (
     load,
     option,
     read_bool,
+    selected_environment,
     setting,
     without_secrets,
 )
@@ -313,3 +314,11 @@ def test_an_option_that_allows_no_blank_is_refused_by_name() -> None:
     for argv, variables in ((["--guard", ""], {}), (["--guard= "], {}), ([], {"SAFE_GUARD": " "})):
         with pytest.raises(ConfigError, match=r"--guard|SAFE_GUARD"):
             load(Safe, argv, variables)
+
+
+def test_selected_environment_has_named_and_prefixed_variables_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DYN_SECRET_KEY", "DYN_MM_LIMIT", "DYN_NAMED"):
+        monkeypatch.setenv(name, "1")
+    found = selected_environment(("DYN_NAMED",), ("DYN_MM_",))
+    assert {name for name in found if name.startswith("DYN_")} == {"DYN_NAMED", "DYN_MM_LIMIT"}
+    assert selected_environment(("DYN_NAMED",)) == {"DYN_NAMED": "1"}

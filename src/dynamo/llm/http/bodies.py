@@ -7,7 +7,6 @@ that finds it valid and within the bounds of requests is it decoded here.
 
 import asyncio
 import functools
-import os
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -67,7 +66,8 @@ def _pool() -> ChildPool:
         children_max=CHILDREN_MAX,
         per_key_max=CHILDREN_MAX,
         waiting_max=WAITING_MAX,
-        variables=[*VARIABLES, *(name for name in os.environ if name.startswith(MEDIA_PREFIX))],
+        variables=VARIABLES,
+        prefixes=(MEDIA_PREFIX,),
     )
 
 
