@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dynamo.core import logging as logs
 from dynamo.core.config import dump, setting, without_secrets
-from dynamo.core.errors import ConfigError
+from dynamo.core.errors import ConfigError, StartupError
 from dynamo.core.hosts import is_loopback
 from dynamo.core.loop_delay import LoopDelay
 from dynamo.core.parent import die_with_parent
@@ -77,7 +77,14 @@ def main() -> int:
         command = command_of(without_secrets(FrontendConfig, argv), listener.getsockname()[1])
         workers = Workers(command, config.http_workers, drain_s(), api_keys(config).variables)
         return uvloop.run(workers.run(os.getpid()))
-    return uvloop.run(serve(config, listener, plan))
+    try:
+        return uvloop.run(serve(config, listener, plan))
+    except StartupError as error:
+        if shared_folder:
+            raise ConfigError(
+                str(error)
+            ) from None  # With this status the parent ends instead of restarting the worker.
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class Workers:
                     PARENT_VARIABLE: str(parent_id),
                 },
                 pass_fds=[self._folder.lock],  # The folder is in use while one of them drains.
+                start_new_session=True,  # Ctrl-C reaches this process alone: a worker may still be importing.
             )
             status = await process.wait()
             if self._stopping.is_set():
