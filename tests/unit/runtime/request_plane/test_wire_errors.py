@@ -11,6 +11,7 @@ from dynamo.runtime.request_plane.wire_errors import from_wire, refused, to_wire
 
 LOCAL = {  # What others hear of them.
     errors.ConfigError: InvalidArgument,
+    errors.CannotResume: errors.WorkerUnavailable,
     errors.NotReady: errors.WorkerUnavailable,
     errors.RouterQueueLimitExceeded: errors.Overloaded,
     errors.SelectionServiceError: errors.Unknown,
