@@ -33,13 +33,13 @@ test: $(VENV)/.test ## Run the unit, contract, house and integration tests on JO
 ifeq ($(strip $(ARGS)),)
 	$(PYTEST) -m "$(LOCAL) and not kserve" $(PARALLEL) tests/unit tests/contract tests/house
 	$(PYTEST) -m "$(LOCAL) and not kserve" $(PARALLEL) tests/integration tests/simulation
-	$(PYTEST) -m "$(LOCAL) and kserve" tests/integration/test_kserve.py tests/unit/llm/grpc
+	$(PYTEST) -m "$(LOCAL) and kserve" tests/integration/test_kserve.py tests/unit/grpc
 else
 	$(PYTEST) -m "$(LOCAL)" $(ARGS)
 endif
 
 test-reference: $(VENV)/.reference ## Compare the embedded engine and the chat templates with PyTorch and transformers.
-	$(PYTEST) -m "reference and not conformance" tests/unit/llm tests/contract tests/integration $(ARGS)
+	$(PYTEST) -m "reference and not conformance" tests/unit/text tests/contract tests/integration $(ARGS)
 
 check: $(VENV)/.check ## Formatting, lint, types and the import contracts.
 	$(BIN)/ruff format --check .

@@ -30,7 +30,7 @@ from concurrent.futures import ProcessPoolExecutor
 import tokenizers
 
 from benchmarks.corpus import bench_model, read_prompts, render
-from dynamo.llm.tokenizer import Tokenizer
+from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 Encode = Callable[[str], list[int]]
 

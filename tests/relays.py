@@ -9,20 +9,20 @@ from tests.scripted_engine.house import DEADLINE_S, Answer, Wire, parse
 
 from dynamo.core.codec import json_encode
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.llm.http.metrics import FrontendMetrics
-from dynamo.llm.http.protocol import Exchange
-from dynamo.llm.http.routes import RouteContext, RouteGroup, RouteTable
-from dynamo.llm.kv_options import KvRouterOptions
-from dynamo.llm.model_types import ModelInput, ModelType, WorkerType
-from dynamo.llm.models import Models
-from dynamo.llm.pipeline import Pipeline
+from dynamo.http.routes.table import RouteContext, RouteGroup, RouteTable
+from dynamo.http.server.protocol import Exchange
 from dynamo.llm.register import register_model
-from dynamo.llm.runtime_config import ModelRuntimeConfig
+from dynamo.model_card.runtime_config import ModelRuntimeConfig
+from dynamo.model_card.types import ModelInput, ModelType, WorkerType
+from dynamo.routing.options import KvRouterOptions
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
 from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
 from dynamo.runtime.streams import GeneratorHandler
+from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.models import Models
+from dynamo.serving.pipeline import Pipeline
 
 Handler = Callable[..., AsyncIterator[Any]]
 

@@ -14,7 +14,7 @@ from benchmarks.corpus import bench_model
 from benchmarks.peer import is_ready, peer_home, peer_python
 
 from dynamo.core.codec import decode
-from dynamo.llm.forward_pass import FORWARD_PASS_TOPIC
+from dynamo.kv_events.forward_pass import FORWARD_PASS_TOPIC
 from dynamo.protocols.load import ForwardPassMetrics
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.base import Event

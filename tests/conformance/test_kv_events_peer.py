@@ -26,7 +26,7 @@ from tests.nats_server import NatsServer
 from dynamo.backend.worker import Worker
 from dynamo.core.codec import json_decode, msgpack_decode
 from dynamo.core.config import load
-from dynamo.llm.kv_holdings import KvHoldings
+from dynamo.kv_events.held_blocks import KvHoldings
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.engine import MockerEngine
 from dynamo.protocols.discovery import EVENT_SOURCES, EndpointId, EventSource

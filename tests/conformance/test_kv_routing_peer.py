@@ -11,12 +11,12 @@ from benchmarks.corpus import bench_model
 from benchmarks.peer import is_ready, peer_home, peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
 
+from dynamo.kv_events.subscriber import ask
 from dynamo.kv_router import events
 from dynamo.kv_router.config import RouterConfig
-from dynamo.llm.kv_push_router import KvPushRouter
-from dynamo.llm.kv_view import ask
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.kv_events import WorkerKvEvent
+from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.runtime.distributed import DistributedRuntime
 
 pytestmark = pytest.mark.conformance

@@ -12,7 +12,7 @@ from benchmarks.corpus import bench_model
 from benchmarks.peer import is_ready, peer_home, peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, House, Recipe, Stack, free_port, ours, theirs
 
-from dynamo.llm.kv_event_relay import relayed
+from dynamo.kv_events.relay import relayed
 from dynamo.protocols.kv_events import Removed, Stored, StoredBlock
 from dynamo.tokens.hashing import block_hashes
 

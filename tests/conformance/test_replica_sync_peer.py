@@ -18,10 +18,10 @@ from dynamo.backend.worker import Worker
 from dynamo.core.config import load
 from dynamo.kv_router.config import RouterConfig, Weights
 from dynamo.kv_router.router import Ask, WorkerFacts
-from dynamo.llm.kv_push_router import KvPushRouter
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.engine import MockerEngine
 from dynamo.protocols.discovery import EndpointId
+from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.tokens.hashing import packed_block_hashes
 

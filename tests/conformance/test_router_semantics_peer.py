@@ -26,11 +26,11 @@ from dynamo.backend.worker import Worker
 from dynamo.core.config import load
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.hicache import RUNTIME_KEY, page_names
-from dynamo.llm.kv_push_router import KvPushRouter
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.engine import MockerEngine
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.runtime.distributed import DistributedRuntime
 
 pytestmark = pytest.mark.conformance

@@ -9,8 +9,8 @@ import tokenizers
 from tests.template_styles import STYLES
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.llm.templates import ChatTemplate
 from dynamo.protocols.openai import ContentPart, FunctionCall, Message, ToolCall
+from dynamo.text.chat_template.template import ChatTemplate
 
 pytestmark = pytest.mark.reference
 pytest.importorskip("transformers")

@@ -12,7 +12,23 @@ import dynamo
 from dynamo.core.config import NO_EFFECT
 
 SOURCE = Path(dynamo.__file__).parent
-SHARED = frozenset({"backend", "core", "kvbm", "kv_router", "llm", "parsers", "protocols", "runtime", "tokens"})
+SHARED = frozenset(
+    {
+        "api",
+        "backend",
+        "core",
+        "grpc",
+        "http",
+        "kv_events",
+        "kv_router",
+        "kvbm",
+        "llm",
+        "model_card",
+        "parsers",
+        "protocols",
+    }
+    | {"routing", "runtime", "serving", "text", "tokens"}
+)
 """Packages that read the options of the commands above them."""
 ABOVE = frozenset({"cli", "replay"})
 """Packages that read the options of the commands below them."""

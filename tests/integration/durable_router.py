@@ -10,13 +10,13 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from dynamo.kv_events import snapshots as kv_snapshots
+from dynamo.kv_events.durable import DurableEvents
+from dynamo.kv_events.snapshots import SnapshotStore
+from dynamo.kv_events.subscriber import KvView
 from dynamo.kv_router.config import RouterConfig
-from dynamo.llm import kv_snapshots
-from dynamo.llm.kv_durable import DurableEvents
-from dynamo.llm.kv_push_router import KvPushRouter
-from dynamo.llm.kv_snapshots import SnapshotStore
-from dynamo.llm.kv_view import KvView
 from dynamo.protocols.discovery import EndpointId
+from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.runtime.distributed import DistributedRuntime
 
 THRESHOLD = 50

@@ -14,17 +14,18 @@ import pytest
 from tests.integration.durable_router import STEPS, THRESHOLD
 from tests.nats_server import NatsServer
 
+from dynamo.kv_events import durable as kv_durable
+from dynamo.kv_events import snapshots as kv_snapshots
+from dynamo.kv_events.durable import DurableEvents
+from dynamo.kv_events.jetstream import KvStreamPublisher, bucket_name, stream_name
+from dynamo.kv_events.publisher import KvEventPublisher
+from dynamo.kv_events.snapshots import ObjectInfo, SnapshotStore
+from dynamo.kv_events.source import KvEventSource
 from dynamo.kv_router import events
 from dynamo.kv_router.config import RouterConfig
-from dynamo.llm import kv_durable, kv_snapshots
-from dynamo.llm.kv_durable import DurableEvents
-from dynamo.llm.kv_event_publisher import KvEventPublisher
-from dynamo.llm.kv_push_router import KvPushRouter
-from dynamo.llm.kv_snapshots import ObjectInfo, SnapshotStore
-from dynamo.llm.kv_source import KvEventSource
-from dynamo.llm.kv_stream import KvStreamPublisher, bucket_name, stream_name
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, Stored, StoredBlock, WorkerKvEvent
+from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.runtime.discovery import file
 from dynamo.runtime.distributed import DistributedRuntime
 

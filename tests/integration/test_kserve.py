@@ -19,14 +19,14 @@ import tritonclient.grpc as triton
 from tests.certificates import Certificates
 from tests.integration.graph import DEADLINE_S, Graph, free_port, wait_for
 from tests.integration.tensor_worker import CONFIG
-from tests.unit.llm.grpc.kserve_house import open_kserve_house
+from tests.unit.grpc.kserve_house import open_kserve_house
 from tritonclient.utils import InferenceServerException
 
 from dynamo.core.errors import ConfigError
 from dynamo.cpu.config import DEMO_MODEL
+from dynamo.grpc.messages import SERVICE
+from dynamo.grpc.service import KserveOptions, KserveService
 from dynamo.llm import EngineType, EntrypointArgs, KserveGrpcService, PythonAsyncEngine, make_engine, run_input
-from dynamo.llm.grpc.messages import SERVICE
-from dynamo.llm.grpc.service import KserveOptions, KserveService
 from dynamo.runtime.distributed import DistributedRuntime
 
 pytestmark = [pytest.mark.integration, pytest.mark.kserve]

@@ -3,12 +3,12 @@
 from datetime import UTC, datetime
 
 import pytest
-from tests.unit.llm.test_template_sandbox import EXCESSIVE
+from tests.unit.text.chat_template.test_sandbox import EXCESSIVE
 
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.llm.template_sandbox import QUICK, OverBudget
-from dynamo.llm.templates import ChatTemplate
 from dynamo.protocols.openai import Message
+from dynamo.text.chat_template.sandbox import QUICK, OverBudget
+from dynamo.text.chat_template.template import ChatTemplate
 
 USER = [Message(role="user", content="x" * 100)]
 SQUARES = "{% set ns = namespace(x=messages[0].content | length) %}{% for a in range(99999) %}{% set ns.x = ns.x ** 9 %}{% endfor %}"

@@ -17,7 +17,6 @@ from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core import errors
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError, EngineShutdown
-from dynamo.llm.tokenizer import Tokenizer
 from dynamo.protocols.engine import (
     CompletionUsage,
     EngineOutput,
@@ -26,6 +25,7 @@ from dynamo.protocols.engine import (
     TopLogprob,
 )
 from dynamo.runtime.request_plane.base import Reply
+from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 CONTEXT_LENGTH = 2048
 

@@ -14,14 +14,14 @@ from dynamo.backend.worker import Worker
 from dynamo.core.config import load
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.cpu.config import DEMO_MODEL
-from dynamo.llm.http.metrics import FrontendMetrics
-from dynamo.llm.http.protocol import Exchange, HotHandler
-from dynamo.llm.models import Models
-from dynamo.llm.pipeline import Pipeline
+from dynamo.http.server.protocol import Exchange, HotHandler
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
 from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
+from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.models import Models
+from dynamo.serving.pipeline import Pipeline
 
 NAME = "m"
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.simulation.engine import CONTEXT_LENGTH, Language
 
-from dynamo.llm.http.protocol import Exchange
+from dynamo.http.server.protocol import Exchange
 
 STATUSES = {404, 499, 503, 504, 529}
 """What a request may be answered when something is wrong; a 500 would be our bug."""

@@ -20,10 +20,6 @@ import dynamo.backend.admission
 import dynamo.backend.card
 import dynamo.backend.worker
 import dynamo.core.tasks
-import dynamo.llm.models
-import dynamo.llm.open_requests
-import dynamo.llm.pipeline
-import dynamo.llm.served_model
 import dynamo.runtime.discovery.base
 import dynamo.runtime.discovery.memory
 import dynamo.runtime.push_router
@@ -31,6 +27,10 @@ import dynamo.runtime.request_plane.memory
 import dynamo.runtime.request_plane.tcp.plane
 import dynamo.runtime.request_plane.tcp.upstream_caller
 import dynamo.runtime.request_plane.tcp.upstream_worker
+import dynamo.serving.models
+import dynamo.serving.open_requests
+import dynamo.serving.pipeline
+import dynamo.serving.served_model
 
 T = TypeVar("T")
 
@@ -82,10 +82,10 @@ class OrderedWeakSet(MutableSet[T]):
 SETS = (
     dynamo.backend.admission,
     dynamo.core.tasks,
-    dynamo.llm.models,
-    dynamo.llm.served_model,
-    dynamo.llm.open_requests,
-    dynamo.llm.pipeline,
+    dynamo.serving.models,
+    dynamo.serving.served_model,
+    dynamo.serving.open_requests,
+    dynamo.serving.pipeline,
     dynamo.runtime.request_plane.memory,
     dynamo.runtime.request_plane.tcp.plane,
     dynamo.runtime.request_plane.tcp.upstream_caller,
@@ -94,7 +94,7 @@ SETS = (
 """Modules that iterate over sets of objects."""
 WEAK_SETS = (dynamo.runtime.discovery.base, dynamo.runtime.discovery.memory)
 
-_real_load = dynamo.llm.served_model.load
+_real_load = dynamo.serving.served_model.load
 _real_make_card = dynamo.backend.card.make_card
 _loaded: dict[str, Any] = {}
 _cards: dict[str, Any] = {}
@@ -102,7 +102,7 @@ _cards: dict[str, Any] = {}
 
 def load_once(card: Any, *sources: Any) -> Any:
     """A card's preprocessor, which is a pure function of its files, is made once for all seeds."""
-    key = dynamo.llm.models.mdc_sum(card)
+    key = dynamo.serving.models.mdc_sum(card)
     if key not in _loaded:
         _loaded[key] = _real_load(card, *sources)
     return _loaded[key]
@@ -146,7 +146,7 @@ def determinism(loop: SimLoop, seed: int, keep: Callable[[logging.LogRecord], No
         patch(mock.patch.object(time, "time", loop.wall))
         patch(mock.patch.object(time, "time_ns", loop.wall_ns))
         patch(mock.patch.object(dynamo.runtime.push_router, "random", seeded_random))
-        patch(mock.patch.object(dynamo.llm.served_model, "load", load_once))
+        patch(mock.patch.object(dynamo.serving.served_model, "load", load_once))
         patch(mock.patch.object(dynamo.backend.worker, "make_card", make_card_once))
         for module in SETS:
             patch(mock.patch.object(module, "set", OrderedSet, create=True))

@@ -14,11 +14,11 @@ import dynamo.cpu
 from dynamo.backend.disagg import DisaggregationMode, leg_of, prefill_output, prefill_request
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.errors import EngineShutdown
-from dynamo.llm.detokenizer import TokenTable
-from dynamo.llm.prefill_plan import LOCAL_PREFILL
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PrefillResult, PreprocessedRequest
 from dynamo.protocols.load import WorkerLoad
+from dynamo.routing.prefill_plan import LOCAL_PREFILL
 from dynamo.runtime.request_plane.base import Reply
+from dynamo.text.detokenizer import TokenTable
 
 MODEL_DIR = os.path.join(os.path.dirname(dynamo.cpu.__file__), "demo_model")
 CONTEXT_LENGTH = 512

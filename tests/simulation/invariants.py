@@ -8,7 +8,7 @@ from tests.simulation.engine import LONG_PREFILL_S
 from tests.simulation.loop import STARTS_AT_S
 from tests.simulation.request_plane import ACK_TIMEOUT_S
 
-from dynamo.llm.http.service import SWEEP_S
+from dynamo.http.server.service import SWEEP_S
 
 if TYPE_CHECKING:
     from tests.simulation.world import FrontendMember, WorkerMember, World

@@ -8,11 +8,6 @@ from unittest import mock
 import msgspec
 
 from dynamo.backend.admission import Admission, Ticket
-from dynamo.llm import migration, prefill_router
-from dynamo.llm.generation import Generation
-from dynamo.llm.http.answers import BaseAnswer, StreamAnswer
-from dynamo.llm.prefill_leg import PrefillLeg
-from dynamo.llm.served_model import ServedModel
 from dynamo.runtime.client import Client
 from dynamo.runtime.discovery.base import Watch
 from dynamo.runtime.event_plane.memory import MemorySubscriber
@@ -21,6 +16,11 @@ from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.tcp.batched_caller import BatchedLink
 from dynamo.runtime.request_plane.tcp.pulse import Pulse
 from dynamo.runtime.request_plane.tcp.upstream_caller import AnswerConnection
+from dynamo.serving import migration, prefill_router
+from dynamo.serving.answers import BaseAnswer, StreamAnswer
+from dynamo.serving.generation import Generation
+from dynamo.serving.prefill_phase import PrefillLeg
+from dynamo.serving.served_model import ServedModel
 
 Mutant = Callable[[], AbstractContextManager[Any]]
 

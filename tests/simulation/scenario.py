@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from tests.simulation.engine import Character
 from tests.simulation.network import Weather
 
-from dynamo.llm.busy import Thresholds
+from dynamo.routing.busy import Thresholds
 
 HEAL_AT_S = 22.0
 """Faults and requests come before; then everything is mended."""

@@ -27,20 +27,20 @@ from dynamo.backend.config import DisaggregatedOptions, WorkerOptions
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.backend.worker import Worker
 from dynamo.core.logging import current_request
-from dynamo.llm.asset_cache import AssetCache
-from dynamo.llm.detokenizer import TokenTable
-from dynamo.llm.generation import Generation
-from dynamo.llm.http.answers import BaseAnswer
-from dynamo.llm.http.metrics import FrontendMetrics
-from dynamo.llm.http.service import SWEEP_S
-from dynamo.llm.migration import MigrationPolicy
-from dynamo.llm.models import Models
-from dynamo.llm.pipeline import Pipeline
-from dynamo.llm.prefill_leg import PrefillLeg
-from dynamo.llm.prefill_router import LAST_WORDS_S
-from dynamo.llm.tokenizer import BACKENDS
+from dynamo.http.server.service import SWEEP_S
+from dynamo.model_card.asset_cache import AssetCache
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.memory import MemoryEventPlane
+from dynamo.serving.answers import BaseAnswer
+from dynamo.serving.generation import Generation
+from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.migration import MigrationPolicy
+from dynamo.serving.models import Models
+from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.prefill_phase import PrefillLeg
+from dynamo.serving.prefill_router import LAST_WORDS_S
+from dynamo.text.detokenizer import TokenTable
+from dynamo.text.tokenizer.tokenizer import BACKENDS
 
 START_S = 2.0  # Everyone has loaded and heard of each other by then.
 SETTLE_S = 24.0  # The longest silence, lease, notice and inhibition, one after another.

@@ -2,7 +2,7 @@
 
 from dynamo import prometheus_names as names
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.llm.http.metrics import FrontendMetrics
+from dynamo.serving.metrics import FrontendMetrics
 
 
 def test_the_frontends_names_are_those_it_shows() -> None:

@@ -19,8 +19,8 @@ from msgspec import UNSET
 from dynamo.backend.adapter_files import AdapterFiles
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import ConfigError, DynamoException, InvalidArgument, NotFound, WorkerUnavailable
-from dynamo.llm.model_card import slug_of
 from dynamo.llm.register import lora_name_to_id
+from dynamo.model_card.card import slug_of
 from dynamo.protocols.model_card import ModelDeploymentCard
 
 logger = logging.getLogger(__name__)

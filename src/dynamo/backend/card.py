@@ -7,9 +7,9 @@ import msgspec
 from dynamo.backend.config import WorkerOptions
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.backend.engine import EngineConfig
-from dynamo.llm.model_card import build_card
 from dynamo.llm.register import bare_card
-from dynamo.llm.thinking import DEFAULT_MODE_KEY
+from dynamo.model_card.card import build_card
+from dynamo.model_card.thinking import DEFAULT_MODE_KEY
 from dynamo.protocols.engine import BYPASS_REMOTE_PREFILL, PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.model_card import DisaggregatedEndpoint, ModelDeploymentCard, RuntimeConfig
 

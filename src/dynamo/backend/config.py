@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from dynamo.backend.disagg import DisaggregationMode, mode_of
 from dynamo.core.config import option, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.llm.thinking import DISABLED, ENABLED
-from dynamo.llm.tool_call_tags import TagPolicy
+from dynamo.model_card.thinking import DISABLED, ENABLED
+from dynamo.model_card.tool_call_tags import TagPolicy
 from dynamo.parsers.registry import reasoning_family, tool_call_family
 from dynamo.protocols.discovery import EndpointId
 from dynamo.runtime.config import RuntimeOptions

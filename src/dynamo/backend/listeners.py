@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dynamo.backend.engine import EngineHost
 from dynamo.core.codec import UNREADABLE, msgpack_decoder
-from dynamo.llm.engine_events import EngineEvents, EngineListener
+from dynamo.kv_events.engine_subscriber import EngineEvents, EngineListener
 from dynamo.protocols.kv_events import Cleared, KvEvent, WorkerKvEvent
 from dynamo.protocols.load import ForwardPass
 

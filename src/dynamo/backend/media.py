@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.llm.media_fetch import fetch
-from dynamo.llm.media_source import Media
+from dynamo.text.multimodal.fetch import fetch
+from dynamo.text.multimodal.source import Media
 
 KINDS = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 """The field of a request, and the engines' word."""

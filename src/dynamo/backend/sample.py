@@ -12,7 +12,7 @@ from dynamo.backend.config import WorkerOptions
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument
-from dynamo.llm.hub import resolve_model
+from dynamo.model_card.hub import resolve_model
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PreprocessedRequest
 from dynamo.protocols.load import WorkerLoad
 from dynamo.runtime.request_plane.base import Reply

@@ -35,17 +35,17 @@ from dynamo.core.config import dump
 from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.parent import die_with_parent
-from dynamo.llm.assets import self_hosted
-from dynamo.llm.forward_pass import FORWARD_PASS_TOPIC, ForwardPassPublisher
-from dynamo.llm.kv_source import KvEventSource
-from dynamo.llm.kv_stream import KvStreamPublisher
-from dynamo.llm.publishers import KV_METRICS_TOPIC, WorkerMetricsPublisher
-from dynamo.llm.topology import read_topology
+from dynamo.kv_events.forward_pass import FORWARD_PASS_TOPIC, ForwardPassPublisher
+from dynamo.kv_events.jetstream import KvStreamPublisher
+from dynamo.kv_events.source import KvEventSource
+from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC, WorkerMetricsPublisher
+from dynamo.model_card.assets import self_hosted
 from dynamo.protocols.discovery import MODEL_CARDS
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
+from dynamo.routing.topology import read_topology
 from dynamo.runtime.component import Serving
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.request_plane.base import Reply, Request

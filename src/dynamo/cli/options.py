@@ -199,7 +199,7 @@ def _with_model(argv: Sequence[str], config: ServeConfig) -> list[str]:
         return list(argv)
     if _is_given(argv, "--model-path"):
         raise ConfigError(f"MODEL {config.model!r} and --model-path: give one of them")
-    from dynamo.llm.hub import resolve_model
+    from dynamo.model_card.hub import resolve_model
 
     directory = resolve_model(config.model)
     is_hub_id = not Path(config.model).expanduser().is_dir()

@@ -1,6 +1,6 @@
 """ChildPool: computation on untrusted input in child processes that have limits on memory and time.
 
-    pool = ChildPool("dynamo.llm.template_child", deadline_s=10, memory_bytes=512 << 20)
+    pool = ChildPool("dynamo.text.chat_template.child", deadline_s=10, memory_bytes=512 << 20)
     pool.call({"template": "…"}, key="model-a")      blocks; in a thread
 
 A child runs `python -m MODULE`, which calls `child_process.serve`. Requests and answers are msgpack frames on its

@@ -24,7 +24,7 @@
         └── WorkerOverloaded       this worker's slots and queue are full
 
 The names below `DynamoException` are those of upstream's `dynamo.llm.exceptions`
-(serving-plane.md §3.1); which HTTP status each one becomes is decided in `dynamo.llm.http.errors` alone.
+(serving-plane.md §3.1); which HTTP status each one becomes is decided in `dynamo.serving.errors` alone.
 """
 
 import errno

@@ -15,7 +15,7 @@ def main() -> int:
     """Runs the worker until it is told to stop."""
     config = load(CpuConfig, sys.argv[1:], WAITING, prog="python -m dynamo.cpu")
     if config.model_path is not None and not os.path.isdir(config.model_path):
-        from dynamo.llm.hub import resolve_model
+        from dynamo.model_card.hub import resolve_model
 
         directory = resolve_model(config.model_path)
         config = replace(config, model_path=directory, model_name=config.model_name or config.model_path)

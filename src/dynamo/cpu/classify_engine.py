@@ -11,10 +11,10 @@ from dynamo.cpu.config import CpuConfig
 from dynamo.cpu.embedder import Embedder, Job, Pooling
 from dynamo.cpu.embedding_engine import EmbeddingEngine, to_job
 from dynamo.cpu.model import Model
-from dynamo.llm.tokenizer import Tokenizer
 from dynamo.protocols.embeddings import ClassifyRequest, EmbeddingWork, inputs_of
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
+from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 
 class ClassifyEngine(EmbeddingEngine):

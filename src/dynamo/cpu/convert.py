@@ -15,9 +15,9 @@ from dynamo.cpu.checkpoint import read_json
 from dynamo.cpu.generation import Choice, Generation, PromptLogprobs, StopRules
 from dynamo.cpu.sampler import History, Sampling
 from dynamo.cpu.sequence import Sequence
-from dynamo.llm.kv_peers import HINT
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, resumed_of
 from dynamo.protocols.native import VLLM_EXTRA, VllmSampling
+from dynamo.routing.kv_peers import HINT
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.tokens.hashing import U64, seed_of
 

@@ -49,10 +49,10 @@ from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.transfer.base import Deadline, Layout, Region, TransferError, Transport
 from dynamo.kvbm.transfer.puller import Pulled
 from dynamo.kvbm.transfer.source import SourceOptions
-from dynamo.llm.prefill_plan import LOCAL_PREFILL
 from dynamo.parsers.registry import reasoning_family
 from dynamo.protocols.engine import RESUMES_SAMPLING, BootstrapInfo, EngineOutput, PreprocessedRequest
 from dynamo.protocols.native import VLLM_CAPABILITY
+from dynamo.routing.prefill_plan import LOCAL_PREFILL
 from dynamo.runtime.config import tcp_options
 from dynamo.runtime.request_plane.base import Reply
 

@@ -24,8 +24,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.cpu.json_lengths import JsonLengths, TokenStarts
 from dynamo.cpu.structural_tag import Rules, translate
-from dynamo.llm.tokenizer import Tokenizer
 from dynamo.protocols.engine import GuidedDecoding
+from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 Bools = npt.NDArray[np.bool_]
 

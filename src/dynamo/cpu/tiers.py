@@ -26,8 +26,8 @@ from dynamo.kvbm.metrics import MetricsServer, show
 from dynamo.kvbm.orders import Array, Outgoing, Peer, Ticket
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.transfer.tcp import PLAIN
-from dynamo.llm.kv_peers import ADDRESS
 from dynamo.protocols.kv_events import Cleared, KvEvent
+from dynamo.routing.kv_peers import ADDRESS
 from dynamo.runtime.request_plane.tcp import TcpTls
 
 WAITING_MAX = 16  # Prompts whose blocks are on their way at the same time; each holds room in the host.

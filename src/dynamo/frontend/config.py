@@ -5,25 +5,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
+from dynamo.api.batches.store import BYTES_MAX as BATCH_BYTES_MAX
+from dynamo.api.batches.store import FILES_MAX, StorageLimits
+from dynamo.api.responses.store import BYTES_MAX, ENTRIES_MAX, UNUSED_S, StoreLimits
 from dynamo.core.api_keys import ADMIN_API_KEYS, API_KEYS, KEY_CHARS_MIN, keys_of_variable
 from dynamo.core.config import NO_EFFECT, environ, load, option
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.frontend.waiting import without_waiting
 from dynamo.frontend.workers import WORKERS_MAX
-from dynamo.llm.announcing import REASONING_FIELDS, AnswerOptions
-from dynamo.llm.batches.store import BYTES_MAX as BATCH_BYTES_MAX
-from dynamo.llm.batches.store import FILES_MAX, StorageLimits
-from dynamo.llm.busy import Thresholds
-from dynamo.llm.http.api_options import ApiOptions
-from dynamo.llm.http.cors import Cors
-from dynamo.llm.kv_options import KvRouterOptions, check_files, router_config
-from dynamo.llm.kv_policy import RouterPolicy
-from dynamo.llm.postprocessor import REASONING_FIELD
-from dynamo.llm.prefill_options import DisaggregationOptions
-from dynamo.llm.responses.store import BYTES_MAX, ENTRIES_MAX, UNUSED_S, StoreLimits
-from dynamo.llm.tokenizer import CHOICES, backends_wanted
+from dynamo.http.routes.api_options import ApiOptions
+from dynamo.http.server.cors import Cors
+from dynamo.routing.busy import Thresholds
+from dynamo.routing.options import KvRouterOptions, check_files, router_config
+from dynamo.routing.policy_file import RouterPolicy
+from dynamo.routing.prefill_options import DisaggregationOptions
 from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.push_router import RouterMode
+from dynamo.serving.announcing import REASONING_FIELDS, AnswerOptions
+from dynamo.serving.postprocessor import REASONING_FIELD
+from dynamo.text.tokenizer.tokenizer import CHOICES, backends_wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

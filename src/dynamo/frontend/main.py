@@ -24,24 +24,24 @@ from dynamo.core.tasks import TaskOwner
 from dynamo.frontend.config import FrontendConfig, api_keys, read
 from dynamo.frontend.interactive import converse
 from dynamo.frontend.workers import FOLDER_VARIABLE, INDEX_VARIABLE, Workers, check_platform, command_of
-from dynamo.llm.http.api_options import MEMORY
-from dynamo.llm.http.cors import Cors
-from dynamo.llm.http.extensions import load_extensions
-from dynamo.llm.http.gate import Gate, KeyMetrics, Keys
-from dynamo.llm.http.metrics import FrontendMetrics
-from dynamo.llm.http.metrics_group import metrics_group
-from dynamo.llm.http.route_groups import GROUPS
-from dynamo.llm.http.service import HttpOptions, HttpService, bind, tls_context, tls_identity
-from dynamo.llm.http.siblings import Siblings
-from dynamo.llm.migration import MigrationPolicy
-from dynamo.llm.models import Models
-from dynamo.llm.pipeline import Pipeline
-from dynamo.llm.request_template import RequestTemplate
-from dynamo.llm.request_trace import RequestTrace, TraceOptions
+from dynamo.http.routes.api_options import MEMORY
+from dynamo.http.routes.extensions import load_extensions
+from dynamo.http.routes.groups import GROUPS
+from dynamo.http.routes.metrics_group import metrics_group
+from dynamo.http.server.cors import Cors
+from dynamo.http.server.gate import Gate, KeyMetrics, Keys
+from dynamo.http.server.service import HttpOptions, HttpService, bind, tls_context, tls_identity
+from dynamo.http.server.siblings import Siblings
 from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.migration import MigrationPolicy
+from dynamo.serving.models import Models
+from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.request_trace.trace import RequestTrace, TraceOptions
+from dynamo.text.request_template import RequestTemplate
 
 if TYPE_CHECKING:
-    from dynamo.llm.grpc.service import KserveService
+    from dynamo.grpc.service import KserveService
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ def kserve_of(
     config: FrontendConfig, plan: Plan, pipeline: Pipeline, models: Models, runtime: DistributedRuntime
 ) -> "KserveService":
     """The gRPC side (`--kserve-grpc-server`), its port taken. Raises `ConfigError`."""
-    from dynamo.llm.grpc.service import OPEN_PATHS, KserveOptions, KserveService
+    from dynamo.grpc.service import OPEN_PATHS, KserveOptions, KserveService
 
     gate = None
     if plan.http.keys is not None:

@@ -10,8 +10,8 @@ from dynamo.core.signals import stop_event
 from dynamo.global_router.config import GlobalRouterOptions
 from dynamo.global_router.pools import Pools, Stage, read_pools
 from dynamo.global_router.relay import PoolRelay
-from dynamo.llm.model_types import ModelInput, ModelType, WorkerType
 from dynamo.llm.register import register_model
+from dynamo.model_card.types import ModelInput, ModelType, WorkerType
 from dynamo.runtime.component import Endpoint, Serving
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.streams import GeneratorHandler

@@ -6,7 +6,7 @@ from io import TextIOWrapper
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import ConfigError
-from dynamo.llm.json_service import Served
+from dynamo.runtime.json_service import Served
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.kv_events.engine_subscriber import check_endpoint
 from dynamo.kv_router.index import BLOCKS_MAX
-from dynamo.llm.engine_events import check_endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from dynamo.core.signals import stop_event
 from dynamo.indexer.access_log import AccessLog
 from dynamo.indexer.config import IndexerOptions
 from dynamo.indexer.routes import IndexerRoutes
-from dynamo.llm.indexed_models import IndexedModels
-from dynamo.llm.indexer_peers import Peers
-from dynamo.llm.json_service import JsonServer, listen
+from dynamo.routing.services.indexed_models import IndexedModels
+from dynamo.routing.services.indexer_peers import Peers
+from dynamo.runtime.json_service import JsonServer, listen
 
 logger = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
 from functools import partial
 
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.llm.engine_events import Status
-from dynamo.llm.indexed_models import IndexedModels
-from dynamo.llm.json_service import Served
+from dynamo.kv_events.engine_subscriber import Status
+from dynamo.routing.services.indexed_models import IndexedModels
+from dynamo.runtime.json_service import Served
 
 PREFIX = "dynamo_kvindexer_"
 BUCKETS = tuple(1e-4 * 2**step for step in range(20))

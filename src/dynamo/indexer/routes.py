@@ -10,10 +10,10 @@ from dynamo.core.openmetrics import OPENMETRICS_TYPE, openmetrics, prefers_openm
 from dynamo.indexer.access_log import AccessLog
 from dynamo.indexer.metrics import IndexerMetrics
 from dynamo.kv_router.runs import pack
-from dynamo.llm.indexed_models import IndexedModels
-from dynamo.llm.indexer_peers import Peers
-from dynamo.llm.json_service import HttpCall, JsonRoutes, Text
-from dynamo.llm.mm_routing import hashes_of
+from dynamo.routing.services.indexed_models import IndexedModels
+from dynamo.routing.services.indexer_peers import Peers
+from dynamo.runtime.json_service import HttpCall, JsonRoutes, Text
+from dynamo.text.multimodal.routing_hashes import hashes_of
 from dynamo.tokens.hashing import U64
 
 OK = {"status": "ok"}

@@ -15,15 +15,15 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.llm.http.extensions import FrontendRoute
-from dynamo.llm.http.service import tls_context
-from dynamo.llm.http.serving import FrontendOptions, ServedFrontend, run_frontend
-from dynamo.llm.migration import MigrationPolicy
-from dynamo.llm.model_types import ModelInput, ModelType
+from dynamo.http.embedded import FrontendOptions, ServedFrontend, run_frontend
+from dynamo.http.routes.extensions import FrontendRoute
+from dynamo.http.server.service import tls_context
 from dynamo.llm.register import register_model, unregister_model
-from dynamo.llm.runtime_config import ModelRuntimeConfig
+from dynamo.model_card.runtime_config import ModelRuntimeConfig
+from dynamo.model_card.types import ModelInput, ModelType
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.streams import GeneratorHandler
+from dynamo.serving.migration import MigrationPolicy
 
 HTTP_PORT = 8080
 GRPC_PORT = 8787
@@ -182,8 +182,8 @@ async def _run_http(runtime: DistributedRuntime, args: EntrypointArgs, extension
 
 
 async def _run_grpc(runtime: DistributedRuntime, args: EntrypointArgs) -> None:
-    from dynamo.llm.grpc.service import KserveOptions  # Its library is an extra.
-    from dynamo.llm.grpc.serving import ServedKserve, run_kserve
+    from dynamo.grpc.service import KserveOptions  # Its library is an extra.
+    from dynamo.grpc.serving import ServedKserve, run_kserve
 
     options = _frontend_options(args)
     grpc_options = KserveOptions(

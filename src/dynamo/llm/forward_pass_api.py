@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 from dynamo.core.codec import UNREADABLE, msgpack_decoder
 from dynamo.core.errors import InvalidArgument
-from dynamo.llm.forward_pass import FORWARD_PASS_TOPIC, ForwardPassPublisher
-from dynamo.llm.kv_event_publisher import LatePublisher, LoopThread
+from dynamo.kv_events.forward_pass import FORWARD_PASS_TOPIC, ForwardPassPublisher
+from dynamo.kv_events.publisher import LatePublisher, LoopThread
 from dynamo.protocols.load import ForwardPass, ForwardPassMetrics, QueuedRequests, ScheduledRequests
 from dynamo.runtime.component import Endpoint
 from dynamo.runtime.event_plane.base import Event

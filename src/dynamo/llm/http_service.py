@@ -7,9 +7,9 @@ any model that takes text, by a private runtime within the process.
 import asyncio
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.llm.http.serving import FrontendOptions, ServedFrontend, run_frontend
+from dynamo.http.embedded import FrontendOptions, ServedFrontend, run_frontend
 from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine, tell_when_closed
-from dynamo.llm.model_types import ModelType
+from dynamo.model_card.types import ModelType
 from dynamo.runtime.distributed import DistributedRuntime
 
 DEFAULT_PORT = 8080
@@ -78,7 +78,7 @@ class HttpService:
         self._ending.set()
 
     async def _serve(self, frontend: ServedFrontend, closed: asyncio.Event) -> None:
-        from dynamo.llm.http.service import bind
+        from dynamo.http.server.service import bind
 
         listener = bind(self._options.host, self._options.port)
         self.port = int(listener.getsockname()[1])

@@ -13,20 +13,20 @@ from typing import Any
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import InvalidArgument
+from dynamo.kv_events.publisher import compute_block_hash_for_seq
+from dynamo.kv_events.subscriber import KvView
 from dynamo.kv_router import events
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.predicted import Predicted
 from dynamo.kv_router.router import Ask
 from dynamo.kv_router.runs import pack, slots_of
-from dynamo.llm.busy import Thresholds
-from dynamo.llm.endpoint_router import EndpointRouter
-from dynamo.llm.kv_event_publisher import compute_block_hash_for_seq
-from dynamo.llm.kv_push_router import constraints_of
-from dynamo.llm.kv_router_config import KvRouterConfig
-from dynamo.llm.kv_view import KvView
 from dynamo.llm.radix_tree import OverlapScores, scores_of
-from dynamo.llm.remote_indexer import IndexerServer
 from dynamo.protocols.kv_events import WorkerKvEvent
+from dynamo.routing.busy import Thresholds
+from dynamo.routing.endpoint_router import EndpointRouter
+from dynamo.routing.kv_push_router import constraints_of
+from dynamo.routing.python_config import KvRouterConfig
+from dynamo.routing.remote_indexer import IndexerServer
 from dynamo.runtime.component import Endpoint
 from dynamo.runtime.context import Context
 from dynamo.runtime.streams import ResponseStream

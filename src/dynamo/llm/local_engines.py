@@ -8,8 +8,8 @@ from typing import Any
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.llm.model_types import ModelInput, ModelType
 from dynamo.llm.register import register_model, unregister_model
+from dynamo.model_card.types import ModelInput, ModelType
 from dynamo.runtime.component import Serving
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime

@@ -13,14 +13,14 @@ from msgspec import UNSET
 
 from dynamo.core.codec import json_decoder, json_encode
 from dynamo.core.errors import InvalidArgument, NotFound
-from dynamo.llm.assets import self_hosted
-from dynamo.llm.hub import resolve_model
-from dynamo.llm.model_card import architectural_context_length, build_card, read_json, slug_of
-from dynamo.llm.model_types import ModelInput, ModelType, WorkerType
-from dynamo.llm.router_config import RouterConfig
-from dynamo.llm.runtime_config import ModelRuntimeConfig, check_taints
+from dynamo.model_card.assets import self_hosted
+from dynamo.model_card.card import architectural_context_length, build_card, read_json, slug_of
+from dynamo.model_card.hub import resolve_model
+from dynamo.model_card.runtime_config import ModelRuntimeConfig, check_taints
+from dynamo.model_card.types import ModelInput, ModelType, WorkerType
 from dynamo.protocols.discovery import MODEL_CARDS
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord, RuntimeConfig
+from dynamo.routing.card_config import RouterConfig
 from dynamo.runtime.component import Endpoint
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from dynamo.core.errors import DynamoException
 from dynamo.core.threads import in_daemon_thread
-from dynamo.llm.http.serving import ServedFrontend
+from dynamo.http.embedded import ServedFrontend
 
 POLL_S = 0.2
 TIMEOUT_S = 600.0  # Between two pieces of an answer; a person who has had enough ends the program.

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dynamo.core.errors import InvalidArgument, Unknown
-from dynamo.llm.model_types import ModelInput, ModelType, WorkerType
 from dynamo.llm.register import register_model
+from dynamo.model_card.types import ModelInput, ModelType, WorkerType
 from dynamo.runtime.context import Context
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.unary import RoundRobinClient, serve_unary_endpoint

@@ -2,8 +2,8 @@
 
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import InvalidArgument
-from dynamo.llm.kv_event_publisher import LatePublisher, LoopThread
-from dynamo.llm.publishers import KV_METRICS_TOPIC
+from dynamo.kv_events.publisher import LatePublisher, LoopThread
+from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC
 from dynamo.protocols.load import KvMetrics
 from dynamo.runtime.component import Endpoint
 

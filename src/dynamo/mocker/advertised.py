@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.llm.kv_router_config import KvRouterConfig
-from dynamo.llm.router_config import RouterConfig
+from dynamo.routing.card_config import RouterConfig
+from dynamo.routing.python_config import KvRouterConfig
 from dynamo.runtime.push_router import RouterMode
 
 MODES = {mode.value: mode for mode in RouterMode}

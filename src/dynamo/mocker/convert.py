@@ -9,12 +9,12 @@ import msgspec
 
 from dynamo.core.codec import UNREADABLE
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.llm.mm_routing import tokens_of
-from dynamo.llm.model_card import ModelFiles, architectural_context_length, read_bytes, read_json
-from dynamo.llm.tiktoken_model import is_tiktoken, tokenizer_json
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.simulation.sequence import Sequence
+from dynamo.model_card.card import ModelFiles, architectural_context_length, read_bytes, read_json
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PreprocessedRequest, PromptTokensDetails
+from dynamo.text.multimodal.routing_hashes import tokens_of
+from dynamo.text.tokenizer.tiktoken_model import is_tiktoken, tokenizer_json
 from dynamo.tokens.hashing import SEED, seed_of
 
 REPLAY_ANNOTATION = "output_replay_id:"

@@ -18,7 +18,6 @@ from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import DynamoException, EngineShutdown
 from dynamo.core.tasks import TaskOwner
-from dynamo.llm.hub import resolve_model
 from dynamo.mocker.config import MockerConfig, demo_model
 from dynamo.mocker.convert import Asked, ModelFacts, last_output, read_request, replay_id, usage_of
 from dynamo.mocker.events import EngineMetrics, StepReporter
@@ -30,6 +29,7 @@ from dynamo.mocker.simulation.engines import simulate
 from dynamo.mocker.simulation.sequence import Sequence, State
 from dynamo.mocker.simulation.step import StepResult
 from dynamo.mocker.simulation.tokens import TokenSource
+from dynamo.model_card.hub import resolve_model
 from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PreprocessedRequest
 from dynamo.protocols.native import SGLANG_CAPABILITY
 from dynamo.runtime.request_plane.base import Reply

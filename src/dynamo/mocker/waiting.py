@@ -2,7 +2,7 @@
 
 from dynamo.backend import waiting
 from dynamo.core.waiting import Waiting
-from dynamo.llm.router_waiting import ADVERTISED, AIS
+from dynamo.routing.unsupported_flags import ADVERTISED, AIS
 
 NEEDS_AIS = (
     "AISimulate's measured tables (NVIDIA's package aisimulate) are not used; say what was measured by "

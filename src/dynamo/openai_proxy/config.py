@@ -8,7 +8,7 @@ from dynamo.backend.config import DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.core.config import environ, option
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.llm.engine_events import check_endpoint
+from dynamo.kv_events.engine_subscriber import check_endpoint
 
 TEXT, TOKENS, AUTO = "text", "tokens", "auto"
 EXAMPLE = "http://localhost:8000"

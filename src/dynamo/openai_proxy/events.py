@@ -3,7 +3,7 @@
 from dynamo.backend.engine import EngineHost
 from dynamo.backend.listeners import kv_listener
 from dynamo.core.errors import ConfigError
-from dynamo.llm.engine_events import EngineListener
+from dynamo.kv_events.engine_subscriber import EngineListener
 
 
 def kv_listeners(

@@ -13,8 +13,8 @@ from dynamo.backend.engine import EngineConfig
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.http_client import HttpAnswer
 from dynamo.core.tasks import TaskOwner
-from dynamo.llm.hub import resolve_model
-from dynamo.llm.model_card import architectural_context_length, read_json
+from dynamo.model_card.card import architectural_context_length, read_json
+from dynamo.model_card.hub import resolve_model
 from dynamo.openai_proxy.completions import CompletionsAnswer, CompletionsForm
 from dynamo.openai_proxy.config import TokenApi
 from dynamo.openai_proxy.engine import ProxyEngine, chunks_of

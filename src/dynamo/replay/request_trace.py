@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from dynamo.core.errors import ConfigError
-from dynamo.llm.request_trace import SCHEMA, AgentContext, Replay, RequestEnd, TraceRow, Worker
 from dynamo.replay.load import Session, Turn
 from dynamo.replay.names import Namer
 from dynamo.replay.outcome import Outcome
+from dynamo.serving.request_trace.trace import SCHEMA, AgentContext, Replay, RequestEnd, TraceRow, Worker
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,9 +7,9 @@ from dynamo.core.config import option
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.policy import PolicyProfile
-from dynamo.llm.kv_options import KvRouterOptions, check_files, router_config
-from dynamo.llm.kv_policy import RouterPolicy
 from dynamo.protocols.discovery import EndpointId
+from dynamo.routing.options import KvRouterOptions, check_files, router_config
+from dynamo.routing.policy_file import RouterPolicy
 from dynamo.runtime.config import RuntimeOptions
 
 DEFAULT_BLOCK_SIZE = 128  # Upstream's.

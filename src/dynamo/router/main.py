@@ -7,10 +7,10 @@ from dynamo.core import logging as logs
 from dynamo.core.parent import die_with_parent
 from dynamo.core.signals import stop_event
 from dynamo.core.waiting import load
-from dynamo.llm.endpoint_router import EndpointRouter
-from dynamo.llm.router_waiting import ROUTER
 from dynamo.router.config import RouterOptions
 from dynamo.router.service import RouterService
+from dynamo.routing.endpoint_router import EndpointRouter
+from dynamo.routing.unsupported_flags import ROUTER
 from dynamo.runtime.distributed import DistributedRuntime
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from typing import Any
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.kv_router.router import Ask
-from dynamo.llm.endpoint_router import EndpointRouter
-from dynamo.llm.remote_indexer import IndexerServer
+from dynamo.routing.endpoint_router import EndpointRouter
+from dynamo.routing.remote_indexer import IndexerServer
 from dynamo.runtime.component import Serving
 from dynamo.runtime.context import Context
 from dynamo.runtime.distributed import DistributedRuntime

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError
-from dynamo.llm.indexer_peers import URL_SCHEMES
-from dynamo.llm.replica_peers import ReplicaOptions
-from dynamo.llm.selection import AFFINITY_MAX_S, CACHE_BYTES, CACHE_ENTRIES, CACHE_TTL_S
-from dynamo.llm.tracking_options import TrackingOptions
+from dynamo.routing.services.indexer_peers import URL_SCHEMES
+from dynamo.routing.services.selection import AFFINITY_MAX_S, CACHE_BYTES, CACHE_ENTRIES, CACHE_TTL_S
+from dynamo.routing.sync.replica_peers import ReplicaOptions
+from dynamo.routing.tracking_options import TrackingOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from dynamo.core import logging as logs
 from dynamo.core.config import load
 from dynamo.core.parent import die_with_parent
 from dynamo.core.signals import stop_event
-from dynamo.llm.json_service import JsonServer, listen
-from dynamo.llm.selection import SelectionCacheConfig, SelectionService
+from dynamo.routing.services.selection import SelectionCacheConfig, SelectionService
+from dynamo.runtime.json_service import JsonServer, listen
 from dynamo.select_service.config import SelectOptions
 from dynamo.select_service.routes import SelectRoutes
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from dynamo.core.errors import HttpError, SelectionServiceError
-from dynamo.llm.json_service import Handler, HttpCall, JsonRoutes
-from dynamo.llm.replica_peers import add_peer_routes
-from dynamo.llm.selection import Id, PromptBody, ReservationBody, SelectionService, WorkerBody
+from dynamo.routing.services.selection import Id, PromptBody, ReservationBody, SelectionService, WorkerBody
+from dynamo.routing.sync.replica_peers import add_peer_routes
+from dynamo.runtime.json_service import Handler, HttpCall, JsonRoutes
 
 OK = {"status": "ok"}
 

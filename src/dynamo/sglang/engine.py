@@ -31,8 +31,7 @@ from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument
 from dynamo.core.locked_directory import LockedDirectory
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.hicache import RUNTIME_KEY
-from dynamo.llm.hub import resolve_model
-from dynamo.llm.media_source import Media
+from dynamo.model_card.hub import resolve_model
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.sglang.config import STORE_EVENTS_VARIABLE, SglangConfig, wants_forward_passes
@@ -45,6 +44,7 @@ from dynamo.sglang.library import Library
 from dynamo.sglang.lora import adapters_of
 from dynamo.sglang.metrics import LoadReporter
 from dynamo.sglang.processes import check_alive, deaths_told
+from dynamo.text.multimodal.source import Media
 
 logger = logging.getLogger(__name__)
 

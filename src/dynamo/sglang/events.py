@@ -7,7 +7,7 @@ from typing import Any
 from dynamo.backend.engine import EngineHost
 from dynamo.backend.listeners import kv_listener
 from dynamo.core.errors import ConfigError
-from dynamo.llm.engine_events import EngineListener
+from dynamo.kv_events.engine_subscriber import EngineListener
 
 ENDPOINT = "tcp://*:5557"
 """SGLang's, unless it is told another."""

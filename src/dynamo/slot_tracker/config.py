@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dynamo.core.config import option
-from dynamo.llm.replica_peers import ReplicaOptions
+from dynamo.routing.sync.replica_peers import ReplicaOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from dynamo.core.clock import SystemClock
 from dynamo.core.config import load
 from dynamo.core.parent import die_with_parent
 from dynamo.core.signals import stop_event
-from dynamo.llm.json_service import JsonServer, listen
-from dynamo.llm.replica_peers import ReplicaPeers
+from dynamo.routing.sync.replica_peers import ReplicaPeers
+from dynamo.runtime.json_service import JsonServer, listen
 from dynamo.slot_tracker.config import SlotTrackerOptions
 from dynamo.slot_tracker.routes import SlotRoutes
 from dynamo.slot_tracker.tracker import SlotTracker

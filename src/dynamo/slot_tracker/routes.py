@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import msgspec
 
 from dynamo.core.errors import HttpError
-from dynamo.llm.json_service import HttpCall, JsonRoutes
-from dynamo.llm.replica_peers import ReplicaPeers, add_peer_routes
+from dynamo.routing.sync.replica_peers import ReplicaPeers, add_peer_routes
+from dynamo.runtime.json_service import HttpCall, JsonRoutes
 from dynamo.slot_tracker.tracker import DEFAULT_GROUP, SlotTracker, TrackedWorker
 
 OK = {"status": "ok"}

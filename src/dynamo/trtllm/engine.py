@@ -23,8 +23,8 @@ from dynamo.backend.health import watch
 from dynamo.backend.requests import STOP_S, Life, Requests
 from dynamo.core.errors import ConfigError, EngineShutdown
 from dynamo.core.tasks import TaskOwner
-from dynamo.llm.hub import resolve_model
-from dynamo.llm.model_card import architectural_context_length, read_json
+from dynamo.model_card.card import architectural_context_length, read_json
+from dynamo.model_card.hub import resolve_model
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.trtllm.config import TrtllmConfig, engine_args

@@ -10,9 +10,9 @@ from typing import Any
 
 from dynamo.backend.engine import EngineHost
 from dynamo.core.clock import Clock, SystemClock
-from dynamo.llm.kv_event_publisher import unsigned
-from dynamo.llm.mm_routing import hashes_of
+from dynamo.kv_events.publisher import unsigned
 from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
+from dynamo.text.multimodal.routing_hashes import hashes_of
 
 logger = logging.getLogger(__name__)
 

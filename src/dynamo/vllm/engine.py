@@ -23,7 +23,7 @@ from dynamo.backend.media import media_items
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
 from dynamo.core.tasks import TaskOwner
-from dynamo.llm.hub import resolve_model
+from dynamo.model_card.hub import resolve_model
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.vllm import transfer

@@ -5,7 +5,7 @@ from typing import Any
 from dynamo.backend.engine import EngineHost
 from dynamo.backend.listeners import kv_listener
 from dynamo.core.errors import ConfigError
-from dynamo.llm.engine_events import EngineListener
+from dynamo.kv_events.engine_subscriber import EngineListener
 
 
 def kv_listeners(sources: dict[int, Any], block_tokens: int, first_rank: int, host: EngineHost) -> list[EngineListener]:

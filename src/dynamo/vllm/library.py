@@ -8,7 +8,7 @@ from typing import Any
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.extras import install_command
-from dynamo.llm.media_source import Media
+from dynamo.text.multimodal.source import Media
 
 EMBEDS_ERROR_CHARS = 200  # Bound on PyTorch's message, which quotes client input.
 

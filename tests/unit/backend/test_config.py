@@ -8,7 +8,7 @@ import pytest
 from dynamo.backend.config import DisaggregatedOptions, WorkerOptions, grace_period_s, request_queue_limit
 from dynamo.core.config import dump, load
 from dynamo.core.errors import ConfigError
-from dynamo.llm.tool_call_tags import TagPolicy
+from dynamo.model_card.tool_call_tags import TagPolicy
 
 
 def read(*argv: str, **variables: str) -> WorkerOptions:

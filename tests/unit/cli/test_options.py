@@ -118,7 +118,7 @@ def test_a_model_is_named_once(tmp_path: Path) -> None:
 def test_a_hub_id_is_fetched_once_and_served_under_its_own_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo.llm.hub.resolve_model", lambda name: str(tmp_path))
+    monkeypatch.setattr("dynamo.model_card.hub.resolve_model", lambda name: str(tmp_path))
     assert set(options("owner/name").engine_flags(cores=1)) == {"--model-name=owner/name", f"--model-path={tmp_path}"}
     assert "--model-name=mine" in options("owner/name", "--model-name", "mine").engine_flags(cores=1)
 

@@ -28,7 +28,7 @@ def restored() -> Iterator[None]:
 def test_a_filter_names_a_level_for_all_and_for_targets() -> None:
     assert parse_filters("warn,dynamo.runtime=debug,dynamo_llm::http=trace") == (
         logging.WARNING,
-        {"dynamo.runtime": logging.DEBUG, "dynamo.llm.http": TRACE},
+        {"dynamo.runtime": logging.DEBUG, "dynamo.http": TRACE},
     )
     assert parse_filters("") == (logging.INFO, {})
 

@@ -10,8 +10,8 @@ import pytest
 from dynamo.core.errors import InvalidArgument
 from dynamo.cpu.config import DEMO_MODEL
 from dynamo.cpu.guided import Grammars, Guide, key_of
-from dynamo.llm.tokenizer import Tokenizer
 from dynamo.protocols.engine import GuidedDecoding
+from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 Accepts = Callable[[Any, str], bool]
 ENDS = [2041]

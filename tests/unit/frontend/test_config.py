@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from dynamo.api.responses.store import StoreLimits
 from dynamo.core.config import dump
 from dynamo.core.errors import ConfigError
 from dynamo.frontend.config import api_keys, read
-from dynamo.llm.responses.store import StoreLimits
 
 
 def test_the_defaults_are_upstreams() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.llm.test_engine_events import TOKENS, message, stored
+from tests.unit.kv_events.test_engine_subscriber import TOKENS, message, stored
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
@@ -14,10 +14,10 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.indexer.access_log import AccessLog
 from dynamo.indexer.config import IndexerOptions, InitialWorker
 from dynamo.indexer.routes import IndexerRoutes
-from dynamo.llm.indexed_models import IndexedModels
-from dynamo.llm.indexer_peers import Peers
-from dynamo.llm.json_service import Text
-from dynamo.llm.mm_routing import hashes_of
+from dynamo.routing.services.indexed_models import IndexedModels
+from dynamo.routing.services.indexer_peers import Peers
+from dynamo.runtime.json_service import Text
+from dynamo.text.multimodal.routing_hashes import hashes_of
 
 WORKER = {"instance_id": 7, "endpoint": "tcp://localhost:40001", "model_name": "m", "block_size": 4}
 PROMPT = {"token_ids": [*TOKENS, 13], "model_name": "m"}

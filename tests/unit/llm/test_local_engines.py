@@ -8,10 +8,10 @@ import pytest
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.llm.http.metrics import FrontendMetrics
 from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine
-from dynamo.llm.model_types import ModelType
-from dynamo.llm.models import Models
+from dynamo.model_card.types import ModelType
+from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.models import Models
 
 CHAT, TENSORS = ModelType.Chat, ModelType.TensorBased
 

@@ -6,8 +6,8 @@ import pytest
 
 from dynamo.core.codec import msgpack_decode
 from dynamo.core.errors import InvalidArgument
+from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC
 from dynamo.llm import WorkerMetricsPublisher
-from dynamo.llm.publishers import KV_METRICS_TOPIC
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.base import Event
 from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane

@@ -10,7 +10,7 @@ from benchmarks.ports import free_port
 
 from dynamo.core.codec import msgpack_decode
 from dynamo.core.errors import ConfigError
-from dynamo.llm.kv_event_relay import relayed
+from dynamo.kv_events.relay import relayed
 from dynamo.mocker.native_events import NativeEvents, native
 from dynamo.protocols.kv_events import Cleared, Removed, Stored, StoredBlock
 

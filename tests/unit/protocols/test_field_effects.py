@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 import dynamo
+from dynamo.api.anthropic import convert as anthropic_convert
+from dynamo.api.responses import convert as responses_convert
 from dynamo.core.errors import DynamoException, HttpError, InvalidArgument
-from dynamo.llm.anthropic import convert as anthropic_convert
-from dynamo.llm.responses import convert as responses_convert
 from dynamo.protocols.anthropic import decode_messages
 from dynamo.protocols.embeddings import decode_pooling
 from dynamo.protocols.field_effects import EFFECTS, ENDPOINTS, HONOURED, Effect, effect_of, types_within

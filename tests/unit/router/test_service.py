@@ -9,8 +9,8 @@ import pytest
 from dynamo.core.errors import InvalidArgument
 from dynamo.kv_router.config import RouterConfig
 from dynamo.llm import KvEventPublisher
-from dynamo.llm.endpoint_router import EndpointRouter
 from dynamo.router.service import RouterService
+from dynamo.routing.endpoint_router import EndpointRouter
 from dynamo.runtime.context import Context
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime

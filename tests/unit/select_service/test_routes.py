@@ -8,7 +8,7 @@ import pytest
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
-from dynamo.llm.selection import SelectionService
+from dynamo.routing.services.selection import SelectionService
 from dynamo.select_service.config import SelectOptions
 from dynamo.select_service.routes import SelectRoutes
 

@@ -8,7 +8,7 @@ import pytest
 from dynamo.core.clock import ManualClock
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
-from dynamo.llm.replica_peers import ReplicaPeers
+from dynamo.routing.sync.replica_peers import ReplicaPeers
 from dynamo.slot_tracker.config import SlotTrackerOptions
 from dynamo.slot_tracker.routes import SlotRoutes
 from dynamo.slot_tracker.tracker import SlotTracker

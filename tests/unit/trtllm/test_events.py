@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.unit.vllm.conftest import Host
 
 from dynamo.core.clock import ManualClock
-from dynamo.llm.mm_routing import hashes_of
 from dynamo.protocols.kv_events import Removed, Stored
+from dynamo.text.multimodal.routing_hashes import hashes_of
 from dynamo.trtllm.events import CacheEvents, follow, teller
 
 SIZE = 2

@@ -1,0 +1,334 @@
+"""Convert: a request of the Messages API into a chat. Pure.
+
+What has a place in a chat is put there; what would change the answer and has none is refused by its name. Marks for
+Anthropic's own cache are read and need nothing: the KV cache finds shared prefixes by itself.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from dynamo.api.chat_parts import chosen_function, function_tool, image_part, refuse_callers
+from dynamo.core.codec import json_encode
+from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.anthropic import (
+    AnyChoice,
+    Base64Source,
+    CustomTool,
+    DocumentBlock,
+    ImageBlock,
+    InputBlock,
+    InputMessage,
+    JsonOutput,
+    MessagesRequest,
+    NamedChoice,
+    NoChoice,
+    PromptFields,
+    RedactedThinkingBlock,
+    ResultPart,
+    TextBlock,
+    ThinkingBlock,
+    ThinkingDisabled,
+    ThinkingEnabled,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from dynamo.protocols.openai import (
+    ChatCompletionRequest,
+    ContentPart,
+    FunctionCall,
+    Message,
+    ResponseFormat,
+    ToolCall,
+    validate_chat,
+)
+from dynamo.protocols.strict import INVALID, refuse
+
+BUDGET_MIN = 1024  # Anthropic's.
+SYSTEM_SEPARATOR = "\n"  # Between the blocks of `system`, as upstream joins them.
+PREAMBLE = re.compile(r"x-anthropic-billing-header:[^\n]*(?:\n|$)")
+"""What some clients put before their system prompt. It differs with every request and would spoil every cached prefix."""
+SEALED = "sealed:"
+"""Begins a signature that carries the thoughts themselves, for clients that asked not to be shown them."""
+KEEP_THOUGHTS = "clear_thinking_"
+"""Begins the names of context edits about old thoughts: which of them a prompt shows is the chat template's business."""
+
+
+def to_chat(request: PromptFields, *, strip_preamble: bool = True) -> ChatCompletionRequest:
+    """The chat that answers the request. Raises `InvalidArgument`."""
+    refuse_prompt(request)
+    messages = system_messages(request.system, strip_preamble=strip_preamble)
+    turns = [turn for number, one in enumerate(request.messages) for turn in turns_of(one, f"messages[{number}]")]
+    if not turns:
+        refuse("messages", "must not be empty")
+    messages += turns
+    chat = ChatCompletionRequest(model=request.model, messages=messages)
+    continue_final(request.messages[-1], chat)
+    choose_tools(request, chat)
+    think(request, chat)
+    chat.response_format = response_format(request)
+    if isinstance(request, MessagesRequest):
+        sample(request, chat)
+    validate_chat(chat)
+    return chat
+
+
+def sample(request: MessagesRequest, chat: ChatCompletionRequest) -> None:
+    """What concerns the answer and not the prompt. Raises `InvalidArgument`."""
+    refuse_answer(request)
+    chat.stream = request.stream
+    chat.max_tokens = request.max_tokens
+    chat.stop = request.stop_sequences or None
+    chat.temperature = request.temperature
+    chat.top_p = request.top_p
+    chat.top_k = request.top_k
+    chat.nvext = request.nvext
+    chat.user = None if request.metadata is None else request.metadata.user_id
+    chat.service_tier = request.service_tier
+
+
+# ---- the conversation -----------------------------------------------------------------------------------------------
+
+
+def system_messages(system: str | Sequence[TextBlock] | None, *, strip_preamble: bool) -> list[Message]:
+    """The system prompt as one message, or none."""
+    if system is None:
+        return []
+    texts = [system] if isinstance(system, str) else [block.text for block in system]
+    if strip_preamble:
+        texts = [without_preamble(text) for text in texts]
+    text = SYSTEM_SEPARATOR.join(one for one in texts if one)
+    return [Message(role="system", content=text)] if text else []
+
+
+def without_preamble(text: str) -> str:
+    """The text without the client's billing line at its beginning."""
+    match = PREAMBLE.match(text)
+    return text[match.end() :] if match else text
+
+
+def turns_of(message: InputMessage, where: str) -> list[Message]:
+    """One message as turns of a chat: what tools returned are turns of their own."""
+    if isinstance(message.content, str):
+        return [Message(role=message.role, content=message.content)]
+    if message.role == "assistant":
+        return assistant_turn(message.content, where)
+    turns: list[Message] = []
+    said: list[InputBlock] = []
+    for number, block in enumerate(message.content):
+        if isinstance(block, ToolResultBlock):
+            turns += speaker_turn(message.role, said)
+            said = []
+            turns.append(Message(role="tool", content=result_of(block), tool_call_id=block.tool_use_id))
+        elif isinstance(block, TextBlock | ImageBlock | DocumentBlock):
+            said.append(block)
+        elif not isinstance(block, RedactedThinkingBlock):
+            refuse(f"{where}.content[{number}].type", f"is not for the role `{message.role}`")
+    return turns + speaker_turn(message.role, said)
+
+
+def speaker_turn(role: Any, blocks: Sequence[InputBlock]) -> list[Message]:
+    """What a user, or the system, said; nothing where nothing was said."""
+    return [Message(role=role, content=content_of(blocks))] if blocks else []
+
+
+def assistant_turn(blocks: Sequence[InputBlock], where: str) -> list[Message]:
+    """What the assistant thought, said and called; what it thought under another maker's seal is unknown."""
+    turn = Message(role="assistant")
+    thoughts: list[str] = []
+    said: list[InputBlock] = []
+    calls: list[ToolCall] = []
+    for number, block in enumerate(blocks):
+        match block:
+            case ThinkingBlock():
+                thoughts.append(block.thinking or unsealed(block.signature))
+            case TextBlock():
+                said.append(block)
+            case ToolUseBlock():
+                arguments = json_encode(block.input).decode()
+                calls.append(ToolCall(function=FunctionCall(name=block.name, arguments=arguments), id=block.id))
+            case RedactedThinkingBlock():
+                pass
+            case _:
+                refuse(f"{where}.content[{number}].type", "is not for the role `assistant`")
+    if not (thoughts or said or calls):
+        return []
+    turn.reasoning_content = "".join(thoughts) or None
+    turn.content = content_of(said) if said else None
+    turn.tool_calls = calls or None
+    return [turn]
+
+
+def result_of(block: ToolResultBlock) -> str | list[ContentPart]:
+    """What a tool returned. Chat templates have no mark for a call that failed: its text has to say so."""
+    if block.content is None:
+        return ""
+    return block.content if isinstance(block.content, str) else content_of(block.content)
+
+
+def content_of(blocks: Sequence[InputBlock | ResultPart]) -> str | list[ContentPart]:
+    """Blocks as a chat's content: text where they are nothing but one text."""
+    if not blocks:
+        return ""
+    if len(blocks) == 1 and isinstance(blocks[0], TextBlock):
+        return blocks[0].text
+    return [_part(block) for block in blocks]
+
+
+def _part(block: InputBlock | ResultPart) -> ContentPart:
+    match block:
+        case ImageBlock():
+            source = block.source
+            url = f"data:{source.media_type};base64,{source.data}" if isinstance(source, Base64Source) else source.url
+            return image_part(url)
+        case DocumentBlock():
+            if isinstance(block.citations, dict) and block.citations.get("enabled"):
+                refuse("document.citations")
+            parts = (block.title, block.context, block.source.data)
+            return ContentPart(type="text", text="\n\n".join(part for part in parts if part))
+        case TextBlock():
+            return ContentPart(type="text", text=block.text)
+    raise AssertionError(f"{type(block).__name__} is no part of a message")
+
+
+def continue_final(final: InputMessage, chat: ChatCompletionRequest) -> None:
+    """An answer that the client has begun is gone on with, as Anthropic does. Raises `InvalidArgument`."""
+    turn = chat.messages[-1]
+    if final.role != "assistant" or turn.role != "assistant":
+        return
+    if turn.tool_calls:
+        refuse("messages", "must not end with a `tool_use` block: its result is missing")
+    if turn.content:
+        chat.continue_final_message = True
+        chat.add_generation_prompt = False
+
+
+def sealed(thoughts: str) -> str:
+    """A signature that carries the thoughts."""
+    return SEALED + base64.b64encode(thoughts.encode()).decode()
+
+
+def unsealed(signature: str) -> str:
+    """The thoughts that a signature carries; those of other makers are empty."""
+    if not signature.startswith(SEALED):
+        return ""
+    try:
+        return base64.b64decode(signature.removeprefix(SEALED), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+# ---- tools, thoughts and formats ------------------------------------------------------------------------------------
+
+
+def choose_tools(request: PromptFields, chat: ChatCompletionRequest) -> None:
+    """The tools, and which of them may or must be called. Raises `InvalidArgument`."""
+    tools = request.tools or []
+    for number, tool in enumerate(tools):
+        refuse_tool(tool, f"tools[{number}]")
+    if tools:
+        chat.tools = [chat_tool(tool) for tool in tools]
+    choice = request.tool_choice
+    if choice is None:
+        return
+    match choice:
+        case NoChoice():
+            chat.tool_choice = "none"
+        case AnyChoice():
+            chat.tool_choice = "required"
+        case NamedChoice():
+            if all(tool.name != choice.name for tool in tools):
+                refuse("tool_choice", f"names `{choice.name[:80]}`, which is none of the tools")
+            chat.tool_choice = chosen_function(choice.name)
+        case _:
+            chat.tool_choice = "auto" if tools else None
+    if not isinstance(choice, NoChoice) and choice.disable_parallel_tool_use:
+        chat.parallel_tool_calls = False
+
+
+def chat_tool(tool: CustomTool) -> dict[str, Any]:
+    """The tool as a chat offers it."""
+    return function_tool(
+        tool.name, tool.description, tool.input_schema or {}, strict=tool.strict, input_examples=tool.input_examples
+    )
+
+
+def think(request: PromptFields, chat: ChatCompletionRequest) -> None:
+    """Whether, and how much, the model is to think; where the request does not say, its template decides."""
+    if request.output_config is not None:
+        chat.reasoning_effort = request.output_config.effort
+    thinking = request.thinking
+    if thinking is None:
+        return
+    if isinstance(thinking, ThinkingDisabled):
+        chat.thinking = False
+        return
+    chat.thinking = True
+    chat.chat_template_kwargs = {"truncate_history_thinking": False}  # What is sent back is meant to be seen.
+    if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens < BUDGET_MIN:
+        refuse("thinking.budget_tokens", f"must be at least {BUDGET_MIN}, got {thinking.budget_tokens}")
+
+
+def hides_thoughts(request: PromptFields) -> bool:
+    """Whether the client asked not to be shown the thoughts."""
+    thinking = request.thinking
+    return thinking is not None and not isinstance(thinking, ThinkingDisabled) and thinking.display == "omitted"
+
+
+def response_format(request: PromptFields) -> ResponseFormat | None:
+    """The format that the text must have, None for free text."""
+    given = request.output_format if request.output_config is None else request.output_config.format
+    wanted: JsonOutput | None = given or request.output_format
+    if wanted is None:
+        return None
+    return ResponseFormat(type="json_schema", json_schema={"name": "output", "schema": wanted.schema, "strict": True})
+
+
+# ---- what cannot be honoured ----------------------------------------------------------------------------------------
+
+
+REFUSED: Mapping[str, Callable[[Any], bool]] = {
+    "mcp_servers": bool,
+    "container": lambda value: value is not None,
+    "diagnostics": lambda value: value is not None,
+    "inference_geo": lambda value: value is not None,
+}
+
+
+def refuse_prompt(request: PromptFields) -> None:
+    """Raises `InvalidArgument` for what would change the prompt."""
+    _refuse(request, ["mcp_servers"])
+    edits = request.context_management.get("edits") if isinstance(request.context_management, dict) else None
+    for edit in edits if isinstance(edits, list) else ():
+        kind = edit.get("type") if isinstance(edit, dict) else None
+        if not isinstance(kind, str) or not kind.startswith(KEEP_THOUGHTS):
+            refuse("context_management.edits", f"`{str(kind)[:80]}` is not supported by this release")
+
+
+def refuse_answer(request: MessagesRequest) -> None:
+    """Raises `InvalidArgument` for what would change the answer, and for what is out of range."""
+    _refuse(request, ["container", "diagnostics", "inference_geo"])
+    thinking = request.thinking
+    if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens >= request.max_tokens:
+        raise InvalidArgument(
+            f"{INVALID}`max_tokens` must be greater than `thinking.budget_tokens`", param="thinking.budget_tokens"
+        )
+
+
+def _refuse(request: PromptFields, names: Iterable[str]) -> None:
+    for name in names:
+        if REFUSED[name](getattr(request, name)):
+            refuse(name)
+
+
+def refuse_tool(tool: CustomTool, where: str) -> None:
+    """Raises `InvalidArgument` for what of a tool cannot be honoured."""
+    if tool.type not in (None, "custom"):
+        refuse(where, f"is a server tool of type `{str(tool.type)[:80]}`, which is not supported")
+    if tool.input_schema is None:
+        refuse(f"{where}.input_schema", "is missing")
+    if tool.defer_loading:
+        refuse(f"{where}.defer_loading")
+    refuse_callers(tool.allowed_callers, where)

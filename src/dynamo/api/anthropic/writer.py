@@ -1,0 +1,210 @@
+"""MessageWriter: the events of one message, in the order and with the words of Anthropic's Messages API. Pure.
+
+It is a stream's `Chunks` (serving/postprocessor.py), and makes the whole message from the same steps, so that a message that
+was not streamed is the one that a client would have put together from its stream.
+"""
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from dynamo.api.anthropic.convert import sealed
+from dynamo.api.anthropic.errors import error_details
+from dynamo.api.content_blocks import Block, BlockKind, BlockRow, Change, Closed, Grown, Opened
+from dynamo.core.codec import json_encode
+from dynamo.parsers.base import Event
+from dynamo.protocols.anthropic import (
+    AnswerBlock,
+    AnswerText,
+    AnswerThinking,
+    AnswerToolUse,
+    Message,
+    MessageUsage,
+    StopReason,
+    ThinkingTokens,
+)
+from dynamo.protocols.engine import CompletionUsage
+from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.postprocessor import FinishedChoice, TokenEntry
+from dynamo.text.detokenizer import json_text
+
+DELTAS = {
+    BlockKind.TEXT: b'{"type":"text_delta","text":"%b"}',
+    BlockKind.THOUGHT: b'{"type":"thinking_delta","thinking":"%b"}',
+    BlockKind.CALL: b'{"type":"input_json_delta","partial_json":"%b"}',
+}
+OURS = "call-"
+"""Begins the ids of calls to which the model gave none (text/answer_parsing.py)."""
+STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "content_filter": "refusal"}
+
+
+class MessageWriter:
+    """One message while it is written."""
+
+    plain = False
+
+    def __init__(
+        self, message_id: str, model: str, *, stop_sequences: Sequence[str] = (), hides_thoughts: bool = False
+    ) -> None:
+        self.message = Message(id=message_id, model=model, usage=MessageUsage(0, 0))
+        self._stop_sequences = stop_sequences
+        self._hides_thoughts = hides_thoughts
+        self._row = BlockRow()
+
+    # The parts of a stream.
+
+    def begin(self, prompt_tokens: int) -> bytes:
+        """The message exists; how much of the prompt was cached is said at the end."""
+        self.message.usage.input_tokens = prompt_tokens
+        return (
+            event(b"message_start", b'"message":' + json_encode(self.message))
+            + b'event: ping\ndata: {"type":"ping"}\n\n'
+        )
+
+    def head(self, index: int) -> bytes:
+        raise AssertionError("a message has no plain chunks")
+
+    def tail(self, usage: bytes = b"") -> bytes:
+        raise AssertionError("a message has no plain chunks")
+
+    def text_with_logprobs(self, index: int, text: bytes, entries: Sequence[TokenEntry], offset: int) -> bytes:
+        raise AssertionError("a message has no plain chunks")
+
+    def first(self, index: int) -> bytes:
+        """There is one choice, and nothing to open it."""
+        return b""
+
+    def events(
+        self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
+    ) -> bytes:
+        """What was found, as changes of the message's blocks."""
+        block = self._row.more_text(events)
+        if block is not None:
+            return block_delta(block.index, DELTAS[BlockKind.TEXT] % json_text(block.parts[-1]))
+        return self._write(self._row.take(events))
+
+    def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
+        """The last block is complete."""
+        closing = self._write(self._row.finish())
+        message = self.message
+        if isinstance(stop_reason, str) and stop_reason in self._stop_sequences:
+            message.stop_reason, message.stop_sequence = "stop_sequence", stop_reason
+        elif reason in STOP_REASONS:
+            message.stop_reason = STOP_REASONS[reason]
+        else:
+            message.stop_reason = "tool_use" if self._row.has_calls else "end_turn"
+        return closing
+
+    def usage(self, usage: CompletionUsage) -> bytes:
+        """Why the message ended, and what it took."""
+        self.message.usage = usage_of(usage)
+        delta = {"stop_reason": self.message.stop_reason, "stop_sequence": self.message.stop_sequence}
+        return event(b"message_delta", b'"delta":%b,"usage":%b' % (json_encode(delta), json_encode(self.message.usage)))
+
+    def end(self) -> bytes:
+        """The message is complete."""
+        return b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+    def failure(self, error: ErrorAnswer) -> bytes:
+        """Why there is no more."""
+        return event(b"error", b'"error":' + json_encode(error_details(error)))
+
+    # The whole message.
+
+    def whole(self, choice: FinishedChoice, usage: CompletionUsage) -> Message:
+        """The message to a request that does not stream."""
+        self.events(0, choice.events(), b"", (), 0)
+        self.finish(0, choice.finish_reason or "stop", choice.stop_reason)
+        self.message.usage = usage_of(usage)
+        return self.message
+
+    # How it is done.
+
+    def _write(self, changes: Iterable[Change]) -> bytes:
+        return b"".join([self._change(change) for change in changes])
+
+    def _change(self, change: Change) -> bytes:
+        match change:
+            case Grown():
+                if self._hides_thoughts and change.block.kind is BlockKind.THOUGHT:
+                    return b""
+                return block_delta(change.block.index, DELTAS[change.block.kind] % json_text(change.text))
+            case Opened():
+                opening = b'"index":%d,"content_block":%b' % (change.block.index, json_encode(opened(change.block)))
+                return event(b"content_block_start", opening)
+            case Closed():
+                return self._close(change.block)
+
+    def _close(self, block: Block) -> bytes:
+        answer = self._answer(block)
+        self.message.content.append(answer)
+        closing = event(b"content_block_stop", b'"index":%d' % block.index)
+        if isinstance(answer, AnswerThinking):
+            signature = b'{"type":"signature_delta","signature":"%b"}' % json_text(answer.signature)
+            return block_delta(block.index, signature) + closing
+        return closing
+
+    def _answer(self, block: Block) -> AnswerBlock:
+        text = block.text()
+        match block.kind:
+            case BlockKind.TEXT:
+                return AnswerText(text)
+            case BlockKind.CALL:
+                return AnswerToolUse(tool_use_id(block.call_id), block.name, arguments_of(text))
+            case BlockKind.THOUGHT:
+                return AnswerThinking("", sealed(text)) if self._hides_thoughts else AnswerThinking(text, signed(text))
+
+
+def opened(block: Block) -> AnswerBlock:
+    """A block as it begins."""
+    match block.kind:
+        case BlockKind.TEXT:
+            return AnswerText("")
+        case BlockKind.CALL:
+            return AnswerToolUse(tool_use_id(block.call_id), block.name, {})
+        case BlockKind.THOUGHT:
+            return AnswerThinking("", "")
+
+
+def event(name: bytes, fields: bytes) -> bytes:
+    """One server-sent event."""
+    return b'event: %b\ndata: {"type":"%b",%b}\n\n' % (name, name, fields)
+
+
+def block_delta(index: int, delta: bytes) -> bytes:
+    """More of a block."""
+    return event(b"content_block_delta", b'"index":%d,"delta":%b' % (index, delta))
+
+
+def tool_use_id(call_id: str) -> str:
+    """The id of a call as Anthropic's look; one that the model gave itself is what its template wants to see again."""
+    return f"toolu_{call_id.removeprefix(OURS).replace('-', '')}" if call_id.startswith(OURS) else call_id
+
+
+def signed(thoughts: str) -> str:
+    """A signature: clients throw away thoughts without one. It is a check sum and proves nothing."""
+    return b64encode(hashlib.sha256(thoughts.encode()).digest()).decode()
+
+
+def arguments_of(text: str) -> dict[str, object]:
+    """The input of a call. A parser completes the object; what is none for all that is left out."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+
+
+def usage_of(usage: CompletionUsage) -> MessageUsage:
+    """The counts of a chat in the words of a message: what the cache held is counted apart."""
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
+    cached = min(cached or 0, usage.prompt_tokens)
+    thoughts = usage.completion_tokens_details
+    return MessageUsage(
+        input_tokens=usage.prompt_tokens - cached,
+        output_tokens=usage.completion_tokens,
+        cache_read_input_tokens=cached,
+        output_tokens_details=UNSET if thoughts is None else ThinkingTokens(thoughts.reasoning_tokens),
+    )

@@ -1,0 +1,103 @@
+"""Lines: the requests of an input file, one JSON object a line. Pure."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from dynamo.api.batches.records import LineError
+from dynamo.core.codec import UNREADABLE, json_decoder
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+CUSTOM_ID_CHARS_MAX = 512
+LINES_MAX = 50_000  # OpenAI's.
+ERRORS_MAX = 100  # More of them help nobody.
+
+
+class BatchLine(msgspec.Struct):
+    """One request."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: dict[str, Any]
+
+
+_decode = json_decoder(BatchLine).decode
+
+
+@dataclass(slots=True)
+class Review:
+    """What is found in an input file."""
+
+    total: int = 0
+    model: str | None = None
+    """The model of its first request."""
+    errors: list[LineError] = field(default_factory=list)
+
+
+def read_line(data: bytes) -> BatchLine:
+    """A line that `review` has found to be right."""
+    line: BatchLine = _decode(data)
+    return line
+
+
+def review(lines: Iterable[bytes], endpoint: str) -> Review:
+    """Everything that is wrong with a file, up to a limit; empty lines do not count."""
+    found = Review()
+    seen: set[str] = set()
+    for number, data in enumerate(lines, 1):
+        if not data.strip():
+            continue
+        found.total += 1
+        if found.total > LINES_MAX:
+            found.errors.append(
+                LineError(code="too_many_tasks", message=f"the file has more than {LINES_MAX} requests", line=number)
+            )
+            break
+        error, line = check_line(data, endpoint, seen)
+        if error is not None:
+            error.line = number
+            found.errors.append(error)
+            if len(found.errors) >= ERRORS_MAX:
+                break
+        elif line is not None and found.model is None:
+            found.model = line.body["model"]
+    if not found.total:
+        found.errors.append(LineError(code="empty_file", message="the file has no requests"))
+    return found
+
+
+def check_line(data: bytes, endpoint: str, seen: set[str]) -> tuple[LineError | None, BatchLine | None]:
+    """A line, or what is wrong with it. `seen` are the ids so far, and learns this one's."""
+    try:
+        line: BatchLine = _decode(data)
+    except msgspec.ValidationError as error:
+        return LineError(code="invalid_request", message=str(error)), None
+    except UNREADABLE:
+        return LineError(code="invalid_json_line", message="the line is no JSON object"), None
+    fault = next(_faults(line, endpoint, seen), None)
+    if fault is not None:
+        return fault, None
+    seen.add(line.custom_id)
+    return None, line
+
+
+def _faults(line: BatchLine, endpoint: str, seen: set[str]) -> Iterator[LineError]:
+    if not 0 < len(line.custom_id) <= CUSTOM_ID_CHARS_MAX:
+        told = f"custom_id has {len(line.custom_id)} characters: expected 1 to {CUSTOM_ID_CHARS_MAX}"
+        yield LineError(code="invalid_custom_id", message=told, param="custom_id")
+    if line.custom_id in seen:
+        told = f"custom_id {line.custom_id!r} is there twice"
+        yield LineError(code="duplicate_custom_id", message=told, param="custom_id")
+    if line.method != "POST":
+        yield LineError(code="invalid_method", message=f"method {line.method!r}: expected POST", param="method")
+    if line.url != endpoint:
+        told = f"url {line.url!r}: expected the batch's endpoint, {endpoint}"
+        yield LineError(code="mismatched_url", message=told, param="url")
+    model = line.body.get("model")
+    if not isinstance(model, str) or not model:
+        yield LineError(code="missing_model", message="body.model is missing", param="body.model")
+    if line.body.get("stream"):
+        yield LineError(code="stream_not_supported", message="body.stream: a batch has no streams", param="body.stream")

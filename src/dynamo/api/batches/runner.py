@@ -1,0 +1,414 @@
+"""BatchRunner: the background worker that answers batches, line by line, with what clients leave over.
+
+Of all processes that share a directory, the one with the lock runs its batches. What it has of a batch is in the
+directory: after a restart, of this process or of another one, only the lines without a result are asked.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from dynamo.api.batches.lines import BatchLine, read_line, review
+from dynamo.api.batches.records import (
+    CANCELLED,
+    CANCELLING,
+    COMPLETED,
+    EXPIRED,
+    FAILED,
+    FINALIZING,
+    IN_PROGRESS,
+    VALIDATING,
+    BatchRecord,
+    LineError,
+    LineErrors,
+    RequestCounts,
+    new_id,
+    result_line,
+)
+from dynamo.api.batches.slots import Slots
+from dynamo.api.batches.store import BatchStore, lines_of
+from dynamo.core.backoff import Backoff
+from dynamo.core.clock import Clock, SystemClock
+from dynamo.core.codec import UNREADABLE
+from dynamo.core.tasks import TaskOwner
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 2.0  # How late another process's new batch or cancellation is seen.
+SWEEP_S = 600.0
+SAVE_S = 1.0  # How old the counts that a client sees may be.
+REST_S = 30.0  # A batch that failed for a reason of ours is tried again after that.
+BEGUN_MAX = 64  # Lines of a batch in memory; more than it has slots, so that one that waits holds up no other.
+RETRY_FIRST_S, RETRY_MAX_S = 0.5, 30.0  # Between tries of a line that nobody can take at the moment.
+TOLD = {
+    EXPIRED: ("batch_expired", "This request could not be answered before the completion window ended."),
+    FAILED: ("batch_failed", "The batch failed before this request was answered: its input file cannot be read."),
+    CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was answered."),
+}
+
+
+FAILURES_MAX = 5  # In a row, of one batch: what fails so often will not succeed.
+REST_LINES = 500  # Results that are written at a time where a batch ends early.
+
+R = TypeVar("R")
+
+
+class DamagedInput(Exception):
+    """A line of an input file that was valid once cannot be read."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(f"line {number} of the input file cannot be read any more")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was answered to one line."""
+
+    status: int
+    body: bytes
+    request_id: str
+    retry_after_s: float | None = None
+    """Set where nobody could take it now, and it should be asked again; 0 leaves it to us when."""
+
+
+NOT_NOW = Asked(503, b"", "", 0.0)
+
+Ask = Callable[[BatchLine, str | None], Awaitable[Asked]]
+"""Asks a line on behalf of the owner of its batch."""
+
+
+class BatchRunner:
+    """All batches of one directory."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        ask: Ask,
+        slots: Slots,
+        *,
+        may_run: Callable[[], bool] = lambda: True,
+        clock: Clock | None = None,
+    ) -> None:
+        """`may_run`: whether lines may still be begun."""
+        self._store = store
+        self._ask = ask
+        self._slots = slots
+        self._may_run = may_run
+        self._clock = clock or SystemClock()
+        self._tasks = TaskOwner("batches")
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._resting: dict[str, float] = {}
+        self._blocked: set[str] = set()
+        """Batches that wait for the disk."""
+        self._failures: dict[str, int] = {}
+        """How often in a row each batch failed by an error of ours."""
+        self._nudged = asyncio.Event()
+        self._swept_s = float("-inf")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+        """Does all work on records and results in order: what is older never replaces what is newer."""
+
+    @property
+    def running(self) -> int:
+        """Batches that are being answered by this process."""
+        return len(self._running)
+
+    def start(self) -> None:
+        """Begins; what dies is begun again."""
+        self._tasks.supervise(self._keep, "runner", clock=self._clock)
+
+    def nudge(self) -> None:
+        """There is something to see."""
+        self._nudged.set()
+
+    async def close(self) -> None:
+        """Ends at once: what was begun and has no result is asked again after the next start."""
+        await self._tasks.cancel_and_wait()
+        await asyncio.to_thread(self._thread.shutdown)
+        self._store.unlock()
+
+    async def _keep(self) -> None:
+        while True:
+            self._nudged.clear()
+            try:
+                if await self._in_order(self._store.try_lock):
+                    await self.look()
+            except OSError as error:
+                logger.warning("failed to look for batches: %s; trying again in %g s", error, POLL_S)
+            with contextlib.suppress(TimeoutError):
+                await self._wait_nudged()
+
+    async def _wait_nudged(self) -> None:
+        nudged = asyncio.ensure_future(self._nudged.wait())
+        later = asyncio.ensure_future(self._clock.sleep(POLL_S))
+        try:
+            await asyncio.wait({nudged, later}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            nudged.cancel()
+            later.cancel()
+
+    async def look(self) -> None:
+        """Begins every batch that is to be answered and is not yet."""
+        now_s = self._clock.now()
+        if now_s - self._swept_s > SWEEP_S:
+            self._swept_s = now_s
+            await self._in_order(self._store.sweep)
+        for record in await self._in_order(self._store.open_batches):
+            key = record.batch.id
+            if key not in self._running and self._resting.get(key, now_s) <= now_s and self._may_run():
+                self._resting.pop(key, None)
+                self._running[key] = self._tasks.start(self._guard(record), key)
+
+    async def _guard(self, record: BatchRecord) -> None:
+        key = record.batch.id
+        try:
+            await self.run(record)
+            self._failures.pop(key, None)
+        except OSError as error:
+            logger.warning("batch %s: %s; trying again in %g s", key, error, REST_S)
+            self._resting[key] = self._clock.now() + REST_S
+        except Exception:
+            self._failures[key] = self._failures.get(key, 0) + 1
+            if self._failures[key] < FAILURES_MAX:
+                logger.exception("batch %s failed; trying again in %g s", key, REST_S)
+                self._resting[key] = self._clock.now() + REST_S
+            else:
+                logger.exception("batch %s failed %d times in a row and ends", key, FAILURES_MAX)
+                await self._give_up(record)
+        finally:
+            self._blocked.discard(key)
+            del self._running[key]
+            self._nudged.set()
+
+    async def _give_up(self, record: BatchRecord) -> None:
+        """End a batch that cannot be answered for a reason of ours."""
+        batch = record.batch
+        self._failures.pop(batch.id, None)
+        batch.status, batch.failed_at = FAILED, int(self._clock.wall())
+        batch.errors = LineErrors(data=[LineError(code="internal_error", message="The batch could not be answered")])
+        await self._persist(record, self._store.save, record)
+
+    # One batch.
+
+    async def run(self, record: BatchRecord) -> None:
+        """Brings a batch from where it is to its end."""
+        batch = record.batch
+        if batch.status == VALIDATING and not await self._validate(record):
+            return
+        if batch.status == IN_PROGRESS:
+            try:
+                end = await self._answer(record)
+            except* DamagedInput as group:
+                end = FAILED
+                error = first_of(group)
+                message = f"line {error.number} of {batch.input_file_id} cannot be read any more"
+                batch.errors = LineErrors(
+                    data=[LineError(code="invalid_json_line", message=message, line=error.number)]
+                )
+                logger.warning("batch %s: %s", batch.id, message)
+            if end != COMPLETED:
+                await self._persist(record, self._tell_rest, record, end)
+            batch.status, batch.finalizing_at = FINALIZING, int(self._clock.wall())
+            if end == CANCELLED:
+                batch.cancelling_at = self._store.cancelled_s(batch.id)
+                batch.status = CANCELLING
+            elif end == EXPIRED:
+                batch.expired_at = int(self._clock.wall())
+            await self._count(record)  # Once the results are files they are not counted any more.
+            await self._save(record)
+        await self._finalize(record)
+
+    async def _validate(self, record: BatchRecord) -> bool:
+        """Whether there is something to ask."""
+        batch = record.batch
+        path = self._store.path(batch.input_file_id)
+        try:
+            found = await asyncio.to_thread(lambda: review(lines_of(path), batch.endpoint))
+        except FileNotFoundError:
+            error = LineError(code="file_not_found", message=f"{batch.input_file_id} is there no more")
+            batch.errors = LineErrors(data=[error])
+        else:
+            batch.request_counts.total = found.total
+            batch.model = found.model
+            batch.errors = LineErrors(data=found.errors) if found.errors else None
+        now = int(self._clock.wall())
+        if batch.errors is not None:
+            batch.status, batch.failed_at = FAILED, now
+            batch.request_counts = RequestCounts()
+            logger.info("batch %s failed: %s", batch.id, batch.errors.data[0].message)
+        else:
+            batch.status, batch.in_progress_at = IN_PROGRESS, now
+        await self._save(record)
+        return batch.errors is None
+
+    async def _answer(self, record: BatchRecord) -> str:
+        """Asks all lines that have no result; says how that ended."""
+        asking = asyncio.ensure_future(self._ask_lines(record))
+        try:
+            while not asking.done():
+                end = self._ended_early(record)
+                if end is not None:
+                    return end
+                tick = asyncio.ensure_future(self._clock.sleep(SAVE_S))
+                await asyncio.wait({asking, tick}, return_when=asyncio.FIRST_COMPLETED)
+                tick.cancel()
+            await asking
+            return COMPLETED
+        finally:
+            asking.cancel()
+            await asyncio.wait({asking})
+
+    def _ended_early(self, record: BatchRecord) -> str | None:
+        if self._store.cancelled_s(record.batch.id) is not None:
+            return CANCELLED
+        return EXPIRED if self._clock.wall() >= record.batch.expires_at else None
+
+    async def _ask_lines(self, record: BatchRecord) -> None:
+        batch = record.batch
+        completed, failed = await self._in_order(self._store.results, batch.id)
+        batch.request_counts.completed, batch.request_counts.failed = len(completed), len(failed)
+        done = completed | failed
+        saving = asyncio.ensure_future(self._save_now_and_then(record))
+        begun = asyncio.Semaphore(BEGUN_MAX)
+        lines = self._lines(batch.input_file_id)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while (found := await asyncio.to_thread(next, lines, None)) is not None:
+                    number, data = found
+                    try:
+                        line = read_line(data)
+                    except UNREADABLE:
+                        raise DamagedInput(number) from None
+                    if line.custom_id not in done:
+                        await begun.acquire()
+                        task = group.create_task(self._ask_line(record, line), name=line.custom_id)
+                        task.add_done_callback(lambda _: begun.release())
+        finally:
+            saving.cancel()
+            await asyncio.wait({saving})
+
+    def _lines(self, file_id: str) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines of an input with their numbers; none where the file was removed from the directory."""
+        try:
+            yield from (found for found in enumerate(lines_of(self._store.path(file_id)), 1) if found[1].strip())
+        except FileNotFoundError:
+            logger.warning("the input %s is there no more", file_id)
+
+    async def _ask_line(self, record: BatchRecord, line: BatchLine) -> None:
+        """One line, until it has a result."""
+        backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
+        while True:
+            await self._slots.take()
+            try:
+                answer = await self._ask(line, record.owner) if self._may_run() else NOT_NOW
+            finally:
+                self._slots.give_back()
+            if answer.retry_after_s is None:
+                await self._keep_result(record, line, answer)
+                return
+            await self._clock.sleep(max(backoff.next(random.random()), answer.retry_after_s))
+
+    async def _keep_result(self, record: BatchRecord, line: BatchLine, answer: Asked) -> None:
+        response = {
+            "status_code": answer.status,
+            "request_id": answer.request_id,
+            "body": msgspec.Raw(answer.body),
+        }
+        told = result_line(new_id("batch_req_"), line.custom_id, response=response, error=None)
+        is_error = answer.status >= 400
+        await self._persist(record, self._store.append_result, record.batch.id, told, is_error)
+        counts = record.batch.request_counts
+        counts.failed += is_error
+        counts.completed += not is_error
+
+    async def _save_now_and_then(self, record: BatchRecord) -> None:
+        saved = -1
+        while True:
+            counts = record.batch.request_counts
+            if counts.completed + counts.failed != saved:
+                with contextlib.suppress(OSError):  # The results are what counts; these numbers are saved next time.
+                    await self._save(record)
+                    saved = counts.completed + counts.failed
+            await self._clock.sleep(SAVE_S)
+
+    def _tell_rest(self, record: BatchRecord, end: str) -> None:
+        """Every line without a result is told why."""
+        batch = record.batch
+        completed, failed = self._store.results(batch.id)
+        code, message = TOLD[end]
+        error: dict[str, Any] = {"code": code, "message": message}
+        unanswered: list[dict[str, Any]] = []
+        for _, data in self._lines(batch.input_file_id):
+            try:
+                custom_id = read_line(data).custom_id
+            except UNREADABLE:
+                continue
+            if custom_id not in completed and custom_id not in failed:
+                unanswered.append(result_line(new_id("batch_req_"), custom_id, response=None, error=error))
+        for place in range(0, len(unanswered), REST_LINES):
+            self._store.append_results(batch.id, unanswered[place : place + REST_LINES], is_error=True)
+
+    async def _count(self, record: BatchRecord) -> None:
+        """Count the results; where there are none any more, the counts stay."""
+        completed, failed = await self._persist(record, self._store.results, record.batch.id)
+        if completed or failed:
+            counts = record.batch.request_counts
+            counts.completed, counts.failed = len(completed), len(failed)
+
+    async def _finalize(self, record: BatchRecord) -> None:
+        """The results become files, and the batch ends."""
+        batch = record.batch
+        await self._count(record)
+        await self._persist(record, self._store.publish, record)
+        now = int(self._clock.wall())
+        if batch.errors is not None:
+            batch.status, batch.failed_at = FAILED, now
+        elif batch.status == CANCELLING:
+            batch.status, batch.cancelled_at = CANCELLED, now
+        elif batch.expired_at is not None:
+            batch.status = EXPIRED
+        else:
+            batch.status, batch.completed_at = COMPLETED, now
+        await self._persist(record, self._store.save, record)
+        counts = batch.request_counts
+        logger.info(
+            "batch %s ended: %s, %d answered, %d failed", batch.id, batch.status, counts.completed, counts.failed
+        )
+
+    def _in_order(self, work: Callable[..., R], *values: Any) -> "asyncio.Future[R]":
+        """Work on the store; once begun it is done, whoever still waits for it."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, work, *values)
+
+    async def _persist(self, record: BatchRecord, work: Callable[..., R], *values: Any) -> R:
+        """Work on the store that is repeated until the disk takes it: on a full disk no answer is lost or repeated.
+
+        What was begun is done, even if the batch ends now.
+        """
+        backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
+        while True:
+            try:
+                result = await asyncio.shield(self._in_order(work, *values))
+            except OSError as error:
+                if record.batch.id not in self._blocked:  # Each of its lines waits.
+                    self._blocked.add(record.batch.id)
+                    logger.warning("batch %s: waiting until the disk can be written to: %s", record.batch.id, error)
+                await self._clock.sleep(backoff.next(random.random()))
+            else:
+                self._blocked.discard(record.batch.id)
+                return result
+
+    async def _save(self, record: BatchRecord) -> None:
+        await self._in_order(self._store.save, record)
+
+
+def first_of(group: BaseExceptionGroup[DamagedInput]) -> DamagedInput:
+    """Return the first error of a group, however deep it is."""
+    first = group.exceptions[0]
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first

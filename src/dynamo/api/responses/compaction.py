@@ -1,0 +1,75 @@
+"""Compaction: a conversation replaced by the caller's own messages and a summary of everything else. Pure.
+
+The summary travels in `encrypted_content` of a `compaction` item, encoded and not encrypted: the client sends the item
+back as it is, to this frontend or to another one of the same release.
+"""
+
+import base64
+import binascii
+from collections.abc import Sequence
+
+from dynamo.api.responses.ids import item_id
+from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.responses import (
+    Compaction,
+    CompactionItem,
+    InputText,
+    MessageItem,
+    OutputText,
+    Response,
+    ResponseUsage,
+    StoredItem,
+)
+from dynamo.protocols.strict import INVALID
+
+SUMMARY_TOKENS_MAX = 1024  # Enough for a page, and short beside the conversations that are worth compacting.
+SUMMARY_REQUEST = (
+    "Summarize the conversation so far, so that it can be continued from the summary alone. Keep facts, names, numbers, "
+    "decisions, results of tool calls and open tasks. Write only the summary."
+)
+SUMMARY_HEAD = "Summary of the conversation so far:\n"
+
+_SEAL = "dynamo-summary-1:"
+
+
+def sealed(summary: str) -> str:
+    """Return a summary as the content of a compaction item."""
+    return _SEAL + base64.b64encode(summary.encode()).decode()
+
+
+def unsealed(item: CompactionItem) -> str:
+    """Return the summary of a compaction item. Raise `InvalidArgument` for one that was made elsewhere."""
+    try:
+        if item.encrypted_content.startswith(_SEAL):
+            return base64.b64decode(item.encrypted_content.removeprefix(_SEAL), validate=True).decode()
+    except (binascii.Error, ValueError):
+        pass
+    raise InvalidArgument(
+        f"{INVALID}`encrypted_content` of a compaction item was not made by /v1/responses/compact of this server",
+        param="input",
+    )
+
+
+def summary_of(response: Response) -> str:
+    """Return the text of the answer that the model gave to `SUMMARY_REQUEST`."""
+    texts = [
+        part.text
+        for item in response.output
+        if isinstance(item, MessageItem) and not isinstance(item.content, str)
+        for part in item.content
+        if isinstance(part, OutputText)
+    ]
+    return "".join(texts).strip()
+
+
+def compacted(items: Sequence[StoredItem], response: Response) -> Compaction:
+    """Return what stands for a conversation: the messages that the model did not write, and its summary."""
+    output: list[StoredItem] = []
+    for number, item in enumerate(items):
+        if isinstance(item, MessageItem) and item.role != "assistant":
+            content = [InputText(item.content)] if isinstance(item.content, str) else item.content
+            name = item.id or item_id("msg", response.id, number)
+            output.append(MessageItem(item.role, [*content], name, "completed", item.phase))
+    output.append(CompactionItem(sealed(summary_of(response)), item_id("cmp", response.id, len(items))))
+    assert isinstance(response.usage, ResponseUsage), "a whole response has its usage"
+    return Compaction(id=response.id, created_at=response.created_at, output=output, usage=response.usage)

@@ -1,0 +1,219 @@
+"""DirectoryStore: responses as files of a directory, which several frontends may share.
+
+    DIR/0a1b…(24 digits).json      one record, readable by its owner alone
+
+One thread does all of a store's file work in order, so that what was put is there for the next question. A file appears
+whole or not at all. Its modification time is its last use; whoever sweeps the directory goes by that.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dynamo.api.responses.store import Dropped, StoreLimits
+from dynamo.core.clock import Clock, SystemClock
+from dynamo.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+WRITES_PENDING_MAX = 1024  # A disk that is so far behind will not catch up; memory is not spent on waiting for it.
+SWEEP_WRITES = 64  # Looking at a directory of thousands of files at every write would cost more than the write.
+SWEEP_S = 60.0
+ROOM = 0.9  # A sweep makes room for a while, not for one file.
+GRACE_S = 0.5  # Another frontend may have answered a moment ago, and its file may be on its way.
+GRACE_STEP_S = 0.05
+LEFTOVER_S = 3600.0  # An unfinished file so old belongs to nobody.
+
+SUFFIX, UNFINISHED = ".json", ".part"
+
+
+@dataclass(slots=True)
+class _File:
+    path: str
+    size: int
+    used_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Swept:
+    """How many records a sweep removed, and why."""
+
+    expired: int = 0
+    full: int = 0
+
+
+class DirectoryStore:
+    """Records in a directory."""
+
+    def __init__(
+        self,
+        folder: str,
+        limits: StoreLimits,
+        dropped: Dropped,
+        clock: Clock | None = None,
+        *,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        """Makes the directory where it is missing. Raises `ConfigError`."""
+        self._folder = folder
+        self._limits = limits
+        self._dropped = dropped
+        self._clock = clock or SystemClock()
+        self._grace_s = grace_s
+        self._pending = 0
+        self._writes = 0
+        self._swept_s = float("-inf")
+        self._entries = 0
+        self._bytes = 0
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            self._count(self._sweep())
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError("it cannot be written to")
+        except OSError as error:
+            raise ConfigError(f"--responses-store {folder}: {error.strerror or error}") from None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses-store")
+
+    @property
+    def entries(self) -> int:
+        """As of the last sweep, and what was written here since."""
+        return self._entries
+
+    @property
+    def size(self) -> int:
+        return self._bytes
+
+    def put(self, key: str, record: bytes) -> None:
+        if self._pending >= WRITES_PENDING_MAX or len(record) > self._limits.bytes_max:
+            self._dropped.count("full")
+            return
+        self._pending += 1
+        loop = asyncio.get_running_loop()
+        writing = loop.run_in_executor(self._thread, self._write, key, record)
+        writing.add_done_callback(self._written)
+
+    async def get(self, key: str) -> bytes | None:
+        loop = asyncio.get_running_loop()
+        until_s = self._clock.now() + self._grace_s
+        while True:
+            record = await loop.run_in_executor(self._thread, self._read, key)
+            if record is not None or self._clock.now() >= until_s:
+                return record
+            await self._clock.sleep(GRACE_STEP_S)
+
+    async def delete(self, key: str) -> bool:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._remove, key)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _written(self, writing: "asyncio.Future[_Swept]") -> None:
+        self._pending -= 1
+        try:
+            self._count(writing.result())
+        except OSError as error:
+            self._dropped.count("failed")
+            logger.warning("a response could not be stored: %s", error)
+
+    def _count(self, swept: _Swept) -> None:
+        """Metrics belong to the loop's thread."""
+        self._dropped.count("expired", swept.expired)
+        self._dropped.count("full", swept.full)
+
+    # On the store's thread.
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self._folder, key + SUFFIX)
+
+    def _write(self, key: str, record: bytes) -> _Swept:
+        unfinished = os.path.join(self._folder, f"{key}-{secrets.token_hex(4)}{UNFINISHED}")
+        file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(file, "wb") as out:
+                out.write(record)
+            self._stamp(unfinished)
+            os.replace(unfinished, self._path(key))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
+            raise
+        self._entries += 1
+        self._bytes += len(record)
+        self._writes += 1
+        if self._writes % SWEEP_WRITES == 0 or self._clock.now() - self._swept_s > SWEEP_S:
+            return self._sweep()
+        return _Swept()
+
+    def _read(self, key: str) -> bytes | None:
+        path = self._path(key)
+        try:
+            if self._clock.wall() - os.stat(path).st_mtime > self._limits.unused_s:
+                return None
+            with open(path, "rb") as file:
+                record = file.read()
+            self._stamp(path)
+        except OSError:
+            return None
+        return record
+
+    def _remove(self, key: str) -> bool:
+        try:
+            os.unlink(self._path(key))
+        except OSError:
+            return False
+        self._entries = max(0, self._entries - 1)
+        return True
+
+    def _stamp(self, path: str) -> None:
+        """Marks a file as used now."""
+        now_s = self._clock.wall()
+        os.utime(path, (now_s, now_s))
+
+    def _sweep(self) -> _Swept:
+        """Removes what nobody asked for long enough, then the oldest of what is too much."""
+        self._swept_s = self._clock.now()
+        files, leftovers = self._files()
+        now_s = self._clock.wall()
+        for one in leftovers:
+            if time.time() - one.used_s > LEFTOVER_S:
+                self._forget(one)
+        kept = [one for one in files if now_s - one.used_s <= self._limits.unused_s]
+        expired = [one for one in files if now_s - one.used_s > self._limits.unused_s]
+        kept.sort(key=lambda one: one.used_s)
+        total, count = sum(one.size for one in kept), len(kept)
+        excess: list[_File] = []
+        if total > self._limits.bytes_max or count > self._limits.entries_max:
+            for one in kept:
+                if total <= ROOM * self._limits.bytes_max and count <= ROOM * self._limits.entries_max:
+                    break
+                excess.append(one)
+                total -= one.size
+                count -= 1
+        self._entries, self._bytes = count, total
+        return _Swept(sum(map(self._forget, expired)), sum(map(self._forget, excess)))
+
+    def _files(self) -> tuple[list[_File], list[_File]]:
+        """The records, and files that were never finished."""
+        records: list[_File] = []
+        leftovers: list[_File] = []
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if not entry.name.endswith((SUFFIX, UNFINISHED)):
+                    continue
+                with contextlib.suppress(OSError):  # Another frontend sweeps as well.
+                    facts = entry.stat(follow_symlinks=False)
+                    one = _File(entry.path, facts.st_size, facts.st_mtime)
+                    (records if entry.name.endswith(SUFFIX) else leftovers).append(one)
+        return records, leftovers
+
+    def _forget(self, one: _File) -> bool:
+        try:
+            os.unlink(one.path)
+        except OSError:
+            return False
+        return True

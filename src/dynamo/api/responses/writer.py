@@ -1,0 +1,253 @@
+"""ResponseWriter: the events of one response, in the order and with the words of OpenAI's Responses API. Pure.
+
+It is a stream's `Chunks` (serving/postprocessor.py), and makes the whole response from the same steps, so that a response
+that was not streamed is the one that a client would have put together from its stream.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from dynamo.api.content_blocks import Block, BlockKind, BlockRow, Change, Closed, Grown, Opened
+from dynamo.api.responses.ids import item_id
+from dynamo.core.codec import json_encode
+from dynamo.parsers.base import Content, Event
+from dynamo.protocols.engine import CompletionUsage
+from dynamo.protocols.responses import (
+    CachedTokens,
+    FunctionCallItem,
+    IncompleteDetails,
+    ItemStatus,
+    Logprob,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ReasoningTokens,
+    Response,
+    ResponseFailure,
+    ResponseUsage,
+    TopLogprob,
+)
+from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.postprocessor import DONE, FinishedChoice, TokenEntry
+from dynamo.text.detokenizer import json_text
+
+Keep = Callable[[Response], None]
+"""Told of a response that is complete."""
+
+PREFIXES = {BlockKind.TEXT: "msg", BlockKind.THOUGHT: "rs", BlockKind.CALL: "fc"}
+NOUNS = {
+    BlockKind.TEXT: b"response.output_text",
+    BlockKind.THOUGHT: b"response.reasoning_text",
+    BlockKind.CALL: b"response.function_call_arguments",
+}
+FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded", 529: "rate_limit_exceeded"}
+"""OpenAI's codes of what may break a response off, by status; anything else is a `server_error`."""
+
+
+class ResponseWriter:
+    """One response while it is written."""
+
+    plain = False
+
+    def __init__(
+        self, response: Response, *, now: Callable[[], float], keep: Keep | None = None, logprobs: bool = False
+    ) -> None:
+        self.response = response
+        self._now = now
+        self._keep = keep
+        self._wants_logprobs = logprobs
+        self._row = BlockRow()
+        self._sequence = 0
+        self._place = b""
+        """Where the open item is, as its events say it."""
+        self._logprobs: list[Logprob] = []
+        """Those of the message that is being written."""
+        self._fresh: list[Logprob] = []
+        """Those that no event has carried yet."""
+        self._reason = "stop"
+
+    # The parts of a stream.
+
+    def begin(self, prompt_tokens: int) -> bytes:
+        """The response exists, and is worked on."""
+        return self._lifecycle(b"response.created") + self._lifecycle(b"response.in_progress")
+
+    def head(self, index: int) -> bytes:
+        raise AssertionError("a response has no plain chunks")
+
+    def tail(self, usage: bytes = b"") -> bytes:
+        raise AssertionError("a response has no plain chunks")
+
+    def text_with_logprobs(self, index: int, text: bytes, entries: Sequence[TokenEntry], offset: int) -> bytes:
+        raise AssertionError("a response has no plain chunks")
+
+    def first(self, index: int) -> bytes:
+        """There is one choice, and nothing to open it."""
+        return b""
+
+    def events(
+        self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
+    ) -> bytes:
+        """What was found, as changes of the response's items. Logprobs are told of text up to the first other item."""
+        if entries and self._wants_logprobs and self._row.is_only_text:
+            self._fresh += [logprob_of(entry) for entry in entries]
+        block = self._row.more_text(events)
+        if block is not None:
+            return self._delta(block, block.parts[-1])
+        return self._write(self._row.take(events))
+
+    def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
+        """The last item is complete, or cut off; an answer of nothing is an empty message."""
+        self._reason = reason
+        is_cut = reason in ("length", "content_filter")
+        return self._write(self._row.finish(is_cut=is_cut, needs_block=True))
+
+    def usage(self, usage: CompletionUsage) -> bytes:
+        """The response is complete, with everything in it."""
+        self._settle(usage)
+        return self._lifecycle(b"response." + self.response.status.encode())
+
+    def end(self) -> bytes:
+        """OpenAI's own streams just end; upstream's say the word that ends those of chats, and clients know both."""
+        return DONE
+
+    def failure(self, error: ErrorAnswer) -> bytes:
+        """What there is, cut off, and why. Where a comment has begun the stream, the response has yet to begin."""
+        opening = b"" if self._sequence else self.begin(0)
+        closing = opening + self._write(self._row.finish(is_cut=True))
+        self.response.status = "failed"
+        self.response.error = ResponseFailure(FAILURES.get(error.status, "server_error"), error.message)
+        return closing + self._lifecycle(b"response.failed") + DONE
+
+    # The whole response.
+
+    def whole(self, choice: FinishedChoice, usage: CompletionUsage) -> Response:
+        """The response to a request that does not stream."""
+        events = choice.events()
+        self.events(0, events, b"", entries_of_text(events, choice.entries or ()), 0)
+        self.finish(0, choice.finish_reason or "stop", choice.stop_reason)
+        self._settle(usage)
+        return self.response
+
+    # How it is done.
+
+    def _settle(self, usage: CompletionUsage) -> None:
+        response = self.response
+        response.usage = usage_of(usage)
+        if self._reason == "length":
+            response.status, response.incomplete_details = "incomplete", IncompleteDetails("max_output_tokens")
+        elif self._reason == "content_filter":
+            response.status, response.incomplete_details = "incomplete", IncompleteDetails("content_filter")
+        else:
+            response.status, response.completed_at = "completed", int(self._now())
+        if self._keep is not None:
+            self._keep(response)
+
+    def _write(self, changes: Iterable[Change]) -> bytes:
+        return b"".join([self._change(change) for change in changes])
+
+    def _change(self, change: Change) -> bytes:
+        match change:
+            case Grown():
+                return self._delta(change.block, change.text)
+            case Opened():
+                return self._open(change.block)
+            case Closed():
+                return self._close(change.block, "incomplete" if change.is_cut else "completed")
+
+    def _open(self, block: Block) -> bytes:
+        item = self._item(block, "in_progress")
+        self._place = b'"item_id":"%b","output_index":%d' % ((item.id or "").encode(), block.index)
+        added = b'"output_index":%d,"item":%b' % (block.index, json_encode(item))
+        opening = self._event(b"response.output_item.added", added)
+        if block.kind is BlockKind.CALL:
+            return opening
+        self._place += b',"content_index":0'
+        part = b'%b,"part":%b' % (self._place, json_encode(self._part(block, "")))
+        return opening + self._event(b"response.content_part.added", part)
+
+    def _delta(self, block: Block, text: str) -> bytes:
+        delta = b'%b,"delta":"%b"' % (self._place, json_text(text))
+        if block.kind is BlockKind.TEXT:
+            fresh, self._fresh = self._fresh, []
+            self._logprobs += fresh
+            delta += b',"logprobs":%b' % json_encode(fresh) if fresh else b',"logprobs":[]'
+        return self._event(NOUNS[block.kind] + b".delta", delta)
+
+    def _close(self, block: Block, status: ItemStatus) -> bytes:
+        if self._row.is_only_text:
+            self._logprobs += self._fresh  # Those of tokens whose text was held back, and was none in the end.
+        self._fresh = []
+        text, place = block.text(), self._place
+        item = self._item(block, status, text)
+        self.response.output.append(item)
+        if block.kind is BlockKind.CALL:
+            done = b'%b,"name":%b,"arguments":"%b"' % (place, json_encode(block.name), json_text(text))
+        else:
+            done = b'%b,"text":"%b"' % (place, json_text(text))
+            if block.kind is BlockKind.TEXT:
+                done += b',"logprobs":%b' % json_encode(self._logprobs)
+        ending = self._event(NOUNS[block.kind] + b".done", done)
+        if block.kind is not BlockKind.CALL:
+            part = b'%b,"part":%b' % (place, json_encode(self._part(block, text)))
+            ending += self._event(b"response.content_part.done", part)
+        self._logprobs = []
+        whole = b'"output_index":%d,"item":%b' % (block.index, json_encode(item))
+        return ending + self._event(b"response.output_item.done", whole)
+
+    def _item(self, block: Block, status: ItemStatus, text: str | None = None) -> OutputItem:
+        """The item of a block; its text is None while it is open."""
+        name = item_id(PREFIXES[block.kind], self.response.id, block.index)
+        match block.kind:
+            case BlockKind.CALL:
+                return FunctionCallItem(text or "", block.call_id, block.name, name, status)
+            case BlockKind.THOUGHT:
+                return ReasoningItem([], name, [] if text is None else [ReasoningText(text)], None, status)
+            case BlockKind.TEXT:
+                content = [] if text is None else [OutputText(text, logprobs=self._logprobs)]
+                return MessageItem("assistant", [*content], name, status)
+
+    def _part(self, block: Block, text: str) -> OutputText | ReasoningText:
+        if block.kind is BlockKind.THOUGHT:
+            return ReasoningText(text)
+        return OutputText(text, logprobs=self._logprobs)
+
+    def _lifecycle(self, name: bytes) -> bytes:
+        return self._event(name, b'"response":' + json_encode(self.response))
+
+    def _event(self, name: bytes, fields: bytes) -> bytes:
+        number = self._sequence
+        self._sequence += 1
+        return b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b}\n\n' % (name, name, number, fields)
+
+
+def usage_of(usage: CompletionUsage) -> ResponseUsage:
+    """The counts of a chat in the words of a response."""
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
+    thoughts = usage.completion_tokens_details
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=CachedTokens(cached or 0),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=ReasoningTokens(0 if thoughts is None else thoughts.reasoning_tokens),
+        total_tokens=usage.total_tokens,
+    )
+
+
+def logprob_of(entry: TokenEntry) -> Logprob:
+    """A token's entry as a message's text shows it."""
+    tops = [TopLogprob(text, logprob, list(raw)) for text, raw, logprob in entry.top]
+    return Logprob(entry.text, entry.logprob or 0.0, list(entry.raw), tops)
+
+
+def entries_of_text(events: Sequence[Event], entries: Sequence[TokenEntry]) -> Sequence[TokenEntry]:
+    """The tokens of the text that comes before anything else: all where there is nothing else."""
+    if all(isinstance(event, Content) for event in events):
+        return entries
+    left = len(events[0].text) if isinstance(events[0], Content) else 0
+    count = 0
+    while left > 0 and count < len(entries):
+        left -= len(entries[count].text)
+        count += 1
+    return entries[:count]

@@ -1,0 +1,177 @@
+"""Calls: a KServe request asked of a model's workers, and its answers as they come."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from dynamo.core.codec import UNREADABLE, json_decode, msgpack_encode
+from dynamo.core.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument, NotFound, Unknown
+from dynamo.grpc.completions import body_of, completion_of, response_of
+from dynamo.grpc.descriptions import COMPLETIONS, TENSORS, is_tensor
+from dynamo.grpc.statuses import Refused
+from dynamo.grpc.tensors import TensorRequest, TensorResponse, request_of, response_message
+from dynamo.http.server.gate import Account
+from dynamo.http.server.internal import InternalExchange
+from dynamo.runtime.streams import ResponseStream
+from dynamo.serving.errors import ErrorAnswer, answer_to
+from dynamo.serving.metrics import RequestRecord
+from dynamo.serving.models import ModelAccess, Models
+from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.request_identity import new_id
+from dynamo.serving.served_model import ServedModel
+
+BUILT_HERE_BYTES = 1 << 20  # What is larger is built off the loop: a MiB takes tens of milliseconds.
+SENDS_MAX = 4  # As for text: workers that are offered a request before its error is the client's.
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asks, and how."""
+
+    headers: Headers = ()
+    account: Account | None = None
+    streams: bool = False
+    """Whether there may be several answers."""
+
+
+class Calls:
+    """All requests of one KServe service."""
+
+    def __init__(self, pipeline: Pipeline, models: Models) -> None:
+        self._pipeline = pipeline
+        self._models = models
+
+    def find(self, name: str, access: ModelAccess | None) -> ServedModel:
+        """Return the model of that name, of tensors or of text. Raises what `Models.find` raises."""
+        try:
+            return self._models.find(name, TENSORS, access)
+        except NotFound:
+            return self._models.find(name, COMPLETIONS, access)
+
+    async def answers(self, message: Any, asked: Asked) -> AsyncGenerator[Any, None]:
+        """Every `ModelInferResponse` to a `ModelInferRequest`.
+
+        Raises what is wrong before the first; a failure after it, too, is raised.
+        """
+        if self._pipeline.is_draining:
+            raise EngineShutdown("the frontend is shutting down")
+        model = self.find(message.model_name, asked.account)
+        ask = self._tensors if is_tensor(model.card) else self._text
+        async with aclosing(ask(model, message, asked)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def _text(self, model: ServedModel, message: Any, asked: Asked) -> AsyncGenerator[Any, None]:
+        completion, is_raw = await _built(message, completion_of, message), bool(message.raw_input_contents)
+        if completion["stream"] and not asked.streams:
+            raise InvalidArgument("streaming: ModelInfer has one answer; ask ModelStreamInfer", param="streaming")
+        exchange = InternalExchange(
+            self._pipeline.handle_completion,
+            await _built(message, body_of, completion),
+            asked.headers,
+            asked.account,
+        )
+        if not completion["stream"]:
+            answer = await exchange.whole()
+            if answer.error is not None:
+                raise Refused(answer.error)
+            yield response_of(json_decode(answer.body), message.id, is_raw=is_raw)
+            return
+        async with aclosing(exchange.events()) as events:
+            async for event in events:
+                chunk = json_decode(event)
+                if "error" in chunk:
+                    raise Refused(_told(chunk["error"]))
+                if chunk["choices"]:
+                    yield response_of(chunk, message.id, is_raw=is_raw)
+        if exchange.refusal is not None:
+            raise Refused(exchange.refusal)
+
+    async def _tensors(self, model: ServedModel, message: Any, asked: Asked) -> AsyncGenerator[Any, None]:
+        request = await _built(message, request_of, message)
+        model.admit()
+        record = RequestRecord(
+            self._pipeline.metrics,
+            "tensor",
+            model.name,
+            stream=asked.streams,
+            started_s=time.perf_counter(),
+            request_id=new_id(),
+        )
+        label = "cancelled"
+        try:
+            async with aclosing(self._ask(model, message, request, record, asked)) as responses:
+                async for response in responses:
+                    yield await _built(message, response_message, response, bool(message.raw_input_contents))
+            label = ""
+        except Exception as error:
+            label = answer_to(error).label
+            raise
+        finally:
+            record.close(label, None, time.perf_counter())
+
+    async def _ask(
+        self, model: ServedModel, message: Any, request: TensorRequest, record: RequestRecord, asked: Asked
+    ) -> AsyncGenerator[TensorResponse, None]:
+        """A worker's answers; before the first of them another worker is asked where that may help."""
+        body, tried, count = await _built(message, msgpack_encode, request), set[int](), 0
+        while True:
+            stream = ResponseStream(annotated=False)
+            try:
+                call = await model.send(
+                    body,
+                    stream,
+                    request_id=record.request_id,
+                    instance_id=None,
+                    headers={},
+                    exclude=frozenset(tried),
+                )
+                stream.bind(call, None)
+                tried.add(call.instance_id)
+                async for value in stream:
+                    if value is None:
+                        continue  # An event; not for clients.
+                    count += 1
+                    if count > 1 and not asked.streams:
+                        raise Unknown("the worker answered several times where one answer is expected")
+                    record.tokens(1, time.perf_counter())
+                    yield await _built(message, _checked, value, request)
+                if not count:
+                    raise Unknown("the worker ended its stream without an answer")
+            except DynamoException as error:
+                if count or not error.retry_elsewhere or len(tried) >= SENDS_MAX:
+                    raise
+            else:
+                return
+            finally:
+                await stream.aclose()
+
+
+async def _built(message: Any, build: Callable[..., Any], *values: Any) -> Any:
+    """What `build` makes of the values, without holding up the loop where they are large, as their request is."""
+    if message.ByteSize() <= BUILT_HERE_BYTES:
+        return build(*values)
+    return await asyncio.to_thread(build, *values)
+
+
+def _checked(value: Any, request: TensorRequest) -> TensorResponse:
+    try:
+        response = msgspec.convert(value, TensorResponse)
+    except (msgspec.ValidationError, *UNREADABLE) as error:
+        raise Unknown(f"the worker's answer is no tensors: {error}") from None
+    response.id = request.id
+    return response
+
+
+def _told(error: Any) -> ErrorAnswer:
+    """An error that a stream told."""
+    code = error.get("code")
+    if error.get("type") == "request_cancelled":
+        return answer_to(Cancelled())
+    return ErrorAnswer(code if isinstance(code, int) else 500, str(error.get("message")))

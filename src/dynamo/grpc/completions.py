@@ -1,0 +1,82 @@
+"""Completions: a text request of KServe as a completion, and a completion's answer in KServe's outputs. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dynamo.core.codec import json_encode
+from dynamo.core.errors import InvalidArgument
+from dynamo.grpc.descriptions import VERSION
+from dynamo.grpc.messages import CLASSES
+from dynamo.grpc.tensors import LENGTH, Tensor, parameters_of, request_of
+from dynamo.protocols.openai import CompletionRequest
+
+TEXT_INPUT = "text_input"
+STREAMING = ("streaming", "stream")
+SET_BY_US = frozenset({"model", "prompt", "stream", "stream_options", "user"})
+FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(CompletionRequest)) - SET_BY_US
+"""What of a completion a request may set by its parameters. Others are no concern of ours, and pass unread."""
+
+
+def completion_of(message: Any) -> dict[str, Any]:
+    """The completion that a `ModelInferRequest` asks for. Raises `InvalidArgument` that names what is wrong."""
+    prompt: str | None = None
+    streams = False
+    for tensor in request_of(message).tensors:
+        name = tensor.metadata.name
+        if name == TEXT_INPUT:
+            prompt = _text(tensor)
+        elif name in STREAMING:
+            streams = bool(_single(tensor, "Bool"))
+        else:
+            raise InvalidArgument(f"unknown input {name!r}: expected {TEXT_INPUT} or {STREAMING[0]}", param=name)
+    if prompt is None:
+        raise InvalidArgument(f"the input {TEXT_INPUT} is missing", param=TEXT_INPUT)
+    body: dict[str, Any] = {"model": message.model_name, "prompt": prompt, "stream": streams}
+    if message.id:
+        body["user"] = message.id
+    for name, value in parameters_of(message.parameters).items():
+        if name in FIELDS:
+            [body[name]] = value.values()
+    return body
+
+
+def body_of(completion: Mapping[str, Any]) -> bytes:
+    """The same as a client's JSON."""
+    return json_encode(completion)
+
+
+def response_of(response: Mapping[str, Any], request_id: str, *, is_raw: bool = False) -> Any:
+    """Return a completion, or a chunk of one, as `ModelInferResponse`: a choice is an element.
+
+    `is_raw`: the client sent raw contents, and reads them. The typed contents are filled as well, as by the released
+    frontend; Triton's client cannot convert those with numpy 2.
+    """
+    message = CLASSES["ModelInferResponse"](
+        model_name=response.get("model") or "", model_version=VERSION, id=request_id
+    )
+    choices = response["choices"]
+    for name, key in (("text_output", "text"), ("finish_reason", "finish_reason")):
+        output = message.outputs.add(name=name, datatype="BYTES", shape=[len(choices)])
+        texts = [(choice.get(key) or "").encode() for choice in choices]
+        output.contents.bytes_contents.extend(texts)
+        if is_raw:
+            message.raw_output_contents.append(b"".join(LENGTH.pack(len(text)) + text for text in texts))
+    return message
+
+
+def _text(tensor: Tensor) -> str:
+    try:
+        return bytes(_single(tensor, "Bytes")).decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"the input {TEXT_INPUT} is no UTF-8", param=TEXT_INPUT) from None
+
+
+def _single(tensor: Tensor, data_type: str) -> Any:
+    name, metadata = tensor.metadata.name, tensor.metadata
+    if metadata.data_type != data_type:
+        raise InvalidArgument(f"the input {name} is {metadata.data_type}: expected {data_type}", param=name)
+    if metadata.shape != [1]:
+        raise InvalidArgument(f"the input {name} has the shape {metadata.shape}: expected [1]", param=name)
+    return tensor.data.values[0]

@@ -1,0 +1,276 @@
+"""KServe service: the gRPC server and its methods (serving-plane.md §1.10)."""
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import dynamo
+from dynamo.core.config import setting
+from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.extras import install_command
+from dynamo.grpc.calls import Asked, Calls, Headers
+from dynamo.grpc.descriptions import PLATFORM, config_of, is_tensor, metadata_of
+from dynamo.grpc.messages import CLASSES, SERVICE
+from dynamo.grpc.statuses import Refused, status_of
+from dynamo.http.server.gate import Account, Gate
+from dynamo.http.server.limits import Limits
+from dynamo.http.server.service import bind
+from dynamo.serving.models import Models
+from dynamo.serving.pipeline import Pipeline
+
+try:
+    import grpc
+except ImportError:
+    raise ConfigError(f"--kserve-grpc-server: gRPC is missing; install it: {install_command('grpc')}") from None
+
+logger = logging.getLogger(__name__)
+
+STREAM = "ModelStreamInfer"
+OPEN_PATHS = frozenset(f"/{SERVICE}/{method}".encode() for method in ("ServerLive", "ServerReady"))
+"""What probes ask, without a key."""
+EXTENSIONS = ("model_configuration",)
+REQUESTS_MAX = 8192  # At a time; what comes beyond it is told so.
+
+
+@dataclass(frozen=True, slots=True)
+class KserveOptions:
+    """What one service does otherwise than the next."""
+
+    host: str = "0.0.0.0"  # noqa: S104 - upstream's default
+    port: int = 8787
+    certificate: str | None = None
+    key: str | None = None
+    client_ca: str | None = None
+    message_bytes_max: int = field(default_factory=lambda: Limits.from_environment().body_bytes)
+    window_bytes: int = field(default_factory=lambda: setting("DYN_GRPC_INITIAL_STREAM_WINDOW_SIZE", 65536, int))
+
+
+class KserveService:
+    """KServe's side of one frontend."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        models: Models,
+        is_sound: Callable[[], bool] = lambda: True,
+        options: KserveOptions | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        """`gate` judges the keys of requests, where there are keys."""
+        self._options = options or KserveOptions()
+        self._pipeline = pipeline
+        self._calls = Calls(pipeline, models)
+        self._is_sound = is_sound
+        self._gate = gate
+        self._server: Any = None
+        self.port = 0
+        """Where it listens, once it is bound."""
+
+    def bind(self) -> int:
+        """Take the port and return it; to be called on the loop. Raises `StartupError` for one that is in use."""
+        options = self._options
+        server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", options.message_bytes_max or -1),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.http2.lookahead_bytes", options.window_bytes),
+            ],
+            maximum_concurrent_rpcs=REQUESTS_MAX,
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        bind(options.host, options.port).close()  # gRPC writes lines of its own about a port that is in use.
+        credentials = _credentials(options)
+        try:
+            if credentials is None:
+                port = server.add_insecure_port(f"{host}:{options.port}")
+            else:
+                port = server.add_secure_port(f"{host}:{options.port}", credentials)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"--http-port {options.port} (host {options.host}) cannot be used for gRPC: {error}"
+            ) from None
+        self._server = server
+        self.port = int(port)
+        return self.port
+
+    async def start(self) -> None:
+        """Answers requests from here on. Raises what `bind` raises, where it was not called."""
+        if self._server is None:
+            self.bind()
+        await self._server.start()
+        logger.info("KServe ready: %s:%d", self._options.host, self.port)
+
+    async def stop(self, budget_s: float) -> None:
+        """Refuses new requests, lets those under way end within the budget, then closes."""
+        if self._server is not None:
+            await self._server.stop(budget_s)
+
+    # The methods.
+
+    async def server_live(self, message: Any, account: Account | None) -> Any:
+        return CLASSES["ServerLiveResponse"](live=True)
+
+    async def server_ready(self, message: Any, account: Account | None) -> Any:
+        return CLASSES["ServerReadyResponse"](ready=self._is_sound() and not self._pipeline.is_draining)
+
+    async def server_metadata(self, message: Any, account: Account | None) -> Any:
+        return CLASSES["ServerMetadataResponse"](name=PLATFORM, version=dynamo.__version__, extensions=EXTENSIONS)
+
+    async def model_ready(self, message: Any, account: Account | None) -> Any:
+        try:
+            is_tensor(self._calls.find(message.name, account).card)
+        except DynamoException:
+            return CLASSES["ModelReadyResponse"](ready=False)
+        return CLASSES["ModelReadyResponse"](ready=True)
+
+    async def model_metadata(self, message: Any, account: Account | None) -> Any:
+        return metadata_of(self._calls.find(message.name, account).card)
+
+    async def model_config(self, message: Any, account: Account | None) -> Any:
+        return config_of(self._calls.find(message.name, account).card)
+
+    async def model_infer(self, message: Any, headers: Headers) -> Any:
+        """One answer."""
+        asked = self._admit("ModelInfer", headers, streams=False)
+        try:
+            async with aclosing(self._calls.answers(message, asked)) as answers:
+                whole = [answer async for answer in answers]
+        finally:
+            if asked.account is not None:
+                asked.account.close()
+        assert len(whole) == 1, "who does not stream has one answer"
+        return whole[0]
+
+    async def model_stream_infer(self, messages: AsyncIterator[Any], headers: Headers) -> AsyncGenerator[Any, None]:
+        """Request by request, every answer of each.
+
+        What is wrong with a request ends the stream in its status; what a worker fails in is told in the stream.
+        """
+        kind = CLASSES["ModelStreamInferResponse"]
+        async for message in messages:
+            asked = self._admit(STREAM, headers, streams=True)
+            has_begun = False
+            try:
+                async with aclosing(self._calls.answers(message, asked)) as answers:
+                    async for answer in answers:
+                        has_begun = True
+                        yield kind(infer_response=answer)
+            except DynamoException as error:
+                status, told = status_of(error)
+                if not has_begun and status != "INTERNAL":
+                    raise
+                yield kind(error_message=told, infer_response=CLASSES["ModelInferResponse"](id=message.id))
+            finally:
+                if asked.account is not None:
+                    asked.account.close()
+
+    def _admit(self, method: str, headers: Headers, *, streams: bool) -> Asked:
+        """Who asks. Raises `Refused` for who may not."""
+        if self._gate is None:
+            return Asked(headers, None, streams)
+        passage = self._gate.judge(b"POST", f"/{SERVICE}/{method}".encode(), headers)
+        if passage.refusal is not None:
+            raise Refused(passage.refusal)
+        return Asked(headers, passage.account, streams)
+
+    # gRPC's side.
+
+    def _handlers(self) -> dict[str, Any]:
+        described = {
+            "ServerLive": self.server_live,
+            "ServerReady": self.server_ready,
+            "ServerMetadata": self.server_metadata,
+            "ModelReady": self.model_ready,
+            "ModelMetadata": self.model_metadata,
+            "ModelConfig": self.model_config,
+        }
+        own = {name: self._described(name, method) for name, method in described.items()}
+        own["ModelInfer"] = self.model_infer
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._unary(method),
+                request_deserializer=CLASSES[f"{name}Request"].FromString,
+                response_serializer=CLASSES[f"{name}Response"].SerializeToString,
+            )
+            for name, method in own.items()
+        }
+        handlers[STREAM] = grpc.stream_stream_rpc_method_handler(
+            self._stream,
+            request_deserializer=CLASSES["ModelInferRequest"].FromString,
+            response_serializer=CLASSES["ModelStreamInferResponse"].SerializeToString,
+        )
+        return handlers
+
+    def _unary(self, method: Callable[[Any, Headers], Awaitable[Any]]) -> Callable[..., Any]:
+        """Return the request boundary of one method."""
+
+        async def answer(message: Any, context: Any) -> Any:
+            try:
+                return await method(message, headers_of(context))
+            except Exception as error:
+                await abort(context, error)
+
+        return answer
+
+    def _described(
+        self, name: str, method: Callable[[Any, Account | None], Awaitable[Any]]
+    ) -> Callable[[Any, Headers], Awaitable[Any]]:
+        """Return a method that needs a key, but is no request of a model."""
+
+        async def answer(message: Any, headers: Headers) -> Any:
+            account = self._admit(name, headers, streams=False).account
+            try:
+                return await method(message, account)
+            finally:
+                if account is not None:
+                    account.close()
+
+        return answer
+
+    async def _stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        try:
+            async with aclosing(self.model_stream_infer(messages, headers_of(context))) as answers:
+                async for answer in answers:
+                    yield answer
+        except Exception as error:
+            await abort(context, error)
+
+
+async def abort(context: Any, error: Exception) -> None:
+    """Ends a request in the status of its error."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    status, told = status_of(error)
+    if isinstance(error, DynamoException):
+        logger.info("request refused", extra={"status": status, "error": str(error)})
+    else:
+        logger.error("request failed", exc_info=error)
+    await context.abort(grpc.StatusCode[status], told)
+
+
+def headers_of(context: Any) -> list[tuple[bytes, bytes]]:
+    """The request's metadata as the headers that they are."""
+    return [
+        (key.lower().encode(), value.encode("latin-1", "replace"))
+        for key, value in context.invocation_metadata() or ()
+        if isinstance(value, str)
+    ]
+
+
+def _credentials(options: KserveOptions) -> Any:
+    """The server's TLS, None for none. Raises `ConfigError`."""
+    if options.certificate is None or options.key is None:
+        return None
+    try:
+        with open(options.key, "rb") as key, open(options.certificate, "rb") as certificate:
+            pairs = [(key.read(), certificate.read())]
+        if options.client_ca is None:
+            return grpc.ssl_server_credentials(pairs)
+        with open(options.client_ca, "rb") as authority:
+            return grpc.ssl_server_credentials(pairs, authority.read(), require_client_auth=True)
+    except OSError as error:
+        raise ConfigError(f"--tls-cert-path {options.certificate}, --tls-key-path {options.key}: {error}") from None

@@ -1,0 +1,276 @@
+"""Tensors: KServe's contents, typed or raw, and the same as a worker reads and writes them. Pure.
+
+A worker is sent `{model, id?, tensors: [{metadata: {name, data_type, shape}, data: {data_type, values}}]}` and answers
+in the same form. Values are flat. A half float is the whole number that its two bytes make, text a list of bytes
+(as observed of the released frontend).
+"""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from dynamo.core.errors import InvalidArgument, Unknown
+from dynamo.grpc.messages import CLASSES
+
+BYTES = "Bytes"
+LENGTH = struct.Struct("<I")
+CHOICES = {
+    "bool_param": "bool",
+    "int64_param": "int64",
+    "string_param": "string",
+    "double_param": "double",
+    "uint64_param": "uint64",
+}
+"""A parameter's choice, and its name between frontend and worker."""
+
+Parameter = dict[str, bool | int | float | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of elements."""
+
+    name: str
+    """Between frontend and worker."""
+    wire: str
+    """In the protocol."""
+    numpy: str
+    """Its raw bytes, as numpy names them; empty for text."""
+    contents: str
+    """The field of typed contents; empty where there is none."""
+
+
+KINDS = (
+    Kind("Bool", "BOOL", "|b1", "bool_contents"),
+    Kind("Uint8", "UINT8", "|u1", "uint_contents"),
+    Kind("Uint16", "UINT16", "<u2", "uint_contents"),
+    Kind("Uint32", "UINT32", "<u4", "uint_contents"),
+    Kind("Uint64", "UINT64", "<u8", "uint64_contents"),
+    Kind("Int8", "INT8", "|i1", "int_contents"),
+    Kind("Int16", "INT16", "<i2", "int_contents"),
+    Kind("Int32", "INT32", "<i4", "int_contents"),
+    Kind("Int64", "INT64", "<i8", "int64_contents"),
+    Kind("Float16", "FP16", "<u2", ""),
+    Kind("BFloat16", "BF16", "<u2", ""),
+    Kind("Float32", "FP32", "<f4", "fp32_contents"),
+    Kind("Float64", "FP64", "<f8", "fp64_contents"),
+    Kind(BYTES, "BYTES", "", "bytes_contents"),
+)
+BY_WIRE = {kind.wire: kind for kind in KINDS}
+BY_NAME = {kind.name: kind for kind in KINDS}
+
+
+class TensorMetadata(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What a tensor is."""
+
+    name: str
+    data_type: str
+    shape: list[int]
+    parameters: dict[str, Parameter] | UnsetType = UNSET
+
+
+class TensorData(msgspec.Struct, forbid_unknown_fields=True):
+    """What is in it."""
+
+    data_type: str
+    values: list[Any]
+
+
+class Tensor(msgspec.Struct, forbid_unknown_fields=True):
+    """One tensor between frontend and worker."""
+
+    metadata: TensorMetadata
+    data: TensorData
+
+
+class TensorRequest(msgspec.Struct, kw_only=True):
+    """What a worker is asked."""
+
+    id: str | None = None
+    model: str
+    tensors: list[Tensor]
+    parameters: dict[str, Parameter] | UnsetType = UNSET
+    outputs: list[dict[str, Any]] | UnsetType = UNSET
+    """The outputs that the client names; a worker may leave out the others."""
+
+
+class TensorResponse(msgspec.Struct, kw_only=True):
+    """What it answers."""
+
+    id: str | None = None
+    model: str
+    tensors: list[Tensor]
+    parameters: dict[str, Parameter] | UnsetType | None = UNSET
+
+
+def request_of(message: Any) -> TensorRequest:
+    """A `ModelInferRequest` for a worker. Raises `InvalidArgument` that names what is wrong."""
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        told = f"raw_input_contents has {len(raw)} elements for {len(message.inputs)} inputs: expected one for each"
+        raise InvalidArgument(told, param="raw_input_contents")
+    tensors = [_read(one, raw[place] if raw else None) for place, one in enumerate(message.inputs)]
+    return TensorRequest(
+        id=message.id or None,
+        model=message.model_name,
+        tensors=tensors,
+        parameters=parameters_of(message.parameters) or UNSET,
+        outputs=[_wanted(one) for one in message.outputs] or UNSET,
+    )
+
+
+def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
+    """A map of `InferParameter`. Raises `InvalidArgument` for one without a value."""
+    read: dict[str, Parameter] = {}
+    for name, one in parameters.items():
+        choice = one.WhichOneof("parameter_choice")
+        if choice is None:
+            raise InvalidArgument(f"parameters[{name!r}] has no value", param="parameters")
+        read[name] = {CHOICES[choice]: getattr(one, choice)}
+    return read
+
+
+def response_message(response: TensorResponse, is_raw: bool) -> Any:
+    """A worker's answer as `ModelInferResponse`; halves have no typed contents, so that all of it is raw beside them.
+
+    Raises `Unknown` for an answer that is none.
+    """
+    message = CLASSES["ModelInferResponse"](model_name=response.model, model_version="1", id=response.id or "")
+    is_raw = is_raw or any(one.data.data_type in ("Float16", "BFloat16") for one in response.tensors)
+    try:
+        write_parameters(response.parameters, message.parameters)
+        for tensor in response.tensors:
+            kind = _checked(tensor)
+            output = message.outputs.add(name=tensor.metadata.name, datatype=kind.wire, shape=tensor.metadata.shape)
+            write_parameters(tensor.metadata.parameters, output.parameters)
+            if is_raw:
+                message.raw_output_contents.append(_packed(kind, tensor.data.values))
+            else:
+                values = [bytes(one) for one in tensor.data.values] if kind.name == BYTES else tensor.data.values
+                getattr(output.contents, kind.contents).extend(values)
+    except (TypeError, ValueError, OverflowError, KeyError) as error:
+        raise Unknown(f"the worker's tensors cannot be read: {error}") from None
+    return message
+
+
+def write_parameters(parameters: Mapping[str, Parameter] | UnsetType | None, target: Any) -> None:
+    """Fills a map of `InferParameter`. Raises `ValueError`."""
+    for name, value in (parameters or {}).items():
+        if len(value) != 1:
+            raise ValueError(f"parameter {name!r} is {value!r}: expected one value under its type")
+        [(kind, one)] = value.items()
+        field = f"{kind}_param"
+        if field not in CHOICES:
+            raise ValueError(f"parameter {name!r} is of type {kind!r}: expected one of {', '.join(CHOICES.values())}")
+        setattr(target[name], field, one)
+
+
+def _wanted(output: Any) -> dict[str, Any]:
+    parameters = parameters_of(output.parameters)
+    return {"name": output.name, **({"parameters": parameters} if parameters else {})}
+
+
+def _read(message: Any, raw: bytes | None) -> Tensor:
+    name, kind = message.name, BY_WIRE.get(message.datatype)
+    if kind is None:
+        raise InvalidArgument(
+            f"inputs[{name!r}].datatype is {message.datatype!r}: expected one of {', '.join(BY_WIRE)}", param=name
+        )
+    shape = list(message.shape)
+    count = element_count(shape, name)
+    values = _typed(message, kind) if raw is None else _unpacked(kind, raw, name)
+    if len(values) != count:
+        told = f"inputs[{name!r}]: its shape {shape} has {count} elements, and its contents {len(values)}"
+        raise InvalidArgument(told, param=name)
+    parameters = parameters_of(message.parameters) or UNSET
+    return Tensor(TensorMetadata(name, kind.name, shape, parameters), TensorData(kind.name, values))
+
+
+def element_count(shape: Sequence[int], name: str) -> int:
+    """How many elements a shape has. Raises `InvalidArgument`."""
+    negative = next((one for one in shape if one < 0), None)
+    if negative is not None:
+        raise InvalidArgument(f"inputs[{name!r}].shape has a negative dimension: {negative}", param=name)
+    return math.prod(shape)
+
+
+def _typed(message: Any, kind: Kind) -> list[Any]:
+    if not kind.contents:
+        told = f"inputs[{message.name!r}]: {kind.wire} has no typed contents; send it in raw_input_contents"
+        raise InvalidArgument(told, param=message.name)
+    values = list(getattr(message.contents, kind.contents))
+    if kind.name == BYTES:
+        return [list(one) for one in values]
+    if beyond(kind, values):
+        limits = np.iinfo(kind.numpy)
+        raise InvalidArgument(
+            f"inputs[{message.name!r}] has a value that is no {kind.wire}: expected {limits.min} to {limits.max}",
+            param=message.name,
+        )
+    return values
+
+
+def beyond(kind: Kind, values: Sequence[Any]) -> bool:
+    """Whether one of the numbers is too large or too small: typed contents are wider than the types they carry."""
+    if not values or kind.numpy[1:2] not in ("i", "u"):
+        return False
+    limits = np.iinfo(kind.numpy)
+    return bool(min(values) < limits.min or max(values) > limits.max)
+
+
+def _unpacked(kind: Kind, raw: bytes, name: str) -> list[Any]:
+    if kind.name == BYTES:
+        return _texts(raw, name)
+    dtype = np.dtype(kind.numpy)
+    if len(raw) % dtype.itemsize:
+        told = f"inputs[{name!r}]: {len(raw)} raw bytes are no multiple of {dtype.itemsize}, the size of {kind.wire}"
+        raise InvalidArgument(told, param=name)
+    values: list[Any] = np.frombuffer(raw, dtype).tolist()
+    return values
+
+
+def _texts(raw: bytes, name: str) -> list[list[int]]:
+    """Texts, each behind its length in four bytes."""
+    texts: list[list[int]] = []
+    place = 0
+    while place < len(raw):
+        begin = place + LENGTH.size
+        size = LENGTH.unpack_from(raw, place)[0] if begin <= len(raw) else -1
+        if size < 0 or begin + size > len(raw):
+            raise InvalidArgument(f"inputs[{name!r}]: raw BYTES end within element {len(texts)}", param=name)
+        texts.append(list(raw[begin : begin + size]))
+        place = begin + size
+    return texts
+
+
+def _checked(tensor: Tensor) -> Kind:
+    metadata, data = tensor.metadata, tensor.data
+    if metadata.data_type != data.data_type:
+        raise ValueError(f"{metadata.name!r} is {metadata.data_type} and its data {data.data_type}")
+    kind = BY_NAME.get(metadata.data_type)
+    if kind is None:
+        raise ValueError(f"{metadata.name!r} is {metadata.data_type!r}: expected one of {', '.join(BY_NAME)}")
+    if any(one < 0 for one in metadata.shape) or math.prod(metadata.shape) != len(data.values):
+        raise ValueError(f"{metadata.name!r} has the shape {metadata.shape} and {len(data.values)} values")
+    if beyond(kind, [one for one in data.values if isinstance(one, int)]):
+        raise ValueError(f"{metadata.name!r} has a value that is no {kind.wire}")
+    return kind
+
+
+def _packed(kind: Kind, values: list[Any]) -> bytes:
+    """Raw bytes. Halves may also be written as the numbers that they are."""
+    if kind.name == BYTES:
+        return b"".join(LENGTH.pack(len(one)) + bytes(one) for one in values)
+    if any(isinstance(one, float) for one in values) and kind.numpy[1] in "iu":
+        if kind.name == "Float16":
+            return np.array(values, "<f2").tobytes()
+        if kind.name == "BFloat16":
+            return (np.array(values, "<f4").view("<u4") >> 16).astype("<u2").tobytes()
+        raise ValueError(f"a value of {kind.name} is no whole number")
+    return np.array(values, kind.numpy).tobytes()

@@ -1,0 +1,71 @@
+"""BodyChild: decodes large request bodies on trial in a child process (`llm.http.bodies`)."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from dynamo.api.anthropic.convert import to_chat
+from dynamo.core.child_process import serve
+from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.anthropic import decode_message_count, decode_messages
+from dynamo.protocols.bounds import OBJECTS_MAX, TOKENS_VARIABLE, request_bounds
+from dynamo.protocols.embeddings import decode_classify, decode_embedding, decode_pooling, decode_rerank
+from dynamo.protocols.native import decode_sglang, decode_vllm
+from dynamo.protocols.openai import decode_chat, decode_completion
+from dynamo.protocols.responses import decode_compact_request, decode_items, decode_response_request, decode_token_count
+from dynamo.protocols.strict import INVALID
+from dynamo.text.multimodal.media import media_of
+
+DECODERS: Mapping[str, Callable[[bytes], Any]] = {
+    "chat": lambda body: media_of(decode_chat(body, ignore_unsupported=True).messages),
+    "completion": lambda body: decode_completion(body, ignore_unsupported=True),
+    "responses": lambda body: _items(decode_response_request(body, ignore_unknown=True)),
+    "compact": lambda body: _items(decode_compact_request(body, ignore_unknown=True)),
+    "input_tokens": lambda body: _items(decode_token_count(body, ignore_unknown=True)),
+    "messages": lambda body: to_chat(decode_messages(body, ignore_unknown=True), strip_preamble=False),
+    "count_tokens": lambda body: to_chat(decode_message_count(body, ignore_unknown=True), strip_preamble=False),
+    "embeddings": lambda body: decode_embedding(body, ignore_unknown=True),
+    "classify": lambda body: decode_classify(body, ignore_unknown=True),
+    "pooling": lambda body: decode_pooling(body, ignore_unknown=True),
+    "rerank": lambda body: decode_rerank(body, ignore_unknown=True),
+    "vllm": decode_vllm,
+    "sglang": decode_sglang,
+}
+"""Kinds of bodies. Whether unknown fields are refused is for the serving process."""
+
+
+def check(job: tuple[str, bytes]) -> None:
+    """Decode a body and forget it. Raise `InvalidArgument` or `HttpError`."""
+    kind, body = job
+    DECODERS[kind](body)
+    check_values(msgspec.json.decode(body))
+
+
+def check_values(value: Any) -> None:
+    """Bound the objects, the lists and the other values of a whole body: each takes time to decode."""
+    objects, values = 0, 0
+    values_max = request_bounds().prompt_tokens + OBJECTS_MAX
+    waiting: list[Any] = [value]
+    while waiting:
+        one = waiting.pop()
+        objects += 1
+        values += len(one)
+        waiting += [
+            inner for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, dict | list)
+        ]
+        if objects + len(waiting) > OBJECTS_MAX:
+            raise InvalidArgument(f"{INVALID}the body has more than {OBJECTS_MAX} objects and lists")
+        if values > values_max:
+            raise InvalidArgument(f"{INVALID}the body has more than {values_max} values ({TOKENS_VARIABLE})")
+
+
+def _items(request: Any) -> None:
+    if request.input is not None:
+        decode_items(request.input)
+
+
+if __name__ == "__main__":
+    status = serve(check)
+    os._exit(status)  # Millions of objects need not be freed one by one.

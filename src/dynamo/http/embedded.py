@@ -1,0 +1,83 @@
+"""Serving: a whole frontend inside another program: models, pipeline and HTTP service, from start to end."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dynamo.core.config import setting
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.http.routes.extensions import FrontendRoute
+from dynamo.http.server.service import HttpOptions, HttpService, bind
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.migration import MigrationPolicy
+from dynamo.serving.models import Models
+from dynamo.serving.pipeline import Pipeline
+
+logger = logging.getLogger(__name__)
+
+DISCOVERY_WAIT_S = 5.0  # What was published before we came should be served from the first request on.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendOptions:
+    """What one frontend does otherwise than the next."""
+
+    host: str = "0.0.0.0"  # noqa: S104 - upstream's default
+    port: int = 8080
+    tls: ssl.SSLContext | None = None
+    router_mode: str = "round-robin"
+    namespace: str | None = None
+    namespace_prefix: str | None = None
+    metrics_prefix: str = "dynamo_frontend"
+    migration: MigrationPolicy = field(default_factory=MigrationPolicy)
+    extensions: Sequence[FrontendRoute] = ()
+
+
+class ServedFrontend:
+    """A frontend over a runtime's models, from `start` to `stop`."""
+
+    def __init__(self, runtime: DistributedRuntime, options: FrontendOptions, registry: MetricsRegistry) -> None:
+        self._options = options
+        metrics = FrontendMetrics(registry, options.metrics_prefix)
+        self._models = Models(
+            runtime,
+            metrics,
+            router_mode=options.router_mode,
+            namespace=options.namespace,
+            namespace_prefix=options.namespace_prefix,
+        )
+        self._pipeline = Pipeline(self._models, metrics, options.migration)
+        http = HttpOptions(metrics_prefix=options.metrics_prefix, extensions=options.extensions)
+        self._service = HttpService(self._pipeline, self._models, registry, runtime.health.is_sound, http)
+
+    async def start(self, listener: socket.socket | None = None) -> int:
+        """Answers requests from here on; returns the port. Raises `ConfigError` for one that cannot be had."""
+        if listener is None:
+            listener = bind(self._options.host, self._options.port)
+        self._models.start()
+        await self._models.wait_synced(DISCOVERY_WAIT_S)
+        await self._service.start(listener, self._options.tls)
+        host, port = listener.getsockname()[:2]
+        logger.info("frontend ready: http://%s:%d", host, port)
+        return int(port)
+
+    async def stop(self) -> None:
+        """Refuses, lets requests end within `DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS`, closes."""
+        await self._service.stop(setting("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS", 5.0, float))
+        await self._models.close()
+
+
+async def run_frontend(frontend: ServedFrontend, *ends: asyncio.Event, listener: socket.socket | None = None) -> None:
+    """Starts it, waits for one of the events, stops it."""
+    waits = [asyncio.ensure_future(end.wait()) for end in ends]
+    try:
+        await frontend.start(listener)
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waits:
+            one.cancel()
+        await frontend.stop()

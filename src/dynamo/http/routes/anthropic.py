@@ -1,0 +1,159 @@
+"""Routes of Anthropic's Messages API; without `--enable-anthropic-api` they answer 404 and name the flag."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dynamo.api.anthropic.convert import hides_thoughts, to_chat
+from dynamo.api.anthropic.errors import error_body
+from dynamo.api.anthropic.writer import MessageWriter
+from dynamo.core.codec import json_encode
+from dynamo.core.config import read_bool, setting
+from dynamo.http.routes.prompt_count import count_prompt, counted_model
+from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
+from dynamo.http.server.protocol import Exchange
+from dynamo.protocols.anthropic import (
+    ErrorMessage,
+    Message,
+    MessageCountRequest,
+    MessagesRequest,
+    MessageTokens,
+    decode_message_count,
+    decode_messages,
+)
+from dynamo.protocols.engine import CompletionUsage
+from dynamo.protocols.openai import ChatCompletionRequest
+from dynamo.serving.bodies import decoded
+from dynamo.serving.endpoints import Surface
+from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.models import Models
+from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.postprocessor import FinishedChoice
+
+PATH, VARIABLE = "/v1/messages", "DYN_HTTP_SVC_ANTHROPIC_PATH"
+OFF = ErrorAnswer(
+    404,
+    "Anthropic's Messages API is off: start the frontend with --enable-anthropic-api (DYN_ENABLE_ANTHROPIC_API=1)",
+)
+
+
+def add(routes: RouteTable, context: RouteContext) -> None:
+    """Add the routes."""
+    if not context.apis.enable_anthropic:
+        off = Operation("Message (off: --enable-anthropic-api)", refusals=(404,), error=ErrorMessage)
+        routes.plain("POST", PATH, switched_off, off, variable=VARIABLE)
+        routes.plain("POST", f"{PATH}/count_tokens", switched_off, off)
+        return
+    pages = MessagePages(
+        context.pipeline,
+        context.models,
+        context.apis.strip_anthropic_preamble,
+        setting("DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS", False, read_bool),
+    )
+    routes.hot(
+        "POST",
+        PATH,
+        pages.handle_message,
+        Operation("Message", MessagesRequest, Message, streams=True, refusals=ENGINE_REFUSALS, error=ErrorMessage),
+        variable=VARIABLE,
+        error_body=error_body,
+    )
+    routes.hot(
+        "POST",
+        f"{PATH}/count_tokens",
+        pages.handle_count,
+        Operation(
+            "Tokens of a message's prompt",
+            MessageCountRequest,
+            MessageTokens,
+            refusals=ENGINE_REFUSALS,
+            error=ErrorMessage,
+        ),
+        error_body=error_body,
+    )
+
+
+async def switched_off(request: Request) -> Response:
+    """Refuse a request to an API that is off."""
+    return Response(error_body(OFF), OFF.status, media_type="application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePages:
+    """The handlers."""
+
+    pipeline: Pipeline
+    models: Models
+    strips_preamble: bool
+    ignores_unknown: bool
+
+    def handle_message(self, exchange: Exchange) -> None:
+        """POST /v1/messages."""
+        name(exchange)
+        self.pipeline.start(exchange, UNREAD, self._answer(exchange))
+
+    def handle_count(self, exchange: Exchange) -> None:
+        """POST /v1/messages/count_tokens."""
+        name(exchange)
+        self.pipeline.start(exchange, UNREAD, self._count(exchange))
+
+    async def _answer(self, exchange: Exchange) -> None:
+        request, chat = await decoded(exchange.body, self._message, "messages")
+        writer = partial(writer_of, request)
+        await self.pipeline.converse(exchange, chat, replace(UNREAD, chunks=writer, body=partial(body_of, writer)))
+
+    async def _count(self, exchange: Exchange) -> None:
+        chat = await decoded(exchange.body, self._counted, "count_tokens")
+        preprocessor = counted_model(self.models, chat.model, exchange.account).preprocessor
+        exchange.respond(200, json_encode(MessageTokens(await count_prompt(preprocessor, chat, len(exchange.body)))))
+
+    def _message(self, body: bytes) -> tuple[MessagesRequest, ChatCompletionRequest]:
+        request = decode_messages(body, ignore_unknown=self.ignores_unknown)
+        return request, to_chat(request, strip_preamble=self.strips_preamble)
+
+    def _counted(self, body: bytes) -> ChatCompletionRequest:
+        request = decode_message_count(body, ignore_unknown=self.ignores_unknown)
+        return to_chat(request, strip_preamble=self.strips_preamble)
+
+
+def name(exchange: Exchange) -> None:
+    """Gives the answer the id of the request, in the header in which Anthropic's clients look for it."""
+    exchange.header_bytes += b"request-id: req_%b\r\n" % secrets.token_hex(12).encode()
+
+
+def writer_of(request: MessagesRequest, message_id: str, model: str, created: int) -> MessageWriter:
+    """Who writes the message."""
+    stop = request.stop_sequences or ()
+    return MessageWriter(message_id, model, stop_sequences=stop, hides_thoughts=hides_thoughts(request))
+
+
+def body_of(
+    writer: "partial[MessageWriter]",
+    message_id: str,
+    model: str,
+    created: int,
+    choices: Sequence[FinishedChoice],
+    usage: CompletionUsage,
+) -> bytes:
+    """The whole message."""
+    return json_encode(writer(message_id, model, created).whole(choices[0], usage))
+
+
+def unread(*_: object) -> "MessageWriter":
+    raise AssertionError("a message has no form before its request was read")
+
+
+UNREAD = Surface(
+    endpoint="anthropic_messages",
+    model_type="Chat",
+    response_id=lambda request_id: f"msg_{request_id.replace('-', '')}",
+    chunks=unread,
+    body=unread,  # type: ignore[arg-type]  # never called either
+    error_body=error_body,
+    always_usage=True,
+)
+"""What all messages have in common."""

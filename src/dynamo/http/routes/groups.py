@@ -1,0 +1,37 @@
+"""Route groups: all modules that add routes to the service, in the order in which the OpenAPI document shows them."""
+
+from collections.abc import Sequence
+
+from dynamo.http.routes import anthropic as routes_anthropic
+from dynamo.http.routes import batches as routes_batches
+from dynamo.http.routes import embeddings as routes_embeddings
+from dynamo.http.routes import media as routes_media
+from dynamo.http.routes import native as routes_native
+from dynamo.http.routes import openai as routes_openai
+from dynamo.http.routes import realtime as routes_realtime
+from dynamo.http.routes import responses as routes_responses
+from dynamo.http.routes import routing as routes_routing
+from dynamo.http.routes import system as routes_system
+from dynamo.http.routes.table import RouteContext, RouteGroup, RouteTable
+
+GROUPS: tuple[RouteGroup, ...] = (
+    routes_openai.add,
+    routes_embeddings.add,
+    routes_media.add,
+    routes_native.add,
+    routes_realtime.add,
+    routes_responses.add,
+    routes_anthropic.add,
+    routes_batches.add,
+    routes_routing.add,
+    routes_system.add,
+)
+
+
+def all_routes(context: RouteContext, groups: Sequence[RouteGroup] = GROUPS) -> RouteTable:
+    """The routes of every group."""
+    table = RouteTable()
+    table.asks_keys = context.keys is not None
+    for add in groups:
+        add(table, context)
+    return table

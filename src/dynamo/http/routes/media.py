@@ -1,0 +1,195 @@
+"""Routes of images, speech and videos: requests for workers that make them, and what they make (serving-plane.md §1.2)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from dynamo.core.codec import json_decode, msgpack_encode
+from dynamo.core.errors import InvalidArgument
+from dynamo.http.routes.relayed import relayed, text_model
+from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
+from dynamo.http.server.multipart import Part, is_multipart, read_multipart
+from dynamo.http.server.protocol import Exchange
+from dynamo.protocols.media import (
+    Clips,
+    ImageRequest,
+    Images,
+    R,
+    SpeechRequest,
+    VideoRequest,
+    read_media,
+)
+from dynamo.protocols.strict import MALFORMED
+from dynamo.serving.endpoints import Surface
+from dynamo.serving.media_forms import FramesForm, ImagesForm, SpeechForm, VideoEventsForm, VideosForm
+from dynamo.serving.models import Models
+from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.relay import Form
+
+IMAGES = relayed("images", "Images")
+AUDIOS = relayed("audios", "Audios")
+VIDEOS = relayed("videos", "Videos")
+
+THREAD_BYTES_MIN = 1 << 20  # A longer body takes milliseconds to read, which is not for the loop.
+NUMBERS = frozenset({"n", "seconds", "output_compression", "partial_images"})
+"""Fields of forms, where everything is text, that are numbers."""
+PIECES = frozenset({None, "wav", "pcm"})
+"""Formats that a sound in pieces may have; one whose speed is changed is made whole first."""
+BINARY: dict[str, Any] = {"type": "string", "format": "binary"}
+
+
+def add(routes: RouteTable, context: RouteContext) -> None:
+    """Adds them."""
+    pages = MediaPages(context.pipeline, context.models)
+    for path, handler, operation, variable in (
+        ("/v1/images/generations", pages.images, Operation("Images of a text", ImageRequest, Images), "IMAGES"),
+        ("/v1/images/edits", pages.edits, Operation("Images of an image and a text", ImageRequest, Images), "EDITS"),
+        (
+            "/v1/audio/speech",
+            pages.speech,
+            Operation("A text, spoken", SpeechRequest, BINARY, streams=True, answer_media="audio/wav"),
+            "AUDIO_SPEECH",
+        ),
+        ("/v1/videos", pages.videos, Operation("A video of a text", VideoRequest, Clips, streams=True), "VIDEOS"),
+        (
+            "/v1/videos/stream",
+            pages.frames,
+            Operation("Its frames, as they are made", VideoRequest, BINARY, answer_media="multipart/x-mixed-replace"),
+            "VIDEOS_STREAM",
+        ),
+    ):
+        said = replace(operation, refusals=ENGINE_REFUSALS)
+        routes.hot("POST", path, handler, said, variable=f"DYN_HTTP_SVC_{variable}_PATH")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPages:
+    """The handlers."""
+
+    pipeline: Pipeline
+    models: Models
+
+    def images(self, exchange: Exchange) -> None:
+        """POST /v1/images/generations."""
+        self.pipeline.start(exchange, IMAGES, self._images(exchange))
+
+    def edits(self, exchange: Exchange) -> None:
+        """POST /v1/images/edits."""
+        self.pipeline.start(exchange, IMAGES, self._edits(exchange))
+
+    def speech(self, exchange: Exchange) -> None:
+        """POST /v1/audio/speech."""
+        self.pipeline.start(exchange, AUDIOS, self._speech(exchange))
+
+    def videos(self, exchange: Exchange) -> None:
+        """POST /v1/videos."""
+        self.pipeline.start(exchange, VIDEOS, self._videos(exchange))
+
+    def frames(self, exchange: Exchange) -> None:
+        """POST /v1/videos/stream."""
+        self.pipeline.start(exchange, VIDEOS, self._frames(exchange))
+
+    async def _images(self, exchange: Exchange) -> None:
+        request = await read(exchange, ImageRequest)
+        await self._ask(exchange, IMAGES, request, ImagesForm())
+
+    async def _edits(self, exchange: Exchange) -> None:
+        request = await read(exchange, ImageRequest)
+        if not request.input_reference:
+            raise InvalidArgument("input_reference is required for /v1/images/edits", param="input_reference")
+        await self._ask(exchange, IMAGES, request, ImagesForm())
+
+    async def _speech(self, exchange: Exchange) -> None:
+        request = await read(exchange, SpeechRequest)
+        as_events = request.stream_format == "sse"
+        request.stream_format = msgspec.UNSET
+        in_pieces = request.data_source != "url" and request.response_format in PIECES and request.speed in (None, 1.0)
+        if in_pieces:
+            request.nvext = {**(request.nvext or {}), "frontend_accepts_audio_chunks": True}
+        await self._ask(exchange, AUDIOS, request, SpeechForm(as_events=as_events), stream=in_pieces)
+
+    async def _videos(self, exchange: Exchange) -> None:
+        request = await read(exchange, VideoRequest)
+        stream = bool(request.stream)
+        await self._ask(exchange, VIDEOS, request, VideoEventsForm() if stream else VideosForm(), stream=stream)
+
+    async def _frames(self, exchange: Exchange) -> None:
+        request = await read(exchange, VideoRequest)
+        await self._ask(exchange, VIDEOS, request, FramesForm(), stream=True)
+
+    async def _ask(
+        self,
+        exchange: Exchange,
+        surface: Surface,
+        request: ImageRequest | SpeechRequest | VideoRequest,
+        form: Form,
+        *,
+        stream: bool = False,
+    ) -> None:
+        model = text_model(self.models, request.model, surface.model_type, exchange.account)
+        await self.pipeline.relay(exchange, surface.endpoint, model, partial(_packed, request), form, stream=stream)
+
+
+async def read(exchange: Exchange, kind: type[R]) -> R:
+    """The request, from JSON or from a form; a long one is read in a thread. Raises `InvalidArgument`."""
+    body, media = bytes(exchange.body), exchange.header(b"content-type")
+    if len(body) < THREAD_BYTES_MIN:
+        return read_body(body, media, kind)
+    return await asyncio.to_thread(read_body, body, media, kind)
+
+
+def read_body(body: bytes, media: bytes | None, kind: type[R]) -> R:
+    """The same, from its parts. Raises `InvalidArgument`."""
+    if media is not None and is_multipart(media):
+        return read_media(from_form(read_multipart(body, media)), kind)
+    try:
+        given = json_decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{MALFORMED}{error}") from None
+    except RecursionError:
+        raise InvalidArgument(f"{MALFORMED}it is nested too deeply") from None
+    return read_media(given, kind)
+
+
+def from_form(parts: Sequence[Part]) -> dict[str, Any]:
+    """A form's fields as JSON has them: files are `data:` URLs, the first image is `input_reference`.
+
+    Further images and a mask are the engine's own fields. Raises `InvalidArgument`.
+    """
+    fields: dict[str, Any] = {}
+    images: list[str] = []
+    for part in parts:
+        name = part.name.removesuffix("[]")
+        if name in ("image", "input_reference"):
+            images.append(part.text if part.filename is None else part.data_url)
+        elif part.filename is not None:
+            fields[name] = part.data_url
+        else:
+            fields[name] = _value(name, part)
+    if images:
+        fields["input_reference"] = images[0]
+    if len(images) > 1:
+        fields["images"] = images
+    return fields
+
+
+def _value(name: str, part: Part) -> Any:
+    text = part.text
+    if name in NUMBERS and text.isascii() and text.isdigit() and len(text) < 10:
+        return int(text)
+    if name == "stream" and text in ("true", "false"):
+        return text == "true"
+    if name == "nvext":
+        try:
+            return json_decode(part.data)
+        except msgspec.DecodeError as error:
+            raise InvalidArgument(f"{MALFORMED}nvext: {error}", param="nvext") from None
+    return text
+
+
+def _packed(asked: object, _request_id: str) -> bytes:
+    return msgpack_encode(asked)

@@ -1,0 +1,30 @@
+"""Prompt count: how many tokens a chat's prompt has, by the same template and tokenizer that would answer it."""
+
+from functools import partial
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.openai import ChatCompletionRequest
+from dynamo.serving.models import ModelAccess, Models
+from dynamo.serving.served_model import ServedModel
+from dynamo.text.chat_template.sandbox import Budget
+from dynamo.text.preprocessor import Preprocessor
+
+
+def counted_model(models: Models, name: str, access: ModelAccess | None) -> ServedModel:
+    """Return the model that answers chats under this name and whose tokenizer is here.
+
+    Raises what `Models.find` raises, and `InvalidArgument`.
+    """
+    model = models.find(name, "Chat", access)
+    if model.takes_text:
+        raise InvalidArgument(f"the workers of `{name}` take text: only they know how many tokens it is", param="model")
+    return model
+
+
+async def count_prompt(preprocessor: Preprocessor, chat: ChatCompletionRequest, body_bytes: int = 0) -> int:
+    """Return the number of tokens of its prompt, in a thread where it is long. Raise `InvalidArgument`."""
+    return await preprocessor.rendered(chat, body_bytes, partial(_count, preprocessor, chat))
+
+
+def _count(preprocessor: Preprocessor, chat: ChatCompletionRequest, budget: Budget) -> int:
+    return len(preprocessor.tokenizer.encode(preprocessor.formatted_prompt(chat, budget)))

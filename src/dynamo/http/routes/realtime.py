@@ -1,0 +1,170 @@
+"""The route of realtime conversations: a WebSocket to a worker that holds them (serving-plane.md §1.2)."""
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qs
+
+from dynamo.core.codec import json_encode
+from dynamo.core.errors import DynamoException, EngineShutdown, NotFound
+from dynamo.http.realtime import (
+    INVALID_REQUEST,
+    SERVER_ERROR,
+    RealtimeAnswer,
+    created_event,
+    error_event,
+    model_of,
+    read_event,
+)
+from dynamo.http.routes.relayed import relayed, text_model
+from dynamo.http.routes.table import Operation, RouteContext, RouteTable
+from dynamo.http.server.protocol import Exchange
+from dynamo.http.server.websocket import Message, Op, WebSocket, accept_key
+from dynamo.serving.errors import ErrorAnswer, answer_to
+from dynamo.serving.models import Models
+from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.request_identity import metadata_of, trace_headers
+
+logger = logging.getLogger(__name__)
+
+REALTIME = relayed("realtime", "Realtime")
+SUBPROTOCOL = b"realtime"
+"""What OpenAI's clients in browsers ask for."""
+EARLY_MAX = 256  # Events that may come before the worker is found.
+NOT_A_SOCKET = ErrorAnswer(400, "Connection header did not include 'upgrade' for a WebSocket", label="validation")
+
+
+def add(routes: RouteTable, context: RouteContext) -> None:
+    """Adds it."""
+    pages = RealtimePages(context.pipeline, context.models)
+    routes.hot(
+        "GET",
+        "/v1/realtime",
+        pages.connect,
+        Operation(
+            "A conversation over a WebSocket",
+            answer={"type": "string", "description": "101: events, as JSON, both ways"},
+            refusals=(400, 503),
+            query={"model": {"type": "string"}},
+        ),
+        variable="DYN_HTTP_SVC_REALTIME_PATH",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RealtimePages:
+    """The handler."""
+
+    pipeline: Pipeline
+    models: Models
+
+    def connect(self, exchange: Exchange) -> None:
+        """GET /v1/realtime."""
+        key = accept_key(exchange)
+        if key is None:
+            self.pipeline.metrics.count_end(REALTIME.endpoint, "", "stream", NOT_A_SOCKET.label)
+            exchange.refuse(NOT_A_SOCKET)
+            return
+        if self.pipeline.is_draining:
+            exchange.refuse(answer_to(EngineShutdown("the frontend is shutting down")))
+            return
+        offered = (exchange.header(b"sec-websocket-protocol") or b"").split(b",")
+        chosen = SUBPROTOCOL if SUBPROTOCOL in [one.strip() for one in offered] else None
+        query = parse_qs(exchange.protocol.url.partition(b"?")[2].decode("latin-1"))
+        socket = WebSocket(exchange, key, chosen)
+        talk = Talk(self, exchange, socket, query["model"][0] if "model" in query else None)
+        socket.listen(talk)
+        socket.send(json_encode(created_event()))
+
+
+class Talk:
+    """What a client says, and who is to hear it."""
+
+    def __init__(self, pages: RealtimePages, exchange: Exchange, socket: WebSocket, model: str | None) -> None:
+        self._pages = pages
+        self._exchange = exchange
+        self._socket = socket
+        self._model = model
+        self._early: deque[dict[str, Any]] = deque()
+        self._opening: asyncio.Task[None] | None = None
+        self._answer: RealtimeAnswer | None = None
+        self._is_closed = False
+
+    def heard(self, message: Message) -> None:
+        """One event."""
+        if message.op is Op.BINARY:
+            self._refuse("binary frames not supported", "invalid_request")
+            return
+        event = read_event(message.data)
+        if event is None:
+            self._refuse("malformed JSON frame", "invalid_request")
+        elif self._answer is not None:
+            self._answer.tell_worker(event)
+        elif self._opening is not None:
+            self._early.append(event)
+            if len(self._early) > EARLY_MAX:
+                self._socket.pause_reading()
+        else:
+            self._choose(event)
+
+    def closed(self) -> None:
+        """The client left."""
+        self._is_closed = True
+        if self._answer is not None:
+            self._answer.client_left()
+
+    def _choose(self, event: dict[str, Any]) -> None:
+        name = model_of(event) or self._model
+        if name is None:
+            self._refuse(
+                "the first event must be a session.update that names a model", "invalid_request", "session.model", event
+            )
+            return
+        self._early.append(event)
+        self._opening = self._pages.pipeline.tasks.start(self._open(name), "realtime")
+
+    async def _open(self, name: str) -> None:
+        pages = self._pages
+        try:
+            model = text_model(pages.models, name, REALTIME.model_type, self._exchange.account)
+            make = partial(RealtimeAnswer, socket=self._socket, model=model)
+            answer = pages.pipeline.adopt(self._exchange, REALTIME.endpoint, model, make, stream=True)
+        except DynamoException as error:
+            self._not_opened(name, error)
+            return
+        try:
+            model.admit()
+            await answer.open(trace_headers(self._exchange), metadata_of(self._exchange))
+        except Exception as error:  # The request boundary: the request ends with every kind of error.
+            answer.fail(error)
+            return
+        except asyncio.CancelledError:
+            answer.fail(EngineShutdown("the frontend is shutting down"))
+            raise
+        if self._is_closed:
+            answer.client_left()
+            return
+        self._answer = answer
+        while self._early:
+            answer.tell_worker(self._early.popleft())
+        self._socket.resume_reading()
+
+    def _not_opened(self, name: str, error: DynamoException) -> None:
+        """The client may name another model."""
+        told = answer_to(error)
+        self._pages.pipeline.metrics.count_end(REALTIME.endpoint, "", "stream", told.label)
+        self._opening = None
+        event = self._early.popleft()
+        self._early.clear()
+        self._socket.resume_reading()
+        if isinstance(error, NotFound):
+            self._refuse(f"unknown model: {name}", "model_not_found", "session.model", event)
+        else:
+            self._socket.send(json_encode(error_event(told.message, SERVER_ERROR, told.code)))
+
+    def _refuse(self, message: str, code: str, param: str | None = None, event: dict[str, Any] | None = None) -> None:
+        about = None if event is None else event.get("event_id")
+        self._socket.send(json_encode(error_event(message, INVALID_REQUEST, code, param, about)))

@@ -1,0 +1,409 @@
+"""Routes of OpenAI's Responses API: answers, token counts, and the answers that are kept (serving-plane.md §1.2)."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+
+from dynamo.api.responses.archive import PAGE, ResponseArchive, page_of, previous_not_found
+from dynamo.api.responses.compaction import SUMMARY_REQUEST, SUMMARY_TOKENS_MAX, compacted
+from dynamo.api.responses.convert import PARAMETERS, check_results, to_chat, to_response, wants_logprobs, without_oldest
+from dynamo.api.responses.directory_store import DirectoryStore
+from dynamo.api.responses.ids import new_response_id
+from dynamo.api.responses.session import ResponseSession
+from dynamo.api.responses.store import Dropped, MemoryStore, ResponseStore
+from dynamo.api.responses.writer import Keep, ResponseWriter
+from dynamo.core.codec import json_encode
+from dynamo.core.config import read_bool, setting
+from dynamo.core.errors import DynamoException, InvalidArgument
+from dynamo.http.routes.api_options import MEMORY, NOWHERE, ApiOptions
+from dynamo.http.routes.prompt_count import count_prompt, counted_model
+from dynamo.http.routes.responses_socket import ResponsesSocket, TurnAccounts
+from dynamo.http.routes.table import (
+    ENGINE_REFUSALS,
+    Operation,
+    RouteContext,
+    RouteTable,
+    as_json,
+    owner_of,
+    owner_of_account,
+    refuse,
+)
+from dynamo.http.server.gate import Account
+from dynamo.http.server.protocol import Exchange
+from dynamo.protocols.engine import CompletionUsage
+from dynamo.protocols.openai import ChatCompletionRequest
+from dynamo.protocols.responses import (
+    Compaction,
+    CompactRequest,
+    InputItem,
+    ItemPage,
+    MessageItem,
+    PromptFields,
+    Response,
+    ResponseDeleted,
+    ResponseRequest,
+    StoredItem,
+    TokenCount,
+    TokenCountRequest,
+    decode_compact_request,
+    decode_items,
+    decode_response_request,
+    decode_token_count,
+)
+from dynamo.protocols.strict import INVALID, MALFORMED
+from dynamo.serving.bodies import decoded
+from dynamo.serving.endpoints import Surface
+from dynamo.serving.errors import ErrorAnswer, answer_to
+from dynamo.serving.models import Models
+from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.postprocessor import FinishedChoice
+
+ITEMS_HERE_MAX = 256  # More are converted in a thread.
+
+P = TypeVar("P", bound=PromptFields)
+
+
+def add(routes: RouteTable, context: RouteContext) -> None:
+    """Adds them."""
+    dropped = Dropped(context.registry, context.metrics_prefix)
+    archive = ResponseArchive(open_store(context.apis, dropped), context.registry, context.metrics_prefix)
+    routes.on_stop.append(archive.close)
+    pages = ResponsePages(
+        context.pipeline,
+        context.models,
+        archive,
+        setting("DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS", False, read_bool),
+    )
+    routes.hot(
+        "POST",
+        "/v1/responses",
+        pages.handle_response,
+        Operation("Response", ResponseRequest, Response, streams=True, refusals=ENGINE_REFUSALS),
+        variable="DYN_HTTP_SVC_RESPONSES_PATH",
+        error_body=error_body,
+    )
+    socket = ResponsesSocket(context.pipeline, pages.handle_turn, TurnAccounts(context))
+    routes.hot(
+        "GET",
+        "/v1/responses",
+        socket.connect,
+        Operation(
+            "Responses over a WebSocket",
+            answer={"type": "string", "description": "101: `response.create` messages, answered with stream events"},
+            refusals=(400, 503),
+        ),
+        variable="DYN_HTTP_SVC_RESPONSES_PATH",
+    )
+    routes.hot(
+        "POST",
+        "/v1/responses/compact",
+        pages.handle_compact,
+        Operation("Compact a conversation", CompactRequest, Compaction, refusals=ENGINE_REFUSALS),
+        error_body=error_body,
+    )
+    routes.hot(
+        "POST",
+        "/v1/responses/input_tokens",
+        pages.handle_count,
+        Operation("Tokens of a response's input", TokenCountRequest, TokenCount, refusals=ENGINE_REFUSALS),
+        error_body=error_body,
+    )
+    one = "/v1/responses/{id}"
+    routes.plain("GET", one, pages.get, Operation("A response that was kept", answer=Response, refusals=(400, 404)))
+    routes.plain("DELETE", one, pages.delete, Operation("Forget it", answer=ResponseDeleted, refusals=(404,)))
+    query: dict[str, dict[str, Any]] = {
+        "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+        "order": {"enum": ["asc", "desc"]},
+        "after": {"type": "string"},
+    }
+    operation = Operation("What it was asked", answer=ItemPage, refusals=(400, 404), query=query)
+    routes.plain("GET", "/v1/responses/{id}/input_items", pages.items, operation)
+
+
+def open_store(options: ApiOptions, dropped: Dropped) -> ResponseStore | None:
+    """Where responses are kept. Raises `ConfigError`."""
+    if options.responses_store == NOWHERE:
+        return None
+    if options.responses_store == MEMORY:
+        return MemoryStore(options.responses_limits, dropped)
+    return DirectoryStore(options.responses_store, options.responses_limits, dropped)
+
+
+def error_body(error: ErrorAnswer) -> bytes:
+    """OpenAI's form; a field of the chat gets the name it has in the request."""
+    if error.param is None:
+        return error.body()
+    first, rest = error.param, ""
+    for place, mark in enumerate(error.param):
+        if mark in ".[":
+            first, rest = error.param[:place], error.param[place:]
+            break
+    name = PARAMETERS.get(first)
+    return error.body() if name is None else replace(error, param=name if first == "messages" else name + rest).body()
+
+
+def error_body_of_format(error: ErrorAnswer) -> bytes:
+    """As `error_body`, for a request that gives the format in `response_format`, as a chat does."""
+    is_format = error.param is not None and error.param.partition(".")[0] == "response_format"
+    return error.body() if is_format else error_body(error)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsePages:
+    """The handlers."""
+
+    pipeline: Pipeline
+    models: Models
+    archive: ResponseArchive
+    ignores_unknown: bool
+
+    def handle_response(self, exchange: Exchange) -> None:
+        """POST /v1/responses."""
+        self.pipeline.start(exchange, UNREAD, self._respond(exchange))
+
+    def handle_count(self, exchange: Exchange) -> None:
+        """POST /v1/responses/input_tokens."""
+        self.pipeline.start(exchange, UNREAD, self._count(exchange))
+
+    def handle_turn(self, exchange: Exchange, session: ResponseSession) -> None:
+        """Answer one request of a WebSocket."""
+        self.pipeline.start(exchange, UNREAD, self._respond(exchange, session))
+
+    def handle_compact(self, exchange: Exchange) -> None:
+        """POST /v1/responses/compact."""
+        self.pipeline.start(exchange, UNREAD, self._compact(exchange))
+
+    async def _respond(self, exchange: Exchange, session: ResponseSession | None = None) -> None:
+        decode = partial(decode_response_request, ignore_unknown=self.ignores_unknown)
+        request, given = await decoded(exchange.body, partial(with_items, decode), "responses")
+        exchange.error_body = error_body if request.response_format is None else error_body_of_format
+        if session is not None:
+            request.stream = True
+        account = exchange.account
+        asked, before = await self._items(request, given, account, session)
+        items = [*before, *asked]
+        chat = await self._chat(request, items, account, request.max_output_tokens or 1)
+        is_stored = self.archive.is_open and request.store is not False
+        keep = partial(self._keep, asked if is_stored else None, items, session, owner_of_account(account))
+        writer = partial(writer_of, request, keep, is_stored)
+        surface = replace(UNREAD, chunks=writer, body=partial(body_of, writer))
+        await self.pipeline.converse(exchange, chat, surface)
+
+    async def _count(self, exchange: Exchange) -> None:
+        decode = partial(decode_token_count, ignore_unknown=self.ignores_unknown)
+        request, given = await decoded(exchange.body, partial(with_items, decode), "input_tokens")
+        exchange.error_body = error_body
+        account = exchange.account
+        request.model = request.model or self._only_model(account)
+        asked, before = await self._items(request, given, account)
+        chat = await self._chat(request, [*before, *asked], account, 1)
+        preprocessor = counted_model(self.models, chat.model, account).preprocessor
+        exchange.respond(200, json_encode(TokenCount(await count_prompt(preprocessor, chat, len(exchange.body)))))
+
+    async def _compact(self, exchange: Exchange) -> None:
+        decode = partial(decode_compact_request, ignore_unknown=self.ignores_unknown)
+        request, given = await decoded(exchange.body, partial(with_optional_items, decode), "compact")
+        exchange.error_body = error_body
+        account = exchange.account
+        if request.input is None and request.previous_response_id is None:
+            raise InvalidArgument(f"{MALFORMED}missing field `input`", param="input")
+        owner = owner_of_account(account)
+        asked = await self.archive.resolve(given, owner)
+        before = await self._before(request.previous_response_id, asked, owner)
+        items = [*before, *asked]
+        context_length = counted_model(self.models, request.model, account).preprocessor.context_length
+        tokens_max = min(SUMMARY_TOKENS_MAX, context_length // 4) if context_length else SUMMARY_TOKENS_MAX
+        summary = ResponseRequest(
+            model=request.model,
+            instructions=request.instructions,
+            prompt_cache_key=request.prompt_cache_key,
+            max_output_tokens=max(tokens_max, 1),
+            truncation="auto",
+        )
+        chat = await self._chat(summary, [*items, MessageItem("user", SUMMARY_REQUEST)], account, max(tokens_max, 1))
+        writer = partial(writer_of, summary, None, False)
+        await self.pipeline.converse(exchange, chat, replace(UNREAD, body=partial(compaction_of, writer, items)))
+
+    async def _items(
+        self,
+        request: PromptFields,
+        given: list[InputItem],
+        account: Account | None,
+        session: ResponseSession | None = None,
+    ) -> tuple[list[StoredItem], list[StoredItem]]:
+        """Return the request's items and the conversation before them. Raise `InvalidArgument` and `NotFound`."""
+        owner = owner_of_account(account)
+        asked = await self.archive.resolve(given, owner)
+        return asked, await self._before(request.previous_response_id, asked, owner, session)
+
+    async def _before(
+        self,
+        previous: str | None,
+        asked: Sequence[StoredItem],
+        owner: str | None,
+        session: ResponseSession | None = None,
+    ) -> list[StoredItem]:
+        """Return the conversation before the request's items, of responses that belong to `owner`.
+
+        Raises `NotFound`, and `InvalidArgument` for a tool result without a call.
+        """
+        if previous is None:
+            return []
+        before = None if session is None else session.history(previous)
+        if before is None:
+            if session is not None and not self.archive.is_open:
+                raise previous_not_found(previous)
+            before = await self.archive.history(previous, owner)
+        check_results(before, asked)
+        return before
+
+    async def _chat(
+        self, request: PromptFields, items: list[StoredItem], account: Account | None, answer_tokens: int
+    ) -> ChatCompletionRequest:
+        """The chat of these items; `truncation: auto` leaves out the oldest where they are too many. Raises `InvalidArgument`."""
+        chat = (
+            to_chat(request, items)
+            if len(items) <= ITEMS_HERE_MAX
+            else await asyncio.to_thread(to_chat, request, items)
+        )
+        if request.truncation != "auto":
+            return chat
+        preprocessor = counted_model(self.models, chat.model, account).preprocessor
+        room = preprocessor.context_length - min(answer_tokens, preprocessor.context_length // 2)
+        if not preprocessor.context_length or await count_prompt(preprocessor, chat) <= room:
+            return chat
+        fewest, most = 1, len(items) - 1
+        while fewest < most:
+            middle = (fewest + most) // 2
+            if await count_prompt(preprocessor, to_chat(request, without_oldest(items, middle))) <= room:
+                most = middle
+            else:
+                fewest = middle + 1
+        return to_chat(request, without_oldest(items, most))
+
+    def _only_model(self, account: Account | None) -> str | None:
+        """Return the model that is meant where the caller may use only one."""
+        names = [name for name in self.models.served() if account is None or account.may_use(name)]
+        return names[0] if len(names) == 1 else None
+
+    def _keep(
+        self,
+        asked: Sequence[StoredItem] | None,
+        items: Sequence[StoredItem],
+        session: ResponseSession | None,
+        owner: str | None,
+        response: Response,
+    ) -> None:
+        """Store a response with what was `asked` for it, if anything, and remember it for its connection."""
+        if asked is not None:
+            self.archive.keep(response, asked, owner)
+        if session is not None:
+            session.remember(response, items)
+
+    # What is kept.
+
+    async def get(self, request: Request) -> HttpResponse:
+        """GET /v1/responses/{id}."""
+        try:
+            if request.query_params.get("stream", "false") not in ("false", "0"):
+                raise InvalidArgument(
+                    f"{INVALID}`stream` is not supported by this release: it is kept whole", param="stream"
+                )
+            return as_json((await self.archive.find(request.path_params["id"], owner_of(request))).response)
+        except DynamoException as error:
+            return refuse(answer_to(error))
+
+    async def delete(self, request: Request) -> HttpResponse:
+        """DELETE /v1/responses/{id}."""
+        response_id = request.path_params["id"]
+        try:
+            await self.archive.delete(response_id, owner_of(request))
+        except DynamoException as error:
+            return refuse(answer_to(error))
+        return as_json(ResponseDeleted(response_id))
+
+    async def items(self, request: Request) -> HttpResponse:
+        """GET /v1/responses/{id}/input_items."""
+        query = request.query_params
+        try:
+            limit = query.get("limit", str(PAGE))
+            if not limit.isascii() or not limit.isdigit():
+                raise InvalidArgument(f"{INVALID}`limit` must be a number", param="limit")
+            record = await self.archive.find(request.path_params["id"], owner_of(request))
+            page = page_of(
+                record.input, limit=int(limit[:9]), order=query.get("order", "desc"), after=query.get("after")
+            )
+        except DynamoException as error:
+            return refuse(answer_to(error))
+        return as_json(page)
+
+
+def with_items(decode: Callable[[bytes], P], body: bytes) -> tuple[P, list[InputItem]]:
+    """Return a request and its items. Raise `InvalidArgument`."""
+    request = decode(body)
+    if request.input is None:
+        raise InvalidArgument(f"{MALFORMED}missing field `input`", param="input")
+    return request, decode_items(request.input)
+
+
+def with_optional_items(
+    decode: Callable[[bytes], CompactRequest], body: bytes
+) -> tuple[CompactRequest, list[InputItem]]:
+    """Return a request and its items, if it has any. Raise `InvalidArgument`."""
+    request = decode(body)
+    return request, [] if request.input is None else decode_items(request.input)
+
+
+def writer_of(
+    request: ResponseRequest, keep: Keep | None, is_stored: bool, response_id: str, model: str, created: int
+) -> ResponseWriter:
+    """Who writes the response."""
+    response = to_response(request, response_id, created, is_stored=is_stored)
+    return ResponseWriter(response, now=time.time, keep=keep, logprobs=wants_logprobs(request))
+
+
+def body_of(
+    writer: "partial[ResponseWriter]",
+    response_id: str,
+    model: str,
+    created: int,
+    choices: Sequence[FinishedChoice],
+    usage: CompletionUsage,
+) -> bytes:
+    """The whole response."""
+    return json_encode(writer(response_id, model, created).whole(choices[0], usage))
+
+
+def compaction_of(
+    writer: "partial[ResponseWriter]",
+    items: Sequence[StoredItem],
+    response_id: str,
+    model: str,
+    created: int,
+    choices: Sequence[FinishedChoice],
+    usage: CompletionUsage,
+) -> bytes:
+    """Return the compacted conversation, whose summary the model has written."""
+    return json_encode(compacted(items, writer(response_id, model, created).whole(choices[0], usage)))
+
+
+def unread(*_: object) -> "ResponseWriter":
+    raise AssertionError("a response has no form before its request was read")
+
+
+UNREAD = Surface(
+    endpoint="responses",
+    model_type="Chat",
+    response_id=lambda _: new_response_id(),
+    chunks=unread,
+    body=unread,  # type: ignore[arg-type]  # never called either
+    error_body=ErrorAnswer.body,  # Until the request is decoded, errors name its own fields.
+    always_usage=True,
+)
+"""What all responses have in common."""

@@ -1,0 +1,146 @@
+"""Routes of the service itself: health, metrics, busy thresholds, its description (serving-plane.md §1.2)."""
+
+from typing import Any
+
+from msgspec import Struct, to_builtins
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dynamo.core.codec import json_decoder, json_encode
+from dynamo.core.config import read_bool, setting
+from dynamo.core.errors import HttpError, InvalidArgument, NotFound
+from dynamo.core.openmetrics import negotiated
+from dynamo.http.openapi.description import describe
+from dynamo.http.openapi.docs_page import HEADERS, PAGE
+from dynamo.http.routes.extensions import Extensions, FrontendExtensionContext
+from dynamo.http.routes.table import Access, Operation, RouteContext, RouteTable, as_json, body_of
+from dynamo.routing.busy import Thresholds
+
+
+def add(routes: RouteTable, context: RouteContext) -> None:
+    """Adds them."""
+    pages = SystemPages(routes, context)
+
+    def get(path: str, handler: Any, operation: Operation, word: str) -> None:
+        routes.plain("GET", path, handler, operation, variable=f"DYN_HTTP_SVC_{word}_PATH", access=Access.OPEN)
+
+    get("/health", pages.health, Operation("Health, with the instances known", refusals=(503,)), "HEALTH")
+    get("/live", pages.live, Operation("Liveness"), "LIVE")
+    text = Operation("Prometheus metrics", answer={"type": "string"}, answer_media="text/plain")
+    get("/metrics", pages.metrics, text, "METRICS")
+    if not setting("DYN_DISABLE_FRONTEND_ADMIN_API", False, read_bool):
+        shown = Operation("Busy thresholds of every model", refusals=(403,))
+        routes.plain("GET", "/busy_threshold", pages.thresholds, shown, access=Access.ADMIN)
+        change = Operation(
+            "Set a model's busy thresholds", ThresholdsRequest, ThresholdsRequest, refusals=(400, 403, 404), error=SAID
+        )
+        routes.plain("POST", "/busy_threshold", pages.set_thresholds, change, access=Access.ADMIN)
+    routes.plain("GET", "/openapi.json", pages.openapi, Operation("This document"), access=Access.OPEN)
+    page = Operation("This document, to be read and tried", answer={"type": "string"}, answer_media="text/html")
+    routes.plain("GET", "/docs", pages.docs, page, access=Access.OPEN)
+    if context.extensions:
+        seen = FrontendExtensionContext(context.models, lambda: context.pipeline.is_draining)
+        Extensions(seen).add(routes, context.extensions)
+
+
+SAID = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+"""Upstream's form of this route's errors."""
+
+
+class SystemPages:
+    """What the service says of itself."""
+
+    def __init__(self, routes: RouteTable, context: RouteContext) -> None:
+        self._routes = routes
+        self._pipeline = context.pipeline
+        self._models = context.models
+        self._registry = context.registry
+        self._is_sound = context.is_sound
+        self._siblings = context.siblings
+        if self._siblings is not None:
+            self._siblings.answer("metrics", self._own_metrics)
+            self._siblings.answer("thresholds", self._hear_thresholds)
+
+    async def health(self, request: Request) -> Response:
+        """GET /health."""
+        if self._pipeline.is_draining:
+            return as_json({"status": "not_ready", "stage": "draining"}, 503)
+        if not self._is_sound():
+            return as_json({"status": "not_ready", "stage": "discovery"}, 503)
+        sets = self._models.every_set()
+        found = {instance.key: instance for one in sets for instance in one.client.instances()}
+        instances = list(found.values())  # Several models may stand at one endpoint, and one worker serve several.
+        endpoints = sorted({f"dyn://{one.endpoint}" for one in sets if one.worker_ids()})
+        return as_json({"status": "healthy", "endpoints": endpoints, "instances": instances})
+
+    async def live(self, request: Request) -> Response:
+        """GET /live."""
+        return as_json({"status": "live", "message": "Service is live"})
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        text = self._registry.render()
+        if self._siblings is not None:
+            text = await self._siblings.metrics(text)
+        content_type, text = negotiated(request.headers.get("accept", ""), text)
+        return Response(text, media_type=None, headers={"content-type": content_type})
+
+    async def _own_metrics(self, question: str) -> str:
+        return self._registry.render()
+
+    async def thresholds(self, request: Request) -> Response:
+        """GET /busy_threshold."""
+        known = self._models.thresholds()
+        return as_json({"thresholds": [{"model": name, **to_builtins(limits)} for name, limits in known.items()]})
+
+    async def set_thresholds(self, request: Request) -> Response:
+        """POST /busy_threshold."""
+        try:
+            wanted = decode_thresholds(await body_of(request))
+            await self._models.set_thresholds(wanted.model, wanted.limits())
+        except NotFound as error:
+            return as_json({"error": str(error)}, 404)
+        except HttpError as error:
+            return as_json({"error": str(error)}, error.code)
+        except (InvalidArgument, ValueError) as error:
+            return as_json({"error": str(error)}, 400)
+        if self._siblings is not None:
+            await self._siblings.ask(f"thresholds {json_encode(wanted).decode()}")
+        return as_json(wanted)
+
+    async def _hear_thresholds(self, text: str) -> str:
+        """A sibling was told other thresholds; what it took is taken."""
+        wanted = decode_thresholds(text)
+        try:
+            await self._models.set_thresholds(wanted.model, wanted.limits())
+        except (NotFound, InvalidArgument) as error:
+            return str(error)
+        return ""
+
+    async def docs(self, request: Request) -> Response:
+        """GET /docs."""
+        return Response(PAGE, headers=HEADERS, media_type="text/html")
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return as_json(describe(self._routes))
+
+
+class ThresholdsRequest(Struct):
+    """The body of POST /busy_threshold."""
+
+    model: str
+    active_decode_blocks_threshold: float | None = None
+    active_prefill_tokens_threshold: int | None = None
+    active_prefill_tokens_threshold_frac: float | None = None
+
+    def limits(self) -> Thresholds:
+        """What is to be set. Raises `InvalidArgument`."""
+        return Thresholds(
+            active_decode_blocks_threshold=self.active_decode_blocks_threshold,
+            active_prefill_tokens_threshold=self.active_prefill_tokens_threshold,
+            active_prefill_tokens_threshold_frac=self.active_prefill_tokens_threshold_frac,
+        ).check()
+
+
+decode_thresholds = json_decoder(ThresholdsRequest).decode

@@ -1,0 +1,259 @@
+"""Routes: what the HTTP service answers, who answers it, and how it is described.
+
+A group of routes is a function in a module of its own (`routes_openai.py`, `routes_system.py`, …), named in
+`route_groups.py`. It adds its routes to the table and takes what it needs from the context:
+
+    def add(routes: RouteTable, context: RouteContext) -> None:
+        routes.hot("POST", "/v1/embeddings", handler, Operation("Embeddings", body=EmbeddingRequest, answer=…))
+        routes.plain("GET", "/v1/things/{thing}", endpoint, Operation("One thing", answer=Thing))
+
+A *hot* route has a fixed path; its handler gets an `Exchange` with the whole body and writes to the transport itself.
+A *plain* route is a Starlette endpoint; its path may have parameters. What the OpenAPI document says of a route comes
+from its `Operation`, so that the document cannot forget one.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dynamo.core.codec import json_encode
+from dynamo.core.config import setting
+from dynamo.core.errors import HttpError
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.http.routes.api_options import ApiOptions
+from dynamo.http.server.protocol import HotHandler
+from dynamo.serving.errors import ErrorAnswer
+
+if TYPE_CHECKING:
+    from dynamo.http.routes.extensions import FrontendRoute
+    from dynamo.http.server.gate import Account, Keys
+    from dynamo.http.server.siblings import Siblings
+    from dynamo.serving.models import Models
+    from dynamo.serving.pipeline import Pipeline
+    from dynamo.text.request_template import RequestTemplate
+
+NOT_ADMIN = ErrorAnswer(
+    403,
+    "This route needs an admin API key (--admin-api-key, DYN_ADMIN_API_KEYS, or admin = true in the keys file)",
+    code="admin_key_required",
+    label="forbidden",
+)
+
+ErrorBody = Callable[[ErrorAnswer], bytes]
+PlainHandler = Callable[[Request], Awaitable[Response]]
+
+PLAIN_BODY_BYTES_MAX = 1 << 20
+"""Of a JSON body on a plain route; the bodies of hot routes have limits of their own (`Limits`)."""
+ENGINE_REFUSALS = (400, 404, 413, 503, 529)
+"""What a route may answer that asks a worker."""
+
+
+class Access(Enum):
+    """The API key that a route needs, on a server with keys."""
+
+    OPEN = "open"
+    """None: probes and metrics scrapers use it."""
+    KEY = "key"
+    ADMIN = "admin"
+    """An admin key: the route changes state for every caller, or shows the requests of other callers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What the OpenAPI document says of a route."""
+
+    summary: str
+    body: Any = None
+    """The type of the request, or its JSON schema; None where there is no body."""
+    answer: Any = None
+    """The type of the response, or its JSON schema; None for any object."""
+    streams: bool = False
+    """Whether it answers in server-sent events where the request says so."""
+    refusals: tuple[int, ...] = ()
+    """The statuses of its errors."""
+    body_media: str = "application/json"
+    answer_media: str = "application/json"
+    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The JSON schemas of its optional query parameters."""
+    error: Any = None
+    """The type of its errors; None for OpenAI's form."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteEntry:
+    """One method on one path."""
+
+    method: str
+    path: str
+    handler: HotHandler | PlainHandler
+    operation: Operation
+    is_hot: bool
+    access: Access
+    error_body: ErrorBody = ErrorAnswer.body
+    """How the errors of its path are written that come before its handler."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteContext:
+    """What the handlers of routes work with."""
+
+    pipeline: "Pipeline"
+    models: "Models"
+    registry: MetricsRegistry
+    is_sound: Callable[[], bool]
+    """Whether all that must go on in the background does."""
+    apis: ApiOptions = field(default_factory=ApiOptions)
+    metrics_prefix: str = "dynamo_frontend"
+    template: "RequestTemplate | None" = None
+    """What requests ask for that do not say so themselves."""
+    extensions: "Sequence[FrontendRoute]" = ()
+    siblings: "Siblings | None" = None
+    """The other processes that share this one's port."""
+    keys: "Keys | None" = None
+    """The keys that are asked for."""
+
+
+RouteGroup = Callable[["RouteTable", RouteContext], None]
+
+
+class RouteTable:
+    """All routes of one service."""
+
+    def __init__(self) -> None:
+        self.entries: list[RouteEntry] = []
+        self.asks_keys = False
+        """Whether those that need a key are asked for one."""
+        self.on_start: list[Callable[[], None]] = []
+        """Called when the service begins to answer."""
+        self.on_stop: list[Callable[[], Awaitable[None]]] = []
+        """Awaited when the service has answered its last request."""
+
+    def hot(
+        self,
+        method: str,
+        path: str,
+        handler: HotHandler,
+        operation: Operation,
+        *,
+        variable: str | None = None,
+        error_body: ErrorBody = ErrorAnswer.body,
+    ) -> None:
+        """A route whose handler writes to the transport. `variable` names the setting that moves its path."""
+        self.entries.append(RouteEntry(method, moved(path, variable), handler, operation, True, Access.KEY, error_body))
+
+    def plain(
+        self,
+        method: str,
+        path: str,
+        handler: PlainHandler,
+        operation: Operation,
+        *,
+        variable: str | None = None,
+        access: Access = Access.KEY,
+    ) -> None:
+        """Add a route that is a Starlette endpoint. `variable` names the setting that moves its path."""
+        if access is Access.ADMIN:
+            handler = self._for_admins(handler)
+        self.entries.append(RouteEntry(method, moved(path, variable), handler, operation, False, access))
+
+    def hot_handlers(self) -> dict[tuple[bytes, bytes], HotHandler]:
+        """(method, path) to handler, as the protocol looks them up."""
+        hot: dict[tuple[bytes, bytes], Any] = {}
+        for entry in self.entries:
+            if entry.is_hot:
+                hot[entry.method.encode(), entry.path.encode()] = entry.handler
+        return hot
+
+    def error_bodies(self) -> dict[bytes, ErrorBody]:
+        """The paths whose errors look otherwise than OpenAI's."""
+        special = [one for one in self.entries if one.error_body is not ErrorAnswer.body]
+        return {one.path.encode(): one.error_body for one in special}
+
+    def open_paths(self) -> set[bytes]:
+        """The paths that are answered to whoever asks, without a key."""
+        return {one.path.encode() for one in self.entries if one.access is Access.OPEN}
+
+    def _for_admins(self, handler: PlainHandler) -> PlainHandler:
+        """Return a handler that refuses callers without an admin key.
+
+        The check is here and not at the gate, which sees paths before they are unquoted.
+        """
+
+        async def answer(request: Request) -> Response:
+            account = account_of(request)
+            if self.asks_keys and (account is None or not account.is_admin):
+                return refuse(NOT_ADMIN)
+            return await handler(request)
+
+        return answer
+
+    def starlette_routes(self) -> list[Route]:
+        """The plain routes; and the hot ones' paths, so that a wrong method gets its 405 and not a 404."""
+        paths: dict[str, dict[str, PlainHandler]] = {}
+        for entry in self.entries:
+            handler: Any = _hot_elsewhere if entry.is_hot else entry.handler
+            paths.setdefault(entry.path, {})[entry.method] = handler
+        return [Route(path, _by_method(handlers), methods=list(handlers)) for path, handlers in paths.items()]
+
+
+def _by_method(handlers: Mapping[str, PlainHandler]) -> PlainHandler:
+    """One endpoint for a path, so that the `allow` header of a 405 names every method it has."""
+
+    async def answer(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        return await handlers[method](request)
+
+    return answer
+
+
+async def _hot_elsewhere(request: Request) -> Response:
+    """Never called with the route's own method: the protocol has taken that out before."""
+    raise HTTPException(404)
+
+
+async def body_of(request: Request) -> bytes:
+    """Return the body of a plain request. Raises `HttpError` (413) for a long one: only uploads of files are long."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > PLAIN_BODY_BYTES_MAX:
+            raise HttpError(413, f"The request body exceeds {PLAIN_BODY_BYTES_MAX} bytes")
+    return bytes(body)
+
+
+def account_of(request: Request) -> "Account | None":
+    """Return the account of a plain request, None on a server without keys."""
+    account: Account | None = request.scope.get("state", {}).get("account")
+    return account
+
+
+def owner_of(request: Request) -> str | None:
+    """Return the owner of what a plain request stores or reads, None on a server without keys."""
+    return owner_of_account(account_of(request))
+
+
+def owner_of_account(account: "Account | None") -> str | None:
+    """Return the owner of what a caller stores or reads, None on a server without keys."""
+    return None if account is None else account.owner
+
+
+def moved(path: str, variable: str | None) -> str:
+    """The path, or the one that the setting puts in its place."""
+    return path if variable is None else setting(variable, path, str)
+
+
+def as_json(value: object, status: int = 200) -> Response:
+    """A JSON response."""
+    return Response(json_encode(value), status, media_type="application/json")
+
+
+def refuse(error: ErrorAnswer) -> Response:
+    """An error on a plain route."""
+    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    return Response(error.body(), error.status, headers, media_type="application/json")

@@ -1,0 +1,1 @@
+"""The HTTP server: protocol, limits, authentication, CORS, WebSocket."""

@@ -1,0 +1,245 @@
+"""HTTP service: the listening socket, its routes and its end.
+
+The token routes run on `Exchange`s (see `llm.http.protocol`); everything else is a small Starlette application.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from uvicorn.server import ServerState
+
+from dynamo.core.config import setting
+from dynamo.core.errors import ConfigError
+from dynamo.core.listening import listen_error
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.core.tls import Identity, PemFile, server_context
+from dynamo.http.routes.api_options import ApiOptions
+from dynamo.http.routes.extensions import FrontendRoute
+from dynamo.http.routes.groups import GROUPS, all_routes
+from dynamo.http.routes.table import RouteContext, RouteGroup, refuse
+from dynamo.http.server.cors import Cors
+from dynamo.http.server.gate import Gate, KeyMetrics, Keys
+from dynamo.http.server.limits import Limits
+from dynamo.http.server.protocol import BodyBudget, ConnectionCounts, HttpProtocol
+from dynamo.http.server.siblings import Siblings
+from dynamo.serving.errors import CLIENT_CLOSED_REQUEST, ErrorAnswer, answer_to
+from dynamo.serving.models import Models
+from dynamo.serving.pipeline import Pipeline
+from dynamo.text.request_template import RequestTemplate
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S = 2.0
+TLS_HANDSHAKE_S = 10.0  # Who does not finish it by then is no client.
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """What one service does otherwise than the next."""
+
+    limits: Limits = field(default_factory=Limits.from_environment)
+    cors: Cors | None = None
+    keys: Keys | None = None
+    metrics_prefix: str = "dynamo_frontend"
+    apis: ApiOptions = field(default_factory=ApiOptions)
+    template: RequestTemplate | None = None
+    extensions: Sequence[FrontendRoute] = ()
+    siblings: Siblings | None = None
+    """The other processes that share the port."""
+    identity: Identity | None = None
+    """The listener's certificate, looked at again while it serves."""
+    groups: Sequence[RouteGroup] = GROUPS
+    """What it answers."""
+
+
+class HttpService:
+    """The frontend's HTTP server."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        models: Models,
+        registry: MetricsRegistry,
+        is_sound: Callable[[], bool] = lambda: True,
+        options: HttpOptions | None = None,
+    ) -> None:
+        """`is_sound` says whether all that must go on in the background does; `/health` asks it."""
+        self._options = options or HttpOptions()
+        self._counts = ConnectionCounts(registry, self._options.metrics_prefix)
+        self._bodies = BodyBudget(self._options.limits.bodies_bytes)
+        held = registry.gauge(f"{self._options.metrics_prefix}_http_body_bytes", "Request bodies in memory")
+        held.labels().follow(lambda: self._bodies.held)
+        self._key_metrics = KeyMetrics(registry, self._options.metrics_prefix)
+        self._pipeline = pipeline
+        self._models = models
+        chosen = self._options
+        context = RouteContext(
+            pipeline,
+            models,
+            registry,
+            is_sound,
+            apis=chosen.apis,
+            metrics_prefix=chosen.metrics_prefix,
+            template=chosen.template,
+            extensions=chosen.extensions,
+            siblings=chosen.siblings,
+            keys=chosen.keys,
+        )
+        self._routes = all_routes(context, chosen.groups)
+        self._server: asyncio.Server | None = None
+        self._state = ServerState()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._commenter: asyncio.TimerHandle | None = None
+
+    async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accepts requests on a bound socket."""
+        config = uvicorn.Config(
+            self._application(), loop="none", lifespan="off", interface="asgi3", ws="none", log_config=None, access_log=False,
+            proxy_headers=False, timeout_keep_alive=self._options.limits.keep_alive_s,  # type: ignore[arg-type]
+        )  # fmt: skip
+        config.load()
+        protocol = self._protocol_class()
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: protocol(config, self._state, {}),
+            sock=listener,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_S,
+            backlog=setting("DYN_HTTP_LISTEN_BACKLOG", 4096, int),
+        )
+        if self._options.siblings is not None:
+            await self._options.siblings.start()
+        for begin in self._routes.on_start:
+            begin()
+        self._sweep()
+        if self._options.limits.comment_s > 0:
+            self._keep_alive()
+
+    async def stop(self, budget_s: float) -> None:
+        """Refuses new requests, lets those under way end within the budget, then closes."""
+        await self._pipeline.drain(budget_s)
+        for timer in (self._sweeper, self._commenter):
+            if timer is not None:
+                timer.cancel()
+        if self._options.siblings is not None:
+            await self._options.siblings.close()
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        await asyncio.sleep(0)
+        for close in self._routes.on_stop:
+            await close()
+
+    def _protocol_class(self) -> type[HttpProtocol]:
+        options, gate = self._options, None
+        if options.keys is not None or options.cors is not None:
+            gate = Gate(self._routes.open_paths(), self._key_metrics, cors=options.cors, keys=options.keys)
+        values = {
+            "hot_routes": self._routes.hot_handlers(),
+            "error_bodies": self._routes.error_bodies(),
+            "limits": options.limits,
+            "connections_max": options.limits.connections_max(),
+            "counts": self._counts,
+            "gate": gate,
+            "bodies": self._bodies,
+        }
+        return type("FrontendProtocol", (HttpProtocol,), values)
+
+    def _sweep(self) -> None:
+        """Ends what waits too long, and looks whether the keys or the certificate have changed."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        for connection in list(self._state.connections):
+            if isinstance(connection, HttpProtocol):
+                connection.sweep(now_s)
+        if self._options.limits.silence_s > 0:
+            self._pipeline.abandon(self._options.limits.silence_s)
+        if self._options.limits.request_s > 0:
+            self._pipeline.expire(self._options.limits.request_s)
+        self._pipeline.metrics.keep_workers({worker for one in self._models.every_set() for worker in one.worker_ids()})
+        if self._options.keys is not None:
+            self._options.keys.refresh()
+        if self._options.identity is not None:
+            self._options.identity.refresh()
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+
+    def _keep_alive(self) -> None:
+        """Comments on idle streams, at most half an interval late."""
+        interval_s = self._options.limits.comment_s
+        self._pipeline.keep_alive(interval_s)
+        self._commenter = asyncio.get_running_loop().call_later(interval_s / 2, self._keep_alive)
+
+    def _application(self) -> Starlette:
+        handlers: dict[Any, Any] = {HTTPException: not_served, Exception: crashed}
+        application = Starlette(routes=self._routes.starlette_routes(), exception_handlers=handlers)
+        application.router.redirect_slashes = False  # To an address made of the client's own `host` header.
+        return application
+
+
+def bind(host: str, port: int, *, shared: bool = False, flag: str = "--http-port") -> socket.socket:
+    """Return a bound socket; a shared one lets other processes of this program bind the same port.
+
+    Raises `StartupError`, which names the flag, when the port is in use or the host is not one of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        if isinstance(error, OverflowError):
+            raise ConfigError(f"{flag} {port}: expected 0 to 65535") from None
+        raise listen_error(f"{flag} {port}", host, error) from None
+    listener.setblocking(False)
+    return listener
+
+
+def tls_context(certificate: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
+    """The TLS settings of the listener, None for plain HTTP. Raises `ConfigError`."""
+    if certificate is None and key is None:
+        if client_ca is not None:
+            raise ConfigError("--tls-client-ca-cert-path needs --tls-cert-path and --tls-key-path")
+        return None
+    if certificate is None or key is None:
+        raise ConfigError("--tls-cert-path and --tls-key-path must be given together")
+    return server_context(*_identity_files(certificate, key), PemFile("--tls-client-ca-cert-path", client_ca or ""))
+
+
+def tls_identity(context: ssl.SSLContext, certificate: str | None, key: str | None) -> Identity:
+    """What reads the listener's certificate again when it was renewed."""
+    return Identity(context, *_identity_files(certificate or "", key or ""))
+
+
+def _identity_files(certificate: str, key: str) -> tuple[PemFile, PemFile]:
+    return PemFile("--tls-cert-path", certificate), PemFile("--tls-key-path", key)
+
+
+def not_served(request: Request, error: Exception) -> Response:
+    """Unknown paths and wrong methods."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return refuse(ErrorAnswer(404, f"Route not found: {request.method} {request.url.path}", code="route_not_found"))
+    answer = refuse(ErrorAnswer(error.status_code, f"{request.method} is not allowed on {request.url.path}"))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def crashed(request: Request, error: Exception) -> Response:
+    """Our bug: logged with its traceback, told without it. A client that left while it sent is none."""
+    if isinstance(error, ClientDisconnect):
+        return refuse(ErrorAnswer(CLIENT_CLOSED_REQUEST, "The client left"))
+    logger.error("request failed: %s %s", request.method, request.url.path, exc_info=error)
+    return refuse(answer_to(error))

@@ -1,0 +1,326 @@
+"""KvEventPublisher: upstream's way for an engine to tell the routers which blocks it holds (serving-plane.md §5.8)."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dynamo.core.config import read_bool, setting
+from dynamo.core.errors import InvalidArgument
+from dynamo.kv_events import worker_publishers as publishers
+from dynamo.kv_events.jetstream import KvStreamPublisher
+from dynamo.kv_events.relay import KvEventRelay
+from dynamo.kv_events.source import KvEventSource
+from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
+from dynamo.runtime.component import Endpoint
+from dynamo.runtime.event_plane.base import Publisher
+from dynamo.text.multimodal.routing_hashes import hashes_of, padded
+from dynamo.tokens.hashing import U64
+
+logger = logging.getLogger(__name__)
+
+EARLY_MAX = 1024  # Messages before the publisher is registered, which takes milliseconds; more are dropped.
+
+
+class LoopThread:
+    """The thread of the loop that this is made on. Engines call from threads of their own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Runs it there: now if this is it."""
+        if threading.get_ident() == self._thread:
+            work()
+        else:
+            self.loop.call_soon_threadsafe(work)
+
+
+class LatePublisher:
+    """A publisher of the event plane that can be written to before it is registered. For the loop's thread."""
+
+    def __init__(self, endpoint: Endpoint, topic: str) -> None:
+        self._early: list[bytes] = []
+        self._publisher: Publisher | None = None
+        self.dropped = 0
+        self._opening = endpoint.runtime.tasks.start(self._open(endpoint, topic), f"publish {topic}")
+
+    def publish(self, payload: bytes) -> None:
+        """Sends it, now or as soon as it can be."""
+        if self._publisher is not None:
+            self._publisher.publish(payload)
+        elif len(self._early) < EARLY_MAX:
+            self._early.append(payload)
+        else:
+            self.dropped += 1
+
+    async def opened(self) -> None:
+        """Returns when subscribers can find it."""
+        await asyncio.shield(self._opening)
+
+    async def close(self) -> None:
+        """Leaves the registry. What comes later is not sent."""
+        self._opening.cancel()
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            await publisher.close()
+
+    async def _open(self, endpoint: Endpoint, topic: str) -> None:
+        publisher = await endpoint.runtime.event_plane.publisher(endpoint.id, topic)
+        self._publisher = publisher
+        early, self._early = self._early, []
+        for payload in early:
+            publisher.publish(payload)
+        if self.dropped:
+            logger.warning("%d messages of %s came before it was registered and were dropped", self.dropped, topic)
+
+
+class LiveEvents:
+    """Events that are told once, to those who listen or to a stream that keeps them."""
+
+    def __init__(self, endpoint: Endpoint, worker_id: int, stream: KvStreamPublisher | None = None) -> None:
+        self._late = None if stream is not None else LatePublisher(endpoint, publishers.KV_EVENTS_TOPIC)
+        publish = _unsent if self._late is None else self._late.publish
+        self._events = publishers.KvEventPublisher(publish, worker_id, None if stream is None else stream.put)
+
+    def put(self, event: KvEvent, dp_rank: int, tier: str) -> None:
+        self._events.put(event, dp_rank, tier)
+
+    async def close(self) -> None:
+        self._events.flush()
+        if self._late is not None:
+            await self._late.close()
+
+
+class SourcedEvents:
+    """Events that are told again to a router that missed some: a source for each rank (`llm.kv_source`)."""
+
+    def __init__(
+        self, endpoint: Endpoint, worker_id: int, dp_rank: int, stream: KvStreamPublisher | None = None
+    ) -> None:
+        self._endpoint = endpoint
+        self._stream = stream
+        self._worker_id = worker_id
+        self._sources: dict[int, tuple[KvEventSource, asyncio.Task[None]]] = {}
+        self._source(dp_rank)  # Routers ask a rank that has said nothing yet, too.
+
+    def put(self, event: KvEvent, dp_rank: int, tier: str) -> None:
+        self._source(dp_rank).put(event, tier)
+
+    async def close(self) -> None:
+        for source, opening in self._sources.values():
+            opening.cancel()
+            await source.close()
+
+    def _source(self, dp_rank: int) -> KvEventSource:
+        known = self._sources.get(dp_rank)
+        if known is None:
+            source = KvEventSource(self._endpoint, self._worker_id, dp_rank, self._stream)
+            opening = self._endpoint.runtime.tasks.start(source.open(), f"KV events of rank {dp_rank}")
+            known = self._sources[dp_rank] = source, opening
+        return known[0]
+
+
+class KvEventPublisher:
+    """Publishes what one rank's cache stores and evicts. May be called from any thread.
+
+    With `enable_local_indexer` a router that missed events is told them again; with `zmq_endpoint` this also listens to
+    an engine that publishes its events there (`llm.kv_event_relay`). With `image_token_id` and `video_token_id` the
+    placeholders of what a block shows are told as routers write them (`llm.mm_routing`). `durable_kv_events`, which is
+    ours and without which `DYN_DURABLE_KV_EVENTS` says, sends the events to a stream that keeps them (`llm.kv_stream`).
+    Raises `InvalidArgument` for a block size below 1 and for an argument that this release does not honour.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        worker_id: int | None = None,
+        kv_block_size: int = 0,
+        dp_rank: int = 0,
+        enable_local_indexer: bool = False,
+        zmq_endpoint: str | None = None,
+        zmq_topic: str | None = None,
+        batching_timeout_ms: int | None = None,
+        image_token_id: int | None = None,
+        kv_state_endpoint: str | None = None,
+        video_token_id: int | None = None,
+        *,
+        durable_kv_events: bool | None = None,
+    ) -> None:
+        if kv_block_size < 1:
+            raise InvalidArgument(f"kv_block_size {kv_block_size}: expected 1 or more", param="kv_block_size")
+        for name, value in {
+            "batching_timeout_ms": batching_timeout_ms or None,
+            "kv_state_endpoint": kv_state_endpoint,
+        }.items():
+            if value is not None:
+                raise InvalidArgument(f"KvEventPublisher: {name} is not supported by this release", param=name)
+        self._block_size = kv_block_size
+        self._dp_rank = dp_rank
+        self._placeholders = frozenset(one for one in (image_token_id, video_token_id) if one is not None)
+        worker = endpoint.connection_id() if worker_id is None else worker_id
+        self._thread = LoopThread()
+        self._is_closed = False
+        self.closing: asyncio.Task[None] | None = None
+        """Ends when everything was sent, and nobody finds it any more; begun by `shutdown`."""
+        self._events: LiveEvents | SourcedEvents
+        if durable_kv_events is None:
+            durable_kv_events = setting("DYN_DURABLE_KV_EVENTS", False, read_bool)
+        self._stream = KvStreamPublisher(endpoint.runtime, endpoint.id) if durable_kv_events else None
+        if self._stream is not None:
+            self._stream.start()
+        if enable_local_indexer:
+            self._events = SourcedEvents(endpoint, worker, dp_rank, self._stream)
+        else:
+            self._events = LiveEvents(endpoint, worker, self._stream)
+        self._tasks = endpoint.runtime.tasks
+        self._relaying: asyncio.Task[None] | None = None
+        if zmq_endpoint is not None:
+            relay = KvEventRelay(
+                zmq_endpoint, zmq_topic or "", block_tokens=kv_block_size, dp_rank=dp_rank,
+                make_stored=self._stored_or_nothing, put=self._events.put,
+            )  # fmt: skip
+            self._relaying = self._tasks.start(relay.run(), f"relay {zmq_endpoint}")
+
+    def publish_stored(
+        self,
+        token_ids: Sequence[int],
+        num_block_tokens: Sequence[int],
+        block_hashes: Sequence[int],
+        parent_hash: int | None = None,
+        block_mm_infos: Sequence[Any] | None = None,
+        lora_name: str | None = None,
+        is_eagle: bool | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Consecutive blocks that can be read now, under the engine's own hashes (signed or unsigned)."""
+        event = self._stored(
+            token_ids, num_block_tokens, block_hashes, parent_hash,
+            block_mm_infos=block_mm_infos, lora_name=lora_name, is_eagle=is_eagle, cache_salt=cache_salt,
+        )  # fmt: skip
+        self._put([event] if event.blocks else [])
+
+    def publish_removed(self, block_hashes: Sequence[int]) -> None:
+        """Blocks that were evicted."""
+        self._put([Removed([unsigned(one) for one in block_hashes])])
+
+    def publish_batch(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Several events in order; all are judged before one is published.
+
+        Each is `{"type": "stored" | "removed", …}` with the arguments of `publish_stored` or `publish_removed`.
+        """
+        made: list[KvEvent] = []
+        for event in events:
+            fields = {name: value for name, value in event.items() if name != "type"}
+            kind = event.get("type")
+            try:
+                if kind == "stored":
+                    stored = self._stored(**fields)
+                    made += [stored] if stored.blocks else []
+                elif kind == "removed":
+                    made.append(Removed([unsigned(one) for one in fields["block_hashes"]]))
+                else:
+                    raise InvalidArgument(f"KV event of type {kind!r}: expected stored or removed")
+            except (TypeError, KeyError) as error:
+                raise InvalidArgument(f"KV event {event!r}: {error}") from None
+        self._put(made)
+
+    def shutdown(self) -> None:
+        """Leaves the registry; further events are not sent."""
+        self._thread.run(self._shut)
+
+    def _shut(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._relaying is not None:
+            self._relaying.cancel()
+        self.closing = self._tasks.start(self._close(), "close KV events")
+
+    async def _close(self) -> None:
+        await self._events.close()
+        if self._stream is not None:
+            await self._stream.close()
+
+    def _put(self, events: Sequence[KvEvent]) -> None:
+        def put() -> None:
+            if not self._is_closed:
+                for event in events:
+                    self._events.put(event, self._dp_rank, "device")
+
+        self._thread.run(put)
+
+    def _stored_or_nothing(self, *what: Any, **more: Any) -> Stored | None:
+        event = self._stored(*what, **more)
+        return event if event.blocks else None
+
+    def _stored(
+        self,
+        token_ids: Sequence[int],
+        num_block_tokens: Sequence[int],
+        block_hashes: Sequence[int],
+        parent_hash: int | None = None,
+        *,
+        block_mm_infos: Sequence[Any] | None = None,
+        lora_name: str | None = None,
+        is_eagle: bool | None = None,
+        cache_salt: str | None = None,
+    ) -> Stored:
+        if len(num_block_tokens) != len(block_hashes):
+            raise InvalidArgument(f"{len(num_block_tokens)} block sizes for {len(block_hashes)} block hashes")
+        if sum(num_block_tokens) > len(token_ids):
+            raise InvalidArgument(f"{len(token_ids)} tokens for blocks of {sum(num_block_tokens)} together")
+        whole = 0
+        while whole < len(num_block_tokens) and num_block_tokens[whole] == self._block_size:
+            whole += 1
+        if whole < len(num_block_tokens):
+            logger.warning(
+                "KV blocks not published: one has %d tokens, expected %d", num_block_tokens[whole], self._block_size
+            )
+        ahead = 1 if is_eagle else 0  # The token behind the last block is hashed with it.
+        shown = block_mm_infos
+        if block_mm_infos is not None and self._placeholders:
+            token_ids, block_mm_infos = padded(token_ids, self._block_size, block_mm_infos, self._placeholders)
+        hashes = compute_block_hash_for_seq(
+            token_ids[: whole * self._block_size + ahead],
+            self._block_size,
+            block_mm_infos,
+            lora_name,
+            is_eagle,
+            cache_salt,
+        )
+        whole = min(whole, len(hashes))
+        blocks = [StoredBlock(unsigned(one), tokens) for one, tokens in zip(block_hashes[:whole], hashes, strict=True)]
+        for block, info in zip(blocks, shown or (), strict=False):
+            block.mm_extra_info = info
+        return Stored(None if parent_hash is None else unsigned(parent_hash), None, blocks)
+
+
+def compute_block_hash_for_seq(
+    tokens: Sequence[int],
+    kv_block_size: int,
+    block_mm_infos: Sequence[Any] | None = None,
+    lora_name: str | None = None,
+    is_eagle: bool | None = None,
+    cache_namespace: str | None = None,
+) -> list[int]:
+    """The hash of each complete block's tokens (`llm.mm_routing`). Raises `InvalidArgument`."""
+    return hashes_of(
+        tokens,
+        kv_block_size,
+        block_mm_infos=block_mm_infos,
+        lora_name=lora_name,
+        cache_salt=cache_namespace,
+        is_eagle=bool(is_eagle),
+    )
+
+
+def _unsent(payload: bytes) -> None:
+    """Where a stream keeps the events, nobody hears them on the event plane."""
+
+
+def unsigned(block_hash: int) -> int:
+    """An engine's hash as the wire has it: 64 bits without a sign."""
+    return int(block_hash) & U64

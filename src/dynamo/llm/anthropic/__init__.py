@@ -1,4 +1,0 @@
-"""Anthropic's Messages API over the chat pipeline: requests become chats, what chats find becomes content blocks. Pure.
-
-HTTP is not known here: the routes are in `llm/http/routes_anthropic.py`.
-"""

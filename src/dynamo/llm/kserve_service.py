@@ -1,0 +1,96 @@
+"""KserveGrpcService: upstream's KServe server for engines that live in the same process.
+
+An engine of completions takes OpenAI's request and yields its chunks; one of tensors takes and yields tensors
+(`grpc.tensors`). Chat models are known under their names and have no way to be asked: KServe has no conversations.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from dynamo.http.embedded import FrontendOptions
+from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine, tell_when_closed
+from dynamo.model_card.runtime_config import ModelRuntimeConfig
+from dynamo.model_card.types import ModelType
+from dynamo.runtime.distributed import DistributedRuntime
+
+DEFAULT_PORT = 8787
+
+CHAT, COMPLETIONS, TENSORS = ModelType.Chat, ModelType.Completions, ModelType.TensorBased
+
+
+class KserveGrpcService:
+    """A KServe server."""
+
+    def __init__(self, port: int | None = None, host: str | None = None) -> None:
+        self._host = "0.0.0.0" if host is None else host  # noqa: S104 - upstream's default
+        self._wanted_port = DEFAULT_PORT if port is None else port
+        self._engines = LocalEngines(CHAT, COMPLETIONS, TENSORS)
+        self._ending = asyncio.Event()
+        self.port: int | None = None
+        """Where it listens, once it does."""
+
+    def add_completions_model(self, model: str, checksum: str, engine: PythonAsyncEngine) -> None:
+        """Serves a model of text by the engine. `checksum` is upstream's; one engine needs none."""
+        self._engines.add(COMPLETIONS, model, engine)
+
+    def add_chat_completions_model(self, model: str, checksum: str, engine: PythonAsyncEngine) -> None:
+        """Knows a model of conversations."""
+        self._engines.add(CHAT, model, engine)
+
+    def add_tensor_model(
+        self,
+        model: str,
+        checksum: str,
+        engine: PythonAsyncEngine,
+        *,
+        runtime_config: ModelRuntimeConfig | None = None,
+        tensor_model_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Serves a model of tensors by the engine. Raises `ConfigError` for a `tensor_model_config` that is none."""
+        if tensor_model_config is not None:
+            from dynamo.grpc.descriptions import check_tensor_config
+
+            check_tensor_config(tensor_model_config)
+        self._engines.add(
+            TENSORS, model, engine, runtime_config=runtime_config, tensor_model_config=tensor_model_config
+        )
+
+    def remove_completions_model(self, model: str) -> None:
+        """Serves it no more. Raises `InvalidArgument` for a name that is not served; so do the next two."""
+        self._engines.remove(COMPLETIONS, model)
+
+    def remove_chat_completions_model(self, model: str) -> None:
+        self._engines.remove(CHAT, model)
+
+    def remove_tensor_model(self, model: str) -> None:
+        self._engines.remove(TENSORS, model)
+
+    def list_completions_models(self) -> list[str]:
+        return self._engines.names(COMPLETIONS)
+
+    def list_chat_completions_models(self) -> list[str]:
+        return self._engines.names(CHAT)
+
+    def list_tensor_models(self) -> list[str]:
+        return self._engines.names(TENSORS)
+
+    async def run(self, runtime: DistributedRuntime) -> None:
+        """Serves until `shutdown`, or until the runtime has shut down. Raises `ConfigError` for a port taken."""
+        from dynamo.grpc.service import KserveOptions  # The rest is there without its library.
+        from dynamo.grpc.serving import ServedKserve, run_kserve
+
+        closed = asyncio.Event()
+        watching = asyncio.ensure_future(tell_when_closed(runtime, closed))
+        grpc_options = KserveOptions(host=self._host, port=self._wanted_port)
+        try:
+            async with self._engines.serving() as inner:
+                frontend = ServedKserve(inner, FrontendOptions(host=self._host), grpc_options, runtime.metrics)
+                self.port = frontend.bind()
+                await run_kserve(frontend, self._ending, closed)
+        finally:
+            watching.cancel()
+
+    def shutdown(self) -> None:
+        """Ends `run`."""
+        self._ending.set()

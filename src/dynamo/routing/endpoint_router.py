@@ -1,0 +1,387 @@
+"""EndpointRouter: the KV router of one endpoint's workers, in a process that is no frontend (`dynamo.router`, `KvRouter`).
+
+It follows who serves the endpoint, what their cards say and what they hold; it places requests and sends them.
+"""
+
+import asyncio
+import logging
+import math
+import random
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from dynamo.core.clock import SystemClock
+from dynamo.core.codec import MSGPACK, UNREADABLE, decode, encode, json_decoder, msgpack_decoder
+from dynamo.core.errors import CannotConnect, InvalidArgument
+from dynamo.core.tasks import TaskOwner
+from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC
+from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.hicache import Runs, held_from
+from dynamo.kv_router.policy import PolicyProfile
+from dynamo.kv_router.router import Ask, Decision, Rank, WorkerFacts
+from dynamo.kv_router.runs import pack
+from dynamo.protocols.discovery import MODEL_CARDS
+from dynamo.protocols.engine import PreprocessedRequest, Routing
+from dynamo.protocols.load import KvMetrics
+from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
+from dynamo.routing.busy import BusyWorkers, Capacity, Thresholds
+from dynamo.routing.kv_push_router import KvPushRouter, Progress, facts_of
+from dynamo.runtime.client import Client
+from dynamo.runtime.component import Endpoint
+from dynamo.runtime.context import Context
+from dynamo.runtime.discovery.base import Put, Synced
+from dynamo.runtime.event_plane.base import Event
+from dynamo.runtime.push_router import RouterMode
+from dynamo.runtime.request_plane.base import Item
+from dynamo.runtime.streams import ResponseStream
+from dynamo.text.multimodal.routing_hashes import hashes_of
+
+logger = logging.getLogger(__name__)
+
+FIRST_VIEW_S = 5.0  # The first view of the cards waits so long for the registry.
+
+decode_record = json_decoder(ModelRecord).decode
+decode_load = msgpack_decoder(KvMetrics).decode
+
+
+class Produced(msgspec.Struct):
+    """How much an element of an answer carries."""
+
+    token_ids: list[int] = msgspec.field(default_factory=list)
+
+
+class RoutedStream(ResponseStream):
+    """An answer whose worker is rid of its request when it ends. Its first element says which worker it is."""
+
+    def __init__(self, router: KvPushRouter, request_id: str, annotated: bool) -> None:
+        super().__init__(annotated)
+        self.tokens = 0
+        self.decision: Decision | None = None
+        self._router = router
+        self._request_id = request_id
+        self._is_released = False
+        self.is_over = False
+        """Whether nobody waits for it any more."""
+
+    def on_token(self, token_id: int) -> None:
+        self.tokens += 1
+        super().on_token(token_id)
+
+    def on_item(self, item: Item) -> None:
+        if item.data is not None and item.event is None:
+            try:
+                self.tokens += len(decode(item.data, item.codec, Produced).token_ids)
+            except UNREADABLE:
+                self.tokens += 1  # An engine with words of its own: it has begun.
+        super().on_item(item)
+
+    def release(self) -> None:
+        """Its worker is rid of it."""
+        if not self._is_released:
+            self._is_released = True
+            self._router.release(self._request_id)
+
+    def _over(self) -> None:
+        super()._over()
+        self.is_over = True
+        self.release()
+
+    def _give(self, element: int | Item) -> Any:
+        given = super()._give(element)
+        decision, self.decision = self.decision, None
+        if decision is not None and isinstance(given, dict):
+            worker_id, dp_rank = decision.worker_id, decision.dp_rank
+            chosen = {
+                "prefill_worker_id": worker_id,
+                "prefill_dp_rank": dp_rank,
+                "decode_worker_id": worker_id,
+                "decode_dp_rank": dp_rank,
+            }
+            given.setdefault("routing_data", {})["worker_id"] = chosen
+        return given
+
+
+class EndpointRouter:
+    """Chooses workers of one endpoint by what they hold, and sends to them."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        config: RouterConfig,
+        *,
+        profile: PolicyProfile | None = None,
+        thresholds: Thresholds | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.kv = KvPushRouter(endpoint.runtime, endpoint.id, config, profile=profile, chance=chance)
+        self.busy = BusyWorkers(thresholds or Thresholds(), Capacity(None, None))
+        self._cards: dict[str, tuple[int, ModelDeploymentCard]] = {}
+        """By discovery key."""
+        self._client: Client | None = None
+        self._tasks = TaskOwner(f"router of {endpoint}")
+        self._synced = asyncio.Event()
+        self._clock = SystemClock()
+
+    @property
+    def client(self) -> Client:
+        """Who serves the endpoint; once it has started."""
+        assert self._client is not None, "the router has not started"
+        return self._client
+
+    @property
+    def is_sound(self) -> bool:
+        """False while one of its watches has died and is being restarted."""
+        return self._tasks.is_sound and self.kv.is_sound
+
+    async def start(self) -> None:
+        """Returns when who is there already is known."""
+        self._client = await self.endpoint.client(RouterMode.KV)
+        self._client.on_change(self._tell)
+        self._tasks.supervise(self._watch, "cards")
+        if self.busy.thresholds.is_set:
+            self._tasks.supervise(self._listen, "loads")
+        try:
+            async with asyncio.timeout(FIRST_VIEW_S):
+                await self._synced.wait()
+        except TimeoutError:
+            logger.warning("the cards of %s are not known yet: the registry does not answer", self.endpoint)
+        self._tell()
+        await self.kv.start()
+
+    async def close(self) -> None:
+        """Ends; requests under way go on."""
+        await self._tasks.cancel_and_wait()
+        await self.kv.close()
+        if self._client is not None:
+            await self._client.close()
+
+    def models(self) -> set[str]:
+        """The names that the workers' cards say."""
+        return {card.display_name for _, card in self._cards.values()}
+
+    # Requests.
+
+    def ask(
+        self,
+        tokens: list[int],
+        request_id: str = "",
+        *,
+        block_mm_infos: Any = None,
+        lora_name: str | None = None,
+        cache_salt: str | None = None,
+    ) -> Ask:
+        """A prompt in the router's words. Raises `InvalidArgument` for one that cannot be hashed."""
+        hashes = hashes_of(
+            tokens,
+            self.kv.config.block_size,
+            block_mm_infos=block_mm_infos,
+            lora_name=lora_name,
+            cache_salt=cache_salt,
+            is_eagle=self.kv.is_eagle,
+        )
+        asked = Ask(request_id, pack(hashes), len(tokens))
+        self.kv.complete(asked, tokens, lora_name=lora_name, cache_salt=cache_salt, block_mm_infos=block_mm_infos)
+        asked.busy, asked.avoid = self._busy(frozenset()), self._avoid(frozenset())
+        return asked
+
+    async def place(self, ask: Ask, progress: Progress) -> Decision:
+        """The worker for a request, which counts as its until it is released. Raises what `Router.place` raises."""
+        return await self.kv.place(ask, progress)
+
+    def overlap_scores(self, ask: Ask) -> dict[str, Any]:
+        """How many blocks of a prompt each rank holds, by tier, in upstream's words.
+
+        A slower tier's count includes the faster ones'.
+        """
+        machine, size = self.kv.machine, self.kv.config.block_size
+        held = machine.overlaps(ask.blocks, self._clock.now(), ask.held)
+        shared = None if self.kv.shared is None else ask.shared
+        return overlap_table(held, machine.loads(), size, ask.tokens, shared)
+
+    def potential_loads(self, ask: Ask) -> list[dict[str, int]]:
+        """What each rank would have to do with this prompt beside what it has, in upstream's words."""
+        self.kv.refresh()
+        self.kv.prepare(ask)
+        return load_table(self.kv.machine.potential(ask, self._clock.now()))
+
+    async def generate(
+        self, request: Mapping[str, Any], *, annotated: bool = False, context: Context | None = None
+    ) -> RoutedStream:
+        """Sends a request to the worker that is chosen for it; iterate over what is returned.
+
+        Raises `InvalidArgument` for one that cannot be read, and what choosing and sending raise.
+        """
+        typed = read_request(request)
+        request_id = context.id() if context is not None else str(uuid.uuid4())
+        stream = RoutedStream(self.kv, request_id, annotated)
+        metadata = context.metadata_to_send() if context is not None else {}
+        headers = context.propagated() if context is not None else {}
+        tried: set[int] = set()
+        try:
+            while True:
+                exclude = frozenset(tried)
+                decision = await self.kv.choose(
+                    typed, request_id, stream, avoid=self._avoid(exclude), busy=self._busy(exclude), metadata=metadata
+                )
+                body = encode(sent_as(request, typed, decision), MSGPACK)
+                try:
+                    call = await self.client.send(
+                        body,
+                        stream,
+                        request_id=request_id,
+                        instance_id=decision.worker_id,
+                        headers=headers,
+                        metadata=metadata,
+                    )
+                    break
+                except CannotConnect:
+                    self.kv.release(request_id)
+                    tried.add(decision.worker_id)
+                    if tried >= set(self.client.instance_ids()):
+                        raise
+        except BaseException:
+            stream.release()
+            raise
+        stream.decision = decision
+        stream.bind(call, context)
+        return stream
+
+    # Who is there.
+
+    def _avoid(self, exclude: frozenset[int]) -> frozenset[int]:
+        present = frozenset(self.client.instance_ids())
+        avoid = exclude | self.client.unsound()
+        return exclude if avoid >= present and not exclude >= present else avoid
+
+    def _busy(self, exclude: frozenset[int]) -> frozenset[int]:
+        if not self.busy.thresholds.is_set:
+            return frozenset()
+        return self.busy.busy(frozenset(self.client.instance_ids()) - exclude)
+
+    def _tell(self) -> None:
+        """The machine hears who is there; who has no card is taken as one rank that says nothing of itself."""
+        if self._client is None:
+            return
+        present = self._client.instance_ids()
+        cards = dict(self._cards.values())
+        self.kv.set_facts([facts_of(one, cards[one]) if one in cards else WorkerFacts(one) for one in present])
+        self.busy.keep(present)
+        self.kv.hear_cards(cards.values())
+        for card in cards.values():
+            runtime = card.runtime_config
+            self.busy.capacity = Capacity(runtime.total_kv_blocks, runtime.max_num_batched_tokens)
+
+    async def _watch(self) -> None:
+        prefix = self.endpoint.id.path + "/"
+        unheard = set(self._cards)
+        async for change in self.endpoint.discovery.watch(MODEL_CARDS):
+            if isinstance(change, Synced):
+                for key in unheard:
+                    self._cards.pop(key, None)
+                unheard.clear()
+                self._synced.set()
+            elif change.key.startswith(prefix):
+                unheard.discard(change.key)
+                if isinstance(change, Put):
+                    self._enter(change.key, change.value)
+                else:
+                    self._cards.pop(change.key, None)
+            else:
+                continue
+            self._tell()
+
+    def _enter(self, key: str, value: bytes) -> None:
+        try:
+            record = decode_record(value)
+        except UNREADABLE as error:
+            logger.warning("model record %s cannot be read: %s", key, error)
+            return  # The last one stays until its owner has repaired it, or leaves.
+        self._cards[key] = (record.instance_id, record.card_json)
+
+    async def _listen(self) -> None:
+        subscriber = await self.endpoint.runtime.event_plane.subscriber(self.endpoint.id, KV_METRICS_TOPIC)
+        try:
+            async for event in subscriber:
+                if isinstance(event, Event):
+                    try:
+                        self.busy.apply(decode_load(event.payload))
+                    except UNREADABLE as error:
+                        logger.warning("a load of %s cannot be read: %s", self.endpoint, error)
+        finally:
+            await subscriber.close()
+
+
+def overlap_table(
+    held: Mapping[Rank, tuple[int, int, int]],
+    ranks: Iterable[Rank],
+    block_size: int,
+    tokens: int,
+    shared: Runs | None = None,
+) -> dict[str, Any]:
+    """Upstream's table of who holds what of a prompt; `held` counts what a tier has beyond the faster ones.
+
+    `shared` are the blocks of a cache that all read, where there is one.
+    """
+    rows = []
+    for worker_id, dp_rank in sorted(ranks):
+        device, host, disk = held.get((worker_id, dp_rank), (0, 0, 0))
+        row = {
+            "worker_id": worker_id,
+            "dp_rank": dp_rank,
+            "device_blocks": device,
+            "host_pinned_blocks": device + host,
+            "disk_blocks": device + host + disk,
+            "host_pinned_extension_blocks": host,
+            "disk_extension_blocks": disk,
+            "shared_beyond_device_blocks": None if shared is None else held_from(shared, device),
+        }
+        rows.append(row)
+    runs = shared or ()
+    shown = {
+        "enabled": shared is not None,
+        "total_hit_blocks": sum(end - begin for begin, end in runs),
+        "ranges": [{"start": begin, "end": end} for begin, end in runs],
+        "error": None,
+    }
+    return {"block_size": block_size, "num_blocks": tokens // block_size, "workers": rows, "shared_cache": shown}
+
+
+def load_table(loads: Mapping[Rank, tuple[float, float, int]]) -> list[dict[str, int]]:
+    """Upstream's table of loads."""
+    return [
+        {
+            "worker_id": worker_id,
+            "dp_rank": dp_rank,
+            "potential_prefill_tokens": int(prefill),
+            "potential_decode_blocks": math.ceil(decode),
+            "active_requests": requests,
+        }
+        for (worker_id, dp_rank), (prefill, decode, requests) in sorted(loads.items())
+    ]
+
+
+def read_request(request: Mapping[str, Any]) -> PreprocessedRequest:
+    """A request as its caller wrote it. Raises `InvalidArgument`."""
+    try:
+        return msgspec.convert({"model": "", **request}, PreprocessedRequest)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidArgument(f"the request cannot be read: {error}") from None
+
+
+def sent_as(request: Mapping[str, Any], typed: PreprocessedRequest, decision: Decision) -> dict[str, Any]:
+    """What the worker is sent: all that the caller wrote, every field that workers read, and the chosen rank."""
+    routing = msgspec.structs.replace(typed.routing or Routing(), dp_rank=decision.dp_rank)
+    sent: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(typed, routing=routing))
+    for name, value in request.items():
+        ours = sent.get(name)
+        if name == "routing" and isinstance(value, Mapping):
+            sent[name] = {**value, **ours} if isinstance(ours, dict) else value
+        elif isinstance(ours, dict) and isinstance(value, Mapping):
+            sent[name] = {**ours, **value}
+        elif value is not None or name not in sent:
+            sent[name] = value
+    return sent

@@ -1,0 +1,193 @@
+"""RemoteIndexer: one router's index, asked by others over the request plane (`--serve-indexer`, `--use-remote-indexer`).
+
+    ask   {model_name, block_hashes, device_only} ──▶ <namespace>.<component>.kv_indexer_query
+    told  {"TieredScores": {device: {scores: [[rank, blocks]]}, lower_tier: [[tier, {hits: [[rank, more]]}]]}}
+
+The words are upstream's: a released router may ask ours, and ours a released one. Who cannot be asked knows nothing of the
+caches for that one request; load still decides.
+"""
+
+import asyncio
+import logging
+import random
+import struct
+import uuid
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+
+from dynamo.core.clock import Clock, SystemClock
+from dynamo.core.codec import MSGPACK, UNREADABLE, decode, encode
+from dynamo.core.errors import DynamoException, InvalidArgument, StreamIncomplete
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.kv_router.router import Rank, Router
+from dynamo.kv_router.runs import TIERS, pack, unpack
+from dynamo.protocols.discovery import EndpointId
+from dynamo.runtime.client import Client
+from dynamo.runtime.component import Endpoint, Serving
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.request_plane.base import Bare, Reply, Request
+from dynamo.runtime.single_response import OneAnswer
+
+logger = logging.getLogger(__name__)
+
+NAME = "kv_indexer_query"
+ASK_S = 1.0  # An answer takes a millisecond; who waits longer for it than for a prompt is better off without.
+
+Tiers = tuple[int, int, int]
+"""Blocks on a rank's device, then beyond that on its host, then on disk."""
+
+
+class IndexerQuery(msgspec.Struct):
+    """Who holds these blocks?"""
+
+    model_name: str
+    block_hashes: list[int]
+    device_only: bool = False
+
+
+class RankName(msgspec.Struct, frozen=True):
+    """A rank, as the wire names it."""
+
+    worker_id: int
+    dp_rank: int = 0
+
+
+class DeviceScores(msgspec.Struct):
+    """Blocks from the start that ranks hold on their devices."""
+
+    scores: list[tuple[RankName, int]]
+    frequencies: list[int] = msgspec.field(default_factory=list)
+
+
+class TierHits(msgspec.Struct):
+    """Blocks beyond the faster tiers'."""
+
+    hits: list[tuple[RankName, int]]
+
+
+class TieredScores(msgspec.Struct):
+    """Who holds how much."""
+
+    device: DeviceScores
+    lower_tier: list[tuple[str, TierHits]] = msgspec.field(default_factory=list)
+
+
+class IndexerAnswer(msgspec.Struct, omit_defaults=True):
+    """What an indexer answers; one of the two is set."""
+
+    scores: TieredScores | None = msgspec.field(default=None, name="TieredScores")
+    error: str | None = msgspec.field(default=None, name="Error")
+
+
+def answer_of(held: Mapping[Rank, Tiers], *, device_only: bool = False) -> IndexerAnswer:
+    """What ranks hold, as it is told."""
+    device = [(RankName(*rank), tiers[0]) for rank, tiers in sorted(held.items()) if tiers[0]]
+    lower = []
+    for tier in () if device_only else (1, 2):
+        hits = [(RankName(*rank), tiers[tier]) for rank, tiers in sorted(held.items()) if tiers[tier]]
+        if hits:
+            lower.append((TIERS[tier], TierHits(hits)))
+    return IndexerAnswer(TieredScores(DeviceScores(device), lower))
+
+
+def held_of(scores: TieredScores) -> dict[Rank, Tiers]:
+    """What was told, by rank."""
+    found: dict[Rank, list[int]] = {}
+    for tier, hits in [(TIERS[0], scores.device.scores), *((name, one.hits) for name, one in scores.lower_tier)]:
+        if tier in TIERS:
+            for rank, blocks in hits:
+                found.setdefault((rank.worker_id, rank.dp_rank), [0, 0, 0])[TIERS.index(tier)] = blocks
+    return {rank: (tiers[0], tiers[1], tiers[2]) for rank, tiers in found.items()}
+
+
+class IndexerServer:
+    """Answers by one router's index."""
+
+    def __init__(
+        self, endpoint: Endpoint, machine: Router, models: Callable[[], Collection[str]], clock: Clock | None = None
+    ) -> None:
+        """`models` says which names the workers serve now."""
+        place = endpoint.id
+        self._endpoint = endpoint.runtime.endpoint(f"{place.namespace}.{place.component}.{NAME}")
+        self._machine = machine
+        self._models = models
+        self._clock = clock or SystemClock()
+        self._serving: Serving | None = None
+
+    async def start(self) -> None:
+        """Lets other routers find it."""
+        self._serving = await self._endpoint.serve(self.handle)
+
+    async def close(self) -> None:
+        """Lets nobody find it any more."""
+        if self._serving is not None:
+            await self._serving.close(0.0)
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        """A question. Raises `InvalidArgument` for one that cannot be read."""
+        try:
+            query = decode(request.body, request.codec, IndexerQuery)
+            blocks = pack(query.block_hashes)
+        except (*UNREADABLE, struct.error) as error:
+            raise InvalidArgument(f"an indexer's question that cannot be read: {error}") from None
+        reply.item(Bare(self.answer(query, blocks)))
+        reply.finish()
+
+    def answer(self, query: IndexerQuery, blocks: bytes) -> IndexerAnswer:
+        """What is known of these blocks."""
+        if query.model_name not in self._models():
+            return IndexerAnswer(error=f"served indexer model {query.model_name} is not registered")
+        return answer_of(self._machine.overlaps(blocks, self._clock.now()), device_only=query.device_only)
+
+
+class RemoteIndexer:
+    """Asks another process who holds what."""
+
+    def __init__(self, runtime: DistributedRuntime, endpoint: EndpointId) -> None:
+        self._path = f"{endpoint.namespace}.{endpoint.component}.{NAME}"
+        self._runtime = runtime
+        self._client: Client | None = None
+        self._metrics = RemoteMetrics(runtime.metrics)
+
+    async def start(self) -> None:
+        """Begins to follow who can be asked."""
+        self._client = await self._runtime.endpoint(self._path).client()
+
+    async def close(self) -> None:
+        """Ends."""
+        if self._client is not None:
+            await self._client.close()
+
+    async def find(self, model_name: str, blocks: bytes) -> dict[Rank, Tiers]:
+        """Who holds how much of a prompt, given its packed tokens hashes; nothing where nobody answers in time."""
+        if not blocks or self._client is None:
+            return {}
+        query = encode(IndexerQuery(model_name, list(unpack(blocks))), MSGPACK)
+        receiver = OneAnswer("the indexer")
+        try:
+            async with asyncio.timeout(ASK_S):
+                await self._client.send(
+                    query, receiver, request_id=f"kv-indexer-{uuid.UUID(int=random.getrandbits(128))}"
+                )
+                item = await receiver.first
+            answer = decode(item.data or b"", item.codec, IndexerAnswer)
+            if answer.scores is None:
+                raise StreamIncomplete(answer.error or "the indexer answered nothing")
+        except (DynamoException, TimeoutError, *UNREADABLE) as error:
+            self._metrics.failed(self._path, error)
+            return {}
+        return held_of(answer.scores)
+
+
+class RemoteMetrics:
+    """How often nobody answered."""
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        name = "dynamo_router_remote_indexer_failures_total"
+        self._failures = registry.counter(name, "Questions to the remote indexer without an answer").labels()
+
+    def failed(self, path: str, error: Exception) -> None:
+        """One more."""
+        self._failures.inc()
+        logger.warning("%s does not say who holds what: %s", path, str(error) or "no answer in time")

@@ -1,0 +1,1 @@
+"""State of the standalone routing services: indexer and selection."""

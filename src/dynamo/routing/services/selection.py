@@ -1,0 +1,733 @@
+"""SelectionService: upstream's worker selection without a runtime: workers are told of, their KV events are followed, and
+a caller asks which of them takes a prompt (serving-plane.md §4.12).
+
+    upsert_worker({...}) · select({...}) · select_and_reserve({...}) · prefill_complete(id) · free_reservation(id)
+
+`python -m dynamo.select_service` is the same over HTTP. Requests and answers are plain JSON values.
+"""
+
+import asyncio
+import math
+import random
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from dynamo.core.clock import Clock, SystemClock
+from dynamo.core.errors import HttpError, InvalidArgument, NotReady, Overloaded, SelectionServiceError
+from dynamo.core.tasks import TaskOwner
+from dynamo.kv_router.affinity import Version
+from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.router import Ask, Decision, Router, WorkerFacts
+from dynamo.kv_router.runs import pack, unpack
+from dynamo.kv_router.tracking import TrackingKey
+from dynamo.protocols.active_sequences import AddedSequence
+from dynamo.routing.endpoint_router import load_table, overlap_table
+from dynamo.routing.kv_push_router import constraints_of
+from dynamo.routing.services.indexed_models import Held, IndexedModels, Place, add_tiers, shown
+from dynamo.routing.services.indexer_peers import Peers
+from dynamo.routing.sync.replica_peers import ReplicaPeers
+from dynamo.routing.topology import topology_taint
+from dynamo.text.multimodal.routing_hashes import hashes_of, media_of
+from dynamo.tokens.hashing import U64, sequence_hashes
+
+CACHE_TTL_S, CACHE_ENTRIES, CACHE_BYTES = 120.0, 4096, 256 << 20  # Upstream's.
+AFFINITY_MAX_S = 31_536_000
+DEFAULT = "default"
+
+STATUS_OF_KIND = {
+    "invalid_request": 400,
+    "not_found": 404,
+    "conflict": 409,
+    "not_ready": 503,
+    "overloaded": 529,
+    "internal": 500,
+}
+
+Id = Annotated[int, msgspec.Meta(ge=0)]
+Signed = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+B = TypeVar("B")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionCacheConfig:
+    """Bounds of the selections that wait to be reserved."""
+
+    ttl_secs: float | None = None
+    max_entries: int | None = None
+    max_bytes: int | None = None
+
+
+class WorkerBody(msgspec.Struct, kw_only=True):
+    """A worker, as its caller tells of it. What is left out of a change stays as it was."""
+
+    worker_id: Id | UnsetType = UNSET
+    model_name: str = DEFAULT
+    routing_group: str = DEFAULT
+    endpoint: str | None = None
+    kv_events_endpoint: str | None = None
+    kv_events_endpoints: dict[str, str] | UnsetType = UNSET
+    replay_endpoint: str | None = None
+    block_size: Id | None = None
+    data_parallel_start_rank: Id | None = None
+    data_parallel_size: Id | None = None
+    max_num_batched_tokens: Id | None = None
+    total_kv_blocks: Id | None = None
+    stable_routing_id: str | None = None
+    is_eagle: bool | None = None
+    taints: list[str] = msgspec.field(default_factory=list)
+    topology_domains: dict[str, str] = msgspec.field(default_factory=dict)
+    kv_transfer_domain: str | None = None
+    kv_transfer_enforcement: str | None = None
+    kv_transfer_preferred_weight: float | None = None
+
+
+class WorkerRecord(msgspec.Struct, kw_only=True):
+    """A worker, as it is shown."""
+
+    worker_id: int
+    model_name: str
+    routing_group: str
+    lifecycle: str
+    """`schedulable`, `incomplete` or, of one that was removed, `unschedulable`."""
+    endpoint: str | None
+    kv_events_endpoint: str | None
+    kv_events_endpoints: dict[str, str] | UnsetType = UNSET
+    replay_endpoint: str | None
+    block_size: int | None
+    data_parallel_start_rank: int | None
+    data_parallel_size: int | None
+    max_num_batched_tokens: int | None
+    total_kv_blocks: int | None
+    stable_routing_id: str | None
+    is_eagle: bool | None
+    taints: list[str]
+    topology_domains: dict[str, str]
+    kv_transfer_domain: str | None
+    kv_transfer_enforcement: str | None
+    kv_transfer_preferred_weight: float | None
+    not_schedulable_reasons: list[str] | UnsetType = UNSET
+
+
+class PromptBody(msgspec.Struct, kw_only=True):
+    """A prompt, and what its request asks for."""
+
+    model_name: str = DEFAULT
+    routing_group: str = DEFAULT
+    token_ids: list[int] | None = None
+    block_hashes: list[Signed] | None = None
+    """Tokens hashes, signed, in place of the tokens."""
+    isl_tokens: Id | None = None
+    selection_id: str | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    block_mm_infos: list[Any] | None = None
+    allowed_worker_ids: list[Id] | None = None
+    routing_constraints: dict[str, Any] | None = None
+    router_config_override: dict[str, Any] | None = None
+    session_id: str | None = None
+    priority_jump: float = 0.0
+    strict_priority: int = 0
+    expected_output_tokens: Id | None = None
+
+
+class ReservationBody(msgspec.Struct, kw_only=True):
+    """A request that its caller gave to a worker, or whose selection he takes up."""
+
+    selection_id: str
+    model_name: str = DEFAULT
+    routing_group: str = DEFAULT
+    worker_id: Id | None = None
+    dp_rank: Id | None = None
+    token_ids: list[int] | None = None
+    sequence_hashes: list[Signed] | None = None
+    effective_prefill_tokens: Id = 0
+    lora_name: str | None = None
+    cache_salt: str | None = None
+
+
+@dataclass(slots=True)
+class _Model:
+    """One model and group."""
+
+    block_size: int
+    machine: Router
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A selection that may be reserved."""
+
+    ask: Ask
+    rank: tuple[int, int]
+    until: float
+    size: int
+
+
+class Catalog:
+    """The workers that were told of, and why some cannot be chosen."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, WorkerRecord] = {}
+
+    def record(self, worker_id: int, body: WorkerBody) -> WorkerRecord:
+        """How a worker is shown, as far as what was told of it says."""
+        fields = {name: getattr(body, name) for name in body.__struct_fields__ if name != "worker_id"}
+        record = WorkerRecord(worker_id=worker_id, lifecycle="schedulable", **fields)
+        reasons = []
+        if body.endpoint is None:
+            reasons.append("endpoint is required")
+        if not body.block_size:
+            reasons.append("block_size must be greater than 0")
+        reasons += [
+            f"kv_events endpoint is required for dp_rank {rank}"
+            for rank, endpoint in event_endpoints(record).items()
+            if endpoint is None
+        ]
+        if body.replay_endpoint is not None and (body.data_parallel_size or 1) != 1:
+            reasons.append("replay_endpoint is supported only for data_parallel_size 1")
+        if reasons:
+            record.lifecycle, record.not_schedulable_reasons = "incomplete", reasons
+        return record
+
+    def shown(self, model_name: str | None, routing_group: str | None) -> list[WorkerRecord]:
+        return [
+            record
+            for _, record in sorted(self.records.items())
+            if model_name in (None, record.model_name) and routing_group in (None, record.routing_group)
+        ]
+
+
+def event_endpoints(record: WorkerRecord) -> dict[int, str | None]:
+    """Where each rank tells of its cache; None where nobody said."""
+    start, size = record.data_parallel_start_rank or 0, record.data_parallel_size or 1
+    by_rank = record.kv_events_endpoints if isinstance(record.kv_events_endpoints, dict) else {}
+    only = record.kv_events_endpoint if size == 1 else None
+    return {rank: by_rank.get(str(rank), only) for rank in range(start, start + size)}
+
+
+def followed_as(record: WorkerRecord) -> tuple[Any, ...]:
+    """What it is followed by: a change of it means to follow it anew."""
+    return (
+        record.model_name,
+        record.routing_group,
+        record.block_size,
+        record.replay_endpoint,
+        record.is_eagle,
+        event_endpoints(record),
+    )
+
+
+class SelectionService:
+    """Selects and counts. Made on a running loop; the answers are JSON values."""
+
+    def __init__(
+        self,
+        *,
+        indexer_threads: int = 4,
+        indexer_peers: Sequence[str] | None = None,
+        replica_sync_port: int | None = None,
+        replica_sync_peers: Sequence[str] | None = None,
+        selection_cache: SelectionCacheConfig | None = None,
+        session_affinity_ttl_secs: float | None = None,
+        assume_kv_reuse: bool = True,
+        tracking_key: TrackingKey | None = None,
+        chance: random.Random | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`indexer_threads` has no effect: one loop applies events faster than several threads did.
+
+        With a `tracking_key` peers know requests under way by hashes that nobody else can compute.
+        """
+        if session_affinity_ttl_secs is not None and not 1 <= session_affinity_ttl_secs <= AFFINITY_MAX_S:
+            raise ValueError(f"session_affinity_ttl_secs {session_affinity_ttl_secs}: expected 1 to {AFFINITY_MAX_S}")
+        if replica_sync_peers and replica_sync_port is None:
+            raise ValueError("replica_sync_peers needs replica_sync_port: peers tell each other")
+        cache = selection_cache or SelectionCacheConfig()
+        self.models = IndexedModels()
+        try:
+            self._indexer_peers = Peers(indexer_peers or ())
+        except HttpError as error:
+            raise ValueError(error.message) from None
+        self.peers: ReplicaPeers | None = None
+        if replica_sync_port is not None:
+            bindings = None if session_affinity_ttl_secs is None else self
+            self.peers = ReplicaPeers(self, list(replica_sync_peers or ()), bindings=bindings)
+        self._replica_sync_port = replica_sync_port
+        self._catalog = Catalog()
+        self._selectors: dict[Place, _Model] = {}
+        self._pending: OrderedDict[tuple[str, Place], _Pending] = OrderedDict()
+        self._pending_bytes = 0
+        self._reservations: dict[str, Place] = {}
+        self._ttl_s = CACHE_TTL_S if cache.ttl_secs is None else cache.ttl_secs
+        self._entries_max = CACHE_ENTRIES if cache.max_entries is None else cache.max_entries
+        self._bytes_max = CACHE_BYTES if cache.max_bytes is None else cache.max_bytes
+        self._affinity_ttl_s = session_affinity_ttl_secs
+        self._assume_kv_reuse = assume_kv_reuse
+        self._key = tracking_key
+        self._chance = chance or random.Random(random.getrandbits(64))
+        self._clock = clock or SystemClock()
+        self._closing: asyncio.Task[None] | None = None
+        self._tasks = TaskOwner("selection service")
+        self._starting = self._tasks.start(self._begin(), "start")
+
+    async def start(self) -> None:
+        """Returns when what peers know is known here, if one of them says it. Raises what prevented the start."""
+        await asyncio.shield(self._starting)
+
+    async def _begin(self) -> None:
+        if self.peers is not None and self._replica_sync_port is not None:
+            await self.peers.start(self._replica_sync_port)
+        await self._indexer_peers.recover(self.models)
+        self.models.gate.set()
+
+    def shutdown(self) -> None:
+        """Ends; said twice, it changes nothing."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self.close(), name="selection service: end")
+
+    async def close(self) -> None:
+        """Ends, awaited."""
+        await self._tasks.cancel_and_wait()
+        await self.models.close()
+        if self.peers is not None:
+            await self.peers.close()
+
+    # Workers.
+
+    async def upsert_worker(self, worker: Any) -> Any:
+        """A worker came, or is told of anew."""
+        body = read(worker, WorkerBody)
+        if isinstance(body.worker_id, UnsetType):
+            raise failed("invalid_request", "worker_id is required")
+        return plain(self._set(body.worker_id, body))
+
+    async def update_worker(self, worker_id: int, changes: Any) -> Any:
+        """Some of what is known of a worker changed."""
+        before = self._catalog.records.get(worker_id)
+        if before is None:
+            raise failed("not_found", f"worker {worker_id} not found")
+        if not isinstance(changes, Mapping):
+            raise failed("invalid_request", "a change of a worker is an object")
+        known = {name: value for name, value in plain(before).items() if name in WorkerBody.__struct_fields__}
+        return plain(self._set(worker_id, read({**known, **changes}, WorkerBody)))
+
+    async def delete_worker(self, worker_id: int) -> Any:
+        """A worker left, and its reservations with it."""
+        record = self._catalog.records.pop(worker_id, None)
+        if record is None:
+            raise failed("not_found", f"worker {worker_id} not found")
+        self._withdraw(record)
+        record.lifecycle, record.not_schedulable_reasons = "unschedulable", UNSET
+        return plain(record)
+
+    def list_workers(self, *, model_name: str | None = None, routing_group: str | None = None) -> Any:
+        """The workers that were told of."""
+        return plain(self._catalog.shown(model_name, routing_group))
+
+    def ready(self) -> Any:
+        """Whether any worker can be chosen, and what is known of all."""
+        count = sum(record.lifecycle == "schedulable" for record in self._catalog.records.values())
+        return {"ready": count > 0, "schedulable_workers": count, "workers": self.list_workers()}
+
+    def _set(self, worker_id: int, body: WorkerBody) -> WorkerRecord:
+        before = self._catalog.records.get(worker_id)
+        record = self._catalog.record(worker_id, body)
+        if before is not None and (record.lifecycle != "schedulable" or followed_as(before) != followed_as(record)):
+            self._withdraw(before)
+            before = None
+        if record.lifecycle == "schedulable":
+            try:
+                self._admit(record, is_followed=before is not None and before.lifecycle == "schedulable")
+            except HttpError as error:
+                record.lifecycle = "incomplete"
+                record.not_schedulable_reasons = [f"reconciliation failed: {error.message}"]
+        self._catalog.records[worker_id] = record
+        return record
+
+    def _admit(self, record: WorkerRecord, *, is_followed: bool) -> None:
+        place, size = (record.model_name, record.routing_group), record.block_size or 0
+        known = self.models.models.get(place)
+        if known is not None and known.block_size != size:
+            told = f"block_size mismatch for {shown(place)}: existing={known.block_size} requested={size}"
+            raise HttpError(409, told)
+        if not is_followed:
+            for rank, endpoint in event_endpoints(record).items():
+                assert endpoint is not None, "a worker without events is not schedulable"
+                self.models.follow(
+                    record.worker_id,
+                    rank,
+                    endpoint,
+                    place,
+                    size,
+                    replay_endpoint=record.replay_endpoint,
+                    is_eagle=bool(record.is_eagle),
+                )
+        model = self._selectors.get(place)
+        if model is None:
+            config = RouterConfig(
+                block_size=size, affinity_ttl_s=self._affinity_ttl_s, replica_sync=self.peers is not None
+            )
+            machine = Router(config, self._chance)
+            machine.index = self.models.models[place].index
+            if machine.affinity is not None and self.peers is not None:
+                machine.affinity.writer = self.peers.router_id
+            model = self._selectors[place] = _Model(size, machine)
+        model.machine.set_worker(
+            WorkerFacts(
+                record.worker_id,
+                dp_start=record.data_parallel_start_rank or 0,
+                dp_size=record.data_parallel_size or 1,
+                kv_blocks=record.total_kv_blocks,
+                batch_tokens=record.max_num_batched_tokens,
+                taints=frozenset(record.taints).union(
+                    topology_taint(domain, value) for domain, value in record.topology_domains.items()
+                ),
+            )
+        )
+
+    def _withdraw(self, record: WorkerRecord) -> None:
+        if record.lifecycle != "schedulable":
+            return
+        place = (record.model_name, record.routing_group)
+        self.models.leave(record.worker_id, place)
+        for request_id in self._selectors[place].machine.remove_worker(record.worker_id):
+            self._reservations.pop(request_id, None)
+
+    # Selections.
+
+    async def overlap_scores(self, request: Any) -> Any:
+        """How much of a prompt each rank holds, by tier."""
+        body = read(request, PromptBody)
+        model = self._schedulable(body.model_name, body.routing_group)
+        ask = self._ask(body, model)
+        held = model.machine.overlaps(ask.blocks, self._clock.now())
+        return overlap_table(held, model.machine.loads(), model.block_size, ask.tokens)
+
+    async def select(self, request: Any) -> Any:
+        """The worker that a prompt would go to now. With a `selection_id` it can be reserved for a while."""
+        body = read(request, PromptBody)
+        model, ask = self._asked(body)
+        decision = self._decide(model, ask, book=False)
+        answer = self._answer(body, model, ask, decision)
+        if body.selection_id is not None:
+            self._keep((body.selection_id, (body.model_name, body.routing_group)), ask, decision)
+            return {"selection_id": body.selection_id, **answer}
+        return answer
+
+    async def select_and_reserve(self, request: Any) -> Any:
+        """The same, and the request counts as that worker's from now on."""
+        body = read(request, PromptBody)
+        selection_id = body.selection_id or str(uuid.uuid4())
+        self._must_be_free(selection_id)
+        model, ask = self._asked(body)
+        ask.request_id = selection_id
+        decision = self._decide(model, ask, book=False)
+        answer = self._answer(body, model, ask, decision)
+        self._reserve(selection_id, (body.model_name, body.routing_group), model, ask, decision)
+        sequence = [one - (1 << 64) if one >> 63 else one for one in unpack(ask.sequence or b"")]
+        return {
+            "selection_id": selection_id,
+            "sequence_hashes": sequence,
+            "isl_tokens": ask.tokens,
+            "track_prefill_tokens": decision.snapshot.weights.track_prefill_tokens,
+            **answer,
+        }
+
+    async def create_reservation(self, request: Any) -> Any:
+        """Takes up a selection, or counts a request that the caller gave to a worker himself."""
+        body = read(request, ReservationBody)
+        place, now = (body.model_name, body.routing_group), self._clock.now()
+        if body.worker_id is not None:
+            return self._reserve_explicitly(body, body.worker_id, place, now)
+        self._expire(now)
+        pending = self._pending.get((body.selection_id, place))
+        if pending is None:
+            told = f"no pending selection {body.selection_id} for {shown(place)} (expired, already used, or never selected)"
+            raise failed("not_found", told)
+        self._must_be_free(body.selection_id)
+        self._forget((body.selection_id, place))
+        model = self._selectors[place]
+        pending.ask.request_id = body.selection_id
+        if not model.machine.book(body.selection_id, pending.rank, pending.ask, now):
+            raise failed("not_found", f"schedulable worker {pending.rank[0]} not found for {shown(place)}")
+        self._booked(body.selection_id, pending.rank, place, model, pending.ask.sequence)
+        return self._reservation(body.selection_id, place, pending.rank)
+
+    async def prefill_complete(self, selection_id: str) -> None:
+        """A reservation's request has its first token."""
+        place, machine = self._reserved(selection_id)
+        rank = machine.rank_of(selection_id)
+        machine.prefilled(selection_id)
+        if self.peers is not None and rank is not None:
+            self.peers.prefilled(selection_id, rank, place)
+
+    def add_output_block(self, selection_id: str, *, decay_fraction: float | None = None) -> None:
+        """A reservation's output filled one more block."""
+        if decay_fraction is not None and not 0 <= decay_fraction <= 1:
+            raise failed("invalid_request", "decay_fraction must be between 0.0 and 1.0")
+        _, machine = self._reserved(selection_id)
+        machine.active.grow(selection_id, decay_fraction)
+
+    async def free_reservation(self, selection_id: str) -> None:
+        """A reservation's request ended."""
+        place, machine = self._reserved(selection_id)
+        rank = machine.rank_of(selection_id)
+        del self._reservations[selection_id]
+        machine.finish(selection_id, self._clock.now())
+        if self.peers is not None and rank is not None:
+            self.peers.freed(selection_id, rank, place)
+
+    def loads(self, *, model_name: str | None = None, routing_group: str | None = None) -> Any:
+        """What every rank of every model has to do."""
+        now = self._clock.now()
+        found = []
+        for place, model in sorted(self._selectors.items()):
+            if model_name in (None, place[0]) and routing_group in (None, place[1]):
+                self._expire_requests(model, now)
+                row = {"model_name": place[0], "routing_group": place[1], "loads": load_table(model.machine.loads())}
+                found.append({**row, "pending_count": 0, "pending_isl_tokens": 0})
+        return found
+
+    async def potential_loads(self, request: Any) -> Any:
+        """What every rank would have to do with a prompt."""
+        body = read(request, PromptBody)
+        model = self._schedulable(body.model_name, body.routing_group)
+        ask = self._ask(body, model)
+        ask.sequence = self._sequence(body, (body.model_name, body.routing_group), model, ask.blocks)
+        return load_table(model.machine.potential(ask, self._clock.now()))
+
+    def dump(self) -> Any:
+        """All that is known of the caches."""
+        return self.models.dump()
+
+    # How it is done.
+
+    def _schedulable(self, model_name: str, routing_group: str) -> _Model:
+        place = (model_name, routing_group)
+        model = self._selectors.get(place)
+        if model is None or not model.machine.workers:
+            raise failed("not_ready", f"no schedulable workers for {shown(place)}")
+        return model
+
+    def _asked(self, body: PromptBody) -> tuple[_Model, Ask]:
+        model = self._schedulable(body.model_name, body.routing_group)
+        ask = self._ask(body, model)
+        ask.allowed = None if body.allowed_worker_ids is None else frozenset(body.allowed_worker_ids)
+        ask.overrides = dict(body.router_config_override or {})
+        ask.overrides.setdefault("assume_kv_reuse", self._assume_kv_reuse)
+        ask.session, ask.expected_output_tokens = body.session_id, body.expected_output_tokens
+        ask.priority_jump, ask.strict_priority = body.priority_jump, body.strict_priority
+        ask.sequence = self._sequence(body, (body.model_name, body.routing_group), model, ask.blocks)
+        try:
+            ask.required_taints, ask.preferred_taints = constraints_of(body.routing_constraints)
+        except InvalidArgument as error:
+            raise failed("invalid_request", str(error)) from None
+        return model, ask
+
+    def _sequence(self, body: PromptBody | ReservationBody, place: Place, model: _Model, blocks: bytes) -> bytes:
+        """By which hashes peers know a prompt's blocks."""
+        if self._key is None:
+            return pack(sequence_hashes(unpack(blocks)))
+        if body.token_ids is None:
+            raise failed("invalid_request", "token_ids is required: requests are known by keyed hashes")
+        seeds = self._key.seeds(
+            place[0], model.block_size, group=place[1], cache_salt=body.cache_salt, lora_name=body.lora_name
+        )
+        media = media_of(body.block_mm_infos) if isinstance(body, PromptBody) else ()
+        return self._key.sequence(body.token_ids, model.block_size, seeds, media)
+
+    def _ask(self, body: PromptBody, model: _Model) -> Ask:
+        if body.token_ids is None:
+            if body.block_hashes is None:
+                raise failed("invalid_request", "block_hashes is required without token_ids")
+            tokens = body.isl_tokens if body.isl_tokens is not None else len(body.block_hashes) * model.block_size
+            return Ask("", pack([one & U64 for one in body.block_hashes]), tokens)
+        try:
+            hashes = hashes_of(
+                body.token_ids,
+                model.block_size,
+                block_mm_infos=body.block_mm_infos,
+                lora_name=body.lora_name,
+                cache_salt=body.cache_salt,
+            )
+        except InvalidArgument as error:
+            raise failed("invalid_request", str(error)) from None
+        return Ask("", pack(hashes), len(body.token_ids))
+
+    def _decide(self, model: _Model, ask: Ask, *, book: bool) -> Decision:
+        try:
+            decision = model.machine.place(ask, self._clock.now(), book=book)
+        except NotReady:
+            raise failed("not_ready", "no endpoints available to route work") from None
+        except Overloaded as error:
+            raise failed("overloaded", str(error)) from None
+        except InvalidArgument as error:
+            raise failed("invalid_request", str(error)) from None
+        assert decision is not None, "nobody waits here: there is no threshold"
+        return decision
+
+    def _answer(self, body: PromptBody, model: _Model, ask: Ask, decision: Decision) -> dict[str, Any]:
+        machine, size = model.machine, model.block_size
+        tiers = machine.overlaps(ask.blocks, self._clock.now())
+        held = Held(0, 0, {}, 0, 0)
+        for rank in sorted(machine.loads()):
+            if rank[0] == decision.worker_id:
+                add_tiers(held, rank[1], tiers.get(rank, (0, 0, 0)), size)
+        chosen = (decision.worker_id, decision.dp_rank)
+        blocks = machine.potential(ask, self._clock.now())[chosen][1]
+        return {
+            "model_name": body.model_name,
+            "routing_group": body.routing_group,
+            "worker_id": decision.worker_id,
+            "dp_rank": decision.dp_rank,
+            "endpoint": self._catalog.records[decision.worker_id].endpoint,
+            "block_size": size,
+            "overlap": plain(held),
+            "effective_prefill_tokens": machine.effective_tokens(decision),
+            "potential_decode_blocks": math.ceil(blocks) + (1 if ask.tokens % size else 0),
+        }
+
+    def _reserve(self, selection_id: str, place: Place, model: _Model, ask: Ask, decision: Decision) -> None:
+        rank = (decision.worker_id, decision.dp_rank)
+        model.machine.commit(ask, decision, self._clock.now())
+        self._booked(selection_id, rank, place, model, ask.sequence)
+        affinity = model.machine.affinity
+        if self.peers is not None and affinity is not None and ask.session is not None:
+            version = affinity.version_of(ask.session)
+            if version is not None:
+                self.peers.bound(ask.session, rank, place, version)
+
+    def _reserve_explicitly(self, body: ReservationBody, worker_id: int, place: Place, now: float) -> dict[str, Any]:
+        model = self._selectors.get(place)
+        if model is None or worker_id not in model.machine.workers:
+            raise failed("not_found", f"schedulable worker {worker_id} not found for {shown(place)}")
+        if body.sequence_hashes is not None:
+            sequence = pack([one & U64 for one in body.sequence_hashes])
+        elif body.token_ids is not None:
+            hashes = hashes_of(body.token_ids, model.block_size, lora_name=body.lora_name, cache_salt=body.cache_salt)
+            sequence = self._sequence(body, place, model, pack(hashes))
+        else:
+            raise failed("invalid_request", "sequence_hashes is required without token_ids")
+        self._must_be_free(body.selection_id)
+        rank = (worker_id, model.machine.workers[worker_id].dp_start if body.dp_rank is None else body.dp_rank)
+        if not model.machine.has_rank(rank):
+            raise failed("not_found", f"Worker {rank[0]}, dp_rank {rank[1]} not found")
+        self._forget((body.selection_id, place))
+        model.machine.share(body.selection_id, rank, sequence, body.effective_prefill_tokens, now)
+        self._booked(body.selection_id, rank, place, model, sequence)
+        return self._reservation(body.selection_id, place, rank)
+
+    def _booked(
+        self, selection_id: str, rank: tuple[int, int], place: Place, model: _Model, sequence: bytes | None
+    ) -> None:
+        self._reservations[selection_id] = place
+        if self.peers is not None:
+            tokens = model.machine.active.prefill_of(selection_id)
+            self.peers.added(selection_id, rank, place, unpack(sequence or b""), tokens)
+
+    def _reservation(self, selection_id: str, place: Place, rank: tuple[int, int]) -> dict[str, Any]:
+        return {
+            "selection_id": selection_id,
+            "model_name": place[0],
+            "routing_group": place[1],
+            "worker_id": rank[0],
+            "dp_rank": rank[1],
+            "endpoint": self._catalog.records[rank[0]].endpoint,
+        }
+
+    def _reserved(self, selection_id: str) -> tuple[Place, Router]:
+        place = self._reservations.get(selection_id)
+        if place is None:
+            raise failed("not_found", f"reservation {selection_id} not found")
+        model = self._selectors[place]
+        self._expire_requests(model, self._clock.now())
+        if selection_id not in self._reservations:
+            raise failed("not_found", f"reservation {selection_id} not found")
+        return place, model.machine
+
+    def _expire_requests(self, model: _Model, now: float) -> None:
+        for request_id in model.machine.expire(now):
+            self._reservations.pop(request_id, None)
+
+    def _must_be_free(self, selection_id: str) -> None:
+        if selection_id in self._reservations:
+            raise failed("conflict", f"selection {selection_id} is already reserved or being reserved")
+
+    def _keep(self, name: tuple[str, Place], ask: Ask, decision: Decision) -> None:
+        now = self._clock.now()
+        self._expire(now)
+        self._forget(name)
+        size = len(ask.blocks) + 256
+        pending = _Pending(ask, (decision.worker_id, decision.dp_rank), now + self._ttl_s, size)
+        self._pending[name] = pending
+        self._pending_bytes += size
+        while self._pending and (len(self._pending) > self._entries_max or self._pending_bytes > self._bytes_max):
+            self._forget(next(iter(self._pending)))
+
+    def _expire(self, now: float) -> None:
+        while self._pending and next(iter(self._pending.values())).until <= now:
+            self._forget(next(iter(self._pending)))
+
+    def _forget(self, name: tuple[str, Place]) -> None:
+        pending = self._pending.pop(name, None)
+        if pending is not None:
+            self._pending_bytes -= pending.size
+
+    # What peers count (`llm.replica_peers`).
+
+    def block_size(self, place: Place) -> int:
+        """That of a model's workers; 0 for an unknown model."""
+        model = self._selectors.get(place)
+        return 0 if model is None else model.block_size
+
+    def replica_added(self, request_id: str, rank: tuple[int, int], place: Place, added: AddedSequence) -> None:
+        """A peer gave a request to a rank; one that is not known here is passed over."""
+        model = self._selectors.get(place)
+        if model is None:
+            return
+        hint = added.prefill_load_hint
+        tokens = hint.initial_effective_prefill_tokens if hint is not None and added.track_prefill_tokens else 0
+        sequence = pack(added.token_sequence or ())
+        model.machine.share(request_id, rank, sequence, tokens, self._clock.now())
+
+    def replica_bound(self, session: str, rank: tuple[int, int], place: Place, version: Version) -> None:
+        """A peer gave a session to a rank; one that is not known here is passed over."""
+        model = self._selectors.get(place)
+        if model is not None:
+            model.machine.bind(session, rank, version, self._clock.now())
+
+    def replica_prefilled(self, request_id: str, place: Place) -> None:
+        """A peer's request has its first token."""
+        if place in self._selectors:
+            self._selectors[place].machine.prefilled(request_id)
+
+    def replica_freed(self, request_id: str, place: Place) -> None:
+        """A peer's request ended."""
+        if place in self._selectors:
+            self._selectors[place].machine.finish(request_id, self._clock.now())
+
+
+def failed(kind: str, message: str) -> SelectionServiceError:
+    """A refusal with its word and its status."""
+    return SelectionServiceError(message, kind, STATUS_OF_KIND[kind])
+
+
+def read(value: Any, kind: type[B]) -> B:
+    """A JSON value that a caller gave, or what was read of it already. Raises `SelectionServiceError`."""
+    if isinstance(value, kind):
+        return value
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise failed("invalid_request", str(error)) from None
+
+
+def plain(value: Any) -> Any:
+    """A JSON value."""
+    return msgspec.to_builtins(value)

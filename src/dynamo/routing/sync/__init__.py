@@ -1,0 +1,1 @@
+"""Synchronization between router replicas: booked requests and session affinity."""

@@ -1,0 +1,106 @@
+"""Announcing: chat streams that also say, in events of their own, when a tool call or the thoughts are complete.
+
+`--enable-streaming-tool-dispatch` and `--enable-streaming-reasoning-dispatch` (serving-plane.md §1.5).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dynamo.core.codec import json_encode
+from dynamo.parsers.base import CallArguments, CallBegin, Event, Reasoning
+from dynamo.protocols.openai_answers import FunctionCalled, ResponseToolCall
+from dynamo.serving.postprocessor import REASONING_FIELD, ChatChunks, TokenEntry
+
+REASONING_FIELDS = (REASONING_FIELD, "reasoning")
+
+
+@dataclass(slots=True)
+class _Open:
+    """What of one choice is not complete yet."""
+
+    call: ResponseToolCall | None = None
+    arguments: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+
+
+class AnnouncingChunks(ChatChunks):
+    """`chat.completion.chunk`, with `tool_call_dispatch` after each call and one `reasoning_dispatch`."""
+
+    def __init__(
+        self,
+        response_id: str,
+        model: str,
+        created: int,
+        reasoning_field: str = REASONING_FIELD,
+        service_tier: str | None = None,
+        *,
+        calls: bool,
+        thoughts: bool,
+    ) -> None:
+        super().__init__(response_id, model, created, reasoning_field, service_tier)
+        self._field = reasoning_field
+        self._calls = calls
+        self._thoughts = thoughts
+        self._choices: dict[int, _Open] = {}
+
+    def events(
+        self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
+    ) -> bytes:
+        """The chunks, and the announcements of what is complete before the next of them begins."""
+        said: list[bytes] = []
+        for event in events:
+            said.append(self._announce(index, event))
+            said.append(super().events(index, [event], usage, entries, offset))
+            entries = ()
+        return b"".join(said) if events else super().events(index, events, usage, entries, offset)
+
+    def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
+        return self._announce(index, None) + super().finish(index, reason, stop_reason)
+
+    def _announce(self, index: int, event: Event | None) -> bytes:
+        """What is complete because this comes next, or because nothing comes."""
+        choice = self._choices.setdefault(index, _Open())
+        said = b""
+        if self._calls and choice.call is not None and not isinstance(event, CallArguments):
+            choice.call.function.arguments = "".join(choice.arguments)
+            said += _event("tool_call_dispatch", {"choice_index": index, "tool_call": choice.call})
+            choice.call = None
+        if self._thoughts and choice.thoughts and not isinstance(event, Reasoning):
+            said += _event("reasoning_dispatch", {"index": index, self._field: "".join(choice.thoughts)})
+            choice.thoughts.clear()
+        match event:
+            case CallBegin():
+                choice.call = ResponseToolCall(event.call_id or "", FunctionCalled(event.name, ""), index=event.index)
+                choice.arguments.clear()
+            case CallArguments():
+                choice.arguments.append(event.text)
+            case Reasoning():
+                choice.thoughts.append(event.text)
+        return said
+
+
+def _event(name: str, data: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), json_encode(data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """What a frontend's chats look like."""
+
+    reasoning_field: str = REASONING_FIELD
+    announces_calls: bool = False
+    announces_thoughts: bool = False
+
+    def chunks(self, response_id: str, model: str, created: int, service_tier: str | None = None) -> ChatChunks:
+        """The events of one stream."""
+        if not self.announces_calls and not self.announces_thoughts:
+            return ChatChunks(response_id, model, created, self.reasoning_field, service_tier)
+        return AnnouncingChunks(
+            response_id,
+            model,
+            created,
+            self.reasoning_field,
+            service_tier,
+            calls=self.announces_calls,
+            thoughts=self.announces_thoughts,
+        )

@@ -1,0 +1,397 @@
+"""Answers: HTTP responses made of generations, streamed or whole.
+
+Tokens of one loop tick are written together: a choice that got its first piece since the last write is put on the
+`Flusher`'s list, and one callback at the end of the tick writes each choice's pieces with one `ResponseStream.write`.
+"""
+
+import abc
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dynamo.core.codec import json_encode
+from dynamo.core.errors import Cancelled, DynamoException
+from dynamo.protocols.engine import CompletionUsage
+from dynamo.serving.choice import Choice, Frame
+from dynamo.serving.errors import ErrorAnswer, answer_to
+from dynamo.serving.extras import Extras
+from dynamo.serving.generation import Generation, total_usage
+from dynamo.serving.metrics import RequestRecord
+from dynamo.serving.postprocessor import Chunks, OpenAiChunks, TokenEntry
+from dynamo.serving.request_trace.payload import Capture
+from dynamo.serving.response_stream import ResponseStream
+from dynamo.text.answer_parsing import Reading
+
+if TYPE_CHECKING:
+    from dynamo.serving.next_turn_prefill import Speculation
+    from dynamo.serving.request_trace.trace import AgentContext
+
+logger = logging.getLogger(__name__)
+
+WholeBody = Callable[..., bytes]
+"""Makes the body of a unary response from its choices and its usage, and where there is one from its `nvext`."""
+
+Closed = Callable[["BaseAnswer", str, Exception | None], None]
+"""Told when an answer is over: the answer, its `error_type` label (empty: success), and what broke it."""
+
+Retry = Callable[[Generation, Exception], bool]
+"""Asked when a generation breaks off; True if it was taken to another worker, and the answer waits on."""
+
+
+CHUNK_SIZES_MAX = 4096
+CHUNK_SIZES = [b"%x\r\n" % size for size in range(CHUNK_SIZES_MAX)]
+"""How an HTTP chunk of each size begins."""
+
+
+class Flusher:
+    """The choices that have something to write, once per loop tick."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: list[Choice] = []
+
+    def add(self, choice: Choice) -> None:
+        """To be written before the loop sleeps again."""
+        waiting = self._waiting
+        if not waiting:
+            self._loop.call_soon(self._flush)
+        waiting.append(choice)
+
+    def _flush(self) -> None:
+        """The token path's last piece: flat, because it runs for every token of every stream.
+
+        At real speed tokens come one by one after a pause that emptied the processor's caches, so what counts is how
+        little is touched (benchmarks/frontend_cpu.py, paced). Streams that were last written together waited equally
+        long: their gaps are observed as one.
+        """
+        waiting, self._waiting = self._waiting, []
+        now_s = time.perf_counter()
+        gaps, since_s, together = None, 0.0, 0
+        for choice in waiting:
+            answer: StreamAnswer = choice.answer  # type: ignore[assignment]  # nobody else adds choices
+            frame, pieces = choice.frame, choice.pieces
+            if frame is None or not pieces or answer.is_over:
+                try:
+                    answer.flush(choice, now_s)
+                except Exception as error:  # The request boundary: the other streams of this turn are written.
+                    answer.fail(error)
+                continue
+            text = pieces[0] if len(pieces) == 1 else frame.separator.join(pieces)
+            size = frame.size + len(text)
+            start = CHUNK_SIZES[size] if size < CHUNK_SIZES_MAX else b"%x\r\n" % size
+            answer.exchange.write_chunk(b"".join((start, frame.head, text, frame.tail_of_chunk)))
+            record = answer.record
+            last_s, record.last_s = record.last_s, now_s
+            if len(pieces) == 1 and last_s == since_s and gaps is record.metrics.itl:
+                together += 1
+            else:
+                if gaps is not None:
+                    gaps.observe_many(now_s - since_s, together)
+                gaps, since_s, together = record.metrics.itl, last_s, 1
+                if len(pieces) > 1:
+                    gaps.observe_many((now_s - last_s) / len(pieces), len(pieces))
+                    gaps = None
+            pieces.clear()
+        if gaps is not None:
+            gaps.observe_many(now_s - since_s, together)
+
+
+class BaseAnswer(abc.ABC):
+    """What streamed and whole responses share: their generations and how they end."""
+
+    extras: Extras | None = None
+    """What is to be told beside the answer."""
+    speculation: "Speculation | None" = None
+    """What is to be computed after it."""
+    is_plain = True
+    """Whether text may come in pieces; otherwise all of it is to be read (`llm.reading`)."""
+    capture: Capture | None = None
+    """Copy of the response, where the request trace records payloads."""
+    traced_body: bytes = b""
+    """The request's body, where the request trace records payloads."""
+    agent_context: "AgentContext | None" = None
+    """The agent's session, where the request trace records requests."""
+
+    def __init__(self, exchange: ResponseStream, record: RequestRecord, closed: Closed, retry: Retry) -> None:
+        self.exchange = exchange
+        self.record = record
+        self.generations: list[Generation] = []
+        self.is_over = False
+        self._open_count = 0
+        self._tokens_seen = 0
+        self._spoke_s = 0.0
+        self._closed = closed
+        self._retry = retry
+        exchange.on_disconnect = self.leave
+
+    def add(self, generation: Generation) -> None:
+        """One more engine request that this response is made of."""
+        self.generations.append(generation)
+        self._open_count += 1
+
+    def spoke_s(self, now_s: float) -> float:
+        """When its workers last said something. Tokens are counted from call to call: not each of them is timed."""
+        tokens = sum(generation.tokens for generation in self.generations)
+        if tokens != self._tokens_seen:
+            self._tokens_seen, self._spoke_s = tokens, now_s
+        return max(self._spoke_s, self.record.last_s, self.record.started_s)
+
+    def usage(self) -> CompletionUsage | None:
+        """What it cost, as far as is known; None where nothing is."""
+        return total_usage(self.generations) if self.generations else None
+
+    @abc.abstractmethod
+    def touch(self, choice: Choice) -> None:
+        """A choice has new pieces."""
+
+    def ended(self, generation: Generation) -> None:
+        """Release the worker of a complete generation; the last one completes the response."""
+        if generation.dispatch is not None:
+            generation.dispatch.release()
+        self._open_count -= 1
+        if self._open_count == 0 and not self.is_over:
+            self.finish_with(self.complete)
+
+    def finish_with(self, write: Callable[[], None]) -> None:
+        """Write what remains of the response and close it; an exception becomes its error."""
+        try:
+            write()
+        except Exception as error:  # The request boundary: the client gets an error response, whatever failed.
+            self.fail(error)
+            return
+        self.is_over = True
+        self._closed(self, "", None)
+
+    def failed(self, generation: Generation, error: Exception) -> None:
+        """A generation broke off: it goes on elsewhere, or the response ends in the error."""
+        if not self.is_over and not self._retry(generation, error):
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End the response with the error that a client is to see."""
+        if self.is_over:
+            return
+        self.is_over = True
+        if not isinstance(error, DynamoException):
+            logger.error("request failed", exc_info=error)
+        told = answer_to(error)
+        with self._closing(told.label, error):
+            self._cancel_generations()
+            if not self.exchange.disconnected:
+                self.tell(told)
+
+    def leave(self) -> None:
+        """Cancel the work of a client that disconnected."""
+        if not self.is_over:
+            self.is_over = True
+            with self._closing("cancelled", Cancelled("the client left")):
+                self._cancel_generations()
+
+    @contextlib.contextmanager
+    def _closing(self, error_type: str, error: Exception | None) -> Iterator[None]:
+        """Close the request's accounts after the block, whether it raises or not."""
+        try:
+            yield
+        except Exception:  # The request boundary: the accounts are closed whatever failed.
+            logger.exception("failed to end request %s", self.record.request_id)
+        finally:
+            self._closed(self, error_type, error)
+
+    @abc.abstractmethod
+    def complete(self) -> None:
+        """Writes what remains."""
+
+    @abc.abstractmethod
+    def tell(self, error: ErrorAnswer) -> None:
+        """Writes the error."""
+
+    def _cancel_generations(self) -> None:
+        for generation in self.generations:
+            if not generation.is_over:
+                generation.cancel()
+
+    def choices(self) -> list[Choice]:
+        """All choices, by index."""
+        return all_choices(self.generations)
+
+
+def all_choices(generations: Sequence[Generation]) -> list[Choice]:
+    """The choices of several requests, by index."""
+    return [choice for generation in generations for choice in generation.choices]
+
+
+class UnaryAnswer(BaseAnswer):
+    """A whole response."""
+
+    def __init__(
+        self,
+        exchange: ResponseStream,
+        record: RequestRecord,
+        closed: Closed,
+        retry: Retry,
+        body: WholeBody,
+        extras: Extras | None = None,
+    ) -> None:
+        super().__init__(exchange, record, closed, retry)
+        self.extras = extras
+        self.finish: Callable[[list[Generation]], list[Choice]] = all_choices
+        """Makes the choices that are shown out of what was generated; what it raises is the answer."""
+        self._body = body
+
+    def touch(self, choice: Choice) -> None:
+        """The first token is the only one whose time is noted."""
+        if not self.record.last_s:
+            self.record.tokens(1, time.perf_counter())
+
+    def complete(self) -> None:
+        choices = self.finish(self.generations)
+        usage = total_usage(self.generations)
+        if self.extras is None:
+            self.exchange.respond(200, self._body(choices, usage))
+        else:
+            nvext = self.extras.of_whole(self.generations, choices)
+            self.exchange.respond(200, self._body(choices, usage, nvext=nvext))
+
+    def tell(self, error: ErrorAnswer) -> None:
+        self.exchange.refuse(error)
+
+
+class StreamAnswer(BaseAnswer):
+    """A stream of server-sent events. The status is sent with the first of them, so an early error keeps its own."""
+
+    def __init__(
+        self,
+        exchange: ResponseStream,
+        record: RequestRecord,
+        closed: Closed,
+        retry: Retry,
+        *,
+        chunks: Chunks,
+        flusher: Flusher,
+        usage: bool,
+        running_usage: bool,
+        extras: Extras | None = None,
+    ) -> None:
+        super().__init__(exchange, record, closed, retry)
+        self.extras = extras
+        self._decorated = chunks if isinstance(chunks, OpenAiChunks) and (running_usage or extras is not None) else None
+        """The events, where each of them is to carry more than its own."""
+        self._chunks = chunks
+        self.is_plain = chunks.plain
+        self._flusher = flusher
+        self.touch = flusher.add  # type: ignore[method-assign]  # one call less for every token
+        self._usage = usage
+        self._running_usage = running_usage
+        self._tail = chunks.tail() if chunks.plain else b""
+        self._has_begun = False
+        self.preamble = b""
+        """Events that go before everything else (annotations)."""
+
+    def touch(self, choice: Choice) -> None:
+        self._flusher.add(choice)
+
+    def flush(self, choice: Choice, now_s: float) -> None:
+        """Writes what the choice has."""
+        if self.is_over:
+            return
+        pieces = choice.pieces
+        count = len(pieces)
+        if choice.reading is not None and choice.reading.events:
+            count = choice.reading.fresh_tokens or 1  # What the end decides has no token of its own.
+        if count == 0:
+            if choice.finish_reason is not None and len(self.choices()) > 1:
+                self.exchange.write(self._take(choice) + self._close_choice(choice))
+            return
+        self.exchange.write(self._take(choice))
+        self.record.tokens(count, now_s)
+
+    def complete(self) -> None:
+        choices = self.choices()
+        count = sum(len(choice.pieces) if choice.reading is None else choice.reading.fresh_tokens for choice in choices)
+        if count:
+            self.record.tokens(count, time.perf_counter())
+        events = [self._take(choice) + self._close_choice(choice) for choice in choices]
+        if self._usage:
+            events.append(self._chunks.usage(total_usage(self.generations)))
+        self.exchange.end(b"".join([*events, self._chunks.end()]))
+
+    def tell(self, error: ErrorAnswer) -> None:
+        if self.exchange.response_started:
+            self.exchange.end(self._chunks.failure(error))
+        else:
+            self.exchange.refuse(error)
+
+    def _carry(self, choice: Choice, *, with_ids: bool = True, is_last: bool = False) -> None:
+        """What the next event of the choice carries beside its own."""
+        if self._decorated is None:
+            return
+        nvext: dict[str, Any] = {}
+        if self.extras is not None:
+            generation = next(one for one in self.generations if choice in one.choices)
+            nvext = self.extras.of_chunk(generation, choice, with_ids=with_ids, is_last=is_last)
+        count = json_encode(total_usage(self.generations)) if self._running_usage else b""
+        self._decorated.carry(count, json_encode(nvext) if nvext else b"")
+
+    def _take(self, choice: Choice) -> bytes:
+        """The events of everything the choice has, the general way."""
+        opening = b""
+        if not choice.is_open:
+            choice.is_open = True
+            if choice.fast and not self._running_usage and self._decorated is None:
+                head = self._chunks.head(choice.index)
+                choice.frame = Frame(head, self._tail)
+            self._carry(choice, with_ids=False)
+            opening = self._chunks.first(choice.index)
+            if not self._has_begun:
+                self._has_begun = True
+                prompt_tokens = sum(len(generation.request.token_ids) for generation in self.generations)
+                opening = self.preamble + self._chunks.begin(prompt_tokens) + opening
+        if choice.reading is not None:
+            return opening + self._take_events(choice, choice.reading)
+        self._carry(choice)
+        pieces, choice.pieces = choice.pieces, []
+        if choice.entries is not None:
+            return opening + self._take_logprobs(choice, pieces)
+        if not pieces:
+            return opening
+        if choice.frame is not None:
+            frame = choice.frame
+            return opening + frame.head + frame.separator.join(pieces) + frame.tail
+        return opening + self._chunks.head(choice.index) + b"".join(pieces) + self._chunks.tail()
+
+    def _take_events(self, choice: Choice, reading: Reading) -> bytes:
+        events = reading.take()
+        entries: list[TokenEntry] = []
+        if choice.entries is not None:
+            entries, choice.entries = choice.entries, []
+        if not events and not entries:
+            return b""
+        if self._decorated is None:
+            found = self._chunks.events(choice.index, events, b"", entries, choice.chars)
+        else:  # One by one: each chunk carries the tokens that came since the one before.
+            found = b""
+            for place in range(max(1, len(events))):
+                self._carry(choice)
+                logged = entries if place == 0 else []
+                found += self._chunks.events(choice.index, events[place : place + 1], b"", logged, choice.chars)
+        choice.chars += sum(len(entry.text) for entry in entries)
+        return found
+
+    def _take_logprobs(self, choice: Choice, pieces: list[bytes]) -> bytes:
+        entries, choice.entries = choice.entries or [], []
+        if not pieces and not entries:
+            return b""
+        text = b"".join(pieces)
+        event = self._chunks.text_with_logprobs(choice.index, text, entries, choice.chars)
+        choice.chars += sum(len(entry.text) for entry in entries)
+        return event
+
+    def _close_choice(self, choice: Choice) -> bytes:
+        if choice.is_closed:
+            return b""
+        choice.is_closed = True
+        self._carry(choice, is_last=True)
+        return self._chunks.finish(choice.index, choice.finish_reason or "stop", choice.stop_reason)

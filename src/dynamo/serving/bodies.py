@@ -1,0 +1,84 @@
+"""Bodies: JSON bodies decoded without holding up the event loop.
+
+The decoder keeps the interpreter to itself until it is done. A small body is decoded at once, a larger one in a thread.
+One whose decoding would take long, by its size and its number of values, is decoded in a child process first; only if
+that finds it valid and within the bounds of requests is it decoded here.
+"""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPool, ChildPoolBusy, ChildTimeout
+from dynamo.core.errors import InvalidArgument, Overloaded, Unknown
+from dynamo.core.threads import in_daemon_thread
+from dynamo.protocols.bounds import VARIABLES
+
+T = TypeVar("T")
+
+INLINE_BYTES = 16 << 10  # Whatever it holds, it is decoded within 2 ms.
+ESTIMATED_BYTES = 256 << 10  # Up to here the estimate itself takes less than 0.1 ms.
+INLINE_S = 0.002
+THREAD_S = 0.03  # The loop waits for so long at most while a thread decodes.
+SLICE_BYTES = 1 << 20  # Counted at a time; other threads run in between.
+BYTE_S, COMMA_S, OBJECT_S = 0.4e-9, 60e-9, 300e-9
+"""Decoding time for a byte of text, a value of a list, and an object or a list, on a slow core."""
+
+CHILD_MEMORY_BYTES = 2 << 30
+MEDIA_PREFIX = "DYN_MM_"  # How the variables begin that bound media.
+CHILD_DEADLINE_S = 20.0
+CHILDREN_MAX = 2
+WAITING_MAX = 8  # Each holds a large body.
+
+
+async def decoded(body: bytearray, decode: Callable[[bytes], T], kind: str = "") -> T:
+    """Return what `decode` makes of a body. Raise `InvalidArgument`, or `Overloaded` for too many large bodies.
+
+    `kind` names the same decoder in `llm.http.body_child`; without it no child process is used.
+    """
+    size = len(body)
+    if size <= INLINE_BYTES or (size <= ESTIMATED_BYTES and estimated_s(body) <= INLINE_S):
+        return decode(bytes(body))
+    if kind and await asyncio.to_thread(estimated_s, body) > THREAD_S:
+        await in_daemon_thread(lambda: _check(body, kind), "request body")
+    return await asyncio.to_thread(
+        decode, cast("bytes", body)
+    )  # The decoder takes both; a copy would hold up the loop.
+
+
+def estimated_s(body: bytearray) -> float:
+    """Return about how long decoding takes at most: marks within texts count as well."""
+    commas = objects = 0
+    for start in range(0, len(body), SLICE_BYTES):
+        end = start + SLICE_BYTES
+        commas += body.count(b",", start, end)
+        objects += body.count(b"{", start, end) + body.count(b"[", start, end)
+    return len(body) * BYTE_S + commas * COMMA_S + objects * OBJECT_S
+
+
+@functools.cache
+def _pool() -> ChildPool:
+    return ChildPool(
+        "dynamo.http.body_child",
+        deadline_s=CHILD_DEADLINE_S,
+        memory_bytes=CHILD_MEMORY_BYTES,
+        children_max=CHILDREN_MAX,
+        per_key_max=CHILDREN_MAX,
+        waiting_max=WAITING_MAX,
+        variables=VARIABLES,
+        prefixes=(MEDIA_PREFIX,),
+    )
+
+
+def _check(body: bytearray, kind: str) -> None:
+    """Decode in a child process. Raise what is wrong with the body."""
+    try:
+        _pool().call((kind,), body)
+    except (ChildTimeout, ChildOutOfMemory):
+        message = f"the body of {len(body)} bytes has too many values to be decoded"
+        raise InvalidArgument(f"Validation: {message}") from None
+    except ChildPoolBusy:
+        raise Overloaded("too many large request bodies are being decoded") from None
+    except ChildError as error:
+        raise Unknown(f"the body could not be decoded: {error}") from None

@@ -1,0 +1,190 @@
+"""Extras: what an answer says in `nvext` beside OpenAI's fields, where the request asks for it (serving-plane.md §1.6)."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dynamo.kv_router.router import Decision
+from dynamo.protocols.nvext import NvExt
+from dynamo.serving.choice import Choice
+from dynamo.serving.generation import Generation
+from dynamo.serving.metrics import RequestRecord
+from dynamo.serving.prefill_phase import PrefillLeg
+
+WORKER_ID, TIMING, TOKEN_IDS, STOP_REASON = "worker_id", "timing", "completion_token_ids", "stop_reason"
+ENGINE_DATA = "engine_data"
+ENGINE_FIELDS = ("prompt_logprobs", "routed_experts")
+"""What is taken out of the engine's data where it is asked for by name."""
+ROUTING = "routing"
+"""Ours: why the worker was chosen (docs/routing.md)."""
+KNOWN = frozenset((WORKER_ID, TIMING, TOKEN_IDS, STOP_REASON, ENGINE_DATA, ROUTING, *ENGINE_FIELDS))
+EXPLAIN, YES = b"x-dynamo-explain", frozenset((b"1", b"true"))
+"""A request header that asks for the same as a response header, `x-dynamo-routing`."""
+QUERY = "query_instance_id"
+"""An annotation that asks for the worker too."""
+
+
+class Extras:
+    """What one request wants to know, said chunk by chunk or once."""
+
+    def __init__(self, wanted: frozenset[str], record: RequestRecord) -> None:
+        self._wanted = wanted
+        self._record = record
+        self._received_ms = int(time.time() * 1e3 - (time.perf_counter() - record.started_s) * 1e3)
+
+    @property
+    def wants_token_ids(self) -> bool:
+        """Whether choices have to keep their ids."""
+        return TOKEN_IDS in self._wanted
+
+    def of_chunk(
+        self, generation: Generation, choice: Choice, *, with_ids: bool = True, is_last: bool = False
+    ) -> dict[str, Any]:
+        """What a chunk says; the ids are those since the last one that said any."""
+        said = self._worker(generation)
+        if choice.ids is not None:
+            said[TOKEN_IDS] = choice.ids if with_ids else []
+            choice.ids = [] if with_ids else choice.ids
+        if is_last:
+            said |= self._end([generation], [choice])
+        return said
+
+    def of_whole(self, generations: Sequence[Generation], choices: Sequence[Choice]) -> dict[str, Any]:
+        """What a whole answer says: of its first engine request, and of all its choices."""
+        said = self._worker(generations[0])
+        if self.wants_token_ids:
+            ids = [choice.ids or [] for choice in choices]
+            said[TOKEN_IDS] = ids[0] if len(ids) == 1 else ids
+        return said | self._end(generations, choices)
+
+    def _worker(self, generation: Generation) -> dict[str, Any]:
+        worker, prefill = generation.worker_id, prefill_of(generation)
+        if prefill is not None:
+            said: dict[str, Any] = ids_of_legs(generation, prefill) if WORKER_ID in self._wanted else {}
+        elif worker is None:
+            return {}
+        else:
+            said = self._ids(generation, worker) if WORKER_ID in self._wanted else {}
+        if ROUTING in self._wanted and worker is not None:
+            said[ROUTING] = routing_of(worker, decision_of(generation))
+        return said
+
+    def _ids(self, generation: Generation, worker: int) -> dict[str, Any]:
+        routing = generation.request.routing
+        prefill = routing.prefill_worker_id if routing is not None else None
+        ids: dict[str, int] = {"prefill_worker_id": worker if prefill is None else prefill, "decode_worker_id": worker}
+        if routing is not None and routing.prefill_dp_rank is not None:
+            ids["prefill_dp_rank"] = routing.prefill_dp_rank
+        if routing is not None and routing.dp_rank is not None:
+            ids["decode_dp_rank"] = routing.dp_rank
+        return {WORKER_ID: ids}
+
+    def _end(self, generations: Sequence[Generation], choices: Sequence[Choice]) -> dict[str, Any]:
+        said: dict[str, Any] = {}
+        if TIMING in self._wanted:
+            said[TIMING] = self._timing(prefill_of(generations[0])) | hit_rate_of(generations[0])
+        reasons = [choice.stop_reason for choice in choices if choice.stop_reason is not None]
+        if STOP_REASON in self._wanted and reasons:
+            said[STOP_REASON] = reasons[0]
+        data = next((one.engine_data for one in generations if one.engine_data), None)
+        if data:
+            if ENGINE_DATA in self._wanted:
+                said[ENGINE_DATA] = data
+            said |= {name: data[name] for name in ENGINE_FIELDS if name in self._wanted and name in data}
+        return said
+
+    def _timing(self, prefill: PrefillLeg | None) -> dict[str, float]:
+        record, now_s = self._record, time.perf_counter()
+        timing: dict[str, float] = {"request_received_ms": self._received_ms}
+        done_s = record.first_s if prefill is None else prefill.done_s or record.first_s
+        if prefill is not None and record.first_s:
+            timing["prefill_wait_time_ms"] = (prefill.sent_s - record.started_s) * 1e3
+            timing["prefill_time_ms"] = max(0.0, done_s - prefill.sent_s) * 1e3
+            timing["ttft_ms"] = (record.first_s - record.started_s) * 1e3
+        elif record.first_s:
+            sent_s = record.sent_s or record.started_s
+            timing["prefill_wait_time_ms"] = (sent_s - record.started_s) * 1e3
+            timing["prefill_time_ms"] = max(0.0, record.first_s - sent_s) * 1e3
+            timing["ttft_ms"] = (record.first_s - record.started_s) * 1e3
+        timing["total_time_ms"] = (now_s - record.started_s) * 1e3
+        if prefill is not None and record.first_s and not prefill.is_whole:
+            timing["kv_transfer_estimated_latency_ms"] = max(0.0, record.first_s - done_s) * 1e3
+        return timing
+
+
+def extras_of(nvext: NvExt | None, record: RequestRecord) -> Extras | None:
+    """What the request wants to know beside its answer; None for nothing. Names that nobody knows are not minded."""
+    if nvext is None:
+        return None
+    wanted = KNOWN.intersection(nvext.extra_fields or ())
+    if any(note.partition(":")[0] == QUERY for note in nvext.annotations or ()):
+        wanted |= {WORKER_ID}
+    return Extras(wanted, record) if wanted else None
+
+
+def decision_of(generation: Generation) -> Decision | None:
+    """What a KV router decided about it last."""
+    return None if generation.dispatch is None else generation.dispatch.decision
+
+
+def hit_rate_of(generation: Generation) -> dict[str, float]:
+    """Which part of the prompt's blocks its worker held, where a KV router knows."""
+    prefill = prefill_of(generation)
+    decision = decision_of(generation) if prefill is None else prefill.decision
+    if decision is None:
+        return {}
+    if prefill is None:
+        return {"kv_hit_rate": decision.hit_rate}
+    return {"kv_hit_rate": decision.hit_rate, "router_queue_depth": prefill.queue_depth}
+
+
+def prefill_of(generation: Generation) -> PrefillLeg | None:
+    """Who computed its prompt, where that was not who answers."""
+    return None if generation.dispatch is None else generation.dispatch.prefill
+
+
+def ids_of_legs(generation: Generation, prefill: PrefillLeg) -> dict[str, Any]:
+    """Both workers; one alone where the prefill was all of it."""
+    ids = {"prefill_worker_id": prefill.instance_id}
+    if prefill.dp_rank is not None:
+        ids["prefill_dp_rank"] = prefill.dp_rank
+    if generation.worker_id is not None:
+        ids["decode_worker_id"] = generation.worker_id
+        decision = decision_of(generation)
+        if decision is not None:
+            ids["decode_dp_rank"] = decision.dp_rank
+    return {WORKER_ID: ids}
+
+
+def routing_of(worker_id: int, decision: Decision | None) -> dict[str, Any]:
+    """The chosen worker; where a KV router chose, what it holds of the prompt, in blocks by tier, and what it cost."""
+    if decision is None:
+        return {"worker_id": worker_id}
+    return {
+        "worker_id": decision.worker_id,
+        "dp_rank": decision.dp_rank,
+        "device_blocks": decision.device_blocks,
+        "host_blocks": decision.host_blocks,
+        "disk_blocks": decision.disk_blocks,
+        "prompt_blocks": decision.blocks,
+        "cost": decision.cost,
+    }
+
+
+def explanation_of(generation: Generation) -> bytes:
+    """The same as a line of a response's head."""
+    return explained(generation.worker_id, decision_of(generation))
+
+
+def explained(worker: int | None, decision: Decision | None) -> bytes:
+    """That line for a worker, and for what a KV router decided."""
+    if decision is not None:
+        told = (
+            f"worker={decision.worker_id}; rank={decision.dp_rank}; device={decision.device_blocks}; "
+            f"host={decision.host_blocks}; disk={decision.disk_blocks}; blocks={decision.blocks}; cost={decision.cost:g}"
+        )
+    elif worker is not None:
+        told = f"worker={worker}"
+    else:
+        return b""
+    return f"x-dynamo-routing: {told}\r\n".encode()

@@ -1,0 +1,476 @@
+"""Generation: one engine request under way, from tokens as they arrive to pieces of text.
+
+A `Generation` is the receiver of one request (see `runtime.request_plane.base`). It counts tokens, turns them into
+JSON-escaped pieces of its `Choice`s, notices stop strings, and tells its `Answer` what happened. The token path is
+`on_token`: a list look-up and a list append. A choice that is read (`llm.reading`) has events in place of pieces.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from dynamo.core.codec import json_decoder, msgpack_decoder
+from dynamo.core.errors import Cancelled, InvalidArgument, StreamIncomplete, Unknown
+from dynamo.kv_router.router import Decision
+from dynamo.protocols.engine import (
+    CompletionTokensDetails,
+    CompletionUsage,
+    EngineOutput,
+    PreprocessedRequest,
+    PromptTokensDetails,
+)
+from dynamo.runtime.request_plane.base import Call, Item, Receiver
+from dynamo.serving.choice import Answer, Choice
+from dynamo.serving.postprocessor import FINISH_REASONS, TokenEntry, alternatives
+from dynamo.serving.prefill_phase import PrefillLeg
+from dynamo.text.answer_parsers import Reader
+from dynamo.text.detokenizer import Detokenizer, TokenTable
+
+_decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder(EngineOutput).decode}
+
+
+LOGPROB_MIN = -9999.0
+"""Reported for a token that cannot come, as by vLLM: JSON has no infinity."""
+
+PromptRow = dict[int, tuple[float, int | None]] | None
+"""Logprob and rank of a prompt token and of its likeliest alternatives, by token id; None for the first token."""
+
+
+def prompt_row(reported: Any) -> PromptRow:
+    """Read one entry of `prompt_logprobs`, in vLLM's form. Raises `Unknown` for anything else."""
+    if reported is None:
+        return None
+    try:
+        return {int(token): (_finite(found["logprob"]), found.get("rank")) for token, found in reported.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Unknown(f"the worker's prompt_logprobs cannot be read: {str(reported)[:200]}") from None
+
+
+def _finite(logprob: float | None) -> float:
+    """Return a logprob as JSON can carry it; an infinite one is null where it was sent as JSON."""
+    return LOGPROB_MIN if logprob is None else max(LOGPROB_MIN, float(logprob))
+
+
+class Way(Protocol):
+    """How a generation gets to its worker."""
+
+    decision: Decision | None
+    """What a KV router decided last, where one decides."""
+    prefill: PrefillLeg | None
+    """Who computed the prompt, where that was not who answers."""
+
+    def release(self) -> None:
+        """The worker that it was given to is rid of it."""
+
+    def can_move(self) -> bool:
+        """Whether somebody else could take over from the worker it has now."""
+
+
+class Sent(Receiver, Protocol):
+    """What is sent to workers, and may have to go to another one."""
+
+    request: PreprocessedRequest
+    tokens: int
+    """How much of its answer has come."""
+    is_over: bool
+    """Whether nobody waits for it any more."""
+    call: Call | None
+    heard: list[int] | None
+    """Every token so far, where it may have to go on elsewhere after its first; else None."""
+    failed_instance: int | None
+    """The worker on which it broke off."""
+    dispatch: Any
+    """Its `Way`."""
+
+    def thinking_tokens(self) -> int:
+        """Return how many of the tokens so far were thoughts."""
+
+    def end_spent(self) -> None:
+        """It had all its tokens, and lacked only its end."""
+
+    def broke(self, error: Exception) -> None:
+        """Nobody else can take it."""
+
+
+class Generation:
+    """The receiver of one engine request."""
+
+    __slots__ = (
+        "_choice",
+        "_is_cut",
+        "_is_resumed",
+        "_keeps_ids",
+        "_last_worker",
+        "_reader",
+        "_table",
+        "_texts",
+        "answer",
+        "call",
+        "choices",
+        "dispatch",
+        "engine_data",
+        "failed_instance",
+        "first_index",
+        "heard",
+        "hidden_stop_ids",
+        "is_muted",
+        "is_over",
+        "request",
+        "tokens",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        request: PreprocessedRequest,
+        table: TokenTable,
+        answer: Answer,
+        first_index: int,
+        reader: Reader | None = None,
+        *,
+        keeps_ids: bool = False,
+        is_muted: bool = False,
+    ) -> None:
+        """`reader` says how the texts are read, where they are. A muted generation discards the worker's tokens."""
+        self.request = request
+        self._reader = reader
+        self._keeps_ids = keeps_ids
+        self.is_muted = is_muted
+        """Whether only the prompt is asked for: workers generate one token at least, which is not part of the answer."""
+        self._last_worker: int | None = None
+        self.engine_data: dict[str, Any] = {}
+        """What the engine says beside its tokens, as it says it."""
+        self.answer = answer
+        self.first_index = first_index
+        self._table = table
+        self._texts = table.text_json
+        self.tokens = 0
+        """Output tokens of all choices."""
+        self.usage: CompletionUsage | None = None
+        """What the engine counted, where it said so."""
+        self.call: Call | None = None
+        self.is_over = False
+        self.heard: list[int] | None = None
+        """Every token so far, where the request may have to go on elsewhere after its first; else None."""
+        self.failed_instance: int | None = None
+        """The worker on which it broke off, for the next choice of one."""
+        self._is_resumed = False
+        self._is_cut = False
+        self.dispatch: Way | None = None
+        """How it is sent; whoever retries it knows."""
+        self.hidden_stop_ids = frozenset(request.stop_conditions.stop_token_ids_hidden or ())
+        count = request.sampling_options.n or 1
+        self.choices = [self._make_choice(index) for index in range(count)]
+        self._choice = self.choices[0]
+        self._choice.has_spoken = True
+
+    def _make_choice(self, index: int) -> Choice:
+        stop = self.request.stop_conditions.stop or ()
+        wants_logprobs = self.request.output_options.logprobs is not None
+        keeps_stop = self.request.sampling_options.include_stop_str_in_output or (
+            self.request.output_options.no_stop_trim is True
+        )
+        detokenizer = Detokenizer(self._table, stop, include_stop=bool(keeps_stop))
+        reading = None if self._reader is None else self._reader.reading()
+        return Choice(
+            self.first_index + index,
+            self.answer,
+            detokenizer,
+            fast=not (stop or wants_logprobs or self._keeps_ids or self.is_muted) and reading is None,
+            logprobs=wants_logprobs,
+            reading=reading,
+            keeps_ids=self._keeps_ids,
+        )
+
+    # The receiver's side of the request plane.
+
+    def on_token(self, token_id: int) -> None:
+        """The token path."""
+        choice = self._choice
+        self.tokens += 1
+        if self.heard is not None:
+            self.heard.append(token_id)
+        if choice.is_plain:
+            try:
+                piece = self._texts[token_id]
+            except IndexError:
+                return
+            if piece is not None:
+                if piece:
+                    if not choice.pieces:
+                        choice.answer.touch(choice)
+                    choice.pieces.append(piece)
+                return
+        if choice.finish_reason is not None:
+            self.tokens -= 1  # The other choices go on; what is still said of this one nobody reads, nor counts.
+        elif not self.is_over:
+            self._slow(choice, token_id)
+
+    def on_item(self, item: Item) -> None:
+        """Everything an engine says beside bare tokens."""
+        if item.data is None or self.is_over:
+            return
+        try:
+            output = _decode[item.codec](item.data)
+        except ValueError as error:
+            self._fail(Unknown(f"the worker's output cannot be read: {error}"))
+            return
+        self._take(output)
+
+    def on_end(self) -> None:
+        """The stream is complete."""
+        if self.is_over:
+            return
+        if any(choice.finish_reason is None for choice in self.choices):
+            if not self.tokens:
+                self._fail(StreamIncomplete("the worker ended its stream without an answer"))
+                return
+            # A worker may answer fewer choices than it was asked for (serving-plane.md §1.4).
+            self.choices = [one for one in self.choices if one.finish_reason is not None or one.has_spoken]
+            for choice in self.choices:
+                if choice.finish_reason is None:
+                    choice.close("stop")
+        self._over()
+
+    def on_error(self, error: Exception) -> None:
+        """The stream broke; if only its end marker was missing, nothing is lost."""
+        if self.is_over:
+            return
+        if all(choice.finish_reason is not None for choice in self.choices):
+            self._over()
+        else:
+            self._fail(error)
+
+    def leaves_silent_worker(self) -> bool:
+        """The worker stands still: better elsewhere than later, if there is an elsewhere."""
+        return not self.is_over and self.dispatch is not None and self.dispatch.can_move()
+
+    # What follows from it.
+
+    def cancel(self) -> None:
+        """The client left: the worker stops at its next step and nobody hears more of it."""
+        self.is_over = True
+        if self.call is not None:
+            self.call.kill()
+            self.call = None
+
+    def revive(self) -> None:
+        """Makes a generation that broke off ready for another worker."""
+        assert self.tokens == 0 or self.heard is not None, "a generation that has spoken cannot start again"
+        self.is_over = False
+        self._is_resumed = self.tokens > 0
+
+    def thinking_tokens(self) -> int:
+        """Return how many of the tokens so far were thoughts; all of them where nothing tells thoughts from text."""
+        if self._reader is None or not self._reader.finds_thoughts:
+            return self.tokens
+        return sum(choice.reading.reasoning_tokens for choice in self.choices if choice.reading is not None)
+
+    def end_spent(self) -> None:
+        """Ends a generation that had all its tokens and lacked only its end."""
+        for choice in self.choices:
+            if choice.finish_reason is None:
+                choice.close("length")
+        self._over()
+
+    def broke(self, error: Exception) -> None:
+        """Nobody else can take it over."""
+        self.answer.failed(self, error)
+
+    @property
+    def worker_id(self) -> int | None:
+        """Who answers it, or did."""
+        return self._last_worker if self.call is None else self.call.instance_id
+
+    def counted(self) -> CompletionUsage:
+        """The engine's count where it gave one for the whole request, else ours; the thoughts are always ours."""
+        usage = self.usage
+        if usage is None or self._is_resumed or self._is_cut or self.is_muted:
+            prompt, tokens = len(self.request.token_ids), 0 if self.is_muted else self.tokens
+            details = None if usage is None else usage.prompt_tokens_details
+            usage = CompletionUsage(prompt, tokens, prompt + tokens, details)
+        if self._reader is not None and self._reader.finds_thoughts:
+            thoughts = sum(choice.reading.reasoning_tokens for choice in self.choices if choice.reading is not None)
+            usage.completion_tokens_details = CompletionTokensDetails(thoughts)
+        return usage
+
+    def _take(self, output: EngineOutput) -> None:
+        index = output.index or 0  # Released workers of one choice send null.
+        if index >= len(self.choices):
+            self._fail(Unknown(f"the worker answered choice {index} of {len(self.choices)}"))
+            return
+        choice = self.choices[index]
+        if output.engine_data:
+            self.engine_data |= output.engine_data
+        if choice.finish_reason is None:
+            choice.has_spoken = True
+            if output.cum_log_probs is not None:
+                choice.score = output.cum_log_probs
+            self._take_tokens(choice, output)
+        if output.completion_usage is not None:
+            self._add_usage(output.completion_usage)
+        if output.finish_reason is not None and not self.is_over:
+            self._take_finish(choice, output)
+
+    def _take_tokens(self, choice: Choice, output: EngineOutput) -> None:
+        ids = output.token_ids
+        if self.is_muted:
+            self.tokens += len(ids)
+            return
+        ends = output.finish_reason in ("eos", "stop")
+        for place, token_id in enumerate(ids):
+            self.tokens += 1
+            if self.heard is not None:
+                self.heard.append(token_id)
+            is_stop = ends and place == len(ids) - 1 and token_id in self.hidden_stop_ids
+            if choice.entries is not None and not is_stop:
+                self._log(choice, output, place)
+            if not is_stop:
+                self._say(choice, token_id)
+            if self.is_over or choice.finish_reason is not None:
+                return
+
+    def _say(self, choice: Choice, token_id: int) -> None:
+        """`on_token`, for any choice."""
+        piece = self._texts[token_id] if choice.is_plain and token_id < len(self._texts) else None
+        if piece is None:
+            self._slow(choice, token_id)
+        elif piece:
+            if not choice.pieces:
+                choice.answer.touch(choice)
+            choice.pieces.append(piece)
+
+    def _slow(self, choice: Choice, token_id: int) -> None:
+        if self.is_muted:
+            return
+        if token_id in self.hidden_stop_ids:
+            self._stop(choice)  # The worker did not say that it ends here; upstream's frontend ends it all the same.
+            return
+        if choice.ids is not None:
+            choice.ids.append(token_id)
+        detokenizer = choice.detokenizer
+        choice.add(detokenizer.push(token_id))
+        choice.is_plain = choice.fast and not detokenizer.is_pending
+        if detokenizer.stopped_by is not None:
+            choice.stop_reason = detokenizer.stopped_by
+            self._stop(choice)
+
+    def _stop(self, choice: Choice) -> None:
+        """The choice ends here, by our judgement; when it was the last one the worker is told to stop."""
+        self._is_cut = True  # What the engine goes on to say of this choice nobody reads, nor counts.
+        choice.is_plain = False
+        choice.close("stop")
+        if all(one.finish_reason is not None for one in self.choices):
+            if self.call is not None:
+                self.call.kill()
+            self._over()
+
+    def _log(self, choice: Choice, output: EngineOutput, place: int) -> None:
+        token_id = output.token_ids[place]
+        logprob = output.log_probs[place] if output.log_probs and place < len(output.log_probs) else 0.0
+        tops = output.top_logprobs[place] if output.top_logprobs and place < len(output.top_logprobs) else []
+        wanted = self.request.output_options.logprobs or 0
+        top = [(*self._token(one.token_id), one.logprob) for one in alternatives(tops, wanted)]
+        assert choice.entries is not None
+        choice.entries.append(TokenEntry(token_id, *self._token(token_id), logprob, top))
+
+    def _token(self, token_id: int) -> tuple[str, bytes]:
+        """A token's text and bytes, as a logprob entry shows them."""
+        raw = self._table.raw[token_id] if token_id < len(self._table.raw) else b""
+        if self.request.output_options.return_tokens_as_token_ids:
+            return f"token_id:{token_id}", raw
+        return raw.decode("utf-8", "replace"), raw
+
+    def prompt_entries(self) -> list[TokenEntry]:
+        """Return the prompt's tokens with their logprobs. Raises `InvalidArgument` where the worker reports none."""
+        ids, reported = self.request.token_ids, self._reported("echo", "echo together with logprobs")
+        return [self._prompt_entry(token_id, one) for token_id, one in zip(ids, reported, strict=True)]
+
+    def prompt_logprobs(self, count: int) -> list[dict[str, dict[str, Any]] | None]:
+        """Return the prompt's logprobs, with `count` alternatives, as vLLM's server shows them.
+
+        Raises `InvalidArgument` where the worker reports none.
+        """
+        rows = self._reported("prompt_logprobs", "prompt_logprobs")
+        return [
+            None
+            if row is None
+            else {
+                str(token): self._decoded(token, logprob, rank)
+                for token, (logprob, rank) in row.items()
+                if token == own or rank is None or rank <= count  # An echo may ask for more alternatives.
+            }
+            for own, row in zip(self.request.token_ids, rows, strict=True)
+        ]
+
+    def _reported(self, param: str, asked: str) -> list[PromptRow]:
+        """Return what the worker reports of each prompt token; one that took over reports on its longer prompt."""
+        reported, length = self.engine_data.get("prompt_logprobs"), len(self.request.token_ids)
+        if not isinstance(reported, list) or len(reported) < length:
+            raise InvalidArgument(
+                f"{asked}: the model's worker reports no log-probabilities of the prompt", param=param
+            )
+        return [prompt_row(one) for one in reported[:length]]
+
+    def _decoded(self, token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": self._token(token_id)[0]}
+
+    def _prompt_entry(self, token_id: int, row: PromptRow) -> TokenEntry:
+        text, raw = self._token(token_id)
+        if row is None:
+            return TokenEntry(token_id, text, raw, None, [])
+        wanted = self.request.output_options.logprobs or 0
+        likeliest = sorted(row, key=lambda one: -row[one][0])[:wanted]
+        top = [(*self._token(one), row[one][0]) for one in likeliest]
+        return TokenEntry(token_id, text, raw, row[token_id][0] if token_id in row else 0.0, top)
+
+    def _add_usage(self, usage: CompletionUsage) -> None:
+        if self.usage is None or len(self.choices) == 1:
+            self.usage = usage
+        else:
+            self.usage.completion_tokens += usage.completion_tokens
+            self.usage.total_tokens += usage.completion_tokens
+
+    def _take_finish(self, choice: Choice, output: EngineOutput) -> None:
+        reason = output.finish_reason or ""
+        if reason in FINISH_REASONS and self.is_muted:
+            choice.close("length")
+        elif reason in FINISH_REASONS:
+            choice.stop_reason = output.stop_reason
+            if choice.finish_reason is None:
+                choice.close(FINISH_REASONS[reason])
+        elif reason == "cancelled":
+            self._fail(Cancelled("the worker cancelled the request"))
+        else:
+            self._fail(Unknown(reason.removeprefix("error:").strip() or "the engine failed"))
+
+    def _over(self) -> None:
+        self.is_over = True
+        self._last_worker = self.worker_id
+        self.call = None
+        self.answer.ended(self)
+
+    def _fail(self, error: Exception) -> None:
+        self.is_over = True
+        if self.call is not None:
+            self.failed_instance = self.call.instance_id
+            self.call.kill()
+            self.call = None
+        self.answer.failed(self, error)
+
+
+def total_usage(generations: Sequence[Generation]) -> CompletionUsage:
+    """The usage of a response: the sum over its engine requests."""
+    counts = [generation.counted() for generation in generations]
+    if len(counts) == 1:
+        return counts[0]
+    prompt = sum(count.prompt_tokens for count in counts)
+    completion = sum(count.completion_tokens for count in counts)
+    cached = [one.prompt_tokens_details.cached_tokens for one in counts if one.prompt_tokens_details is not None]
+    thoughts = [one.completion_tokens_details for one in counts if one.completion_tokens_details is not None]
+    return CompletionUsage(
+        prompt,
+        completion,
+        prompt + completion,
+        PromptTokensDetails(sum(one or 0 for one in cached)) if cached else None,
+        CompletionTokensDetails(sum(one.reasoning_tokens for one in thoughts)) if thoughts else None,
+    )

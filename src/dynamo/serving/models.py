@@ -1,0 +1,492 @@
+"""Served models: what the discovery plane says is served, made ready to serve.
+
+Workers publish a model card each (bucket `v1/mdc`). Cards of one model and endpoint form a worker set: the set
+follows one card, and a worker whose card differs is not used until the others left (a swap of the backend needs no
+restart of the frontend, lessons.md C10).
+"""
+
+import asyncio
+import logging
+import random
+import time
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from dynamo.core.backoff import Backoff
+from dynamo.core.codec import UNREADABLE, json_decoder
+from dynamo.core.errors import DynamoException, NotFound, NotReady
+from dynamo.core.tasks import TaskOwner
+from dynamo.core.threads import in_daemon_thread
+from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC
+from dynamo.kv_router.config import RouterConfig
+from dynamo.model_card.asset_cache import AssetCache
+from dynamo.model_card.assets import has_remote
+from dynamo.model_card.card import mdc_sum
+from dynamo.protocols.discovery import MODEL_CARDS, EndpointId
+from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
+from dynamo.routing.busy import Capacity, Thresholds
+from dynamo.routing.card_config import WantedRouting, wanted_routing
+from dynamo.routing.kv_push_router import KvPushRouter
+from dynamo.routing.options import KvRouterOptions, router_config
+from dynamo.routing.policy_file import RouterPolicy
+from dynamo.routing.prefill_options import DisaggregationOptions, config_of_stage
+from dynamo.routing.served_indexers import ServedIndexers
+from dynamo.routing.session_affinity import SessionAffinity
+from dynamo.runtime.client import unreadable_records
+from dynamo.runtime.discovery.base import Change, Delete, Put
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.push_router import RouterMode
+from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.served_model import PARTIAL, PREFILL, ServedModel
+from dynamo.text.preprocessor import Timings
+from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
+
+logger = logging.getLogger(__name__)
+
+FETCH_FIRST_S, FETCH_MAX_S = 0.2, 30.0  # Between tries to get a card's files from a worker that withholds them.
+OWN_ROUTING = (
+    "policy", "affinity_ttl_s", "affinity_mode", "durable_kv_events", "snapshot_threshold", "reset_states",
+    "expiry_s", "blocks_max",
+)  # fmt: skip
+"""What a frontend decides of routing, whatever a card says of the rest."""
+DEFAULT_BLOCK_SIZE = 16  # Of a card that names none, as upstream.
+FETCHES_MAX = 8  # At a time: more than there are models that hang at once, fewer than would fill the line.
+FETCH_SYNC_S = 4.0  # The first view waits so long for the files of what was there already.
+
+DEPARTED_S = 10.0  # A worker that lives has written a lost record again by then, and a restarted one is there.
+DEPARTED_MAX = 1024
+DEPARTED = "Model `{name}` has no worker at the moment: the last one left just now. Please retry shortly."
+
+
+class ModelAccess(Protocol):
+    """The models that a caller may use."""
+
+    def may_use(self, model: str) -> bool:
+        """Return whether the caller may use the model."""
+
+    def require(self, model: str) -> None:
+        """Raise `HttpError` (403) for a model that the caller may not use."""
+
+
+decode_record = json_decoder(ModelRecord).decode
+
+
+class Models:
+    """All models that this frontend can serve."""
+
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        metrics: FrontendMetrics,
+        *,
+        router_mode: str,
+        kv_options: KvRouterOptions | None = None,
+        namespace: str | None = None,
+        namespace_prefix: str | None = None,
+        thresholds: Thresholds | None = None,
+        assets: AssetCache | None = None,
+        tokenizers: Sequence[str] = tuple(BACKENDS),
+        disaggregation: DisaggregationOptions | None = None,
+        workers_min: int = 0,
+    ) -> None:
+        """`tokenizers`: the backends to try for every model (`llm.tokenizer`). `workers_min`: see `ServedModel`."""
+        self._runtime = runtime
+        self._disaggregation = disaggregation or DisaggregationOptions()
+        self._workers_min = workers_min
+        self._assets = assets or AssetCache()
+        self._tokenizer_backends = tokenizers
+        self._metrics = metrics
+        self._router_mode = router_mode
+        self._kv_options = kv_options or KvRouterOptions()
+        self._indexers = ServedIndexers(runtime) if self._kv_options.serve_indexer else None
+        """What its KV routers know, told to others."""
+        path = self._kv_options.policy_config
+        self._policy = None if path is None else RouterPolicy.read(path)
+        self._namespace = namespace
+        self._namespace_prefix = namespace_prefix
+        self._thresholds = thresholds or Thresholds()
+        self._timings = Timings(metrics.prepared)
+        metrics.tokenizer_cache_hits.labels().follow(lambda: sum(one.cache_hits for one in self._tokenizers()))
+        metrics.tokenizer_cache_misses.labels().follow(lambda: sum(one.cache_misses for one in self._tokenizers()))
+        cache_bytes = metrics.registry.gauge(
+            f"{metrics.prefix}_tokenizer_cache_bytes", "About how much memory remembered tokens take"
+        )
+        cache_bytes.labels().follow(lambda: sum(one.cache_bytes for one in self._tokenizers()))
+        self._unreadable = unreadable_records(metrics.registry, MODEL_CARDS)
+        self._tasks = TaskOwner("models")
+        self._sets: dict[tuple[str, str], ServedModel] = {}
+        self._keys: dict[str, tuple[str, str]] = {}
+        self._past: weakref.WeakKeyDictionary[ServedModel, tuple[str, str]] = weakref.WeakKeyDictionary()
+        """Sets whose last worker left, and their places, as long as streams hold them."""
+        self._served: dict[str, list[ServedModel]] = {}
+        self._departed: dict[str, tuple[float, str]] = {}
+        """Names and aliases of models whose last worker left: when, and its endpoint; oldest first."""
+        self._synced = asyncio.Event()
+        self._fetches: dict[str, asyncio.Task[None]] = {}
+        """Discovery key to the fetch of its card's files."""
+        self._fetching = asyncio.Semaphore(FETCHES_MAX)
+        self._applying = asyncio.Lock()
+        """Records are applied one at a time: those of the watch, and those whose files have come."""
+
+    def start(self) -> None:
+        """Begins to follow the discovery plane; a watch that dies is restarted."""
+        self._runtime.health.checks.append(lambda: self._tasks.is_sound)
+        self._runtime.health.checks.append(
+            lambda: all(
+                router is None or router.is_sound for one in self._sets.values() for router in (one.kv, one.sessions)
+            )
+        )
+        self._tasks.supervise(self.watch, "watch")
+
+    async def watch(self) -> None:
+        """Follows the discovery plane for ever. Begun anew after a crash, it forgets what left meanwhile."""
+        unheard = {*self._keys, *self._fetches}
+        events: AsyncIterator[Change] = self._runtime.discovery.watch(MODEL_CARDS)
+        async for event in events:
+            match event:
+                case Put(key=key, value=value):
+                    unheard.discard(key)
+                    await self._put(key, value)
+                case Delete(key=key):
+                    await self._delete(key)
+                case _:
+                    for key in unheard:
+                        await self._delete(key)
+                    unheard.clear()
+                    self._tasks.start(self._settle(), "first view")
+
+    async def _settle(self) -> None:
+        """The first view is complete when the files of its cards have come, or are late."""
+        if self._fetches:
+            await asyncio.wait(set(self._fetches.values()), timeout=FETCH_SYNC_S)
+        async with self._applying:  # One may have come, and be loading.
+            self._synced.set()
+
+    async def wait_synced(self, timeout_s: float) -> None:
+        """Returns when everything that was published before has been seen, or the time is over."""
+        try:
+            async with asyncio.timeout(timeout_s):  # Before 3.12 `wait_for` may swallow a cancellation.
+                await self._synced.wait()
+        except TimeoutError:
+            logger.warning("discovery has not answered within %g s; models will appear when it does", timeout_s)
+
+    def find(self, name: str, kind: str, access: ModelAccess | None = None) -> ServedModel:
+        """Return the set that serves requests of that kind for a model.
+
+        `access` is that of the caller's API key, where there is one. Raises `HttpError` (403) for a model that the key
+        may not use, `NotFound` for one that is not served, `NotReady` when no worker serves it now.
+        """
+        sets = self._served.get(name) or [one for one in self.all_sets() if name in (one.card.model_aliases or ())]
+        if access is not None:
+            allowed = [one for one in sets if access.may_use(one.name)]
+            if not allowed:
+                access.require(sets[0].name if sets else name)
+            sets = allowed
+        if not sets and self.has_departed(name):
+            raise NotReady(DEPARTED.format(name=name))
+        if not sets:
+            listed = [one for one in sorted(self._served) if access is None or access.may_use(one)]
+            raise NotFound(f"Model not found: {name!r}; served: {', '.join(listed) or 'none yet'}")
+        able = [one for one in sets if kind in one.card.model_type]
+        if not able:
+            raise NotFound(f"Model not found: {name!r} does not serve {kind.lower()}")
+        ready = [one for one in able if one.is_ready]
+        early = next((one for one in able if one.worker_ids() and not one.has_begun), None)
+        if not ready and early is not None:
+            raise NotReady(
+                f"Model `{name}` is not ready to serve requests yet. {len(early.worker_ids())} of the "
+                f"{early.workers_min} workers that must be there at first have come. Please retry shortly."
+            )
+        if not ready and any(one.worker_ids() for one in able):
+            raise NotReady(
+                f"Model `{name}` is not ready to serve requests yet. It has decode workers but no prefill worker. "
+                "Please retry shortly."
+            )
+        if not ready:
+            raise NotReady(
+                f"Model `{name}` is not ready to serve requests yet. None of its workers is reachable. "
+                "Please retry shortly."
+            )
+        if len(ready) == 1:
+            return ready[0]
+        return random.choices(ready, weights=[len(one.worker_ids()) for one in ready])[0]
+
+    def has_departed(self, name: str) -> bool:
+        """Return whether the model's last worker left a moment ago, and with it all others of its endpoint.
+
+        Its records may have been lost, or it is being restarted. A worker that serves other models on has given this one
+        up, such as an adapter that was unloaded.
+        """
+        left_at, endpoint = self._departed.get(name, (-DEPARTED_S, ""))
+        if time.monotonic() - left_at >= DEPARTED_S:
+            return False
+        return all(str(one.endpoint) != endpoint for one in self.all_sets())  # One that is being loaded counts as none.
+
+    def _depart(self, names: Sequence[str], endpoint: str) -> None:
+        for name in names:
+            self._departed.pop(name, None)
+            self._departed[name] = time.monotonic(), endpoint
+        while len(self._departed) > DEPARTED_MAX:
+            del self._departed[next(iter(self._departed))]
+
+    def served(self) -> dict[str, list[ServedModel]]:
+        """Every model by name, with its sets; only those with a worker."""
+        return {name: sets for name, sets in self._served.items() if any(one.is_ready for one in sets)}
+
+    def listed(self) -> dict[str, list[ServedModel]]:
+        """The same, and each alias as a model of its own; a model's own name stands above another one's alias."""
+        served = self.served()
+        named: dict[str, list[ServedModel]] = {}
+        for sets in served.values():
+            for one in sets:
+                for alias in one.card.model_aliases or ():
+                    named.setdefault(alias, []).append(one)
+        return {**named, **served}
+
+    def thresholds(self) -> dict[str, Thresholds]:
+        """The busy thresholds of every model that is served."""
+        return {name: sets[0].busy.thresholds for name, sets in sorted(self._served.items())}
+
+    async def set_thresholds(self, name: str, thresholds: Thresholds) -> None:
+        """Replaces a model's busy thresholds. Raises `NotFound`."""
+        if name not in self._served:
+            raise NotFound(f"Model '{name}' not found. Thresholds can only be set for discovered models.")
+        for one in self._served[name]:
+            one.busy.thresholds = thresholds
+            await self._watch_load(one)
+
+    async def _watch_load(self, served: ServedModel) -> None:
+        """Listens to the workers' loads from now on, if a threshold needs them."""
+        if served.busy.thresholds.is_set and served.monitor is None:
+            subscriber = await self._runtime.event_plane.subscriber(served.endpoint, KV_METRICS_TOPIC)
+            name = f"load of {served.endpoint}"
+            served.monitor = self._tasks.supervise(lambda: served.listen(subscriber), name)
+
+    def all_sets(self) -> list[ServedModel]:
+        """Every loaded worker set that answers clients."""
+        return [one for sets in self._served.values() for one in sets]
+
+    def every_set(self) -> list[ServedModel]:
+        """Those, and the ones whose workers do a part of each request."""
+        return [one for one in self._sets.values() if one.checksum and one.is_loaded]
+
+    def _tokenizers(self) -> list[Tokenizer]:
+        return [one.preprocessor.tokenizer for one in self._sets.values() if one.has_preprocessor]
+
+    async def close(self) -> None:
+        """Forgets all sets and closes their clients."""
+        sets, self._sets = list(self._sets.values()), {}
+        self._served.clear()
+        await self._tasks.cancel_and_wait()
+        if self._indexers is not None:
+            await self._indexers.close()
+        for one in sets:
+            await one.close()
+
+    async def _put(self, key: str, value: bytes) -> None:
+        try:
+            record = decode_record(value)
+            checksum = mdc_sum(record.card_json)
+        except (
+            *UNREADABLE,
+            ValueError,
+        ) as error:  # What is known of the model stays until its owner repaired the record.
+            self._unreadable.inc()
+            logger.warning("model record %s cannot be read: %s", key, error)
+            return
+        if not self._wants(record.namespace):
+            return
+        self._stop_fetch(key)
+        if self._must_fetch(record, checksum):
+            work = self._fetch(key, record, checksum)
+            self._fetches[key] = self._tasks.start(work, f"files of {record.card_json.display_name}")
+            return
+        async with self._applying:
+            await self._apply(key, record, checksum)
+
+    def _must_fetch(self, record: ModelRecord, checksum: str) -> bool:
+        """Whether files lie on the worker that no card of this set has brought yet."""
+        endpoint = EndpointId(record.namespace, record.component, record.endpoint)
+        served = self._sets.get((record.card_json.display_name, str(endpoint)))
+        return (
+            record.card_json.model_input != "Text"
+            and record.card_json.worker_type not in PARTIAL
+            and has_remote(record.card_json)
+            and (served is None or served.checksum != checksum)
+        )
+
+    async def _fetch(self, key: str, record: ModelRecord, checksum: str) -> None:
+        """Gets the card's files, however long its worker takes, and then applies the record."""
+        name, backoff = record.card_json.display_name, Backoff(FETCH_FIRST_S, FETCH_MAX_S)
+        while True:
+            try:
+                async with self._fetching:
+                    await in_daemon_thread(partial(self._assets.localise, record.card_json), f"files of {name}")
+                break
+            except DynamoException as error:
+                logger.warning("model %s: its files cannot be fetched: %s", name, error)
+            await asyncio.sleep(backoff.next(random.random()))
+        async with self._applying:
+            if self._fetches.get(key) is asyncio.current_task():
+                del self._fetches[key]
+                await self._apply(key, record, checksum)
+
+    def _stop_fetch(self, key: str) -> None:
+        fetch = self._fetches.pop(key, None)
+        if fetch is not None:
+            fetch.cancel()
+
+    async def _apply(self, key: str, record: ModelRecord, checksum: str) -> None:
+        endpoint = EndpointId(record.namespace, record.component, record.endpoint)
+        place = (record.card_json.display_name, str(endpoint))
+        before = self._keys.get(key)
+        if before is not None and before != place:
+            await self._remove(key)
+        started_s = time.perf_counter()
+        served = self._sets.get(place)
+        if served is None:
+            served = await self._begin_set(place, endpoint, record.card_json)
+            for past in [past for past, old_place in self._past.items() if old_place == place]:
+                past.heir = served
+                del self._past[past]
+        served.records[key] = (record, checksum)
+        self._keys[key] = place
+        self._part(place[1])
+        if await self._follow(place, served):
+            took_ms = (time.perf_counter() - started_s) * 1e3
+            logger.info("model %s: worker %x of %s, in %.0f ms", served.name, record.instance_id, endpoint, took_ms)
+
+    async def _begin_set(self, place: tuple[str, str], endpoint: EndpointId, card: ModelDeploymentCard) -> ServedModel:
+        """The set of a card that is the first of its place."""
+        wanted = wanted_routing(card)
+        mode = RouterMode(wanted.mode or self._router_mode)
+        client = await self._runtime.endpoint(str(endpoint)).client(mode)
+        served = self._sets[place] = ServedModel(
+            endpoint, client, self._assets, self._timings, self._tokenizer_backends
+        )
+        served.busy.thresholds = wanted.thresholds or self._thresholds
+        served.mode, served.workers_min = mode, self._workers_min
+        served.conditional = self._disaggregation.conditional(self._kv_options.queue_threshold)
+        served.never_whole = self._disaggregation.enforce_disagg or wanted.enforce_disagg
+        options = self._routing_of(card, wanted)
+        if wanted.affinity_ttl_s is not None and wanted.affinity_mode is not None:
+            options = msgspec.structs.replace(
+                options, affinity_ttl_s=wanted.affinity_ttl_s, affinity_mode=wanted.affinity_mode
+            )
+        if mode is RouterMode.KV and card.model_input == "Tokens":
+            options = config_of_stage(options, card.worker_type, self._policy, self._disaggregation)
+            profile = None if self._policy is None else self._policy.profile(card.display_name)
+            served.kv = KvPushRouter(self._runtime, endpoint, options, profile=profile)
+            await served.kv.start()
+            await self._tell_index(place[1])
+        elif options.affinity_ttl_s is not None and card.model_input == "Tokens":
+            served.sessions = SessionAffinity(self._runtime, endpoint, options.affinity_ttl_s, options.affinity_mode)
+            await served.sessions.start()
+        await self._watch_load(served)
+        return served
+
+    def _routing_of(self, card: ModelDeploymentCard, wanted: WantedRouting) -> RouterConfig:
+        """How a KV router of a card's workers decides: as they say, and in what only a frontend can know as this one."""
+        block_size = card.kv_cache_block_size or DEFAULT_BLOCK_SIZE
+        own = router_config(self._kv_options, block_size)
+        if wanted.kv is None:
+            return own
+        try:
+            asked = wanted.kv.meaning(block_size)
+        except ValueError as error:
+            logger.warning("model %s: its KV router's settings cannot be used: %s", card.display_name, error)
+            return own
+        mine = {name: getattr(own, name) for name in OWN_ROUTING}
+        return msgspec.structs.replace(asked, **mine)
+
+    async def _delete(self, key: str) -> None:
+        self._stop_fetch(key)
+        async with self._applying:
+            await self._remove(key)
+
+    async def _remove(self, key: str) -> None:
+        place = self._keys.pop(key, None)
+        served = self._sets.get(place) if place is not None else None
+        if place is None or served is None:
+            return
+        name = place[0]
+        record = served.records.pop(key, None)
+        if not served.records:
+            del self._sets[place]
+            if record is not None:
+                self._depart([name, *(record[0].card_json.model_aliases or ())], place[1])
+        self._part(place[1])
+        if served.records:
+            await self._follow(place, served)
+            return
+        self._past[served] = place
+        self._publish(name)
+        if served.monitor is not None:
+            served.monitor.cancel()
+        if served.kv is not None:
+            await self._tell_index(place[1])
+        await served.close()
+        if name not in self._served:
+            self._metrics.hide_model(name)
+            logger.info("model %s: the last worker left", name)
+
+    async def _tell_index(self, path: str) -> None:
+        """Other routers hear of what the KV routers of an endpoint know."""
+        if self._indexers is not None:
+            held = {name: one.kv.machine for (name, at), one in self._sets.items() if at == path and one.kv is not None}
+            await self._indexers.follow(path, held)
+
+    async def _follow(self, place: tuple[str, str], served: ServedModel) -> bool:
+        try:
+            await served.follow()
+        except DynamoException as error:
+            logger.error("model %s cannot be served: %s", place[0], error)  # noqa: TRY400 - one line says it
+            served.checksum = ""
+            return False
+        self._publish(place[0])
+        served.tell_router()
+        card = served.card
+        if not served.answers_clients:
+            return True
+        served.busy.capacity = Capacity(card.runtime_config.total_kv_blocks, card.runtime_config.max_num_batched_tokens)
+        values = {
+            "context_length": card.context_length,
+            "kv_cache_block_size": card.kv_cache_block_size,
+            "max_num_batched_tokens": card.runtime_config.max_num_batched_tokens,
+            "max_num_seqs": card.runtime_config.max_num_seqs,
+            "total_kv_blocks": card.runtime_config.total_kv_blocks,
+        }
+        self._metrics.show_model(place[0], values)
+        return True
+
+    def _part(self, endpoint: str) -> None:
+        """Parts the workers of an endpoint among the models that they serve: one may stand there for each model."""
+        sets = [one for (_, place), one in self._sets.items() if place == endpoint]
+        instances = [frozenset(record.instance_id for record, _ in one.records.values()) for one in sets]
+        everyone = frozenset().union(*instances)
+        for one, own in zip(sets, instances, strict=True):
+            one.leave_out(own, everyone - own)
+
+    def _publish(self, name: str) -> None:
+        loaded = [one for (model, _), one in self._sets.items() if model == name and one.checksum and one.is_loaded]
+        sets = [one for one in loaded if one.answers_clients]
+        for decode in sets:
+            if decode.is_decode:
+                decode.prefill_sets = [
+                    one
+                    for one in loaded
+                    if one.worker_type == PREFILL and one.endpoint.namespace == decode.endpoint.namespace
+                ]
+        if sets:
+            self._served[name] = sets
+        else:
+            self._served.pop(name, None)
+
+    def _wants(self, namespace: str) -> bool:
+        if self._namespace_prefix is not None:
+            return namespace.startswith(self._namespace_prefix)
+        return self._namespace is None or namespace == self._namespace

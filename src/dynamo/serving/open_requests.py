@@ -1,0 +1,261 @@
+"""Open requests: those that are being answered: how each begins and ends, and what ends them all."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from dynamo.core import tracing
+from dynamo.core.codec import msgpack_encode
+from dynamo.core.errors import DynamoException, EngineShutdown, ResponseTimeout
+from dynamo.core.logging import current_request, scope_fields
+from dynamo.core.tasks import TaskOwner
+from dynamo.protocols.engine import CompletionUsage
+from dynamo.serving.answers import BaseAnswer, Closed
+from dynamo.serving.endpoints import Surface
+from dynamo.serving.errors import answer_to
+from dynamo.serving.forwarded_request import Errand
+from dynamo.serving.generation import Generation
+from dynamo.serving.metrics import FrontendMetrics, RequestRecord
+from dynamo.serving.migration import Dispatch
+from dynamo.serving.next_turn_prefill import Speculation, Unheard, led
+from dynamo.serving.request_identity import begin_span, end_span, identify, new_id, trace_headers
+from dynamo.serving.request_trace.trace import RequestTrace
+from dynamo.serving.response_stream import ResponseStream
+from dynamo.serving.served_model import ServedModel
+
+logger = logging.getLogger(__name__)
+
+Made = TypeVar("Made", bound=BaseAnswer)
+
+COMMENT = b":\n\n"
+"""What a reader of server-sent events passes over."""
+
+
+class OpenRequests:
+    """The requests of one frontend that are being answered."""
+
+    def __init__(self, metrics: FrontendMetrics, trace: RequestTrace | None) -> None:
+        self.metrics = metrics
+        """What is counted of them."""
+        self.tasks = TaskOwner("pipeline")
+        self.is_draining = False
+        self._trace = trace
+        self._tracer = tracing.tracer()
+        self._answers: set[BaseAnswer] = set()
+        self._quiet = asyncio.Event()
+
+    @property
+    def inflight(self) -> int:
+        """Requests that are being answered."""
+        return len(self._answers)
+
+    def start(self, exchange: ResponseStream, surface: Surface, work: Coroutine[Any, Any, None]) -> None:
+        """Answers an exchange with `work`; what it raises is the answer too."""
+        exchange.error_body = surface.error_body
+        if self.is_draining:
+            work.close()
+            exchange.refuse(answer_to(EngineShutdown("the frontend is shutting down")))
+            return
+        self.tasks.start(self._guard(exchange, surface.endpoint, work, time.perf_counter()), "request")
+
+    async def _guard(
+        self, exchange: ResponseStream, endpoint: str, work: Coroutine[Any, Any, None], whole_s: float
+    ) -> None:
+        """The request boundary: what nobody else answered is answered here. `whole_s` is when it had arrived."""
+        self.metrics.queue.observe(time.perf_counter() - whole_s)
+        try:
+            await work
+        except DynamoException as error:
+            told = answer_to(error)
+            self.metrics.count_end(endpoint, "", "unary", told.label)
+            identities = scope_fields(("", trace_headers(exchange), "http-request", ""))
+            logger.info("request refused", extra={"status": told.status, "error": told.message, **identities})
+            if self._tracer is not None:
+                span = self._tracer.start("http-request", trace_headers(exchange), endpoint=endpoint)
+                span.end(error)
+            exchange.refuse(told)
+        except Exception as error:
+            logger.exception("request failed")
+            self.metrics.count_end(endpoint, "", "unary", "internal")
+            exchange.refuse(answer_to(error))
+        finally:
+            exchange.drop_body()  # A response may take minutes, and needs the body no more.
+
+    def adopt(
+        self,
+        exchange: ResponseStream,
+        endpoint: str,
+        model: ServedModel,
+        make: Callable[[ResponseStream, RequestRecord, Closed], Made],
+        *,
+        stream: bool,
+    ) -> Made:
+        """Count a request and make its answer, which closes the accounts when it ends.
+
+        Raises `NotFound` for a model that the caller may not use. An exception leaves nothing counted.
+        """
+        if exchange.account is not None:
+            exchange.account.require(model.name)
+        request_id = identify(exchange)
+        with contextlib.ExitStack() as undo:
+            record = RequestRecord(
+                self.metrics,
+                endpoint,
+                model.name,
+                stream=stream,
+                started_s=time.perf_counter(),
+                request_id=request_id,
+            )
+            undo.callback(record.discard)
+            if self._tracer is not None:
+                begin_span(self._tracer, exchange, record)
+            record.scope = (request_id, trace_headers(exchange), "http-request", "")
+            current_request.set(record.scope)
+            answer = make(exchange, record, self._closed)
+            undo.pop_all()
+        self._answers.add(answer)
+        if self._trace is not None:
+            with self._observing(answer):
+                self._trace.begin(answer, model.card.kv_cache_block_size)
+        return answer
+
+    @contextlib.contextmanager
+    def _observing(self, answer: BaseAnswer) -> Iterator[None]:
+        """Log what fails in the block: a request does not depend on its trace."""
+        try:
+            yield
+        except Exception:
+            logger.exception("request trace of %s failed", answer.record.request_id)
+
+    def _closed(self, answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
+        """Release the workers of an answer that ended, close its accounts, and report it."""
+        self._answers.discard(answer)
+        if self.is_draining and not self._answers:
+            self._quiet.set()
+        usage, now_s = None, time.perf_counter()
+        try:
+            self._release(answer)
+            usage = answer.usage()
+        except Exception:  # The request boundary: the accounts are closed whatever failed.
+            logger.exception("failed to release the workers of request %s", answer.record.request_id)
+        finally:
+            answer.record.close(error_type, usage, now_s)
+        if answer.exchange.account is not None and usage is not None:
+            answer.exchange.account.spend(usage.total_tokens)
+        if answer.speculation is not None and not error_type and not self.is_draining:
+            self.tasks.start(self._speculate(answer.speculation, answer.generations[0]), "speculation")
+        self._report(answer, error_type, error, usage, now_s)
+
+    @staticmethod
+    def _release(answer: BaseAnswer) -> None:
+        """Release the workers of an answer, in the routers that count them."""
+        for generation in answer.generations:
+            if isinstance(generation.dispatch, Dispatch):
+                prefill = generation.dispatch.prefill
+                if prefill is not None:
+                    answer.record.prefill = prefill.instance_id, prefill.done_s
+                generation.dispatch.release()
+
+    def _report(
+        self,
+        answer: BaseAnswer,
+        error_type: str,
+        error: Exception | None,
+        usage: CompletionUsage | None,
+        now_s: float,
+    ) -> None:
+        """Trace and log an answer that ended."""
+        if self._trace is not None:
+            with self._observing(answer):
+                self._trace.end(answer, error_type)
+        if answer.record.span is not None:
+            with self._observing(answer):
+                end_span(answer.record.span, answer, error, usage)
+        level = logging.ERROR if error_type == "internal" else logging.INFO
+        if logger.isEnabledFor(level):
+            fields = answer.record.summary(error_type, usage, now_s)
+            if answer.record.scope is not None:
+                fields |= scope_fields(answer.record.scope)
+            if error is not None:
+                fields["error"] = repr(error)
+            logger.log(level, "request completed", extra=fields)
+
+    async def _speculate(self, speculation: Speculation, generation: Generation) -> None:
+        """Has the next turn's prompt computed where its beginning already is; what cannot be is left."""
+        with contextlib.suppress(DynamoException):
+            ahead = await asyncio.to_thread(speculation.prompt, generation)
+            if ahead is None:
+                return
+            model = speculation.model.current
+            if model.is_decode:
+                await Errand(model, led(ahead, generation), Unheard(), self.tasks).send(new_id(), {}, {}, self.metrics)
+            else:
+                await model.send(
+                    msgpack_encode(ahead),
+                    Unheard(),
+                    request_id=new_id(),
+                    instance_id=generation.worker_id,
+                    headers={},
+                    exclude=frozenset(),
+                )
+
+    def abandon(self, silent_s: float) -> None:
+        """Ends every answer whose worker has said nothing for that long."""
+        now_s = time.perf_counter()
+        for answer in list(self._answers):
+            if now_s - answer.spoke_s(now_s) > silent_s:
+                answer.fail(ResponseTimeout(f"no token for {silent_s:g} s"))
+
+    def expire(self, longest_s: float) -> None:
+        """Ends every answer that takes longer than that."""
+        now_s = time.perf_counter()
+        for answer in list(self._answers):
+            if now_s - answer.record.started_s > longest_s:
+                answer.fail(ResponseTimeout(f"no end after {longest_s:g} s"))
+
+    def keep_alive(self, interval_s: float) -> None:
+        """Writes a comment into every stream into which nothing was written for that long.
+
+        One that has not begun begins with it: its status is then 200 whatever comes.
+        """
+        now_s = time.perf_counter()
+        for answer in self._answers:
+            record = answer.record
+            written_s = max(record.last_s, record.started_s, record.commented_s)
+            if record.request_type == "stream" and now_s - written_s >= interval_s:
+                record.commented_s = now_s
+                answer.exchange.write(COMMENT)
+
+    async def drain(self, budget_s: float) -> None:
+        """Refuses what comes, waits for what is under way, and ends the rest with a 503."""
+        self.is_draining = True
+        await asyncio.sleep(0)  # What came in this very turn has not begun its answer yet.
+        if self._answers:
+            self._quiet.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(budget_s):  # Before 3.12 `wait_for` may swallow a cancellation.
+                    await self._quiet.wait()
+        for answer in list(self._answers):
+            answer.fail(EngineShutdown("the frontend is shutting down"))
+        await self.tasks.cancel_and_wait(1.0)
+
+
+class Open:
+    """An open answer; an exception of the main path is its end."""
+
+    def __init__(self, answer: BaseAnswer) -> None:
+        self._answer = answer
+
+    def __enter__(self) -> BaseAnswer:
+        return self._answer
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if isinstance(error, Exception):
+            self._answer.fail(error)
+            return True
+        if error is not None:
+            self._answer.fail(EngineShutdown("the frontend is shutting down"))
+        return False

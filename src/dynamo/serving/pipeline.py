@@ -1,0 +1,364 @@
+"""The main path: a request's text in, tokens to a worker, text back.
+
+`converse` and `complete` read like the manual: find the model, preprocess, dispatch. From there on nothing is
+awaited: the worker's tokens are pushed into the generations, and those into the answer (`llm.generation`,
+`llm.http.answers`). A generation that breaks off is taken to another worker where that can be (`llm.migration`).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+import msgspec
+
+from dynamo.core import tracing
+from dynamo.core.codec import json_encode
+from dynamo.core.config import read_bool, setting
+from dynamo.core.errors import InvalidArgument, NotFound
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.nvext import NvExt
+from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
+from dynamo.serving.announcing import AnswerOptions
+from dynamo.serving.answers import BaseAnswer, Closed, Flusher, StreamAnswer, UnaryAnswer
+from dynamo.serving.bodies import decoded
+from dynamo.serving.completion_choices import chat_finisher, echo_of, finisher_of
+from dynamo.serving.endpoints import CHAT, COMPLETIONS, Surface, rewritten, tiered
+from dynamo.serving.extras import EXPLAIN, YES, explanation_of, extras_of
+from dynamo.serving.generation import Generation
+from dynamo.serving.metrics import FrontendMetrics, RequestRecord
+from dynamo.serving.migration import Dispatch, MigrationPolicy
+from dynamo.serving.models import Models
+from dynamo.serving.next_turn_prefill import speculation_of
+from dynamo.serving.open_requests import Open, OpenRequests
+from dynamo.serving.placement import headed
+from dynamo.serving.postprocessor import chat_body
+from dynamo.serving.prefill_router import dispatch_of
+from dynamo.serving.relay import Form, OnSuccess, RelayAnswer
+from dynamo.serving.request_headers import agent_context, cache_key_context, trigger_of, with_headers
+from dynamo.serving.request_identity import begin_route, metadata_of, new_id, trace_headers
+from dynamo.serving.request_trace.trace import RequestTrace
+from dynamo.serving.response_stream import ResponseStream
+from dynamo.serving.served_model import ServedModel
+from dynamo.serving.text_models import TextAnswer
+from dynamo.text.answer_parsers import PLAIN, Reader
+
+
+class Pipeline(OpenRequests):
+    """The way of every request."""
+
+    def __init__(
+        self,
+        models: Models,
+        metrics: FrontendMetrics,
+        migration: MigrationPolicy | None = None,
+        trace: RequestTrace | None = None,
+        answers: AnswerOptions | None = None,
+    ) -> None:
+        super().__init__(metrics, trace)
+        answers = answers or AnswerOptions()
+        self._chat = replace(
+            CHAT, chunks=answers.chunks, body=partial(chat_body, reasoning_field=answers.reasoning_field)
+        )
+        self._models = models
+        self._migration = migration or MigrationPolicy()
+        self._flusher = Flusher(asyncio.get_running_loop())
+        self._ignore_unsupported = setting("DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS", False, read_bool)
+        self._always_usage = setting("DYN_ENABLE_FORCE_INCLUDE_USAGE", False, read_bool)
+        self._takes_nvext = not setting("DYN_DISABLE_FRONTEND_NVEXT", False, read_bool)
+
+    # The routes' handlers: called on the loop with a whole request.
+
+    def handle_chat(self, exchange: ResponseStream) -> None:
+        """POST /v1/chat/completions."""
+        self.start(exchange, self._chat, self.chat(exchange))
+
+    def handle_completion(self, exchange: ResponseStream) -> None:
+        """POST /v1/completions."""
+        self.start(exchange, COMPLETIONS, self.complete(exchange))
+
+    # The main path.
+
+    async def chat(self, exchange: ResponseStream) -> None:
+        """A conversation's next turn."""
+        decode = partial(decode_chat, ignore_unsupported=self._ignore_unsupported)
+        request = await decoded(exchange.body, decode, "chat")
+        surface = self._chat if request.service_tier is None else tiered(self._chat)
+        await self.converse(exchange, request, surface)
+
+    async def converse(self, exchange: ResponseStream, request: ChatCompletionRequest, surface: Surface) -> None:
+        """A conversation's next turn, whatever the client's request and its answer look like."""
+        self._extend(exchange, request)
+        model = self._models.find(request.model, surface.model_type, exchange.account)
+        with self._open(exchange, request, model, surface) as answer:
+            model.admit()
+            if isinstance(answer, TextAnswer):
+                await answer.forward(trace_headers(exchange), metadata_of(exchange), chosen_worker(request, model))
+                return
+            prepared = await model.preprocessor.chat_async(request, len(exchange.body))
+            await self._name_images(model, prepared)
+            self._place(exchange, model, request, [prepared])
+            await self._annotate(answer, model, request, [prepared])
+            if isinstance(answer, UnaryAnswer):
+                answer.finish = chat_finisher(request)
+            reader = model.preprocessor.readers.of_chat(request, prepared)
+            answer.speculation = speculation_of(model, request, reader)
+            await self._dispatch(model, [prepared], answer, reader)
+
+    async def complete(self, exchange: ResponseStream) -> None:
+        """The continuation of one or several prompts."""
+        decode = partial(decode_completion, ignore_unsupported=self._ignore_unsupported)
+        request = await decoded(exchange.body, decode, "completion")
+        self._extend(exchange, request)
+        model = self._models.find(request.model, COMPLETIONS.model_type, exchange.account)
+        with self._open(exchange, request, model, COMPLETIONS) as answer:
+            model.admit()
+            if isinstance(answer, TextAnswer):
+                await answer.forward(trace_headers(exchange), metadata_of(exchange), chosen_worker(request, model))
+                return
+            prepared = await model.preprocessor.completion_async(request, len(exchange.body))
+            self._place(exchange, model, request, prepared)
+            await self._annotate(answer, model, request, prepared)
+            if isinstance(answer, UnaryAnswer):
+                answer.finish = finisher_of(request)
+            echoes = [echo_of(model, request, place, one) for place, one in enumerate(prepared)]
+            await self._dispatch(model, prepared, answer, echoes=echoes, is_muted=request.is_echo_alone)
+
+    def _extend(self, exchange: ResponseStream, request: ChatCompletionRequest | CompletionRequest) -> None:
+        """What the headers say, and what this frontend lets requests say, of their way."""
+        if self._takes_nvext:
+            request.nvext = with_headers(request.nvext, exchange.headers)
+        elif request.nvext is not None:
+            request.nvext = NvExt(cache_salt=request.nvext.cache_salt)
+
+    def _place(
+        self,
+        exchange: ResponseStream,
+        model: ServedModel,
+        request: ChatCompletionRequest | CompletionRequest,
+        prepared: Sequence[PreprocessedRequest],
+    ) -> None:
+        """The worker that the request names, which must be one, and the agent's session that it belongs to."""
+        chosen_worker(request, model)
+        trigger = trigger_of(request)
+        context = agent_context(exchange.headers, trigger) or cache_key_context(request.prompt_cache_key, trigger)
+        if context is not None:
+            for one in prepared:
+                one.agent_context = context
+                one.image_cache_scope = context["session_id"]
+
+    def _open(
+        self,
+        exchange: ResponseStream,
+        request: ChatCompletionRequest | CompletionRequest,
+        model: ServedModel,
+        surface: Surface,
+    ) -> Open:
+        """The answer to a request that was read: its accounts begin, and it ends whatever happens."""
+        make = partial(self._answer, request, model, surface)
+        return Open(self.adopt(exchange, surface.endpoint, model, make, stream=bool(request.stream)))
+
+    def _answer(
+        self,
+        request: ChatCompletionRequest | CompletionRequest,
+        model: ServedModel,
+        surface: Surface,
+        exchange: ResponseStream,
+        record: RequestRecord,
+        closed: Closed,
+    ) -> BaseAnswer:
+        """The answer, of the kind that is asked for."""
+        response_id, created = surface.response_id(record.request_id), int(time.time())
+        if model.takes_text:
+            asked, writer = rewritten(surface, request, response_id, model.name, created)
+            return TextAnswer(
+                exchange, record, closed, model=model, name=model.name, tasks=self.tasks, request=asked, writer=writer
+            )
+        extras = extras_of(request.nvext, record) if surface.has_extras else None
+        if not request.stream:
+            body = partial(surface.body, response_id, model.name, created)
+            return UnaryAnswer(exchange, record, closed, self._retry, body, extras)
+        options = request.stream_options
+        return StreamAnswer(
+            exchange,
+            record,
+            closed,
+            self._retry,
+            chunks=surface.chunks(response_id, model.name, created),
+            flusher=self._flusher,
+            usage=surface.always_usage or self._always_usage or (options is not None and bool(options.include_usage)),
+            running_usage=options is not None and bool(options.continuous_usage_stats),
+            extras=extras,
+        )
+
+    async def relay(
+        self,
+        exchange: ResponseStream,
+        endpoint: str,
+        model: ServedModel,
+        make: Callable[[str], bytes | PreprocessedRequest],
+        form: Form,
+        *,
+        stream: bool = False,
+        on_success: OnSuccess | None = None,
+        tokens: PreprocessedRequest | None = None,
+    ) -> None:
+        """A request that a worker takes as `make` writes it, given the request's id, and whose answer has that form.
+
+        `tokens` is what a KV router is told of one that is written otherwise than in tokens. Raises `NotFound` for such
+        a request where prompts are computed elsewhere.
+        """
+        if tokens is not None and model.is_decode:
+            raise NotFound(
+                f"Model not found: {model.name!r} is served by prefill and decode workers, which only generate"
+            )
+        if self._takes_nvext:
+            with_headers(None, exchange.headers)  # What cannot be read of them is refused before the accounts begin.
+
+        def made(_: ResponseStream, record: RequestRecord, closed: Closed) -> RelayAnswer:
+            written = make(record.request_id)
+            body, prompt = (b"", written) if isinstance(written, PreprocessedRequest) else (written, tokens)
+            if prompt is not None and self._takes_nvext:
+                prompt = headed(prompt, exchange.headers)
+            return RelayAnswer(
+                exchange, record, closed,
+                model=model, tasks=self.tasks, request=body, form=form, on_success=on_success, prompt=prompt,
+            )  # fmt: skip
+
+        answer = self.adopt(exchange, endpoint, model, made, stream=stream)
+        with Open(answer):
+            model.admit()
+            await answer.forward(trace_headers(exchange), metadata_of(exchange))
+
+    async def _dispatch(
+        self,
+        model: ServedModel,
+        prepared: Sequence[PreprocessedRequest],
+        answer: BaseAnswer,
+        reader: Reader | None = None,
+        echoes: Sequence[str] = (),
+        *,
+        is_muted: bool = False,
+    ) -> None:
+        """Send every engine request of an answer; choices are numbered across them."""
+        answer.record.prepared_s = time.perf_counter()
+        media = prepared[0].multi_modal_data
+        if isinstance(media, dict):
+            answer.record.count_media(media)
+        first_index = 0
+        headers, metadata = trace_headers(answer.exchange), metadata_of(answer.exchange)
+        if reader is None and not answer.is_plain:
+            reader = PLAIN
+        table = model.table(
+            skip_special_tokens=prepared[0].output_options.skip_special_tokens is not False,
+            shown=frozenset() if reader is None else reader.shown,
+        )
+        keeps_ids = answer.extras is not None and answer.extras.wants_token_ids
+        for place, one in enumerate(prepared):
+            generation = Generation(one, table, answer, first_index, reader, keeps_ids=keeps_ids, is_muted=is_muted)
+            first_index += len(generation.choices)
+            answer.add(generation)
+            if place < len(echoes):
+                for choice in generation.choices:
+                    choice.add(echoes[place])
+        parts = list(enumerate(list(answer.generations)))
+        if model.is_decode and len(parts) > 1:  # Each waits for its prefill: all at once.
+            sends = [self._send(model, answer, one, place, headers, metadata) for place, one in parts]
+            failed = [end for end in await asyncio.gather(*sends, return_exceptions=True) if end is not None]
+            if failed:
+                raise failed[0]
+        else:
+            for place, generation in parts:
+                await self._send(model, answer, generation, place, headers, metadata)
+        answer.record.sent_s = time.perf_counter()
+
+    async def _send(
+        self,
+        model: ServedModel,
+        answer: BaseAnswer,
+        generation: Generation,
+        place: int,
+        headers: dict[str, str],
+        metadata: dict[str, str],
+    ) -> None:
+        """Sends one engine request of an answer that is still wanted."""
+        if answer.is_over:
+            return
+        part_id = answer.record.request_id if place == 0 else new_id()
+        route: tracing.Span | None = None
+        if self._tracer is not None:
+            route = begin_route(self._tracer, answer, part_id)
+            headers = {**headers, **route.headers()}
+        dispatch = dispatch_of(
+            model, generation, part_id, headers, metadata=metadata, policy=self._migration, metrics=self.metrics
+        )
+        if answer.speculation is not None and generation.heard is None and self._migration.limit == 0:
+            generation.heard = []  # Nothing is moved after its first token: it is kept for the next turn.
+        await dispatch.send()
+        if place == 0 and answer.exchange.header(EXPLAIN) in YES:
+            answer.exchange.header_bytes += explanation_of(generation)
+        if generation.call is not None:
+            answer.record.workers.append(generation.call.instance_id)
+            if route is not None:
+                route.set("worker_id", f"{generation.call.instance_id:x}")
+
+    async def _name_images(self, model: ServedModel, prepared: PreprocessedRequest) -> None:
+        """A KV router knows pictures by their contents, where somebody can say how many tokens each of them is."""
+        if model.kv is not None and prepared.multi_modal_data is not msgspec.UNSET:
+            images = model.preprocessor.images
+            if images is not None:
+                await images.add(prepared, model.kv.config.block_size)
+
+    async def _annotate(
+        self,
+        answer: BaseAnswer,
+        model: ServedModel,
+        request: ChatCompletionRequest | CompletionRequest,
+        prepared: Sequence[PreprocessedRequest],
+    ) -> None:
+        """The events that `nvext.annotations` asks for go before the first chunk (serving-plane.md §1.5)."""
+        wanted = request.nvext.annotations if request.nvext is not None else None
+        if not wanted or not isinstance(answer, StreamAnswer):
+            return
+        known: dict[str, Callable[[], object]] = {
+            "request_id": lambda: answer.record.request_id,
+            "token_ids": lambda: prepared[0].token_ids,
+        }
+        if "formatted_prompt" in wanted:
+            render = partial(model.preprocessor.formatted_prompt, request)
+            if isinstance(request, ChatCompletionRequest):
+                prompt = await model.preprocessor.rendered(request, len(answer.exchange.body), render)
+            else:
+                prompt = render()
+            known["formatted_prompt"] = lambda: prompt
+        for name in dict.fromkeys(wanted):
+            if name in known:
+                what = known[name]()
+                value = json_encode(what if isinstance(what, str) else json_encode(what).decode())
+                answer.preamble += b"event: %b\n: %b\n\n" % (name.encode(), value)
+
+    def _retry(self, generation: Generation, error: Exception) -> bool:
+        dispatch = generation.dispatch
+        if not isinstance(dispatch, Dispatch):
+            return False
+        refusal = dispatch.refusal(error)
+        if refusal is not None:
+            cast(BaseAnswer, generation.answer).fail(refusal)
+            return True
+        if not dispatch.may_repeat(error):
+            return False
+        generation.revive()
+        self.tasks.start(dispatch.repeat(error), "retry")
+        return True
+
+
+def chosen_worker(request: ChatCompletionRequest | CompletionRequest, model: ServedModel) -> int | None:
+    """The worker that the request names, None for any. Raises `InvalidArgument` for one that the model has not."""
+    chosen = request.nvext.backend_instance_id if request.nvext is not None else None
+    if chosen is not None and chosen not in model.client.instance_ids():
+        raise InvalidArgument(
+            f"backend_instance_id {chosen} is no worker of model `{model.name}`", param="nvext.backend_instance_id"
+        )
+    return chosen

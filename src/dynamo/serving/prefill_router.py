@@ -1,0 +1,337 @@
+"""Prefill router: a request of two legs on its way (serving-plane.md §4.11, docs/disaggregation.md).
+
+    choose a prefill worker ─▶ send it the prompt ─▶ its result ─▶ choose a decode worker ─▶ send it prompt and result
+                          └─▶ where both can meet, both are sent at once
+
+Whatever fails before the client has heard a token is done again: the prefill elsewhere, or both. A stream that breaks
+later moves as others do (`llm.migration`): the prompt and what was heard of the answer are prefilled anew.
+"""
+
+import logging
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dynamo.core.codec import msgpack_encode
+from dynamo.core.config import setting
+from dynamo.core.errors import (
+    Cancelled,
+    CannotConnect,
+    Disconnected,
+    DynamoException,
+    InvalidArgument,
+    Overloaded,
+    StreamIncomplete,
+    WorkerUnavailable,
+)
+from dynamo.protocols.engine import BootstrapInfo, PrefillResult, PreprocessedRequest, Routing
+from dynamo.routing.prefill_plan import Facts, decode_leg, prefill_ask, prefill_leg, whole
+from dynamo.routing.topology import taints_of, transfer_constraints
+from dynamo.runtime.push_router import RouterMode
+from dynamo.serving.generation import Sent
+from dynamo.serving.migration import FIRST_SENDS_MAX, Dispatch, telling
+from dynamo.serving.prefill_phase import PrefillLeg
+from dynamo.serving.served_model import ServedModel
+
+logger = logging.getLogger(__name__)
+
+PREFILL_TIMEOUT_S = 300.0
+"""Longer than any prompt takes; who has not answered by then will not."""
+
+LAST_WORDS_S = 1.0
+"""How long a prefill may take to end once its decode worker has answered: its last frame may still be under way."""
+
+ONE_AFTER_THE_OTHER = frozenset((RouterMode.POWER_OF_TWO, RouterMode.LEAST_LOADED))
+"""Modes that count who is busy, and would count wrongly if both legs were sent at once; as upstream."""
+
+
+class DisaggregatedDispatch(Dispatch):
+    """One generation's way to a prefill worker and a decode worker, and to others if one of them fails."""
+
+    def __init__(self, model: ServedModel, generation: Sent, request_id: str, *more: Any, **named: Any) -> None:
+        super().__init__(model, generation, request_id, *more, **named)
+        self._outgoing = self._request
+        """The leg that a decode worker is sent."""
+        self._constraints: dict[str, Any] | None = None
+        """Which decode workers the blocks may go to."""
+        self._out_of_reach: frozenset[int] = frozenset()
+        """The decode workers to which they may not."""
+        self._prefill_tried: set[int] = set()
+        """Who failed at its prefill, and is not asked while somebody else is left."""
+        self._prefill_broken: set[int] = set()
+        """Those of them whose connection broke: where nobody else is left, they are asked again."""
+        self._heard_before = 0
+        """How many tokens had come when its legs were sent."""
+        self._early: Exception | None = None
+        """What ended the prefill before the decode leg was on its way."""
+        self._blames_prefill = False
+        self._timeout_s = setting("DYN_ROUTER_PREFILL_TIMEOUT_SECS", PREFILL_TIMEOUT_S, float)
+
+    async def send(self) -> None:
+        """Sends its legs. Raises what the last worker tried answered."""
+        self._forget()
+        if set(self._model.current.worker_ids()) <= self._unwanted():
+            raise WorkerUnavailable("no decode worker is left to take the request")  # A prefill would be for nothing.
+        if self._stays_whole():
+            self._outgoing = whole(self._request)
+        elif not await self._prefill():
+            return
+        self._check_wanted()
+        await super().send()
+        early, self._early = self._early, None
+        if early is not None:
+            self._prefill_broke(early)
+
+    async def repeat(self, error: Exception) -> None:
+        """Sends it elsewhere after `error`, with what was heard so far."""
+        if self._blames_prefill and self.prefill is not None:
+            self._generation.failed_instance = None  # It only waited.
+            self._prefill_tried.add(self.prefill.instance_id)
+        self._blames_prefill = False
+        await super().repeat(error)
+
+    def release(self) -> None:
+        """Release its worker; once the request is over, its prefill is stopped as well."""
+        super().release()
+        if self.prefill is not None and self._generation.is_over:
+            self._give_up(self.prefill)
+
+    # What the decode worker is sent, and who it may be.
+
+    def _leg(self) -> PreprocessedRequest:
+        return self._outgoing
+
+    def _asked(self) -> PreprocessedRequest:
+        if self._constraints is None:
+            return self._outgoing
+        routing = msgspec.structs.replace(self._outgoing.routing or Routing(), routing_constraints=self._constraints)
+        return msgspec.structs.replace(self._outgoing, routing=routing)
+
+    def _unwanted(self) -> set[int]:
+        return self._tried | self._out_of_reach
+
+    # The prefill.
+
+    def _forget(self) -> None:
+        """Drop what an earlier attempt left behind."""
+        if self.prefill is not None:
+            self._give_up(self.prefill)
+            self.prefill.release()  # The request goes to the same routers again, under the same id.
+        self.prefill = self._early = self._constraints = None
+        self._out_of_reach = frozenset()
+        self._heard_before = self._generation.tokens
+
+    def _give_up(self, prefill: PrefillLeg) -> None:
+        """Stop a prefill; one whose decode worker has answered is most likely about to end by itself."""
+        has_answered = self._generation.tokens > self._heard_before
+        prefill.give_up(after_s=LAST_WORDS_S if has_answered else 0.0)
+
+    def _check_wanted(self) -> None:
+        """Raise `Cancelled` where the client left and the prefill worker has no blocks for a decode worker to fetch."""
+        if self._generation.is_over and self.prefill is not None and not self.prefill.is_done:
+            raise Cancelled("the client left before the prompt was computed")
+
+    def _stays_whole(self) -> bool:
+        """Whether the decode worker computes the prompt because that is sooner."""
+        model = self._model.current
+        rule, decode = model.conditional, model.kv
+        prefill = self._prefill_set()
+        if rule is None or decode is None or prefill is None or prefill.kv is None:
+            return False
+        try:
+            there = decode.peek(self._request, self._request_id, avoid=self._tried)
+            elsewhere = prefill.kv.peek(prefill_ask(self._request), self._request_id, avoid=self._prefill_tried)
+        except DynamoException as error:
+            logger.debug("request %s has two legs: who would take it whole is not known: %s", self._request_id, error)
+            return False
+        size = decode.config.block_size
+        tokens = len(self._request.token_ids)
+        loads = prefill.kv.machine.loads()[elsewhere.worker_id, elsewhere.dp_rank]
+        batch = prefill.kv.machine.workers[elsewhere.worker_id].batch_tokens
+        room = decode.machine.workers[there.worker_id].kv_blocks
+        used = decode.machine.loads()[there.worker_id, there.dp_rank][1] + there.blocks - there.overlap_blocks
+        facts = Facts(
+            tokens,
+            max(0, tokens - size * there.overlap_blocks),
+            prefill_load=loads[0] / batch if batch else None,
+            decode_load=used / room if room else None,
+        )
+        return rule.bypasses(facts)
+
+    async def _prefill(self) -> bool:
+        """Has the prompt computed. True: a decode worker goes on; False: that was all of the answer."""
+        last: Exception | None = None
+        for _ in range(FIRST_SENDS_MAX):
+            leg: PrefillLeg | None = None
+            try:
+                leg = await self._send_prefill()
+                found = await self._result(leg)
+            except WorkerUnavailable as error:
+                if self._generation.is_over:
+                    raise
+                if leg is not None:
+                    self._blame(leg, error)
+                    last = error
+                elif self._prefill_broken:
+                    await self._ask_again_soon()
+                elif self._may_stay_whole():
+                    break
+                else:
+                    raise error if last is None else telling(last, error) from None
+            else:
+                if found is None:
+                    if not self._generation.is_over:
+                        leg.tell(self._generation)
+                    return False
+                self._goes_on(leg, found)
+                return True
+        if not self._may_stay_whole():
+            raise last or WorkerUnavailable("no prefill worker can take the request")
+        logger.warning("request %s: no prefill worker is left; its decode worker computes the prompt", self._request_id)
+        self.prefill = None
+        self._outgoing = whole(self._request)
+        return True
+
+    async def _result(self, leg: PrefillLeg) -> PrefillResult | BootstrapInfo | None:
+        """What decode goes on with, which may be where it is met; None: the answer is complete. Raises its error."""
+        if leg.meeting is not None and leg.error is None and leg.served.mode not in ONE_AFTER_THE_OTHER:
+            leg.on_failure = self._prefill_broke
+            return leg.meeting
+        self._metrics.prefills.inc()
+        try:
+            result = await leg.wait(self._timeout_s)
+        finally:
+            self._metrics.prefills.dec()
+        if leg.is_whole:
+            return None
+        return leg.meeting or result
+
+    async def _ask_again_soon(self) -> None:
+        """Those whose connection broke are asked again in a moment: nobody else is left."""
+        await self._clock.sleep(self._backoff.next(random.random()))
+        self._prefill_tried -= self._prefill_broken
+        self._prefill_broken.clear()
+
+    def _may_stay_whole(self) -> bool:
+        return self._model.current.prefills_locally
+
+    def _goes_on(self, leg: PrefillLeg, found: PrefillResult | BootstrapInfo) -> None:
+        """The decode leg, now that it is known who prefills and what it goes on with."""
+        self._outgoing = decode_leg(self._request, leg.instance_id, leg.dp_rank, found)
+        card = leg.served.card_of(leg.instance_id)
+        required, preferred = (frozenset[str](), {}) if card is None else transfer_constraints(card.runtime_config)
+        if not required and not preferred:
+            return
+        given = dict((self._request.routing or Routing()).routing_constraints or {})
+        given["required_taints"] = sorted({*(given.get("required_taints") or ()), *required})
+        given["preferred_taints"] = {**(given.get("preferred_taints") or {}), **preferred}
+        self._constraints = given
+        model = self._model.current
+        cards = {worker: model.card_of(worker) for worker in model.worker_ids()}
+        self._out_of_reach = frozenset(
+            worker for worker, its in cards.items() if its is None or not required <= taints_of(its.runtime_config)
+        )
+
+    async def _send_prefill(self) -> PrefillLeg:
+        """Chooses a prefill worker and sends it its leg. Raises `WorkerUnavailable` where there is nobody to send it to."""
+        served = self._prefill_set()
+        if served is None:
+            raise WorkerUnavailable("no prefill worker serves the model at the moment")
+        leg = await self._choose_prefill(served)
+        leg.meeting = self._meeting(leg)
+        request = prefill_leg(self._request, leg.instance_id, leg.dp_rank, leg.meeting)
+        try:
+            self._check_wanted()
+            call = await leg.served.send(
+                msgpack_encode(request),
+                leg,
+                request_id=self._request_id,
+                instance_id=leg.instance_id,
+                headers=self._headers,
+                metadata=self._metadata,
+                exclude=frozenset(),
+            )
+        except WorkerUnavailable as error:
+            leg.on_error(error)
+        except BaseException:
+            leg.on_failure = None
+            leg.on_error(Cancelled("the prefill was not sent"))
+            raise
+        else:
+            leg.keep(served.current.sessions, self._request)
+            leg.sent(call)
+        return leg
+
+    async def _choose_prefill(self, served: ServedModel) -> PrefillLeg:
+        routing = self._request.routing
+        named = routing.prefill_worker_id if routing is not None else None
+        if named is not None and named not in served.client.instance_ids():
+            raise InvalidArgument(
+                f"prefill_worker_id {named} is no prefill worker of model `{served.name}`",
+                param="nvext.prefill_worker_id",
+            )
+        exclude = frozenset(self._prefill_tried)
+        if served.kv is None:
+            if named is None:
+                named = served.bound(self._request, exclude)
+            leg = PrefillLeg(served, self._request_id, served.pick(exclude) if named is None else named)
+            self.prefill = leg
+            return leg
+        leg = PrefillLeg(served, self._request_id, queue_depth=len(served.kv.machine.waiting))
+        self.prefill = leg  # A client that leaves takes it out of the queue.
+        try:
+            found = await served.choose(prefill_ask(self._request), self._request_id, leg, exclude, self._metadata)
+        except Overloaded as error:
+            if served in self._model.current.prefill_sets:
+                raise
+            raise WorkerUnavailable(str(error)) from None  # Not too much work: it left while somebody waited for it.
+        assert found is not None, "a set with a KV router chooses by it"
+        leg.book(*found)
+        return leg
+
+    def _prefill_set(self) -> ServedModel | None:
+        """The prefill workers to ask: those of one set, where there are several any of them."""
+        sets = [(one, len(one.worker_ids())) for one in self._model.current.prefill_sets]
+        able = [(one, count) for one, count in sets if count]
+        if len(able) < 2:
+            return able[0][0] if able else None
+        return random.choices([one for one, _ in able], weights=[count for _, count in able])[0]
+
+    def _meeting(self, leg: PrefillLeg) -> BootstrapInfo | None:
+        """Where both legs meet, if its worker says where that can be."""
+        card = leg.served.card_of(leg.instance_id)
+        where = card.runtime_config.disaggregated_endpoint if card is not None else None
+        if not where or where.bootstrap_host is None or where.bootstrap_port is None:
+            return None
+        return BootstrapInfo(where.bootstrap_host, where.bootstrap_port, random.getrandbits(63), random.randbytes(16))
+
+    # When it fails.
+
+    def _prefill_broke(self, error: Exception) -> None:
+        """The prefill failed while its decode worker waits for it: that one is told, and both are done again."""
+        generation = self._generation
+        if generation.is_over or generation.tokens > self._heard_before:
+            return  # Nobody waits any more, or the blocks had come.
+        if generation.call is None:
+            self._early = error
+            return
+        self._blames_prefill = True
+        generation.on_error(error)
+
+    def _blame(self, leg: PrefillLeg, error: Exception) -> None:
+        """It is done again elsewhere."""
+        self._prefill_tried.add(leg.instance_id)
+        if isinstance(error, CannotConnect | Disconnected | StreamIncomplete):
+            self._prefill_broken.add(leg.instance_id)
+        kind = "ongoing_request" if self._generation.tokens else "new_request"
+        self._metrics.migrations.labels(model=self._model.name, migration_type=kind).inc()
+
+
+def dispatch_of(
+    model: ServedModel, generation: Sent, request_id: str, headers: Mapping[str, str], **named: Any
+) -> Dispatch:
+    """The way of a generation to whoever answers it: in two legs where prompts are computed elsewhere."""
+    kind = DisaggregatedDispatch if model.is_decode else Dispatch
+    return kind(model, generation, request_id, headers, **named)

@@ -1,0 +1,258 @@
+"""Relay: a request that a worker takes as it is, and an answer that is made of what the worker says.
+
+A `Form` knows what the answer of one endpoint looks like, and nothing of connections; `RelayAnswer` carries it out.
+"""
+
+import abc
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo.core.codec import decode
+from dynamo.core.errors import CannotConnect, DynamoException, Unknown
+from dynamo.core.tasks import TaskOwner
+from dynamo.protocols.engine import CompletionUsage, PreprocessedRequest
+from dynamo.runtime.request_plane.base import Call, Item
+from dynamo.serving.answers import BaseAnswer, Closed
+from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.extras import EXPLAIN, YES, explained
+from dynamo.serving.forwarded_request import Errand
+from dynamo.serving.metrics import RequestRecord
+from dynamo.serving.placement import Placement
+from dynamo.serving.postprocessor import DONE
+from dynamo.serving.response_stream import ResponseStream
+from dynamo.serving.served_model import ServedModel
+from dynamo.serving.text_models import TextAnswer
+
+KEPT_BYTES_MAX = 512 << 20  # Of an answer that is told whole; above any video that somebody would want in JSON.
+
+OnSuccess = Callable[[float], None]
+"""Told how many seconds a request took that was answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A response that is told at once."""
+
+    body: bytes
+    content_type: bytes = b"application/json"
+    status: int = 200
+    headers: bytes = b""
+    """Each `name: value\\r\\n`."""
+
+
+class Form(abc.ABC):
+    """What an endpoint's answer is made of. All of it raises `Unknown` for what no worker of its kind says."""
+
+    media = b"text/event-stream"
+    """The content type of an answer that is written in pieces; known when its first piece is."""
+    usage: CompletionUsage | None = None
+    """What the worker said that it cost."""
+    tokens = 0
+    """How many it has generated, where it generates some."""
+    is_heavy = False
+    """Whether `end` takes so long that it is not for the loop."""
+    refusal: Whole | None = None
+    """What the client is told instead, once a worker has said that it failed in a form of its own."""
+
+    def token(self, token_id: int) -> bytes:
+        """One more bare token."""
+        raise Unknown(f"the worker answered token {token_id}: expected an object")
+
+    @abc.abstractmethod
+    def add(self, value: Any) -> bytes:
+        """One more item; returns what is to be written now, nothing where it waits for the end."""
+
+    @abc.abstractmethod
+    def end(self) -> Whole | bytes:
+        """The whole answer, or what closes one that was written in pieces."""
+
+    def failure(self, error: ErrorAnswer) -> bytes | None:
+        """What closes an answer that has begun and broke off; None where nothing can, and the connection is to."""
+        return error.event() + DONE
+
+
+class RelayAnswer(TextAnswer):
+    """A response in some form. It is the receiver of its one request."""
+
+    def __init__(
+        self,
+        exchange: ResponseStream,
+        record: RequestRecord,
+        closed: Closed,
+        *,
+        model: ServedModel,
+        tasks: TaskOwner,
+        request: bytes,
+        form: Form,
+        on_success: OnSuccess | None = None,
+        prompt: PreprocessedRequest | None = None,
+    ) -> None:
+        """`prompt`: what a router is told of it, and what the worker is sent where there is no `request`."""
+
+        def ended(answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
+            try:
+                if self._placement is not None:
+                    self._placement.release()
+                if self._errand is not None and self._errand.prefill is not None:
+                    record.prefill = self._errand.prefill.instance_id, self._errand.prefill.done_s
+            finally:
+                closed(answer, error_type, error)
+
+        super().__init__(exchange, record, ended, model=model, name=model.name, tasks=tasks, request=request)
+        self._errand: Errand | None = None
+        """How it goes where prompts are computed elsewhere."""
+        self._placement: Placement | None = None
+        """Where it goes elsewhere; the place is held until the answer is over."""
+        if prompt is not None and model.is_decode:
+            self._errand = Errand(model, prompt, self, tasks)
+        elif prompt is not None:
+            self._placement = Placement(model, prompt, request)
+        self.tokens = 0
+        """Output tokens so far."""
+        self._form = form
+        self._on_success = on_success
+        self._kept_bytes = 0
+
+    def usage(self) -> CompletionUsage | None:
+        """What the worker said."""
+        return self._form.usage
+
+    async def forward(
+        self, headers: Mapping[str, str], metadata: Mapping[str, str], instance_id: int | None = None
+    ) -> None:
+        """Sends the request to where a router says. Raises what the last one tried answered."""
+        errand = self._errand
+        if errand is None:
+            await super().forward(headers, metadata, instance_id)
+        else:
+            await errand.send(self.record.request_id, headers, metadata, self.record.frontend)
+        way, call = errand or self._placement, self._call if errand is None else errand.call
+        if way is not None and self.exchange.header(EXPLAIN) in YES:
+            self.exchange.header_bytes += explained(None if call is None else call.instance_id, way.decision)
+
+    async def _send_to(
+        self,
+        body: bytes,
+        headers: Mapping[str, str],
+        metadata: Mapping[str, str],
+        instance_id: int | None,
+        tried: frozenset[int],
+    ) -> Call:
+        placement = self._placement
+        if placement is None:
+            return await super()._send_to(body, headers, metadata, instance_id, tried)
+        while True:
+            body, instance_id = await placement.choose(self.record.request_id, self, tried, metadata)
+            try:
+                call = await super()._send_to(body, headers, metadata, instance_id, tried)
+                placement.sent(self.record.request_id, call.instance_id)
+                return call  # noqa: TRY300 - what follows is for failures
+            except CannotConnect:
+                if not placement.is_free or instance_id is None:
+                    raise
+                tried |= {instance_id}
+            finally:
+                if self.is_over:  # Its client left while it was on its way.
+                    placement.release()
+
+    def on_token(self, token_id: int) -> None:
+        """A bare token."""
+        if not self.is_over:
+            self._hear(lambda: self._form.token(token_id))
+
+    def on_item(self, item: Item) -> None:
+        """One more piece; an item without a value is an event, which is not for clients."""
+        data = item.data
+        if self.is_over or data is None:
+            return
+        self._kept_bytes += len(data)
+        if not self._is_stream and self._kept_bytes > KEPT_BYTES_MAX:
+            self.fail(Unknown(f"the worker's answer exceeds {KEPT_BYTES_MAX >> 20} MB"))
+            return
+        self._hear(lambda: self._form.add(decode(data, item.codec)))
+
+    def _hear(self, make: Callable[[], bytes]) -> None:
+        try:
+            written = make()
+        except DynamoException as error:
+            self.fail(Unknown(str(error)))
+            return
+        self._has_spoken = True
+        self.tokens = self._form.tokens
+        self._spoke_s = time.perf_counter()
+        refusal = self._form.refusal
+        if refusal is not None and not self.exchange.response_started:
+            self.is_over = True
+            with self._closing("validation", None):
+                self._cancel_generations()
+                self._respond(refusal)
+        elif written:
+            if not self.exchange.response_started:
+                self.exchange.open(self._form.media)
+            self.exchange.write(written)
+
+    def on_error(self, error: Exception) -> None:
+        """The worker failed; an errand has been taken wherever it could be."""
+        if self._errand is None:
+            super().on_error(error)
+        else:
+            self.fail(error)
+
+    def on_end(self) -> None:
+        """The worker has said everything."""
+        if self.is_over:
+            return
+        self._call = None
+        if self._form.is_heavy:
+            self._tasks.start(self._end_in_thread(), "answer")
+        else:
+            self._end(self._form.end)
+
+    async def _end_in_thread(self) -> None:
+        try:
+            last = await asyncio.to_thread(self._form.end)
+        except Exception as error:  # The request boundary: the request ends with every kind of error.
+            self.fail(error)
+        else:
+            if not self.is_over:
+                self._end(lambda: last)
+
+    def _end(self, last: Callable[[], Whole | bytes]) -> None:
+        self.finish_with(lambda: self._write_end(last()))
+
+    def _write_end(self, written: Whole | bytes) -> None:
+        if isinstance(written, Whole):
+            self._respond(written)
+        else:
+            if not self.exchange.response_started:
+                self.exchange.open(self._form.media)
+            self.exchange.end(written)
+        if self._on_success is not None:
+            self._on_success(time.perf_counter() - self.record.started_s)
+
+    def complete(self) -> None:
+        """Never asked: there are no generations that end."""
+        raise AssertionError("an answer without generations was completed by one")
+
+    def tell(self, error: ErrorAnswer) -> None:
+        """Writes the error."""
+        if not self.exchange.response_started:
+            self.exchange.refuse(error)
+            return
+        last = self._form.failure(error)
+        if last is None:
+            self.exchange.abort()
+        else:
+            self.exchange.end(last)
+
+    def _cancel_generations(self) -> None:
+        super()._cancel_generations()
+        if self._errand is not None:
+            self._errand.cancel()
+
+    def _respond(self, whole: Whole) -> None:
+        self.exchange.header_bytes += whole.headers
+        self.exchange.respond(whole.status, whole.body, whole.content_type)

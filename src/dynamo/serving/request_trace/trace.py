@@ -1,0 +1,524 @@
+"""Request trace: a row for every request that ended, and where wanted its words (serving-plane.md §1.12).
+
+Rows are made on the loop from what the request's record and generations know, and given to the sinks in batches by a
+thread (`llm.request_trace_sinks`). A request waits for none of it: rows beyond the capacity are dropped and counted.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from dynamo.core.config import environ, read_bool, setting
+from dynamo.core.errors import ConfigError
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.core.tasks import TaskOwner
+from dynamo.protocols.engine import CompletionUsage
+from dynamo.serving.generation import Generation, total_usage
+from dynamo.serving.request_trace.otel import MAX_PAYLOAD_BYTES, make_otel_sink
+from dynamo.serving.request_trace.payload import Capture, Fold, chat_response, last_response, message_response
+from dynamo.serving.request_trace.s3 import S3Options, S3Sink, S3Writer
+from dynamo.serving.request_trace.sinks import FileOptions, FileSink, Row, Sink, StderrSink, make_nats_sink
+from dynamo.tokens.hashing import block_hashes, sequence_hashes
+
+if TYPE_CHECKING:
+    from dynamo.serving.answers import BaseAnswer
+    from dynamo.serving.response_stream import ResponseStream
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = "dynamo.request.trace.v1"
+RECORDS = ("request_end", "tool", "request_payload")
+SINKS = ("file", "stderr", "nats", "otel", "s3")
+CLOSE_S = 2.0  # What the sinks have not taken by then is lost; a frontend that ends must not hang on a full disk.
+SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
+"""Never captured, whatever the list says: a trace is read by more people than may use a key."""
+AGENT_HEADERS = {
+    "x-claude-code-session-id": "session",
+    "x-claude-code-agent-id": "agent",
+    "x-claude-code-parent-agent-id": "parent",
+    "session-id": "session",
+    "thread-id": "agent",
+    "x-codex-parent-thread-id": "parent",
+}
+"""What agents of other makers call a session, the agent within it, and the one that started it."""
+PAYLOAD_ENDPOINTS = {
+    "chat_completions": "openai.chat_completion",
+    "responses": "openai.response",
+    "anthropic_messages": "anthropic.message",
+}
+
+
+FOLDS: dict[str, Fold] = {
+    "chat_completions": chat_response,
+    "responses": last_response,
+    "anthropic_messages": message_response,
+}
+"""How the events of each endpoint's streams become a whole response again."""
+
+
+class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of §1.12."""
+
+    records: tuple[str, ...]
+    sinks: tuple[str, ...]
+    capacity: int
+    headers: frozenset[str]
+    file: FileOptions
+    nats_subject: str
+    otel_max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    s3: S3Options | None = None
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str] | None = None) -> "TraceOptions | None":
+        """None where no trace is wanted. Raises `ConfigError`, also for what this release does not do."""
+        given = environ() if variables is None else variables
+
+        def text(name: str, default: str, older: str = "") -> str:
+            return (
+                given.get(f"DYN_REQUEST_TRACE_{name}") or (given.get(f"DYN_AUDIT_{older}") if older else "") or default
+            )
+
+        def number(name: str, default: int, older: str = "", least: int = 1) -> int:
+            value = text(name, str(default), older)
+            if not value.isdigit() or int(value) < least:
+                raise ConfigError(f"DYN_REQUEST_TRACE_{name}={value!r}: expected a whole number from {least} up")
+            return int(value)
+
+        audit = [word.strip() for word in given.get("DYN_AUDIT_SINKS", "").split(",") if word.strip()]
+        if not setting("DYN_REQUEST_TRACE", False, read_bool, given) and not audit:
+            return None
+        for name in given:
+            if name.startswith("DYN_REQUEST_TRACE_TOOL_EVENTS_") and given[name]:
+                raise ConfigError(f"{name} is not supported by this release")
+        default_records = "request_payload" if audit else "request_end,tool"
+        records = _words("DYN_REQUEST_TRACE_RECORDS", text("RECORDS", default_records), RECORDS)
+        sinks = _words("DYN_REQUEST_TRACE_SINKS", text("SINKS", ",".join(audit) or "file"), SINKS)
+        if "s3" in sinks and not text("S3_BUCKET", ""):
+            raise ConfigError("DYN_REQUEST_TRACE_SINKS=s3: DYN_REQUEST_TRACE_S3_BUCKET must name a bucket")
+        kind = text("FILE_FORMAT", "jsonl_gz")
+        if kind not in ("jsonl", "jsonl_gz"):
+            raise ConfigError(f"DYN_REQUEST_TRACE_FILE_FORMAT={kind!r}: expected jsonl or jsonl_gz")
+        wanted = {word.strip().lower() for word in text("HTTP_HEADER_CAPTURE_LIST", "").split(",")}
+        return cls(
+            records=records,
+            sinks=sinks,
+            capacity=number("CAPACITY", 1024, "CAPACITY"),
+            headers=frozenset(wanted - SECRET_HEADERS - {""}),
+            file=FileOptions(
+                path=text("FILE_PATH", "", "OUTPUT_PATH") or text("OUTPUT_PATH", "/tmp/dynamo-request-trace"),  # noqa: S108 - upstream's default
+                gzip=kind == "jsonl_gz",
+                buffer_bytes=number("FILE_BUFFER_BYTES", 1 << 20, "JSONL_BUFFER_BYTES"),
+                flush_s=number("FILE_FLUSH_INTERVAL_MS", 1000, "JSONL_FLUSH_INTERVAL_MS") / 1000,
+                roll_bytes=number("FILE_ROLL_BYTES", 256 << 20, "JSONL_GZ_ROLL_BYTES"),
+                roll_lines=number("FILE_ROLL_LINES", 0, "JSONL_GZ_ROLL_LINES", least=0),
+            ),
+            nats_subject=text("NATS_SUBJECT", "dynamo.request_trace.v1", "NATS_SUBJECT"),
+            otel_max_payload_bytes=number("OTEL_MAX_PAYLOAD_BYTES", MAX_PAYLOAD_BYTES, "OTEL_MAX_PAYLOAD_BYTES"),
+            s3=S3Options(
+                bucket=text("S3_BUCKET", ""),
+                region=text("S3_REGION", ""),
+                prefix=text("S3_PREFIX", ""),
+                roll_bytes=number("S3_ROLL_UNCOMPRESSED_BYTES", 64 << 20),
+                flush_s=number("S3_FLUSH_INTERVAL_MS", 10_000) / 1000,
+            )
+            if "s3" in sinks
+            else None,
+        )
+
+
+class AgentContext(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Which agent's session a request belongs to."""
+
+    session_id: str
+    parent_session_id: str | None = None
+    session_final: bool = False
+    agent_headers: Mapping[str, list[str]] | None = None
+    input_trigger: str | None = None
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """Who answered."""
+
+    prefill_worker_id: int
+    decode_worker_id: int
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """What a simulation needs to ask the same again."""
+
+    trace_block_size: int
+    input_length: int
+    input_sequence_hashes: list[int]
+
+
+class FinishedChoice(msgspec.Struct, frozen=True):
+    choice_index: int
+    finish_reason: str
+    backend_finish_reason: str
+
+
+class FinishReasons(msgspec.Struct, frozen=True):
+    """How an agent's request ended."""
+
+    finish_reason: str
+    backend_finish_reason: str
+    choices: list[FinishedChoice]
+
+
+class RequestEnd(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The numbers of one request to a worker."""
+
+    request_id: str
+    x_request_id: str | None = None
+    model: str | None = None
+    input_tokens: int = -1
+    output_tokens: int = -1
+    cached_tokens: int = -1
+    request_received_ms: int
+    prefill_wait_time_ms: float | None = None
+    prefill_time_ms: float | None = None
+    ttft_ms: float | None = None
+    total_time_ms: float
+    avg_itl_ms: float | None = None
+    worker: Worker | None = None
+    replay: Replay | None = None
+    finish_reason_metadata: FinishReasons | None = None
+
+
+class Payload(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The words of one request."""
+
+    request_id: str
+    endpoint: str
+    model: str
+    request: Any = None
+    response: Any = None
+    http_request_headers: Mapping[str, str] | None = None
+    payload_complete: bool | None = None
+    payload_drop_reason: str | None = None
+
+
+class TraceRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One line of a trace."""
+
+    schema: str | None = None
+    event_type: str
+    event_time_unix_ms: int
+    event_source: str | None = None
+    agent_context: AgentContext | None = None
+    request: RequestEnd | None = None
+    payload: Payload | None = None
+
+
+class RequestTrace:
+    """The trace of one frontend, from `start` to `close`."""
+
+    def __init__(self, options: TraceOptions, registry: MetricsRegistry, prefix: str) -> None:
+        self._options = options
+        self._sinks: list[Sink] = []
+        self._rows: deque[Row] = deque()
+        self._hurry = asyncio.Event()
+        self._is_closing = False
+        self._tasks = TaskOwner("request trace")
+        self._began_s = time.monotonic()
+        self._wants_end = "request_end" in options.records
+        self._wants_payload = "request_payload" in options.records
+        self._dropped = registry.counter(f"{prefix}_request_trace_dropped_total", "Rows that no sink took").labels()
+        self._written = registry.counter(f"{prefix}_request_trace_rows_total", "Rows given to the sinks").labels()
+
+    async def start(self) -> None:
+        """Opens the sinks. Raises `ConfigError` for one that cannot be used."""
+        options = self._options
+        for name in options.sinks:
+            self._sinks.append(await self._sink(name))
+        self._tasks.start(self._write(), "write")
+        logger.info("request trace", extra={"sinks": list(options.sinks), "records": list(options.records)})
+
+    async def _sink(self, name: str) -> Sink:
+        """Return a sink that is ready. Raises `ConfigError` for one that cannot be used."""
+        options = self._options
+        if name == "file":
+            return await asyncio.to_thread(FileSink, options.file)
+        if name == "stderr":
+            return StderrSink()
+        if name == "nats":
+            return await make_nats_sink(options.nats_subject)
+        if name == "otel":
+            exported = make_otel_sink(options.otel_max_payload_bytes, environ())
+            exported.start()
+            return exported
+        assert options.s3 is not None, "the options of a sink are read with its name"
+        sink = S3Sink(options.s3, await asyncio.to_thread(S3Writer, options.s3), self._dropped.inc)
+        sink.start()
+        return sink
+
+    async def close(self) -> None:
+        """Writes what is there and closes the sinks."""
+        self._is_closing = True
+        self._hurry.set()
+        if not await self._tasks.wait(CLOSE_S):
+            logger.warning("request trace: the sinks did not take the last rows within %g s", CLOSE_S)
+        await self._tasks.cancel_and_wait(CLOSE_S)
+
+    # What the pipeline tells.
+
+    def begin(self, answer: "BaseAnswer", block_size: int) -> None:
+        """Start tracing a request; capture its response where payloads are traced."""
+        answer.record.kv_block_size = block_size
+        if self._wants_end:
+            answer.agent_context = agent_context(
+                answer.exchange
+            )  # The exchange frees its body before the response ends.
+        if self._wants_payload and answer.record.endpoint in PAYLOAD_ENDPOINTS:
+            answer.capture = answer.exchange.capture()
+            answer.traced_body = bytes(answer.exchange.body)
+
+    def end(self, answer: "BaseAnswer", error_type: str) -> None:
+        """Add the rows of a request that ended."""
+        now_ms = time.time_ns() // 1_000_000
+        took_s = time.perf_counter() - answer.record.started_s
+        received_ms = now_ms - int(took_s * 1000)
+        if self._wants_end:
+            for place, generation in enumerate(answer.generations):
+                request = request_end(answer, generation, place, received_ms, took_s)
+                self._add(self._row("request_end", now_ms, answer, generation, request))
+        if answer.capture is not None:
+            row = TraceRow(
+                schema=SCHEMA,
+                event_type="request_payload",
+                event_time_unix_ms=received_ms,
+                event_source="dynamo",
+                payload=self._payload(answer, error_type),
+            )
+            usage = total_usage(answer.generations) if answer.generations else None
+            capture = answer.capture if not error_type else None
+            self._add(Unread(row, answer.traced_body, capture, FOLDS[answer.record.endpoint], usage))
+
+    def _row(
+        self, event: str, now_ms: int, answer: "BaseAnswer", generation: Generation, request: RequestEnd
+    ) -> TraceRow:
+        context = answer.agent_context
+        return TraceRow(
+            schema=SCHEMA,
+            event_type=event,
+            event_time_unix_ms=now_ms,
+            event_source=None if context is None else "dynamo",
+            agent_context=context,
+            request=request if context is None else with_agent(request, answer, generation),
+        )
+
+    def _payload(self, answer: "BaseAnswer", error_type: str) -> Payload:
+        """All but the words."""
+        exchange, record = answer.exchange, answer.record
+        captured = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in exchange.headers
+            if name.decode("latin-1") in self._options.headers
+        }
+        return Payload(
+            request_id=record.request_id,
+            endpoint=PAYLOAD_ENDPOINTS[record.endpoint],
+            model=record.model,
+            http_request_headers=captured or None,
+            payload_complete=False,
+            payload_drop_reason="response_stream_dropped" if error_type == "cancelled" else error_type or "unknown",
+        )
+
+    # To the sinks.
+
+    def _add(self, row: "TraceRow | Unread") -> None:
+        if len(self._rows) >= self._options.capacity:
+            self._dropped.inc()
+            return
+        self._rows.append(Row(int((time.monotonic() - self._began_s) * 1000), row))
+        if len(self._rows) * 2 >= self._options.capacity:
+            self._hurry.set()
+
+    async def _write(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._options.file.flush_s):  # `wait_for` may swallow a cancellation.
+                    await self._hurry.wait()
+            self._hurry.clear()
+            await self._give()
+            if self._is_closing:
+                break
+        await asyncio.gather(*(self._close(sink) for sink in self._sinks))
+
+    @staticmethod
+    async def _close(sink: Sink) -> None:
+        try:
+            await sink.close()
+        except OSError as error:
+            logger.warning("request trace: %s: %s", sink.name, error)
+
+    async def _give(self) -> None:
+        """All rows that wait, to every sink."""
+        taken = [self._rows.popleft() for _ in range(len(self._rows))]
+        if not taken:
+            return
+        rows = await asyncio.to_thread(lambda: [Row(row.timestamp_ms, read(row.event)) for row in taken])
+        await asyncio.gather(*(self._give_to(sink, rows) for sink in self._sinks))
+
+    async def _give_to(self, sink: Sink, rows: Sequence[Row]) -> None:
+        try:
+            await sink.write(rows)
+            await sink.flush()
+        except OSError as error:
+            self._dropped.inc(len(rows))
+            logger.warning("request trace: %s: %s", sink.name, error)
+        else:
+            self._written.inc(len(rows))
+
+
+class Unread(NamedTuple):
+    """Payload row whose request and response are still encoded; a thread decodes them, as they may be long."""
+
+    row: TraceRow
+    request: bytes
+    capture: Capture | None
+    fold: Fold
+    usage: CompletionUsage | None
+
+
+def read(event: TraceRow | Unread) -> TraceRow:
+    """Return the row, with its request and response decoded."""
+    if not isinstance(event, Unread):
+        return event
+    payload, response, reason = event.row.payload, None, "response_too_long"
+    assert payload is not None, "only payload rows have words"
+    if event.capture is not None:
+        try:
+            response = event.capture.response(event.fold)
+        except (ValueError, LookupError, TypeError) as error:
+            logger.warning("request trace: the response of %s cannot be read: %r", payload.request_id, error)
+            reason = "response_unreadable"
+        if isinstance(response, dict) and "choices" in response and not response.get("usage"):
+            response["usage"] = event.usage
+    drop = {} if event.capture is None else {"payload_drop_reason": None if response is not None else reason}
+    decoded = msgspec.structs.replace(
+        payload, request=as_object(event.request), response=response, payload_complete=response is not None, **drop
+    )
+    return msgspec.structs.replace(event.row, payload=decoded)
+
+
+def request_end(
+    answer: "BaseAnswer",
+    generation: Generation,
+    place: int,
+    received_ms: int,
+    took_s: float,
+) -> RequestEnd:
+    """The numbers of one of an answer's requests."""
+    record = answer.record
+    tokens = generation.request.token_ids
+    is_batch = len(answer.generations) > 1
+    has_first = bool(record.first_s)
+    wait_ms = max(0.0, (record.sent_s or record.started_s) - record.started_s) * 1e3
+    ttft_ms = (record.first_s - record.started_s) * 1e3
+    gaps = generation.tokens - 1
+    usage = generation.counted()
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
+    worker = record.workers[place] if place < len(record.workers) else None
+    return RequestEnd(
+        request_id=f"{record.request_id}-{place}" if is_batch else record.request_id,
+        input_tokens=len(tokens),
+        output_tokens=generation.tokens,
+        cached_tokens=cached or 0,
+        request_received_ms=received_ms,
+        prefill_wait_time_ms=wait_ms if record.sent_s else None,
+        prefill_time_ms=max(0.0, ttft_ms - wait_ms) if has_first else None,
+        ttft_ms=ttft_ms if has_first else None,
+        total_time_ms=took_s * 1e3,
+        avg_itl_ms=(record.last_s - record.first_s) * 1e3 / gaps if has_first and gaps > 0 else None,
+        worker=None if worker is None else Worker(worker, worker),
+        replay=replay(tokens, record.kv_block_size) if record.kv_block_size else None,
+    )
+
+
+def as_object(body: bytes) -> Any:
+    """A client's request, to be written in one line however it was laid out."""
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return body.decode("utf-8", "replace")
+
+
+def replay(tokens: Sequence[int], block_size: int) -> Replay:
+    """The prompt as hashes of its blocks; here, unlike elsewhere, the last block may be a partial one."""
+    hashes = block_hashes(tokens, block_size)
+    rest = len(tokens) % block_size
+    if rest:
+        hashes += block_hashes(tokens[-rest:], rest)
+    return Replay(block_size, len(tokens), sequence_hashes(hashes))
+
+
+def with_agent(request: RequestEnd, answer: "BaseAnswer", generation: Generation) -> RequestEnd:
+    """What is said besides of an agent's request."""
+    echoed = answer.exchange.header(b"x-request-id")
+    reasons = [(place, one.finish_reason) for place, one in enumerate(generation.choices) if one.finish_reason]
+    choices = [FinishedChoice(place, reason, reason) for place, reason in reasons]
+    finished = FinishReasons(choices[0].finish_reason, choices[0].finish_reason, choices) if choices else None
+    return msgspec.structs.replace(
+        request,
+        x_request_id=None if echoed is None else echoed.decode("latin-1"),
+        model=answer.record.model,
+        finish_reason_metadata=finished,
+    )
+
+
+def agent_context(exchange: "ResponseStream") -> AgentContext | None:
+    """Whose session it is, as the client's headers say: ours, or those of well-known agents."""
+    own: dict[str, str] = {}
+    theirs: dict[str, list[str]] = {}
+    parts: dict[str, str] = {}
+    for raw_name, raw_value in exchange.headers:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        if name.startswith("x-dynamo-"):
+            own[name] = value
+        elif name in AGENT_HEADERS:
+            theirs.setdefault(name, []).append(value)
+            parts.setdefault(AGENT_HEADERS[name], value)
+    session = own.get("x-dynamo-session-id") or parts.get("agent") or parts.get("session")
+    if not session:
+        return None
+    final = own.get("x-dynamo-session-final", "")
+    return AgentContext(
+        session_id=session,
+        parent_session_id=own.get("x-dynamo-parent-session-id") or parts.get("parent"),
+        session_final=final.strip().lower() in ("1", "true"),
+        agent_headers=dict(sorted(theirs.items())) or None,
+        input_trigger=input_trigger(bytes(exchange.body)),
+    )
+
+
+def input_trigger(body: bytes) -> str:
+    """What an agent's request answers to: a person, a tool, or something else."""
+    try:
+        request = json.loads(body)
+    except ValueError:
+        return "other"
+    messages = request.get("messages", request.get("input")) if isinstance(request, dict) else None
+    if isinstance(messages, str):
+        return "user_message"
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, dict):
+        return "other"
+    if last.get("type") == "function_call_output":
+        return "tool_result"
+    return {"user": "user_message", "tool": "tool_result"}.get(str(last.get("role")), "other")
+
+
+def _words(variable: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"{variable}: {word!r} is not supported by this release; expected {', '.join(known)}")
+    return words

@@ -1,0 +1,80 @@
+"""ResponseStream: the interface through which a handler reads one request and writes its response.
+
+The HTTP server's exchange implements it, and so do the in-process exchanges of gRPC and batches. Serving code depends on
+this protocol only, so that it can be called without an HTTP server.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.request_trace.payload import Capture
+
+
+class RequestAccount(Protocol):
+    """The authenticated caller of one request, with its quotas."""
+
+    @property
+    def name(self) -> str:
+        """The caller's name in metrics and logs."""
+
+    def may_use(self, model: str) -> bool:
+        """Return whether this caller may use a model."""
+
+    def require(self, model: str) -> None:
+        """Raise `HttpError` (403) for a model that this caller may not use."""
+
+    def spend(self, tokens: int) -> None:
+        """Count tokens against the caller's quota."""
+
+
+class ResponseStream(Protocol):
+    """One request and the response that is written to it."""
+
+    body: bytearray
+    """The request's body."""
+    headers: list[tuple[bytes, bytes]]
+    """The request's headers; names are lower case."""
+    header_bytes: bytes
+    """Rendered response header lines, sent with the response's head."""
+    error_body: Callable[[ErrorAnswer], bytes]
+    """Renders an error in the dialect of the endpoint."""
+    on_disconnect: Callable[[], None] | None
+    """Called once when the client disconnects before the response is complete."""
+    response_started: bool
+    response_complete: bool
+    disconnected: bool
+
+    @property
+    def account(self) -> RequestAccount | None:
+        """The authenticated caller; None where no API key is configured."""
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first request header of that (lower-case) name."""
+
+    def respond(self, status: int, body: bytes, content_type: bytes = ...) -> None:
+        """Send a complete response."""
+
+    def refuse(self, error: ErrorAnswer) -> None:
+        """Send an error response; after the response started, end the stream with an error event."""
+
+    def open(self, content_type: bytes) -> None:
+        """Begin a streamed response."""
+
+    def write(self, data: bytes) -> None:
+        """Send server-sent event data; begins the response if needed."""
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """Send a piece of an opened response."""
+
+    def end(self, data: bytes = ...) -> None:
+        """Send the last data and complete the response."""
+
+    def abort(self) -> None:
+        """Close the connection: a response that has begun cannot be completed."""
+
+    def capture(self) -> Capture:
+        """Keep a copy of everything that is written from now on."""
+
+    def drop_body(self) -> None:
+        """Free the request's body."""

@@ -1,0 +1,309 @@
+"""Text models: workers that take the client's request as it is and answer with OpenAI's chunks (`ModelInput.Text`).
+
+Such a worker always streams chunks, `{"choices": [{"index", "delta" | "text", "finish_reason"}], …}`. A client that
+streams is given them one by one; for one that does not they are folded into a whole response.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dynamo.core.codec import decode, json_decode, json_encode, msgpack_encode
+from dynamo.core.errors import DynamoException, StreamIncomplete, Unknown
+from dynamo.core.tasks import TaskOwner
+from dynamo.runtime.request_plane.base import Call, Item
+from dynamo.serving.answers import BaseAnswer, Closed
+from dynamo.serving.bodies import decoded
+from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.metrics import RequestRecord
+from dynamo.serving.migration import telling
+from dynamo.serving.postprocessor import DONE
+from dynamo.serving.response_stream import ResponseStream
+from dynamo.serving.served_model import ServedModel
+from dynamo.serving.text_surfaces import TextWriter
+
+SENDS_MAX = 4  # As for tokens: workers that are offered a request before its error is the client's.
+
+
+class ChatShape:
+    """`chat.completion.chunk`, and the `chat.completion` that several of them make."""
+
+    @staticmethod
+    def check(chunk: Any, model: str) -> dict[str, Any]:
+        """The chunk, complete. Raises `Unknown` for what is none."""
+        return _checked(chunk, "delta", dict, "chat.completion.chunk", model)
+
+    @staticmethod
+    def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+        """One response of all chunks; there is at least one."""
+        choices: dict[int, dict[str, Any]] = {}
+        for chunk in chunks:
+            for part in chunk["choices"]:
+                _add_chat(choices, part)
+        for choice in choices.values():
+            for call in choice["message"].get("tool_calls", ()):
+                del call["index"]
+        whole = {
+            "id": chunks[0]["id"],
+            "choices": [choices[index] for index in sorted(choices)],
+            "created": chunks[0]["created"],
+            "model": chunks[0]["model"],
+            "object": "chat.completion",
+        }
+        usage = _last(chunks, "usage")
+        return whole if usage is None else {**whole, "usage": usage}
+
+
+class CompletionShape:
+    """`text_completion`, chunk and whole."""
+
+    @staticmethod
+    def check(chunk: Any, model: str) -> dict[str, Any]:
+        """The chunk, complete. Raises `Unknown` for what is none."""
+        return _checked(chunk, "text", str, "text_completion", model)
+
+    @staticmethod
+    def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+        """One response of all chunks; there is at least one."""
+        choices: dict[int, dict[str, Any]] = {}
+        for chunk in chunks:
+            for part in chunk["choices"]:
+                index = part.get("index") or 0
+                one = choices.setdefault(index, {"text": "", "index": index, "finish_reason": None, "logprobs": None})
+                one["text"] += part["text"]
+                one["logprobs"] = _joined(one["logprobs"], part.get("logprobs"))
+                one["finish_reason"] = part.get("finish_reason") or one["finish_reason"]
+        return {
+            "id": chunks[0]["id"],
+            "choices": [choices[index] for index in sorted(choices)],
+            "created": chunks[0]["created"],
+            "model": chunks[0]["model"],
+            "system_fingerprint": None,
+            "object": "text_completion",
+            "usage": _last(chunks, "usage"),
+        }
+
+
+Shape = type[ChatShape] | type[CompletionShape]
+SHAPES: Mapping[str, Shape] = {"chat_completions": ChatShape, "completions": CompletionShape}
+"""By the `endpoint` label of the surface."""
+
+
+class TextAnswer(BaseAnswer):
+    """A response made of a worker's own chunks. It is the receiver of its one request."""
+
+    def __init__(
+        self,
+        exchange: ResponseStream,
+        record: RequestRecord,
+        closed: Closed,
+        *,
+        model: ServedModel,
+        name: str,
+        tasks: TaskOwner,
+        request: bytes | None = None,
+        writer: TextWriter | None = None,
+    ) -> None:
+        """`writer` makes another endpoint's answer of the chunks, and `request` is what the worker is then asked."""
+        super().__init__(exchange, record, closed, lambda _generation, _error: False)
+        self._request = request
+        self._writer = writer
+        self._model = model
+        self._name = name
+        self._tasks = tasks
+        self._shape = SHAPES.get(record.endpoint, ChatShape)
+        self._is_stream = record.request_type == "stream"
+        self._chunks: list[dict[str, Any]] = []
+        self._has_spoken = False
+        self._call: Call | None = None
+        self._send: Callable[[], Any] | None = None
+        self._tried: set[int] = set()
+
+    async def forward(
+        self, headers: Mapping[str, str], metadata: Mapping[str, str], instance_id: int | None = None
+    ) -> None:
+        """Sends the client's request to a worker, or to the chosen one. Raises what the last one tried answered."""
+        body = self._request
+        if body is None:
+            body = await decoded(self.exchange.body, _as_msgpack)
+        request_body = body
+
+        async def send() -> None:
+            call = await self._send_to(request_body, headers, metadata, instance_id, frozenset(self._tried))
+            if self.is_over:
+                call.kill()
+            else:
+                self._call = call
+
+        self._send = send
+        await send()
+
+    async def _send_to(
+        self,
+        body: bytes,
+        headers: Mapping[str, str],
+        metadata: Mapping[str, str],
+        instance_id: int | None,
+        tried: frozenset[int],
+    ) -> Call:
+        return await self._model.send(
+            body,
+            self,
+            request_id=self.record.request_id,
+            instance_id=instance_id,
+            headers=headers,
+            metadata=metadata,
+            exclude=tried,
+        )
+
+    # The receiver's side of the request plane.
+
+    def on_token(self, token_id: int) -> None:
+        """A bare token is no chunk."""
+        self.fail(Unknown(f"the worker answered token {token_id}: expected a chunk"))
+
+    def on_item(self, item: Item) -> None:
+        """One chunk; an item without a value is an event, which is not for clients."""
+        if self.is_over or item.data is None:
+            return
+        try:
+            chunk = self._shape.check(decode(item.data, item.codec), self._name)
+            data = self._event(chunk) if self._is_stream else b""
+        except DynamoException as error:
+            self.fail(Unknown(str(error)))
+            return
+        self._has_spoken = True
+        self.record.tokens(1, time.perf_counter())
+        if self._is_stream:
+            self.exchange.write(data)
+        else:
+            self._chunks.append(chunk)
+
+    def _event(self, chunk: dict[str, Any]) -> bytes:
+        return b"data: %b\n\n" % json_encode(chunk) if self._writer is None else self._writer.chunk(chunk)
+
+    def on_end(self) -> None:
+        """The stream is complete; without a chunk it is none."""
+        if self.is_over:
+            return
+        if not self._has_spoken:
+            self.fail(StreamIncomplete("the worker ended its stream without an answer"))
+            return
+        self.finish_with(self.complete)
+
+    def on_error(self, error: Exception) -> None:
+        """The worker failed: before its first chunk another one is asked, if that may help."""
+        if self.is_over:
+            return
+        may_repeat = isinstance(error, DynamoException) and error.retry_elsewhere and not self._has_spoken
+        if self._call is not None:
+            self._tried.add(self._call.instance_id)
+            self._call = None
+        if may_repeat and len(self._tried) < SENDS_MAX and self._send is not None:
+            self._tasks.start(self._repeat(error), "retry")
+        else:
+            self.fail(error)
+
+    async def _repeat(self, error: Exception) -> None:
+        assert self._send is not None, "a request is repeated only after it was sent"
+        try:
+            await self._send()
+        except Exception as last:  # The request boundary: the request ends with every kind of error.
+            self.fail(telling(error, last))
+
+    # The answer's side.
+
+    def touch(self, choice: Any) -> None:
+        """There are no choices of tokens here."""
+
+    def complete(self) -> None:
+        if self._is_stream:
+            self.exchange.end(DONE if self._writer is None else self._writer.end())
+        elif self._writer is None:
+            self.exchange.respond(200, json_encode(self._shape.fold(self._chunks)))
+        else:
+            self.exchange.respond(200, self._writer.whole(self._chunks))
+
+    def tell(self, error: ErrorAnswer) -> None:
+        if self.exchange.response_started:
+            self.exchange.end(error.event() + DONE if self._writer is None else self._writer.failure(error))
+        else:
+            self.exchange.refuse(error)
+
+    def _cancel_generations(self) -> None:
+        if self._call is not None:
+            self._call.kill()
+            self._call = None
+
+
+def _checked(chunk: Any, content: str, kind: type, object_name: str, model: str) -> dict[str, Any]:
+    choices = chunk.get("choices") if isinstance(chunk, dict) else None
+    if not isinstance(choices, list):
+        raise Unknown(f"the worker's chunk has no choices: expected {object_name}")
+    for choice in choices:
+        if not isinstance(choice, dict) or not isinstance(choice.get(content), kind):
+            raise Unknown(f"a choice of the worker's chunk has no {content}: expected {object_name}")
+    return {
+        "id": chunk.get("id") or "",
+        "choices": choices,
+        "created": chunk.get("created") or int(time.time()),
+        "model": chunk.get("model") or model,
+        **{key: value for key, value in chunk.items() if key not in {"id", "choices", "created", "model"}},
+        "object": object_name,
+    }
+
+
+def _add_chat(choices: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
+    index = part.get("index") or 0
+    choice = choices.get(index)
+    if choice is None:
+        message = {"content": None, "refusal": None, "role": "assistant"}
+        choice = choices[index] = {"index": index, "message": message, "finish_reason": None, "logprobs": None}
+    delta, message = part["delta"], choice["message"]
+    for key in ("content", "refusal", "reasoning_content"):
+        if delta.get(key):
+            message[key] = (message.get(key) or "") + delta[key]
+    if delta.get("role"):
+        message["role"] = delta["role"]
+    for call in delta.get("tool_calls") or ():
+        _add_tool_call(message.setdefault("tool_calls", []), call)
+    choice["finish_reason"] = part.get("finish_reason") or choice["finish_reason"]
+    logged = (part.get("logprobs") or {}).get("content")
+    if logged:
+        before = (choice["logprobs"] or {}).get("content", [])
+        choice["logprobs"] = {"content": [*before, *logged], "refusal": None}
+
+
+def _joined(before: Any, more: Any) -> Any:
+    """The logprobs of a text so far: what stands in lists, one list after the other."""
+    if not isinstance(before, dict) or not isinstance(more, dict):
+        return before if more is None else more
+    return {
+        **before,
+        **{
+            key: [*before[key], *value] if isinstance(value, list) and isinstance(before.get(key), list) else value
+            for key, value in more.items()
+        },
+    }
+
+
+def _add_tool_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
+    """A call's first part names it; the next ones, under the same index, are more of its arguments."""
+    index = part.get("index", len(calls))
+    call = next((one for one in calls if one["index"] == index), None)
+    if call is None:
+        call = {"index": index, "id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        calls.append(call)
+    function = part.get("function") or {}
+    call["id"] = part.get("id") or call["id"]
+    call["function"]["name"] = function.get("name") or call["function"]["name"]
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _last(chunks: list[dict[str, Any]], key: str) -> Any:
+    return next((chunk[key] for chunk in reversed(chunks) if chunk.get(key) is not None), None)
+
+
+def _as_msgpack(body: bytes) -> bytes:
+    """Return a request that was decoded before in the form in which workers receive it."""
+    return msgpack_encode(json_decode(body))

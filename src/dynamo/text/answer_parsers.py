@@ -1,0 +1,178 @@
+"""Readers: which parser reads a request's answers, by what the model's card says of its text (serving-plane.md §1.7, §1.8)."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from dynamo.core.errors import ConfigError
+from dynamo.parsers import harmony
+from dynamo.parsers.base import Content, Event, Parser, ReasoningFamily, tools_of
+from dynamo.parsers.guided_calls import GuidedCalls
+from dynamo.parsers.reasoning import opened_by_prompt
+from dynamo.parsers.registry import before_calls, reasoning_family, tool_call_family
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.model_card import RuntimeConfig
+from dynamo.protocols.openai import ChatCompletionRequest
+from dynamo.protocols.openai_ranges import chosen_tool
+from dynamo.text.answer_parsing import Reading, ThoughtsFirst
+from dynamo.text.guided import is_call_forced
+from dynamo.text.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+TAIL_TOKENS = 24  # The end of a prompt, in which a template opens or closes the thoughts; more than any marker has.
+
+F = TypeVar("F")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How the answers to one request are read."""
+
+    make: Callable[[], Parser] | None = None
+    """Makes the parser of one choice; None: all text is content."""
+    shown: frozenset[int] = frozenset()
+    """Special tokens that the parser must see."""
+    finds_thoughts: bool = False
+    """Whether thoughts are told from the rest."""
+    calls_max: int | None = None
+    """How many calls of a choice are told."""
+
+    def reading(self) -> Reading:
+        """The reading of one choice."""
+        return Reading(None if self.make is None else self.make(), self.calls_max)
+
+
+PLAIN = Reader()
+
+
+class ForcedCalls:
+    """The calls of an answer that was to be JSON; an engine that guides nothing may have called in its own way."""
+
+    def __init__(self, tool: str | None, own_way: Callable[[], Parser] | None) -> None:
+        self._tool = tool
+        self._own_way = own_way
+        self._space = ""
+        self._chosen: Parser | None = None
+
+    def feed(self, text: str) -> list[Event]:
+        """See `Parser.feed`."""
+        if self._chosen is None:
+            text = self._space = self._space + text
+            begin = text.lstrip()
+            if not begin:
+                return []
+            if self._own_way is None or begin[0] in "[{":
+                self._chosen = GuidedCalls(self._tool)
+            else:
+                self._chosen = self._own_way()
+        return self._chosen.feed(text)
+
+    def finish(self) -> list[Event]:
+        """See `Parser.finish`."""
+        if self._chosen is not None:
+            return self._chosen.finish()
+        return [Content(self._space)] if self._space else []
+
+
+class Readers:
+    """The readers of one model's answers."""
+
+    def __init__(self, config: RuntimeConfig, tokenizer: Tokenizer) -> None:
+        """A parser that is not known is a warning here: the model's text is then shown as it is."""
+        self._tokenizer = tokenizer
+        self._calls = _known(tool_call_family, config.tool_call_parser)
+        self._thoughts = _known(reasoning_family, config.reasoning_parser)
+        self._shown: dict[tuple[str, ...], frozenset[int]] = {}
+
+    @property
+    def finds_thoughts(self) -> bool:
+        """Whether the model's thoughts are told from the rest of its text."""
+        return self._thoughts is not None
+
+    def of_chat(self, request: ChatCompletionRequest, prepared: PreprocessedRequest) -> Reader | None:
+        """How this request's answers are read; None where they are plain text."""
+        make_calls, call_markers = self._calls_of(request, prepared)
+        thoughts = self._thoughts
+        if make_calls is None and thoughts is None:
+            return None
+        is_thinking = thoughts is not None and self._begins_inside(thoughts, request, prepared.token_ids)
+        in_channels = make_calls is not None and make_calls.func is harmony.harmony
+
+        def make() -> Parser:
+            if in_channels and thoughts in (None, harmony.THOUGHTS):
+                return harmony.harmony(tools_of(request.tools), is_thinking)  # One parser for all of these channels.
+            second = None if make_calls is None else make_calls()
+            if thoughts is None:
+                assert second is not None, "somebody reads the text"
+                return second
+            if second is None:
+                return ThoughtsFirst(thoughts.make(is_thinking), second)
+            return ThoughtsFirst(before_calls(thoughts, is_thinking, call_markers), second)
+
+        markers = (*call_markers, *(thoughts.markers if thoughts else ()))
+        calls_max = 1 if request.parallel_tool_calls is False else None
+        return Reader(make, self._specials_in(markers), thoughts is not None, calls_max)
+
+    def _calls_of(
+        self, request: ChatCompletionRequest, prepared: PreprocessedRequest
+    ) -> tuple["partial[Parser] | partial[ForcedCalls] | None", tuple[str, ...]]:
+        """What makes the parser of the answer's calls, and the markers it looks for.
+
+        A call that was asked for as JSON is read as that; JSON that was asked for otherwise is content.
+        """
+        if not request.tools or request.tool_choice == "none":
+            return None, ()
+        own_way: partial[Parser] | None = None
+        markers: tuple[str, ...] = ()
+        if self._calls is not None:
+            own_way, markers = partial(self._calls.make, tools_of(request.tools)), self._calls.markers
+        guided = prepared.sampling_options.guided_decoding
+        if guided is not None and guided.structural_tag is None:
+            if not is_call_forced(request):
+                return None, ()
+            return partial(ForcedCalls, chosen_tool(request.tool_choice), own_way), markers
+        return own_way, markers
+
+    def is_past_thoughts(self, prepared: PreprocessedRequest) -> bool:
+        """Whether the prompt itself has closed the thoughts, as templates do where none are wanted."""
+        return self._thoughts is not None and self._end_of(self._thoughts, prepared.token_ids) is False
+
+    def _begins_inside(self, thoughts: ReasoningFamily, request: ChatCompletionRequest, prompt: Sequence[int]) -> bool:
+        """Whether an answer's text begins inside the thoughts: as the end of the prompt says, else as is usual."""
+        content = request.messages[-1].content if request.continue_final_message else None
+        if isinstance(content, str):
+            begun = opened_by_prompt(thoughts, content, is_continued=True)
+            if begun is not None:
+                return begun
+        end = self._end_of(thoughts, prompt)
+        return thoughts.starts_inside if end is None else end
+
+    def _end_of(self, thoughts: ReasoningFamily, prompt: Sequence[int]) -> bool | None:
+        """Whether the prompt ends inside the thoughts (True) or has just closed them (False); None: it does not say."""
+        end = self._tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+        return opened_by_prompt(thoughts, end)
+
+    def _specials_in(self, markers: tuple[str, ...]) -> frozenset[int]:
+        """The special tokens that are a marker or a part of one."""
+        shown = self._shown.get(markers)
+        if shown is None:
+            spelled = self._tokenizer.token_bytes()
+            shown = self._shown[markers] = frozenset(
+                token_id
+                for token_id in self._tokenizer.special_ids
+                if any(spelled[token_id].decode("utf-8", "replace") in marker for marker in markers)
+            )
+        return shown
+
+
+def _known(find: Callable[[str], F], name: str | None) -> F | None:
+    if not name:
+        return None
+    try:
+        return find(name)
+    except ConfigError as error:
+        logger.warning("a model's text is shown as it is: %s", error)
+        return None

@@ -1,0 +1,1 @@
+"""Chat templates: Hugging Face's Jinja dialect in a sandbox."""

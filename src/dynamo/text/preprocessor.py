@@ -1,0 +1,507 @@
+"""Preprocessor: an OpenAI request into the tokens and options that a worker is asked for (serving-plane.md §1.9, §2.1).
+
+What the request leaves open is filled here, once: sampling from the model's generation config, the ids that end an
+answer from the model. Only a missing `max_tokens` stays open: each engine has its own answer to that (§5.1), the
+context's rest or, for the mocker, a refusal.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.threads import in_daemon_thread
+from dynamo.model_card.card import ModelFiles, mdc_sum, read_json
+from dynamo.model_card.thinking import DEFAULT_MODE_KEY, DISABLED, ENABLED, template_arguments, thinking_mode
+from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
+from dynamo.protocols.model_card import ModelDeploymentCard
+from dynamo.protocols.nvext import NvExt
+from dynamo.protocols.openai import ChatCompletionRequest, CommonRequest, CompletionRequest
+from dynamo.text.answer_parsers import Readers
+from dynamo.text.chat_template.sandbox import FULL, LONG, QUICK, Budget, OverBudget
+from dynamo.text.chat_template.template import ChatTemplate
+from dynamo.text.fill_in_middle import FillInMiddle
+from dynamo.text.guided import form_bytes, guided_decoding
+from dynamo.text.multimodal.media import has_media, media_of, shown_messages
+from dynamo.text.multimodal.routing_hashes import ImageRouting, image_routing
+from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
+
+T = TypeVar("T")
+
+THREAD_CHARS_MIN = 8192  # About 2,000 tokens, or 2 ms of the library: longer than the loop should be held.
+THREAD_BODY_BYTES = 64 << 10  # A body so long holds tools, media or ids, which `size_of` does not count.
+SHORT_TOKEN_CHARS = 16  # A text with fewer characters for each token of the context is simply tokenized.
+TOKEN_CHARS_MIN = 128  # Vocabularies have tokens of so many spaces; a normalizer may remove more.
+TOOL_CHARS = 500  # What the description of a tool takes in a prompt, roughly; counting would mean writing its JSON.
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What a model's generation_config.json says for requests that do not."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def from_files(cls, files: ModelFiles) -> "GenerationDefaults":
+        """Raises `ConfigError` that names the file and the field."""
+        config = read_json(files.config)
+        generation = read_json(files.generation_config) if files.generation_config else {}
+        path = files.generation_config or files.config
+        eos = generation.get("eos_token_id")
+        if eos is None:
+            text_config = config.get("text_config")
+            nested = text_config.get("eos_token_id") if isinstance(text_config, dict) else None
+            eos = config.get("eos_token_id", nested)
+        fields = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
+        try:
+            return msgspec.convert({**fields, "eos_token_ids": _id_list(eos)}, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class Timings:
+    """Who is told how long things took: on its own loop, wherever they were done."""
+
+    def __init__(self, observe: Callable[[float, float], None]) -> None:
+        """`observe` is given the seconds of the template and those of the tokenizer."""
+        self.observe = observe
+        self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
+
+
+class Preprocessor:
+    """Requests for one model into requests for its workers."""
+
+    def __init__(
+        self, files: ModelFiles, card: ModelDeploymentCard, tokenizers: Sequence[str] = tuple(BACKENDS)
+    ) -> None:
+        """Reads the model's files: blocks for up to a second. Raises `ConfigError`."""
+        self.tokenizer = Tokenizer.from_files(files, tokenizers)
+        self.template = ChatTemplate.from_files(files)
+        self.defaults = GenerationDefaults.from_files(files)
+        self.mdc_sum = mdc_sum(card)
+        self.context_length = _context_length(card)
+        """Prompt and output together, in tokens; 0 where nobody states it."""
+        self.timings: Timings | None = None
+        """Who is told how long preparing a chat took."""
+        self.readers = Readers(card.runtime_config, self.tokenizer)
+        """How answers are read."""
+        self._files, self._card = files, card
+        self._config = card.runtime_config
+        mode = card.runtime_config.runtime_data.get(DEFAULT_MODE_KEY)
+        self._thinking_mode = mode if mode in (ENABLED, DISABLED) else None
+        self._lora = card.lora.get("name") if isinstance(card.lora, dict) else None
+        self._shows_tools_when_none = not card.runtime_config.exclude_tools_when_tool_choice_none
+
+    @cached_property
+    def fill_in_middle(self) -> FillInMiddle | None:
+        """The model's format for a completion with a suffix; None where its tokenizer has no markers for one."""
+        return FillInMiddle.find(self.tokenizer.markers())
+
+    @cached_property
+    def images(self) -> ImageRouting | None:
+        """What tells a KV router which images a prompt shows; read when the first one does."""
+        source = self._card.source_path
+        return image_routing(self._files, source if isinstance(source, str) else None, self._card.display_name)
+
+    def chat(self, request: ChatCompletionRequest, budget: Budget = FULL) -> PreprocessedRequest:
+        """Return a chat in tokens. Raise `InvalidArgument`, and `OverBudget` where the template needs more than the budget."""
+        nvext = request.nvext
+        text: str | None = None
+        if nvext is not None and nvext.token_data is not None:
+            token_ids = self._checked(nvext.token_data, "nvext.token_data")
+        else:
+            began_s = time.perf_counter()
+            text = self.formatted_prompt(request, budget)
+            self._check_length(text, "messages")
+            rendered_s = time.perf_counter()
+            token_ids = self.tokenizer.encode(text)
+            self._told(rendered_s - began_s, time.perf_counter() - rendered_s)
+        limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+        output = OutputOptions(
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            prompt_logprobs=request.prompt_logprobs,
+            skip_special_tokens=request.skip_special_tokens,
+            return_tokens_as_token_ids=request.return_tokens_as_token_ids,
+        )
+        prepared = self._preprocessed(request, token_ids, output, max_tokens=limit, param="messages")
+        self._add_thinking(request, prepared)
+        if request.mm_processor_kwargs is not None:
+            prepared.mm_processor_kwargs = request.mm_processor_kwargs
+        if request.media_io_kwargs is not None:
+            prepared.media_io_kwargs = request.media_io_kwargs
+        if has_media(request.messages):
+            self._add_media(request, prepared, text)
+        return prepared
+
+    def _add_thinking(self, request: ChatCompletionRequest, prepared: PreprocessedRequest) -> None:
+        """How long the model may think, and where somebody tells its thoughts from its text, what it was asked."""
+        budget = request.thinking_token_budget
+        if budget is not None:
+            prepared.stop_conditions.max_thinking_tokens = budget
+        if not self.readers.finds_thoughts:
+            return
+        arguments = template_arguments(request, self._thinking_mode)
+        if arguments:
+            _extra(prepared)["reasoning_parser_kwargs"] = {"chat_template_kwargs": arguments}
+        is_bounded = prepared.stop_conditions.max_thinking_tokens is not None
+        if not is_bounded and not is_constrained(request):
+            return
+        if (thinking_mode(request) or self._thinking_mode) != DISABLED and not self.readers.is_past_thoughts(prepared):
+            prepared.require_reasoning = True
+
+    def _add_media(self, request: ChatCompletionRequest, prepared: PreprocessedRequest, text: str | None) -> None:
+        """The worker that fetches images may want to see where the conversation shows them."""
+        prepared.multi_modal_data = media_of(request.messages)
+        extra = _extra(prepared)
+        extra["messages"] = shown_messages(request.messages)
+        if text is not None:
+            extra["formatted_prompt"] = text
+
+    def _told(self, template_s: float, tokenize_s: float) -> None:
+        """Tells how long it took, on the thread of whoever listens."""
+        if self.timings is None:
+            return
+        if threading.get_ident() == self.timings.thread:
+            self.timings.observe(template_s, tokenize_s)
+        else:
+            self.timings.loop.call_soon_threadsafe(self.timings.observe, template_s, tokenize_s)
+
+    def completion(self, request: CompletionRequest) -> list[PreprocessedRequest]:
+        """A text completion in tokens, one request for each prompt. Raises `InvalidArgument`."""
+        wants_echoed_logprobs = request.echo and request.logprobs is not None
+        asked = [
+            one
+            for one in (request.logprobs if wants_echoed_logprobs else None, request.prompt_logprobs)
+            if one is not None
+        ]
+        best_of = request.best_of if (request.best_of or 1) > (request.n or 1) else None
+        output = OutputOptions(
+            # The best are those with the likeliest tokens: where more are made than shown, somebody must say how likely.
+            logprobs=0 if request.logprobs is None and best_of is not None else request.logprobs,
+            prompt_logprobs=max(asked, default=None),
+            skip_special_tokens=request.skip_special_tokens,
+            return_tokens_as_token_ids=request.return_tokens_as_token_ids,
+            no_stop_trim=True if request.no_stop_trim else UNSET,
+        )
+        made: list[PreprocessedRequest] = []
+        middle = self._middle(request) if request.suffix else None
+        if request.prompt_embeds is not None:
+            prompts: Sequence[list[int]] = [[]]
+        else:
+            prompts = self._prompts(request) if middle is None else self._middle_prompts(request, middle)
+        for token_ids in prompts:
+            prepared = self._preprocessed(request, token_ids, output, max_tokens=request.max_tokens, param="prompt")
+            if request.prompt_embeds is not None:
+                prepared.prompt_embeds = request.prompt_embeds
+            if middle is not None and not request.ignore_eos:
+                prepared.eos_token_ids = list(dict.fromkeys([*prepared.eos_token_ids, *middle.end_ids]))
+                prepared.stop_conditions.stop_token_ids_hidden = prepared.eos_token_ids or None
+            if best_of is not None:
+                prepared.sampling_options.n = prepared.sampling_options.best_of = best_of
+            elif request.best_of is not None:
+                prepared.sampling_options.best_of = request.best_of
+            if request.is_echo_alone:
+                _generate_least(prepared)
+            made.append(prepared)
+        return made
+
+    async def chat_async(self, request: ChatCompletionRequest, body_bytes: int = 0) -> PreprocessedRequest:
+        """`chat`, in a thread where the conversation or the request's body is long; a short one does not suspend."""
+        return await self.rendered(request, body_bytes, partial(self.chat, request))
+
+    async def rendered(self, request: ChatCompletionRequest, body_bytes: int, work: Callable[[Budget], T]) -> T:
+        """Return what `work` makes of a chat's prompt, with the smallest budget that its template needs."""
+        is_short = body_bytes < THREAD_BODY_BYTES and size_of(request) + form_bytes(request) < THREAD_CHARS_MIN
+        with contextlib.suppress(OverBudget):
+            return work(QUICK) if is_short else await asyncio.to_thread(work, LONG)
+        # It may wait for a child process, and the threads of the loop are for those that compute.
+        return await in_daemon_thread(partial(work, FULL), "chat template")
+
+    async def completion_async(self, request: CompletionRequest, body_bytes: int = 0) -> list[PreprocessedRequest]:
+        """`completion`, in a thread where the prompts are long; short ones do not suspend."""
+        prompt = request.prompt
+        if body_bytes >= THREAD_BODY_BYTES:
+            return await asyncio.to_thread(self.completion, request)
+        if isinstance(prompt, str):
+            size = len(prompt)
+        else:
+            size = sum(len(part) for part in prompt or () if isinstance(part, str))
+        size += len(request.suffix or "")
+        if size + form_bytes(request) < THREAD_CHARS_MIN:
+            return self.completion(request)
+        return await asyncio.to_thread(self.completion, request)
+
+    def formatted_prompt(self, request: ChatCompletionRequest | CompletionRequest, budget: Budget = FULL) -> str:
+        """Return the text that is tokenized, as the annotation `formatted_prompt` shows it. Raise as `chat`."""
+        if isinstance(request, CompletionRequest):
+            return request.prompt if isinstance(request.prompt, str) else ""
+        if request.nvext is not None and request.nvext.use_raw_prompt:
+            return "\n".join(message.content for message in request.messages if isinstance(message.content, str))
+        if self.template is None:
+            raise InvalidArgument("this model has no chat template: use /v1/completions", param="messages")
+        is_continued = bool(request.continue_final_message)
+        return self.template.render(
+            request.messages,
+            tools=None if request.tool_choice == "none" and not self._shows_tools_when_none else request.tools,
+            add_generation_prompt=request.add_generation_prompt is not False and not is_continued,
+            continue_final_message=is_continued,
+            arguments=template_arguments(request, self._thinking_mode),
+            budget=budget,
+        )
+
+    def _prompts(self, request: CompletionRequest) -> Sequence[list[int]]:
+        if request.nvext is not None and request.nvext.token_data is not None:
+            return [self._checked(request.nvext.token_data, "nvext.token_data")]
+        prompt = request.prompt
+        for text in [prompt] if isinstance(prompt, str) else prompt or ():
+            if isinstance(text, str):
+                self._check_length(text, "prompt")
+        if isinstance(prompt, str):
+            return [self.tokenizer.encode(prompt, add_special_tokens=True)]
+        assert prompt, "decoding refuses an empty prompt"
+        if isinstance(prompt[0], int):
+            return [self._checked(prompt, "prompt")]  # type: ignore[arg-type]
+        return [
+            self.tokenizer.encode(part, add_special_tokens=True)
+            if isinstance(part, str)
+            else self._checked(part, "prompt")  # type: ignore[arg-type]
+            for part in prompt
+        ]
+
+    def _middle(self, request: CompletionRequest) -> FillInMiddle:
+        """Return the model's format. Raises `InvalidArgument` for a suffix that cannot be honoured."""
+        middle = self.fill_in_middle
+        if middle is None:
+            raise InvalidArgument(
+                f"Validation: suffix is not supported by model `{self._card.display_name}`: its tokenizer has no "
+                "fill-in-the-middle tokens",
+                param="suffix",
+            )
+        if request.nvext is not None and request.nvext.token_data is not None:
+            raise InvalidArgument("Validation: suffix and nvext.token_data exclude each other", param="suffix")
+        return middle
+
+    def _middle_prompts(self, request: CompletionRequest, middle: FillInMiddle) -> list[list[int]]:
+        """Return the ids of each prompt with the suffix, between the model's markers."""
+        prompt = request.prompt
+        parts = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+        before, after = self.tokenizer.affixes()
+        suffix = self.tokenizer.encode(request.suffix or "")
+        made: list[list[int]] = []
+        for part in parts or ():
+            prefix = self.tokenizer.encode(part) if isinstance(part, str) else self._checked(part, "prompt")  # type: ignore[arg-type]
+            made.append([*before, *middle.token_ids(prefix, suffix), *after])
+        return made
+
+    def _check_length(self, text: str, param: str) -> None:
+        """Raise `InvalidArgument` for a text so long that its tokens cannot fit, before it is tokenized."""
+        if not self.context_length or len(text) <= self.context_length * SHORT_TOKEN_CHARS:
+            return
+        most = self.context_length * self._token_chars
+        if len(text) > most:
+            raise InvalidArgument(
+                f"This model's maximum context length is {self.context_length} tokens, but the prompt has {len(text)} "
+                f"characters, and no more than {most} fit. Please reduce the length of the {param}.",
+                param=param,
+            )
+
+    @cached_property
+    def _token_chars(self) -> int:
+        """How many characters a token can stand for."""
+        return max(TOKEN_CHARS_MIN, max(map(len, self.tokenizer.token_bytes()), default=0))
+
+    def _checked(self, token_ids: list[int], param: str) -> list[int]:
+        """Ids that came from the caller."""
+        if not token_ids:
+            raise InvalidArgument(f"Validation: {param} must not be empty", param=param)
+        self._max_tokens(len(token_ids), None, param)  # Before each of them is looked at.
+        if max(token_ids) >= self.tokenizer.vocab_size:
+            raise InvalidArgument(
+                f"Validation: {param}: token id {max(token_ids)} is not in the vocabulary of "
+                f"{self.tokenizer.vocab_size} tokens",
+                param=param,
+            )
+        return token_ids
+
+    def _preprocessed(
+        self,
+        request: CommonRequest,
+        token_ids: list[int],
+        output: OutputOptions,
+        *,
+        max_tokens: int | None,
+        param: str,
+    ) -> PreprocessedRequest:
+        eos_token_ids = [] if request.ignore_eos else list(self.defaults.eos_token_ids)
+        nvext = request.nvext
+        stop_conditions = StopConditions(
+            max_tokens=self._max_tokens(len(token_ids), max_tokens, param),
+            stop=request.stop_strings,
+            stop_token_ids=request.stop_token_ids,
+            stop_token_ids_hidden=eos_token_ids or None,
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
+            max_thinking_tokens=nvext.max_thinking_tokens if nvext is not None else None,
+        )
+        salt = (nvext.cache_salt if nvext is not None else None) or request.cache_salt or None
+        return PreprocessedRequest(
+            model=request.model,
+            token_ids=token_ids,
+            stop_conditions=stop_conditions,
+            sampling_options=self._sampling(request, is_greedy=nvext is not None and bool(nvext.greed_sampling)),
+            output_options=output,
+            eos_token_ids=eos_token_ids,
+            mdc_sum=self.mdc_sum,
+            annotations=(nvext.annotations or []) if nvext is not None else [],
+            routing=routing_of(nvext, salt, self._lora),
+            extra_args=extra_args_of(request, salt) or UNSET,
+            request_timestamp_ms=nvext.request_timestamp_ms
+            if nvext is not None and nvext.request_timestamp_ms is not None
+            else UNSET,
+            router=nvext.router if nvext is not None and nvext.router is not None else UNSET,
+        )
+
+    def _max_tokens(self, prompt_tokens: int, asked: int | None, param: str) -> int | None:
+        """How many tokens the answer may have. Raises `InvalidArgument` when the prompt leaves room for none."""
+        if not self.context_length:
+            return asked
+        left = self.context_length - prompt_tokens
+        if left < 1:
+            raise InvalidArgument(
+                f"This model's maximum context length is {self.context_length} tokens, but the prompt has "
+                f"{prompt_tokens} tokens. Please reduce the length of the {param}.",
+                param=param,
+            )
+        return None if asked is None else min(asked, left)
+
+    def _sampling(self, request: CommonRequest, is_greedy: bool) -> SamplingOptions:
+        defaults = self.defaults
+        return SamplingOptions(
+            n=request.n,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
+            temperature=0.0 if is_greedy else _or(request.temperature, defaults.temperature),
+            top_p=_or(request.top_p, defaults.top_p),
+            top_k=_or(request.top_k, defaults.top_k),
+            min_p=_or(request.min_p, defaults.min_p),
+            seed=request.seed,
+            include_stop_str_in_output=request.include_stop_str_in_output,
+            guided_decoding=guided_decoding(request, self._config),
+        )
+
+
+def _generate_least(prepared: PreprocessedRequest) -> None:
+    """Ask for one token, the fewest that engines generate; the frontend discards it."""
+    prepared.stop_conditions.max_tokens = 1
+    prepared.stop_conditions.min_tokens = None
+    prepared.sampling_options.guided_decoding = None
+
+
+def size_of(request: ChatCompletionRequest) -> int:
+    """About how many characters the prompt will have."""
+    size = TOOL_CHARS * len(request.tools or ())
+    for message in request.messages:
+        content = message.content
+        size += len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content or ())
+        for call in message.tool_calls or ():
+            size += len(call.function.arguments) if isinstance(call.function.arguments, str) else TOOL_CHARS
+    return size
+
+
+def routing_of(nvext: NvExt | None, cache_salt: str | None = None, lora: str | None = None) -> Routing | None:
+    """Where the request may or must go, None where it does not say."""
+    if nvext is None:
+        return Routing(cache_salt=cache_salt, lora_name=lora) if cache_salt or lora else None
+    hints = nvext.agent_hints
+    routing = Routing(
+        backend_instance_id=nvext.backend_instance_id,
+        prefill_worker_id=nvext.prefill_worker_id,
+        decode_worker_id=nvext.decode_worker_id,
+        dp_rank=nvext.dp_rank,
+        prefill_dp_rank=nvext.prefill_dp_rank,
+        cache_salt=cache_salt,
+        lora_name=lora,
+        routing_constraints=None
+        if nvext.routing_constraints is None
+        else msgspec.to_builtins(nvext.routing_constraints),
+    )
+    if hints is not None:
+        routing.expected_output_tokens = hints.osl
+        routing.strict_priority = hints.strict_priority
+        routing.priority = hints.priority
+        routing.priority_jump = None if hints.priority is None else float(max(0, hints.priority))
+    return None if routing == Routing() else routing
+
+
+def is_constrained(request: ChatCompletionRequest) -> bool:
+    """Whether the answer, but not the thoughts before it, has to have a certain form."""
+    form = request.response_format
+    return (form is not None and form.type != "text") or request.tool_choice not in (None, "none", "auto")
+
+
+def _extra(prepared: PreprocessedRequest) -> dict[str, Any]:
+    if prepared.extra_args is UNSET:
+        prepared.extra_args = {}
+    return prepared.extra_args
+
+
+def extra_args_of(request: CommonRequest, cache_salt: str | None = None) -> dict[str, Any]:
+    """What travels to the worker outside the typed fields."""
+    extra: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    if request.logit_bias:
+        sampling["logit_bias"] = {str(token_id): bias for token_id, bias in request.logit_bias.items()}
+    if request.allowed_token_ids is not None:
+        sampling["allowed_token_ids"] = request.allowed_token_ids
+    if request.detokenize is not None:
+        sampling["detokenize"] = request.detokenize
+    if sampling:
+        extra["sampling_options"] = sampling
+    marks: dict[str, Any] = {}
+    if cache_salt:
+        marks["cache_salt"] = cache_salt
+    nvext = request.nvext
+    if nvext is not None:
+        if nvext.token_data is not None:
+            marks["token_in"] = True
+        if nvext.extra_fields:
+            marks["extra_fields"] = nvext.extra_fields
+        if nvext.metadata_upload is not None:
+            marks["metadata_upload"] = nvext.metadata_upload
+    if marks:
+        extra["nvext"] = marks
+    return extra
+
+
+def _context_length(card: ModelDeploymentCard) -> int:
+    """The worker's limit; where it publishes none, the architecture's."""
+    return card.context_length or card.runtime_config.context_length or card.architectural_max_context_length or 0
+
+
+def _id_list(value: Any) -> Any:
+    """`eos_token_id` is a number, a list of them or nothing."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _or(asked: Any, default: Any) -> Any:
+    return default if asked is None else asked

@@ -1,0 +1,1 @@
+"""Tokenizers: text to ids, by the first implementation that is available and proved equal."""

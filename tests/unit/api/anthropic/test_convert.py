@@ -1,0 +1,198 @@
+"""Requests of the Messages API as chats."""
+
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.any_json import bodies
+
+from dynamo.api.anthropic.convert import hides_thoughts, sealed, to_chat, unsealed
+from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.anthropic import MessagesRequest, decode_message_count, decode_messages
+from dynamo.protocols.openai import ChatCompletionRequest, ContentPart, FunctionCall, Message, ToolCall
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
+CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}
+
+
+def chat_of(*messages: Any, strip_preamble: bool = True, **fields: Any) -> ChatCompletionRequest:
+    body = {"model": "m", "max_tokens": 4096, "messages": messages or [USER], **fields}
+    return to_chat(decode_messages(msgspec.json.encode(body)), strip_preamble=strip_preamble)
+
+
+def test_a_message_becomes_a_chat() -> None:
+    chat = chat_of()
+    assert (chat.model, chat.messages, chat.max_tokens) == ("m", [Message("user", "hi")], 4096)
+    assert (chat.tools, chat.thinking, chat.stop, chat.continue_final_message) == (None, None, None, None)
+
+
+def test_what_concerns_the_answer_finds_its_place() -> None:
+    chat = chat_of(
+        stream=True, stop_sequences=["x"], temperature=0.5, top_p=0.9, top_k=4, metadata={"user_id": "u"},
+        service_tier="auto", cache_control={"type": "ephemeral"}, output_config={"effort": "low"},
+    )  # fmt: skip
+    assert (chat.stream, chat.stop, chat.temperature, chat.top_p, chat.top_k) == (True, ["x"], 0.5, 0.9, 4)
+    assert (chat.user, chat.reasoning_effort) == ("u", "low")
+
+
+def test_blocks_of_the_system_prompt_are_one_turn() -> None:
+    chat = chat_of(system=[{"type": "text", "text": "one"}, {"type": "text", "text": "two"}])
+    assert chat.messages[0] == Message("system", "one\ntwo")
+    assert chat_of(system="").messages == [Message("user", "hi")]
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2; cch=a1b2;"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [f"{BILLING}\nYou help.", [{"type": "text", "text": BILLING}, {"type": "text", "text": "You help."}]],
+)
+def test_the_billing_line_of_a_client_is_left_out(system: Any) -> None:
+    assert chat_of(system=system).messages[0] == Message("system", "You help.")
+    assert chat_of(system=system, strip_preamble=False).messages[0] == Message("system", f"{BILLING}\nYou help.")
+
+
+def test_the_billing_line_is_only_looked_for_at_the_beginning() -> None:
+    text = f"You help.\n{BILLING}"
+    assert chat_of(system=text).messages[0].content == text
+
+
+def test_what_the_assistant_did_is_one_turn_and_results_are_turns_of_their_own() -> None:
+    chat = chat_of(
+        USER,
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "redacted_thinking", "data": "x"},
+            {"type": "text", "text": "Let me."}, CALL,
+        ]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t1", "content": "42"},
+            {"type": "tool_result", "tool_use_id": "t2", "content": [{"type": "text", "text": "43"}], "is_error": True},
+            {"type": "tool_result", "tool_use_id": "t3"},
+            {"type": "text", "text": "Well?"},
+        ]},
+        tools=[TOOL],
+    )  # fmt: skip
+    assert chat.messages == [
+        Message("user", "hi"),
+        Message(
+            "assistant", "Let me.", tool_calls=[ToolCall(FunctionCall("f", '{"a":1}'), "t1")], reasoning_content="hm"
+        ),
+        Message("tool", "42", tool_call_id="t1"),
+        Message("tool", "43", tool_call_id="t2"),
+        Message("tool", "", tool_call_id="t3"),
+        Message("user", "Well?"),
+    ]
+
+
+def test_a_document_of_text_is_shown_with_its_title() -> None:
+    document = {
+        "type": "document",
+        "source": {"type": "text", "media_type": "text/plain", "data": "body"},
+        "title": "T",
+    }
+    content = chat_of({"role": "user", "content": [document, {"type": "text", "text": "q"}]}).messages[0].content
+    assert content == [ContentPart("text", "T\n\nbody"), ContentPart("text", "q")]
+
+
+def test_an_answer_that_was_begun_is_gone_on_with() -> None:
+    chat = chat_of(USER, {"role": "assistant", "content": "It is"})
+    assert (chat.continue_final_message, chat.add_generation_prompt) == (True, False)
+
+
+def test_an_answer_of_nothing_was_not_begun() -> None:
+    chat = chat_of(USER, {"role": "assistant", "content": []})
+    assert (chat.messages, chat.continue_final_message) == ([Message("user", "hi")], None)
+
+
+def test_tools_and_choices_are_those_of_a_chat() -> None:
+    chat = chat_of(tools=[{**TOOL, "strict": True, "type": "custom", "cache_control": {"type": "ephemeral"}}])
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
+    assert chat.tools == [{"type": "function", "function": function}]
+    assert chat.tool_choice is None
+    assert chat_of(tools=[TOOL], tool_choice={"type": "auto"}).tool_choice == "auto"
+    assert chat_of(tools=[TOOL], tool_choice={"type": "none"}).tool_choice == "none"
+    assert chat_of(tools=[TOOL], tool_choice={"type": "any"}).tool_choice == "required"
+    named = chat_of(tools=[TOOL], tool_choice={"type": "tool", "name": "f", "disable_parallel_tool_use": True})
+    assert named.tool_choice == {"type": "function", "function": {"name": "f"}}
+    assert named.parallel_tool_calls is False
+
+
+def test_thinking_is_told_to_the_template_and_left_to_it_where_nothing_is_said() -> None:
+    assert chat_of(thinking={"type": "enabled", "budget_tokens": 1024}).thinking is True
+    assert chat_of(thinking={"type": "adaptive"}).thinking is True
+    assert chat_of(thinking={"type": "disabled"}).thinking is False
+    assert chat_of().thinking is None
+
+
+@given(st.text())
+def test_thoughts_that_a_client_did_not_see_come_back_in_their_signature(thoughts: str) -> None:
+    assert unsealed(sealed(thoughts)) == thoughts
+
+
+def test_the_signatures_of_others_say_nothing() -> None:
+    assert unsealed("EqQBCgIYAhIM") == unsealed("sealed:%%") == ""
+    block = {"type": "thinking", "thinking": "", "signature": sealed("hm")}
+    chat = chat_of(USER, {"role": "assistant", "content": [block, {"type": "text", "text": "x"}]}, USER)
+    assert chat.messages[1].reasoning_content == "hm"
+
+
+def test_who_does_not_want_to_see_thoughts_is_known() -> None:
+    def hidden(thinking: Any) -> bool:
+        body = {"model": "m", "messages": [USER], "thinking": thinking}
+        return hides_thoughts(decode_message_count(msgspec.json.encode(body)))
+
+    assert hidden({"type": "adaptive", "display": "omitted"})
+    assert not hidden({"type": "adaptive", "display": "summarized"}) and not hidden({"type": "disabled"})
+    assert not hidden(None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers"),
+        ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"container": "c"}, "container"),
+        ({"diagnostics": {}}, "diagnostics"),
+        ({"inference_geo": "eu"}, "inference_geo"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 4096}}, "thinking.budget_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "assistant", "content": []}], "system": "s"}, "messages"),
+        ({"messages": [USER, {"role": "assistant", "content": [CALL]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [CALL]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]}, "messages[0].content[0].type"),
+        ({"temperature": 3}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"top_k": -2}, "top_k"),
+        ({"stop_sequences": [""]}, "stop"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        chat_of(**fields)
+    assert caught.value.param == param
+
+
+def test_what_asks_for_nothing_is_accepted() -> None:
+    chat = chat_of(
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        mcp_servers=[],
+        speed="standard",
+    )
+    assert chat.messages == [Message("user", "hi")]
+
+
+@given(bodies(MessagesRequest.__struct_encode_fields__, model="m", max_tokens=5, messages=[USER]))
+def test_whatever_is_asked_becomes_a_chat_or_is_refused(body: bytes) -> None:
+    with contextlib.suppress(InvalidArgument):
+        assert to_chat(decode_messages(body)).messages

@@ -1,0 +1,175 @@
+"""The events of a message, and the message they make."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.kv_events.found_events import answers, cut
+
+from dynamo.api.anthropic.convert import unsealed
+from dynamo.api.anthropic.writer import MessageWriter
+from dynamo.core.codec import json_encode
+from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.protocols.engine import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
+from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.postprocessor import TokenEntry
+
+USAGE = CompletionUsage(5, 3, 8, PromptTokensDetails(2))
+
+
+class Choice:
+    """A choice that ended."""
+
+    def __init__(self, events: Sequence[Event], reason: str = "stop", stop_reason: int | str | None = None) -> None:
+        self.index = 0
+        self.finish_reason: str | None = reason
+        self.stop_reason = stop_reason
+        self.entries: list[TokenEntry] | None = None
+        self._events = list(events)
+
+    def text(self) -> str:
+        return "".join(event.text for event in self._events if isinstance(event, Content))
+
+    def events(self) -> list[Event]:
+        return self._events
+
+
+def stream(
+    batches: Sequence[Sequence[Event]], reason: str = "stop", stop_reason: Any = None, **options: Any
+) -> list[Any]:
+    one = MessageWriter("msg_1", "m", **options)
+    said = one.begin(5) + one.first(0)
+    for batch in batches:
+        said += one.events(0, batch, b"", (), 0)
+    return read(said + one.finish(0, reason, stop_reason) + one.usage(USAGE) + one.end())
+
+
+def read(said: bytes) -> list[Any]:
+    events = []
+    for block in said.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def whole(events: Sequence[Event], reason: str = "stop", stop_reason: Any = None, **options: Any) -> Any:
+    return json.loads(
+        json_encode(MessageWriter("msg_1", "m", **options).whole(Choice(events, reason, stop_reason), USAGE))
+    )
+
+
+def assembled(events: list[Any]) -> Any:
+    """The message as a client puts it together, that trusts nothing it was not told in order."""
+    start, *rest = events
+    message = start["message"]
+    is_open = False
+    arguments: dict[int, str] = {}
+    for event in rest:
+        match event["type"]:
+            case "content_block_start":
+                assert not is_open and event["index"] == len(message["content"])
+                message["content"].append(event["content_block"])
+                is_open = True
+            case "content_block_delta":
+                assert is_open and event["index"] == len(message["content"]) - 1
+                block, delta = message["content"][-1], event["delta"]
+                if delta["type"] == "input_json_delta":
+                    arguments[event["index"]] = arguments.get(event["index"], "") + delta["partial_json"]
+                else:
+                    field = delta["type"].removesuffix("_delta")
+                    block[field] += delta[field]
+            case "content_block_stop":
+                assert is_open
+                is_open = False
+                if event["index"] in arguments:
+                    message["content"][-1]["input"] = json.loads(arguments[event["index"]])
+            case "message_delta":
+                message |= event["delta"]
+                message["usage"] = event["usage"]
+            case "message_stop":
+                assert event is events[-1] and not is_open
+            case other:
+                assert other == "ping"
+    return message
+
+
+def test_a_text_is_told_in_anthropics_order() -> None:
+    events = stream([[Content("Hel")], [Content("lo")]])
+    assert [event["type"] for event in events] == [
+        "message_start", "ping", "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
+        "message_delta", "message_stop",
+    ]  # fmt: skip
+    assert events[0]["message"]["usage"]["input_tokens"] == 5
+    assert events[-2] == {
+        "type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+        "usage": {
+            "input_tokens": 3, "output_tokens": 3, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 2,
+        },
+    }  # fmt: skip
+
+
+@given(st.data())
+def test_however_an_answer_is_cut_its_stream_makes_the_whole_message(data: st.DataObject) -> None:
+    events = data.draw(answers())
+    options = {"hides_thoughts": data.draw(st.booleans())}
+    reason = data.draw(st.sampled_from(["stop", "length", "tool_calls"]))
+    assert assembled(stream(data.draw(cut(events)), reason, **options)) == whole(events, reason, **options)
+
+
+def test_thoughts_carry_a_signature_and_calls_their_input() -> None:
+    message = whole([Reasoning("hm"), CallBegin(0, "f", "call-0a-0b"), CallArguments(0, '{"a":1}')], "tool_calls")
+    thought, call = message["content"]
+    assert thought["thinking"] == "hm" and thought["signature"]
+    assert call == {"type": "tool_use", "id": "toolu_0a0b", "name": "f", "input": {"a": 1}}
+    assert message["stop_reason"] == "tool_use"
+
+
+def test_the_id_that_a_model_gave_its_call_stays() -> None:
+    (call,) = whole([CallBegin(0, "f", "functions.f:0")])["content"]
+    assert (call["id"], call["input"]) == ("functions.f:0", {})
+
+
+def test_hidden_thoughts_are_in_the_signature_alone() -> None:
+    events = stream([[Reasoning("hm"), Content("x")]], hides_thoughts=True)
+    block = assembled(events)["content"][0]
+    assert block["thinking"] == "" and unsealed(block["signature"]) == "hm"
+    assert all(event.get("delta", {}).get("type") != "thinking_delta" for event in events)
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop_reason", "told"),
+    [
+        ("stop", None, ("end_turn", None)),
+        ("stop", "END", ("stop_sequence", "END")),
+        ("stop", "other", ("end_turn", None)),
+        ("stop", 7, ("end_turn", None)),
+        ("length", None, ("max_tokens", None)),
+        ("content_filter", None, ("refusal", None)),
+    ],
+)
+def test_why_a_message_ends_is_said_in_anthropics_words(
+    reason: str, stop_reason: Any, told: tuple[str, str | None]
+) -> None:
+    message = whole([Content("x")], reason, stop_reason, stop_sequences=["END"])
+    assert (message["stop_reason"], message["stop_sequence"]) == told
+
+
+def test_an_answer_of_nothing_has_no_blocks() -> None:
+    assert whole([])["content"] == []
+
+
+def test_a_failure_is_an_error_event() -> None:
+    one = MessageWriter("msg_1", "m")
+    (event,) = read(one.failure(ErrorAnswer(529, "busy", code="overloaded")))
+    assert event == {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
+
+
+def test_thoughts_are_counted_where_somebody_counts_them() -> None:
+    counted = CompletionUsage(5, 3, 8, None, CompletionTokensDetails(2))
+    message = MessageWriter("msg_1", "m").whole(Choice([Content("x")]), counted)
+    assert json.loads(json_encode(message.usage))["output_tokens_details"] == {"thinking_tokens": 2}
+    assert message.usage.input_tokens == 5

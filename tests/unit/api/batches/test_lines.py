@@ -1,0 +1,70 @@
+"""What is right and what is wrong in an input file."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.api.batches import lines
+from dynamo.api.batches.lines import ENDPOINTS, check_line, read_line, review
+
+CHAT = "/v1/chat/completions"
+
+
+def line(**changes: Any) -> bytes:
+    given = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"model": "m"}, **changes}
+    return json.dumps({name: value for name, value in given.items() if value is not ...}).encode()
+
+
+def test_a_file_that_is_right_is_counted_and_its_model_known() -> None:
+    found = review([line(), b"\n", line(custom_id="b") + b"\n"], CHAT)
+    assert (found.total, found.model, found.errors) == (2, "m", [])
+    assert read_line(line(extra=1)).body == {"model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"{", "invalid_json_line"),
+        (b"\xff", "invalid_json_line"),
+        (b'{"x":' + b"[" * 5000, "invalid_json_line"),
+        (b"[]", "invalid_request"),
+        (line(custom_id=...), "invalid_request"),
+        (line(custom_id=1), "invalid_request"),
+        (line(body="x"), "invalid_request"),
+        (line(custom_id=""), "invalid_custom_id"),
+        (line(custom_id="x" * 513), "invalid_custom_id"),
+        (line(method="GET"), "invalid_method"),
+        (line(url="/v1/embeddings"), "mismatched_url"),
+        (line(body={}), "missing_model"),
+        (line(body={"model": 1}), "missing_model"),
+        (line(body={"model": "m", "stream": True}), "stream_not_supported"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(data: bytes, code: str) -> None:
+    found = review([line(custom_id="first"), data], CHAT)
+    assert [(error.code, error.line) for error in found.errors] == [(code, 2)]
+
+
+def test_an_id_is_there_once() -> None:
+    found = review([line(), line(), line()], CHAT)
+    assert [error.line for error in found.errors] == [2, 3]
+
+
+def test_a_file_has_something_and_not_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [error.code for error in review([b"\n"], CHAT).errors] == ["empty_file"]
+    monkeypatch.setattr(lines, "LINES_MAX", 2)
+    found = review([line(custom_id=str(place)) for place in range(9)], CHAT)
+    assert [(error.code, error.line) for error in found.errors] == [("too_many_tasks", 3)]
+
+
+def test_errors_are_shown_up_to_a_limit() -> None:
+    assert len(review([b"{"] * 1000, CHAT).errors) == lines.ERRORS_MAX
+
+
+@given(st.binary())
+def test_no_line_whatever_it_is_is_more_than_wrong(data: bytes) -> None:
+    error, one = check_line(data, ENDPOINTS[0], set())
+    assert (error is None) != (one is None)

@@ -1,0 +1,343 @@
+"""Batches are answered to their end, whatever happens on the way."""
+
+import asyncio
+import errno
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo.api.batches import store
+from dynamo.api.batches.lines import BatchLine
+from dynamo.api.batches.records import BatchObject, BatchRecord, FileObject, new_id
+from dynamo.api.batches.runner import BEGUN_MAX, FAILURES_MAX, REST_S, Asked, BatchRunner
+from dynamo.api.batches.slots import Slots
+from dynamo.api.batches.store import BatchStore, lines_of
+from dynamo.core.clock import ManualClock
+
+STEP_S = 0.5
+DEADLINE_S = 30
+
+
+class Bench:
+    """A runner over a directory, time that is turned by hand, and somebody who answers."""
+
+    def __init__(self, folder: Path, clock: ManualClock | None = None, concurrency: int = 3) -> None:
+        self.clock = clock or ManualClock(wall=1000.0)
+        self.store = BatchStore(str(folder), clock=self.clock)
+        self.asked: list[str] = []
+        self.answers: dict[str, list[Asked]] = {}
+        """What is said to a line, in order; the last is said for ever."""
+        self.hold: set[str] = set()
+        self.left: list[str] = []
+        self.most = 0
+        self.now = 0
+        self.runner = BatchRunner(self.store, self.ask, Slots(concurrency, lambda: 0, self.clock), clock=self.clock)
+
+    async def ask(self, line: BatchLine, owner: str | None) -> Asked:
+        self.asked.append(line.custom_id)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.clock.sleep(0.1)
+            if line.custom_id in self.hold:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.left.append(line.custom_id)
+            raise
+        finally:
+            self.now -= 1
+        said = self.answers.get(line.custom_id, [Asked(200, b'{"said":1}', "r")])
+        return said.pop(0) if len(said) > 1 else said[0]
+
+    def begin(self, *ids: str, expires_at: int = 10_000) -> BatchRecord:
+        lines = [{"custom_id": one, "method": "POST", "url": "/v1/completions", "body": {"model": "m"}} for one in ids]
+        data = "\n".join(map(json.dumps, lines)).encode()
+        file = FileObject(id=new_id("file-"), bytes=0, created_at=1000, filename="f", purpose="batch")
+        self.store.add_file(io.BytesIO(data), file, None)
+        batch = BatchObject(
+            id=new_id("batch_"),
+            endpoint="/v1/completions",
+            input_file_id=file.id,
+            created_at=1000,
+            expires_at=expires_at,
+        )
+        record = BatchRecord(batch=batch)
+        self.store.add_batch(record)
+        return record
+
+    def state(self, record: BatchRecord) -> BatchObject:
+        return self.store.batch(record.batch.id, None).batch
+
+    async def until(self, is_so: Any) -> None:
+        """Lets time pass until it is so."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not is_so():
+                self.clock.advance(STEP_S)
+                await asyncio.sleep(0.002)
+
+    async def ended(self, record: BatchRecord) -> BatchObject:
+        await self.until(lambda: self.store._read(self.store._batches, record.batch.id, BatchRecord).has_ended)
+        return self.state(record)
+
+    def lines(self, file_id: str | None) -> dict[str, Any]:
+        if file_id is None:
+            return {}
+        return {line["custom_id"]: line for line in map(json.loads, lines_of(self.store.path(file_id)))}
+
+
+async def test_a_batch_is_answered_and_told_what_failed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.answers["b"] = [Asked(400, b'{"error":{}}', "r2")]
+    record = bench.begin("a", "b", "c")
+    bench.runner.start()
+    batch = await bench.ended(record)
+    await bench.runner.close()
+    assert (batch.status, batch.completed_at is not None) == ("completed", True)
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (3, 2, 1)
+    assert set(bench.lines(batch.output_file_id)) == {"a", "c"}
+    [failed] = bench.lines(batch.error_file_id).values()
+    assert failed["response"] == {"status_code": 400, "request_id": "r2", "body": {"error": {}}}
+
+
+async def test_no_more_lines_are_asked_at_a_time_than_there_are_slots(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    records = [bench.begin(*(f"{name}{place}" for place in range(20))) for name in "ab"]
+    bench.runner.start()
+    for record in records:
+        await bench.ended(record)
+    await bench.runner.close()
+    assert bench.most == 3
+    assert len(bench.asked) == len(set(bench.asked)) == 40
+
+
+async def test_a_line_that_nobody_can_take_now_is_asked_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, concurrency=1)
+    bench.answers["a"] = [Asked(503, b"", "r", 0.0), Asked(429, b"", "r", 60.0), Asked(200, b"{}", "r")]
+    record = bench.begin("a", "b")
+    bench.runner.start()
+    batch = await bench.ended(record)
+    await bench.runner.close()
+    assert bench.asked.count("a") == 3 and bench.asked.count("b") == 1
+    assert bench.clock.wall() >= 1060
+    assert batch.request_counts.completed == 2
+
+
+async def test_one_batch_that_waits_holds_up_no_other(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, concurrency=2)
+    ids = [f"s{place}" for place in range(BEGUN_MAX * 2)]
+    bench.answers |= {one: [Asked(503, b"", "r", 5.0)] for one in ids}
+    stuck, other = bench.begin(*ids), bench.begin("a")
+    bench.runner.start()
+    assert (await bench.ended(other)).status == "completed"
+    assert bench.state(stuck).status == "in_progress"
+    assert len(set(bench.asked) - {"a"}) <= BEGUN_MAX
+    await bench.runner.close()
+
+
+async def test_after_a_restart_only_what_has_no_result_is_asked(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.hold = {"b", "d"}
+    record = bench.begin("a", "b", "c", "d", "e")
+    bench.runner.start()
+    await bench.until(lambda: len(bench.store.results(record.batch.id)[0]) >= 2 and set(bench.asked) >= bench.hold)
+    await bench.runner.close()
+    before = bench.store.results(record.batch.id)[0]
+    assert set(bench.left) >= bench.hold
+    again = Bench(tmp_path, bench.clock)
+    again.runner.start()
+    batch = await again.ended(record)
+    await again.runner.close()
+    assert set(again.asked) == {"a", "b", "c", "d", "e"} - before
+    assert set(again.lines(batch.output_file_id)) == {"a", "b", "c", "d", "e"}
+    assert batch.request_counts.completed == 5
+
+
+@pytest.mark.parametrize("status", ["finalizing", "cancelling"])
+async def test_a_batch_that_was_about_to_end_ends_after_a_restart(tmp_path: Path, status: str) -> None:
+    bench = Bench(tmp_path)
+    record = bench.begin("a")
+    bench.store.append_result(record.batch.id, {"custom_id": "a"}, False)
+    record.batch.status = status
+    bench.store.save(record)
+    bench.runner.start()
+    batch = await bench.ended(record)
+    await bench.runner.close()
+    assert batch.status == {"finalizing": "completed", "cancelling": "cancelled"}[status]
+    assert set(bench.lines(batch.output_file_id)) == {"a"}
+    assert bench.asked == []
+
+
+async def test_a_cancelled_batch_keeps_what_was_answered_and_lets_go_of_the_rest(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.hold = {"b"}
+    record = bench.begin("a", "b")
+    bench.runner.start()
+    await bench.until(lambda: set(bench.asked) == {"a", "b"} and bench.store.results(record.batch.id)[0])
+    bench.store.cancel(record.batch.id)
+    bench.runner.nudge()
+    batch = await bench.ended(record)
+    await bench.runner.close()
+    assert (batch.status, bench.left) == ("cancelled", ["b"])
+    assert batch.cancelled_at is not None and batch.cancelling_at is not None
+    assert set(bench.lines(batch.output_file_id)) == {"a"}
+    assert bench.lines(batch.error_file_id)["b"]["error"]["code"] == "batch_cancelled"
+
+
+async def test_a_batch_expires_with_what_it_has(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.hold = {"b"}
+    record = bench.begin("a", "b", expires_at=1010)
+    bench.runner.start()
+    batch = await bench.ended(record)
+    await bench.runner.close()
+    assert batch.status == "expired" and batch.expired_at is not None and batch.expired_at >= 1010
+    assert bench.lines(batch.error_file_id)["b"]["error"]["code"] == "batch_expired"
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 1)
+
+
+async def test_an_input_that_is_gone_fails_the_batch(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    record = bench.begin("a")
+    os.unlink(bench.store.path(record.batch.input_file_id))
+    bench.runner.start()
+    batch = await bench.ended(record)
+    await bench.runner.close()
+    assert batch.status == "failed"
+    assert batch.errors is not None and batch.errors.data[0].code == "file_not_found"
+
+
+async def test_batch_survives_a_full_disk_without_repeating_or_losing_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path)
+    record = bench.begin("a", "b", "c")
+    left = {"writes": 40}
+
+    def write_whole(out: Any, data: bytes) -> None:
+        if left["writes"] and bench.asked:
+            left["writes"] -= 1
+            out.write(data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        out.write(data)
+
+    monkeypatch.setattr(store, "write_whole", write_whole)
+    bench.runner.start()
+    batch = await bench.ended(record)
+    await bench.runner.close()
+    assert left["writes"] == 0
+    assert (batch.status, batch.request_counts.completed) == ("completed", 3)
+    assert sorted(bench.asked) == ["a", "b", "c"], "no request is repeated"
+    assert set(bench.lines(batch.output_file_id)) == {"a", "b", "c"}
+    assert "No space left on device" in caplog.text and "Traceback" not in caplog.text
+    assert not [name for name in os.listdir(tmp_path / "batches") if name.endswith(".part")]
+
+
+async def test_batch_that_fails_again_and_again_ends_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path)
+    record = bench.begin("a")
+
+    def broken(*values: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(bench.store, "results", broken)
+    bench.runner.start()
+    began = bench.clock.now()
+    batch = await bench.ended(record)
+    await bench.runner.close()
+    assert batch.status == "failed" and batch.errors is not None
+    assert bench.clock.now() - began >= REST_S * (FAILURES_MAX - 1)
+    assert caplog.text.count("Traceback") == FAILURES_MAX
+
+
+def damage(path: str) -> None:
+    """Overwrite the second of three lines."""
+    lines = list(lines_of(path))
+    Path(path).write_bytes(b"".join([lines[0], b"\0" * 20 + b"\n", lines[2]]))
+
+
+async def test_batch_whose_input_was_damaged_ends_as_failed_with_what_was_answered(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.hold = {"b"}
+    record = bench.begin("a", "b", "c")
+    bench.runner.start()
+    await bench.until(lambda: len(bench.store.results(record.batch.id)[0]) >= 1)
+    await bench.runner.close()
+    damage(bench.store.path(record.batch.input_file_id))
+    again = Bench(tmp_path, bench.clock)
+    again.runner.start()
+    batch = await again.ended(record)
+    await again.runner.close()
+    assert batch.status == "failed" and batch.failed_at is not None and batch.errors is not None
+    assert (batch.errors.data[0].line, batch.errors.data[0].code) == (2, "invalid_json_line")
+    found = {**again.lines(batch.output_file_id), **again.lines(batch.error_file_id)}
+    assert {"a", "c"} <= set(found)
+
+
+async def test_another_process_takes_over_when_the_first_one_ends(tmp_path: Path) -> None:
+    first = Bench(tmp_path)
+    first.runner.start()
+    await first.until(lambda: first.store._lock is not None)
+    second = Bench(tmp_path, first.clock)
+    second.runner.start()
+    record = second.begin("a")
+    await first.ended(record)
+    assert (first.asked, second.asked) == (["a"], [])
+    await first.runner.close()
+    record = second.begin("b")
+    await second.ended(record)
+    assert second.asked == ["b"]
+    await second.runner.close()
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_every_line_has_one_result_whenever_the_process_ends(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever is answered, however often a process stops, and whether the batch is cancelled or expires."""
+    asyncio.run(live_through(data, tmp_path_factory.mktemp("batches")))
+
+
+async def live_through(data: st.DataObject, folder: Path) -> None:
+    said = st.sampled_from([Asked(200, b"{}", "r"), Asked(500, b"{}", "r"), Asked(503, b"", "r", 0.0)])
+    ids = [f"l{place}" for place in range(data.draw(st.integers(1, 12)))]
+    answers = {one: [*data.draw(st.lists(said, max_size=3)), Asked(200, b"{}", "r")] for one in ids}
+    clock = ManualClock(wall=1000.0)
+    bench = Bench(folder, clock)
+    record = bench.begin(*ids, expires_at=data.draw(st.sampled_from([1003, 10_000])))
+    known: set[str] = set()
+    for _ in range(data.draw(st.integers(0, 3))):
+        bench = Bench(folder, clock)
+        bench.answers = answers
+        bench.runner.start()
+        turns = data.draw(st.integers(0, 20))
+        for _ in range(turns):
+            clock.advance(STEP_S)
+            await asyncio.sleep(0.001)
+        await bench.runner.close()
+        assert not known & set(bench.asked), "a line with a result was asked again"
+        if not bench.state(record).output_file_id:
+            known = set.union(*bench.store.results(record.batch.id))
+    if data.draw(st.booleans()):
+        bench.store.cancel(record.batch.id)
+    bench = Bench(folder, clock)
+    bench.answers = answers
+    bench.runner.start()
+    batch = await bench.ended(record)
+    await bench.runner.close()
+    files = (batch.output_file_id, batch.error_file_id)
+    lines = [json.loads(line) for one in files if one is not None for line in lines_of(bench.store.path(one))]
+    assert sorted(line["custom_id"] for line in lines) == sorted(ids)
+    assert len({line["id"] for line in lines}) == len(ids)
+    counts = batch.request_counts
+    assert (counts.total, counts.completed + counts.failed) == (len(ids), len(ids))
+    assert bench.store.results(batch.id) == (set(), set()), "what is in files is nowhere else"

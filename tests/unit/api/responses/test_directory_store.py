@@ -1,0 +1,108 @@
+"""Responses as files that frontends share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dynamo.api.responses.directory_store import LEFTOVER_S, SWEEP_S, DirectoryStore
+from dynamo.api.responses.store import Dropped, StoreLimits
+from dynamo.core.clock import ManualClock
+from dynamo.core.errors import ConfigError
+from dynamo.core.metrics import MetricsRegistry
+
+A, B, C = ("a" * 24, "b" * 24, "c" * 24)
+
+
+def opened(folder: Path, clock: ManualClock | None = None, **limits: float) -> DirectoryStore:
+    bounds = StoreLimits(**limits)  # type: ignore[arg-type]
+    return DirectoryStore(str(folder), bounds, Dropped(MetricsRegistry(), "x"), clock or ManualClock(), grace_s=0.0)
+
+
+async def test_what_one_frontend_puts_another_one_gets(tmp_path: Path) -> None:
+    first, second = opened(tmp_path / "store"), opened(tmp_path / "store")
+    first.put(A, b"1")
+    assert await first.get(A) == b"1"
+    assert await second.get(A) == b"1"
+    assert await second.delete(A) and not await first.delete(A)
+    assert await first.get(A) is None
+    await first.close()
+    await second.close()
+
+
+async def test_closing_waits_for_what_was_put(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for number in range(20):
+        store.put(f"{number:024x}", b"x")
+    await store.close()
+    assert len(os.listdir(tmp_path)) == 20
+
+
+async def test_files_are_for_their_owner_alone_and_nothing_unfinished_is_left(tmp_path: Path) -> None:
+    store = opened(tmp_path / "store")
+    store.put(A, b"1")
+    assert await store.get(A) == b"1"
+    assert os.stat(tmp_path / "store").st_mode & 0o777 == 0o700
+    assert [(one.name, one.stat().st_mode & 0o777) for one in (tmp_path / "store").iterdir()] == [(f"{A}.json", 0o600)]
+    await store.close()
+
+
+async def test_what_nobody_asks_for_expires_and_asking_keeps_it(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = opened(tmp_path, clock, unused_s=100.0)
+    store.put(A, b"1")
+    store.put(B, b"2")
+    assert await store.get(A) == b"1"
+    clock.advance(90.0)
+    assert await store.get(A) == b"1"
+    clock.advance(90.0)
+    assert await store.get(A) == b"1" and await store.get(B) is None
+    clock.advance(SWEEP_S + 1)
+    store.put(C, b"3")
+    assert await store.get(C) == b"3"
+    assert {name[0] for name in os.listdir(tmp_path)} == {"a", "c"}
+    await store.close()
+
+
+async def test_the_one_not_asked_for_the_longest_makes_room(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = opened(tmp_path, clock, entries_max=2)
+    for key in (A, B):
+        store.put(key, b"x")
+        assert await store.get(key) is not None
+        clock.advance(1.0)
+    assert await store.get(A) is not None
+    clock.advance(SWEEP_S + 1)
+    store.put(C, b"x")
+    assert await store.get(C) is not None
+    assert await store.get(B) is None
+    assert store.entries <= 2
+    await store.close()
+
+
+async def test_a_file_that_nobody_finished_is_swept_away_when_it_is_old(tmp_path: Path) -> None:
+    old, new, other = tmp_path / "x-1.part", tmp_path / "x-2.part", tmp_path / "notes.txt"
+    for one in (old, new, other):
+        one.write_bytes(b"x")
+    os.utime(old, (os.stat(new).st_mtime - LEFTOVER_S - 60,) * 2)
+    store = opened(tmp_path)
+    assert not old.exists() and new.exists() and other.exists()
+    await store.close()
+
+
+async def test_a_disk_that_takes_nothing_costs_the_record_and_no_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "store"
+    store = opened(folder)
+    folder.rmdir()
+    store.put(A, b"1")
+    assert await store.get(A) is None
+    await store.close()
+    assert "could not be stored" in caplog.text
+
+
+def test_a_place_that_is_no_directory_is_a_mistake_of_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="--responses-store"):
+        opened(tmp_path / "file")

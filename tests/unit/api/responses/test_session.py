@@ -1,0 +1,27 @@
+"""What one connection remembers of its last response."""
+
+from dynamo.api.responses.session import ResponseSession
+from dynamo.protocols.responses import MessageItem, OutputText, Response
+
+
+def response(id: str) -> Response:
+    return Response(id=id, created_at=1, model="m", output=[MessageItem("assistant", [OutputText(id)])])
+
+
+def test_session_continues_its_last_response_only() -> None:
+    session = ResponseSession()
+    asked = [MessageItem("user", "hi")]
+    assert session.history("a") is None
+    session.remember(response("a"), asked)
+    assert session.history("a") == [*asked, *response("a").output]
+    session.remember(response("b"), asked)
+    assert session.history("a") is None and session.history("b") is not None
+
+
+def test_session_forgets_the_response_it_is_asked_to() -> None:
+    session = ResponseSession()
+    session.remember(response("a"), [])
+    session.forget("b")
+    assert session.history("a") is not None
+    session.forget("a")
+    assert session.history("a") is None

@@ -1,0 +1,73 @@
+"""A text request becomes a completion, and its answer KServe's outputs."""
+
+from typing import Any
+
+import pytest
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.grpc.completions import body_of, completion_of, response_of
+from dynamo.grpc.messages import CLASSES
+
+
+def request(text: Any = b"hi", streams: bool | None = None, **parameters: Any) -> Any:
+    message = CLASSES["ModelInferRequest"](model_name="m", id="7")
+    if text is not None:
+        message.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(text)
+    if streams is not None:
+        message.inputs.add(name="streaming", datatype="BOOL", shape=[1]).contents.bool_contents.append(streams)
+    for name, (kind, value) in parameters.items():
+        setattr(message.parameters[name], f"{kind}_param", value)
+    return message
+
+
+def test_its_inputs_and_known_parameters_are_the_completions_fields() -> None:
+    assert completion_of(request()) == {"model": "m", "prompt": "hi", "stream": False, "user": "7"}
+    asked = completion_of(
+        request(streams=True, max_tokens=("int64", 3), temperature=("double", 0.5), priority=("uint64", 1))
+    )
+    assert asked == {
+        "model": "m", "prompt": "hi", "stream": True, "user": "7", "max_tokens": 3, "temperature": 0.5
+    }  # fmt: skip
+    assert body_of(asked).startswith(b'{"model":"m"')
+
+
+def test_what_we_set_ourselves_no_parameter_sets() -> None:
+    assert completion_of(request(model=("string", "x"), stream=("bool", True)))["model"] == "m"
+
+
+def other(name: str, datatype: str, shape: list[int], **contents: Any) -> Any:
+    message = request(None)
+    message.inputs.add(name=name, datatype=datatype, shape=shape, contents=CLASSES["InferTensorContents"](**contents))
+    return message
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (request(None), "text_input is missing"),
+        (request(b"\xff"), "no UTF-8"),
+        (other("text_input", "BYTES", [2], bytes_contents=[b"a", b"b"]), r"shape \[2\]: expected \[1\]"),
+        (other("text_input", "INT32", [1], int_contents=[1]), "Int32: expected Bytes"),
+        (other("streaming", "BYTES", [1], bytes_contents=[b"a"]), "Bytes: expected Bool"),
+        (other("image", "BYTES", [1], bytes_contents=[b"a"]), "unknown input 'image'"),
+    ],
+)
+def test_a_request_that_is_none_is_told(message: Any, told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        completion_of(message)
+
+
+def test_each_choice_is_an_element_of_the_outputs() -> None:
+    choices = [{"text": "é", "finish_reason": "stop"}, {"text": "", "finish_reason": None}]
+    answer = response_of({"model": "m", "choices": choices}, "7")
+    assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "7")
+    said = {one.name: (list(one.shape), list(one.contents.bytes_contents)) for one in answer.outputs}
+    assert said == {"text_output": ([2], ["é".encode(), b""]), "finish_reason": ([2], [b"stop", b""])}
+
+
+def test_raw_outputs_are_answered_to_clients_that_send_raw_inputs() -> None:
+    choices = [{"text": "é", "finish_reason": "stop"}, {"text": "", "finish_reason": None}]
+    answer = response_of({"model": "m", "choices": choices}, "7", is_raw=True)
+    assert list(answer.raw_output_contents) == [b"\2\0\0\0\xc3\xa9\0\0\0\0", b"\4\0\0\0stop\0\0\0\0"]
+    assert list(answer.outputs[0].contents.bytes_contents) == ["é".encode(), b""]
+    assert not response_of({"choices": choices}, "7").raw_output_contents

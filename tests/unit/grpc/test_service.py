@@ -1,0 +1,202 @@
+"""The service's methods, asked without a socket."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.unit.grpc.kserve_house import open_kserve_house, said, tensor_request, text_request
+
+from dynamo.core.errors import DynamoException, NotFound
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.grpc.messages import CLASSES, SERVICE
+from dynamo.grpc.service import OPEN_PATHS, headers_of
+from dynamo.grpc.statuses import status_of
+from dynamo.http.server.access import KeyLimits
+from dynamo.http.server.gate import Gate, KeyMetrics, Keys
+
+KEY = [(b"authorization", b"Bearer secret-key")]
+
+
+def gate_of(registry: MetricsRegistry) -> Gate:
+    return Gate(OPEN_PATHS, KeyMetrics(registry, "x"), keys=Keys.of(["secret-key"], None))
+
+
+def named(kind: str, name: str) -> Any:
+    return CLASSES[kind](name=name)
+
+
+async def test_the_server_is_live_and_ready_until_it_drains() -> None:
+    async with open_kserve_house() as house:
+        service = house.service
+        assert (await service.server_live(None, None)).live
+        assert (await service.server_ready(None, None)).ready
+        assert (await service.server_metadata(None, None)).name == "dynamo"
+        await house.pipeline.drain(0.0)
+        assert not (await service.server_ready(None, None)).ready
+        for message in (text_request("hi"), tensor_request(1)):
+            with pytest.raises(DynamoException) as raised:
+                await house.infer(message)
+            assert status_of(raised.value)[0] == "UNAVAILABLE"
+
+
+async def test_models_of_text_and_of_tensors_are_ready_and_described() -> None:
+    async with open_kserve_house() as house:
+        service = house.service
+        for name, is_ready in (("say", True), ("echo", True), ("talk", False), ("nobody", False)):
+            assert (await service.model_ready(named("ModelReadyRequest", name), None)).ready is is_ready
+        assert (await service.model_metadata(named("ModelMetadataRequest", "say"), None)).inputs[0].name == "text_input"
+        config = (await service.model_config(named("ModelConfigRequest", "echo"), None)).config
+        assert (config.name, config.input[0].dims, config.backend) == ("echo", [-1], "dynamo")
+        with pytest.raises(NotFound):
+            await service.model_metadata(named("ModelMetadataRequest", "nobody"), None)
+
+
+async def test_text_is_completed_at_once() -> None:
+    async with open_kserve_house() as house:
+        answer = await house.infer(text_request("a b", n=2, max_tokens=9))
+        assert (answer.model_name, answer.id) == ("say", "7")
+        assert said(answer) == {"text_output": ["ab", "ab"], "finish_reason": ["stop", "stop"]}
+        [asked] = house.engines.asked
+        assert (asked["prompt"], asked["user"], asked["n"], asked["max_tokens"]) == ("a b", "7", 2, 9)
+
+
+async def test_text_is_streamed_chunk_by_chunk() -> None:
+    async with open_kserve_house() as house:
+        answers = await house.stream(text_request("a b", streaming=True), text_request("c"))
+        shown = [said(one.infer_response) for one in answers]
+        assert [one["text_output"] for one in shown] == [["a"], ["b"], [""], ["c"]]
+        assert [one["finish_reason"] for one in shown] == [[""], [""], ["stop"], ["stop"]]
+
+
+@pytest.mark.parametrize("raw", [True, False])
+async def test_tensors_are_answered_in_the_form_in_which_they_came(raw: bool) -> None:
+    async with open_kserve_house() as house:
+        answer = await house.infer(tensor_request(1, 2, raw=raw))
+        assert (answer.id, answer.parameters["place"].int64_param) == ("t", 0)
+        assert list(answer.raw_output_contents) == ([b"\1\0\0\0\2\0\0\0"] if raw else [])
+        assert list(answer.outputs[0].contents.int_contents) == ([] if raw else [1, 2])
+
+
+async def test_large_tensors_are_answered_too() -> None:
+    values = range(300_000)
+    async with open_kserve_house() as house:
+        answer = await house.infer(tensor_request(*values, raw=True))
+        assert answer.raw_output_contents[0] == b"".join(value.to_bytes(4, "little") for value in values)
+
+
+async def test_requests_of_a_stream_are_answered_one_after_the_other() -> None:
+    async with open_kserve_house() as house:
+        answers = await house.stream(tensor_request(1, id="x", count=2), tensor_request(2, id="y"))
+        assert [one.infer_response.id for one in answers] == ["x", "x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        (text_request("hi", model="nobody"), "NOT_FOUND"),
+        (text_request("hi", model="talk"), "NOT_FOUND"),
+        (text_request("hi", streaming=True), "INVALID_ARGUMENT"),
+        (text_request("hi", max_tokens=-1), "INVALID_ARGUMENT"),
+        (text_request("fail"), "INTERNAL"),
+        (tensor_request(1, count=0), "INTERNAL"),
+        (tensor_request(1, count=2), "INTERNAL"),
+        (tensor_request(1, **{"count": 0, "break": 1}), "INTERNAL"),
+        (tensor_request(1, fail=1), "INVALID_ARGUMENT"),
+    ],
+)
+async def test_each_failure_has_its_status_and_no_secret(message: Any, status: str) -> None:
+    async with open_kserve_house() as house:
+        with pytest.raises(DynamoException) as raised:
+            await house.infer(message)
+        name, told = status_of(raised.value)
+        assert name == status
+        assert "secret" not in told
+
+
+async def test_what_a_worker_fails_in_is_told_in_the_stream_and_the_next_request_goes_on() -> None:
+    async with open_kserve_house() as house:
+        answers = await house.stream(
+            text_request("a fail", streaming=True), tensor_request(1, **{"break": 1}), text_request("b")
+        )
+        assert [bool(one.error_message) for one in answers] == [False, True, False, True, False]
+        assert all("secret" not in one.error_message for one in answers)
+
+
+async def test_what_is_wrong_with_a_request_ends_the_stream() -> None:
+    async with open_kserve_house() as house:
+        with pytest.raises(NotFound):
+            await house.stream(text_request("a", model="nobody"), text_request("b"))
+        assert house.engines.asked == []
+
+
+@pytest.mark.parametrize("message", [text_request("hold"), tensor_request(1, hold=1)])
+async def test_who_leaves_lets_the_worker_stop(message: Any) -> None:
+    async with open_kserve_house() as house, asyncio.timeout(30):
+        asking = asyncio.ensure_future(house.infer(message))
+        await house.engines.held.wait()
+        asking.cancel()
+        await house.engines.left.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
+async def test_who_leaves_a_stream_lets_the_worker_stop() -> None:
+    async with open_kserve_house() as house, asyncio.timeout(30):
+        asking = asyncio.ensure_future(house.stream(text_request("a hold", streaming=True)))
+        await house.engines.held.wait()
+        asking.cancel()
+        await house.engines.left.wait()
+
+
+async def test_keys_are_asked_for_where_there_are_keys() -> None:
+    async with open_kserve_house(gate_of) as house:
+        for ask in (house.infer, house.stream):
+            for headers, told in ((), "needed"), ([(b"x-api-key", b"wrong")], "Incorrect"):
+                with pytest.raises(DynamoException, match=told) as raised:
+                    await ask(text_request("hi"), headers=headers)
+                assert status_of(raised.value)[0] == "UNAUTHENTICATED"
+        assert said(await house.infer(text_request("hi"), KEY))["text_output"] == ["hi"]
+        assert (await house.infer(tensor_request(1), KEY)).id == "t"
+
+
+def limited_gate(registry: MetricsRegistry) -> Gate:
+    keys = Keys(["secret-key"], None)
+    keys.ring.replace([KeyLimits(name="limited", key="secret-key", models=("other",))])
+    return Gate(OPEN_PATHS, KeyMetrics(registry, "x"), keys=keys)
+
+
+async def test_kserve_refuses_models_that_the_key_may_not_use() -> None:
+    async with open_kserve_house(limited_gate) as house:
+        service = house.service
+        account = service._admit("ModelReady", KEY, streams=False).account
+        assert not (await service.model_ready(named("ModelReadyRequest", "say"), account)).ready
+        for ask in (
+            service.model_metadata(named("ModelMetadataRequest", "say"), account),
+            service.model_config(named("ModelConfigRequest", "echo"), account),
+            house.infer(text_request("hi"), KEY),
+            house.infer(tensor_request(1), KEY),
+            house.stream(text_request("hi"), headers=KEY),
+        ):
+            with pytest.raises(DynamoException, match="may not use the model") as raised:
+                await ask
+            assert status_of(raised.value)[0] == "PERMISSION_DENIED"
+
+
+async def test_requests_are_counted() -> None:
+    async with open_kserve_house() as house:
+        await house.infer(tensor_request(1))
+        await house.infer(text_request("a"))
+        text = house.pipeline.metrics.registry.render()
+        for endpoint, model in (("tensor", "echo"), ("completions", "say")):
+            labels = f'endpoint="{endpoint}",error_type="",model="{model}",request_type="unary",status="success"'
+            assert f"dynamo_frontend_requests_total{{{labels}}} 1" in text
+
+
+def test_metadata_are_headers_and_bytes_are_left_out() -> None:
+    class Context:
+        @staticmethod
+        def invocation_metadata() -> Any:
+            return (("Authorization", "Bearer x"), ("trace-bin", b"\1"))
+
+    assert headers_of(Context()) == [(b"authorization", b"Bearer x")]
+    assert all(path.startswith(f"/{SERVICE}/Server".encode()) for path in OPEN_PATHS)

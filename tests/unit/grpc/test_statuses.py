@@ -1,0 +1,42 @@
+"""Which gRPC status a failure becomes."""
+
+import pytest
+
+from dynamo.core.errors import (
+    Cancelled,
+    Disconnected,
+    DynamoException,
+    InvalidArgument,
+    NotFound,
+    NotReady,
+    Overloaded,
+    ResponseTimeout,
+    Unknown,
+)
+from dynamo.grpc.statuses import Refused, status_of
+from dynamo.serving.errors import ErrorAnswer
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InvalidArgument("x"), "INVALID_ARGUMENT"),
+        (NotFound("x"), "NOT_FOUND"),
+        (NotReady("x"), "UNAVAILABLE"),
+        (Disconnected("x"), "UNAVAILABLE"),
+        (Overloaded("x"), "RESOURCE_EXHAUSTED"),
+        (ResponseTimeout("x"), "DEADLINE_EXCEEDED"),
+        (Cancelled("x"), "CANCELLED"),
+        (Unknown("secret"), "INTERNAL"),
+        (Refused(ErrorAnswer(401, "x")), "UNAUTHENTICATED"),
+        (Refused(ErrorAnswer(429, "x")), "RESOURCE_EXHAUSTED"),
+    ],
+)
+def test_each_error_has_its_status(error: DynamoException, status: str) -> None:
+    name, told = status_of(error)
+    assert name == status
+    assert "secret" not in told
+
+
+def test_overload_is_known_by_what_it_is_whatever_its_http_status() -> None:
+    assert status_of(Refused(ErrorAnswer(503, "x", label="overload")))[0] == "RESOURCE_EXHAUSTED"

@@ -1,0 +1,36 @@
+"""How many tokens a prompt has."""
+
+from typing import Any, cast
+
+import pytest
+from tests.scripted_engine.house import NAME, open_house
+
+from dynamo.core.errors import InvalidArgument, NotFound
+from dynamo.http.routes.prompt_count import count_prompt, counted_model
+from dynamo.protocols.openai import ChatCompletionRequest, Message
+
+
+@pytest.mark.parametrize("repeats", [1, 5000])
+async def test_a_count_is_what_a_worker_would_be_sent(repeats: int) -> None:
+    chat = ChatCompletionRequest(model=NAME, messages=[Message("user", "hi there " * repeats)])
+    async with open_house() as house:
+        preprocessor = counted_model(house.models, NAME, None).preprocessor
+        count = await count_prompt(preprocessor, chat)
+        assert count == len(preprocessor.tokenizer.encode(preprocessor.formatted_prompt(chat)))
+
+
+async def test_a_model_that_is_not_there_is_not_found() -> None:
+    async with open_house() as house:
+        with pytest.raises(NotFound):
+            counted_model(house.models, "nobody", None)
+
+
+def test_a_model_whose_workers_take_text_is_counted_by_nobody() -> None:
+    class TextModels:
+        takes_text = True
+
+        def find(self, *_: object) -> "TextModels":
+            return self
+
+    with pytest.raises(InvalidArgument, match="take text"):
+        counted_model(cast(Any, TextModels()), "t", None)

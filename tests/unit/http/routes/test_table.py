@@ -1,0 +1,92 @@
+"""The table of routes."""
+
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.testclient import TestClient
+
+from dynamo.http.openapi.description import describe
+from dynamo.http.routes.table import Access, Operation, RouteTable, as_json, refuse
+from dynamo.http.server.protocol import Exchange
+from dynamo.protocols.openai_answers import ModelList
+from dynamo.serving.errors import ErrorAnswer
+
+
+async def thing(request: Request) -> Response:
+    return as_json({"method": request.method, **request.path_params})
+
+
+def hot(exchange: Exchange) -> None:
+    exchange.respond(200, b"")
+
+
+@pytest.fixture
+def table() -> RouteTable:
+    table = RouteTable()
+    table.hot("POST", "/hot", hot, Operation("Hot", answer=ModelList, streams=True, refusals=(400,)))
+    table.plain("GET", "/things/{name}", thing, Operation("One thing"))
+    table.plain("POST", "/things/{name}", thing, Operation("Change it", body=ModelList), access=Access.OPEN)
+    return table
+
+
+def client(table: RouteTable) -> TestClient:
+    return TestClient(Starlette(routes=table.starlette_routes()))
+
+
+def test_a_path_with_several_methods_answers_each_and_names_them_all(table: RouteTable) -> None:
+    http = client(table)
+    assert http.get("/things/a").json() == {"method": "GET", "name": "a"}
+    assert http.post("/things/a").json() == {"method": "POST", "name": "a"}
+    assert http.head("/things/a").status_code == 200
+    refused = http.delete("/things/a")
+    assert refused.status_code == 405
+    assert {"GET", "POST"} <= set(refused.headers["allow"].split(", "))
+
+
+def test_a_hot_route_is_taken_by_the_protocol_and_its_other_methods_are_not_allowed(table: RouteTable) -> None:
+    assert table.hot_handlers() == {(b"POST", b"/hot"): hot}
+    refused = client(table).get("/hot")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
+def test_only_what_says_so_is_open(table: RouteTable) -> None:
+    assert table.open_paths() == {b"/things/{name}"}
+
+
+def test_a_variable_moves_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_HTTP_SVC_X_PATH", "/elsewhere")
+    table = RouteTable()
+    table.hot("POST", "/here", hot, Operation("Hot"), variable="DYN_HTTP_SVC_X_PATH")
+    assert list(table.hot_handlers()) == [(b"POST", b"/elsewhere")]
+
+
+def test_a_path_may_have_its_own_form_of_errors() -> None:
+    def body(error: ErrorAnswer) -> bytes:
+        return b""
+
+    table = RouteTable()
+    table.hot("POST", "/own", hot, Operation("Own"), error_body=body)
+    table.hot("POST", "/usual", hot, Operation("Usual"))
+    assert table.error_bodies() == {b"/own": body}
+
+
+def test_every_route_is_described_as_it_is(table: RouteTable) -> None:
+    document: dict[str, Any] = describe(table)
+    assert set(document["paths"]) == {"/hot", "/things/{name}"}
+    assert set(document["paths"]["/things/{name}"]) == {"get", "post"}
+    one = document["paths"]["/things/{name}"]["post"]
+    assert one["parameters"] == [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    assert one["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ModelList"}
+    answers = document["paths"]["/hot"]["post"]["responses"]
+    assert set(answers) == {"200", "400"}
+    assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+    ids = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_refusal_says_when_to_come_again() -> None:
+    assert refuse(ErrorAnswer(503, "busy", retry_after_s=3)).headers["retry-after"] == "3"
+    assert "retry-after" not in refuse(ErrorAnswer(404, "none")).headers

@@ -1,0 +1,234 @@
+"""Keys, and what each of them may do."""
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from dynamo.core.errors import ConfigError, HttpError
+from dynamo.http.server.access import Bucket, Caller, KeyLimits, KeyRing, plain_keys, read_keys
+
+KEY = "sk-secret-1"
+
+
+def caller(**limits: object) -> Caller:
+    return Caller(KeyLimits(name="a", key=KEY, **limits))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (b"authorization", b"Bearer sk-secret-1"),
+        (b"authorization", b"bearer  sk-secret-1"),
+        (b"x-api-key", b"sk-secret-1"),
+    ],
+)
+def test_a_key_is_found_in_the_header_of_either_kind_of_client(header: tuple[bytes, bytes]) -> None:
+    found = KeyRing(plain_keys([KEY])).find([(b"host", b"x"), header])
+    assert found is not None and found.name == "key-1"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (b"authorization", b"Bearer sk-secret-2"),
+        (b"authorization", b"Basic sk-secret-1"),
+        (b"authorization", b"sk-secret-1"),
+        (b"x-api-key", b"sk-secret-1 "),
+        (b"x-api-key", b""),
+        (b"x-api-key", b"\xff\xfe"),
+        (b"x-other", b"sk-secret-1"),
+    ],
+)
+def test_what_is_not_the_key_is_not_found(header: tuple[bytes, bytes]) -> None:
+    assert KeyRing(plain_keys([KEY])).find([header]) is None
+
+
+def test_no_key_is_kept_in_the_ring() -> None:
+    ring = KeyRing([KeyLimits(name="a", key_sha256=hashlib.sha256(KEY.encode()).hexdigest())])
+    assert ring.find([(b"x-api-key", KEY.encode())]) is not None
+    assert all(KEY.encode() not in digest for digest in ring._callers)
+
+
+def test_requests_beyond_the_minutes_share_are_told_when_to_come_again() -> None:
+    someone = caller(requests_per_minute=2)
+    assert someone.admit(0.0) is None
+    assert someone.admit(0.0) is None
+    told = someone.admit(1.0)
+    assert told is not None and (told.limit, told.retry_after_s) == ("requests_per_minute", 29)
+    assert someone.admit(30.0) is None
+
+
+def test_tokens_are_taken_when_they_are_known_and_paid_back_before_the_next_request() -> None:
+    someone = caller(tokens_per_minute=60)
+    assert someone.admit(0.0) is None
+    someone.spend(120, 0.0)
+    told = someone.admit(0.0)
+    assert told is not None and told.limit == "tokens_per_minute"
+    assert 60 <= told.retry_after_s <= 61
+    assert someone.admit(61.0) is None
+
+
+def test_so_many_at_a_time_and_no_more() -> None:
+    someone = caller(concurrent_requests=1)
+    assert someone.admit(0.0) is None
+    assert someone.admit(0.0) is not None
+    someone.release()
+    assert someone.admit(0.0) is None
+
+
+def test_a_refused_request_uses_nothing_up() -> None:
+    someone = caller(requests_per_minute=1, concurrent_requests=1)
+    someone.admit(0.0)
+    for _ in range(5):
+        assert someone.admit(0.0) is not None
+    assert someone.concurrent == 1
+    someone.release()
+    assert someone.admit(60.0) is None
+
+
+def test_models_are_allowed_by_name_or_pattern() -> None:
+    someone = caller(models=("demo", "Qwen/*"))
+    someone.require("demo")
+    someone.require("Qwen/Qwen3-0.6B")
+    with pytest.raises(HttpError, match="may not use the model 'gpt'"):
+        someone.require("gpt")
+    assert caller().may_use("anything")
+
+
+def test_changed_limits_hold_at_once_and_forget_no_use() -> None:
+    ring = KeyRing([KeyLimits(name="a", key=KEY, requests_per_minute=1)])
+    header = [(b"x-api-key", KEY.encode())]
+    someone = ring.find(header)
+    assert someone is not None and someone.admit(0.0) is None
+    ring.replace([KeyLimits(name="a", key="sk-secret-2", requests_per_minute=1)])
+    assert ring.find(header) is None
+    again = ring.find([(b"x-api-key", b"sk-secret-2")])
+    assert again is someone and again.concurrent == 1
+    assert again.admit(0.0) is not None
+    ring.replace([KeyLimits(name="a", key="sk-secret-2")])
+    assert again.admit(0.0) is None
+
+
+def test_the_owner_of_stored_objects_follows_from_the_key_alone() -> None:
+    first, second = KeyRing(plain_keys([KEY, "sk-secret-2"])), KeyRing(plain_keys(["sk-secret-2", KEY]))
+    header = [(b"x-api-key", KEY.encode())]
+    one, other = first.find(header), second.find(header)
+    assert one is not None and other is not None and one.name != other.name
+    assert one.owner == other.owner and one.owner.startswith("key:")
+    assert first.of_owner(one.owner) is one
+    hashed = KeyRing([KeyLimits(name="a", key_sha256=hashlib.sha256(KEY.encode()).hexdigest())])
+    assert hashed.owner_of("a") == one.owner
+    assert hashlib.sha256(KEY.encode()).hexdigest() not in one.owner
+
+
+def test_a_key_with_spaces_at_its_ends_is_refused_because_no_header_can_carry_it() -> None:
+    for key in (" sk-secret-1", "sk-secret-1 ", " " * 12):
+        with pytest.raises(ConfigError, match="spaces"):
+            KeyRing([KeyLimits(name="a", key=key)])
+
+
+def test_a_key_that_is_given_twice_is_one_key_and_an_admin_key_where_it_is_both() -> None:
+    assert len(KeyRing(plain_keys([KEY, KEY]))) == 1
+    (entry,) = plain_keys([KEY], [KEY])
+    assert entry.admin
+
+
+def test_keys_that_cannot_be_told_apart_are_refused_and_change_nothing() -> None:
+    ring = KeyRing(plain_keys([KEY]))
+    with pytest.raises(ConfigError, match="twice"):
+        ring.replace([KeyLimits(name="a", key="sk-secret-2"), KeyLimits(name="b", key="sk-secret-2")])
+    assert ring.find([(b"x-api-key", KEY.encode())]) is not None
+
+
+def test_a_keys_file_is_read() -> None:
+    (entry,) = read_keys('[[keys]]\nname = "a"\nkey = "sk-secret-1"\nmodels = ["m"]\nrequests_per_minute = 3\n', "f")
+    assert (entry.name, entry.models, entry.requests_per_minute) == ("a", ("m",), 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[keys]]\nname = "a"\nkey = "sk-secret-1', "no TOML"),
+        ('[[keys]]\nname = "a"\nkey = "sk-secret-1"\nrpm = 3\n', "rpm"),
+        ("[[keys]]\nname = 1\n", "name"),
+        ("", "keys"),
+    ],
+)
+def test_a_wrong_keys_file_is_named_and_shows_no_key(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_keys(text, "keys.toml")
+    assert "keys.toml" in str(caught.value) and KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (KeyLimits(name="a"), "either key or key_sha256"),
+        (KeyLimits(name="a", key=KEY, key_sha256="00"), "either key or key_sha256"),
+        (KeyLimits(name="a", key="short"), "at least 8"),
+        (KeyLimits(name="a", key_sha256="zz"), "64 hexadecimal"),
+        (KeyLimits(name="a", key=KEY, tokens_per_minute=0), "tokens_per_minute = 0"),
+    ],
+)
+def test_a_wrong_entry_is_refused(entry: KeyLimits, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        KeyRing([entry])
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 30), st.integers(1, 5)), max_size=40),
+    st.integers(1, 50),
+)
+def test_no_minute_gives_more_than_twice_its_share(steps: list[tuple[float, int]], size: int) -> None:
+    bucket, now, taken = Bucket(size), 0.0, []
+    for wait, amount in steps:
+        now += wait
+        if amount <= size and bucket.wait_s(now, amount) == 0.0:
+            bucket.take(amount, now)
+            taken.append((now, amount))
+    for at, _ in taken:
+        assert sum(amount for when, amount in taken if at <= when < at + 60) <= 2 * size + 1e-6
+
+
+class CallerMachine(RuleBasedStateMachine):
+    """Whatever comes, a caller's running requests stay within their limit, and a wait that was kept is enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.caller = caller(requests_per_minute=6, tokens_per_minute=100, concurrent_requests=3)
+        self.now = 0.0
+        self.running = 0
+
+    @rule(wait=st.floats(0, 20))
+    def pass_time(self, wait: float) -> None:
+        self.now += wait
+
+    @rule()
+    def ask(self) -> None:
+        told = self.caller.admit(self.now)
+        if told is None:
+            self.running += 1
+        elif told.limit != "concurrent_requests":
+            self.now += told.retry_after_s
+            again = self.caller.admit(self.now)
+            if again is None:
+                self.running += 1
+            else:
+                assert again.limit != told.limit, "the wait was too short"
+
+    @rule(tokens=st.integers(0, 80))
+    def end(self, tokens: int) -> None:
+        if self.running:
+            self.caller.spend(tokens, self.now)
+            self.caller.release()
+            self.running -= 1
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.caller.concurrent == self.running <= 3
+
+
+TestCallerMachine = CallerMachine.TestCase

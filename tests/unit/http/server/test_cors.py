@@ -1,0 +1,43 @@
+"""Which web pages may call."""
+
+import pytest
+
+from dynamo.core.errors import ConfigError
+from dynamo.http.server.cors import Cors, as_lines
+
+
+def test_an_allowed_origin_is_named_and_another_is_not() -> None:
+    cors = Cors.of(["https://a.example", "http://localhost:3000"])
+    assert cors is not None
+    assert dict(cors.headers(b"https://A.example"))[b"access-control-allow-origin"] == b"https://A.example"
+    assert cors.headers(b"https://b.example") == [(b"vary", b"origin")]
+    assert cors.headers(None) == [(b"vary", b"origin")]
+    assert b"access-control-allow-methods" not in dict(cors.preflight(b"https://b.example", None))
+
+
+def test_a_star_allows_every_origin() -> None:
+    cors = Cors.of(["*"])
+    assert cors is not None
+    assert dict(cors.headers(b"https://b.example"))[b"access-control-allow-origin"] == b"*"
+
+
+def test_a_preflight_allows_the_headers_that_it_asks_for() -> None:
+    cors = Cors.of(["*"])
+    assert cors is not None
+    said = dict(cors.preflight(b"https://b.example", b"x-api-key, content-type"))
+    assert said[b"access-control-allow-headers"] == b"x-api-key, content-type"
+    assert b"POST" in said[b"access-control-allow-methods"]
+
+
+def test_without_origins_there_is_no_cors() -> None:
+    assert Cors.of([]) is None
+
+
+@pytest.mark.parametrize("origin", ["a.example", "https://", "https://a.example/path", "https://ä.example", "null"])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="--cors-origins"):
+        Cors.of([origin])
+
+
+def test_headers_are_written_one_a_line() -> None:
+    assert as_lines([(b"a", b"1"), (b"b", b"2")]) == b"a: 1\r\nb: 2\r\n"

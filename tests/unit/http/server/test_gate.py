@@ -1,0 +1,130 @@
+"""What is decided of a request by its headers."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dynamo.core.errors import ConfigError
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.http.server.cors import Cors
+from dynamo.http.server.gate import OPEN, Gate, KeyMetrics, Keys
+
+KEY = [(b"authorization", b"Bearer sk-secret-1")]
+
+
+class Asked:
+    """A gate and its metrics."""
+
+    def __init__(self, keys: Keys | None = None, cors: Cors | None = None) -> None:
+        self.registry = MetricsRegistry()
+        self.gate = Gate({b"/health"}, KeyMetrics(self.registry, "p"), cors=cors, keys=keys, now=lambda: 0.0)
+
+
+def write_keys(path: Path, key: str, more: str = "") -> None:
+    path.write_text(f'[[keys]]\nname = "team"\nkey = "{key}"\n{more}')
+
+
+def test_without_keys_and_origins_everyone_passes() -> None:
+    assert Asked().gate.judge(b"POST", b"/v1/x", []) is OPEN
+
+
+def test_probes_need_no_key() -> None:
+    gate = Asked(Keys(["sk-secret-1"], None)).gate
+    assert gate.judge(b"GET", b"/health", []).refusal is None
+    told = gate.judge(b"GET", b"/healthy", []).refusal
+    assert told is not None and told.status == 401
+
+
+def test_what_callers_do_is_counted_under_their_names(tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys", "sk-secret-1", "requests_per_minute = 1\n")
+    asked = Asked(Keys(["sk-other-key"], str(tmp_path / "keys")))
+    account = asked.gate.judge(b"POST", b"/v1/x", KEY).account
+    assert account is not None and account.name == "team"
+    account.spend(7)
+    account.close()
+    account.close()
+    asked.gate.judge(b"POST", b"/v1/x", KEY)
+    asked.gate.judge(b"POST", b"/v1/x", [])
+    asked.gate.judge(b"POST", b"/v1/x", [(b"x-api-key", b"wrong-key")])
+    text = asked.registry.render()
+    assert 'p_api_key_requests_total{key="team"} 1' in text
+    assert 'p_api_key_tokens_total{key="team"} 7' in text
+    assert 'p_api_key_refusals_total{key="team",reason="requests_per_minute"} 1' in text
+    assert 'p_api_key_refusals_total{key="",reason="no_key"} 1' in text
+    assert 'p_api_key_refusals_total{key="",reason="wrong_key"} 1' in text
+    assert "sk-secret" not in text and "sk-other" not in text
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    write_keys(path, "sk-secret-1")
+    keys = Keys([], str(path))
+    write_keys(path, "sk-secret-22")
+    keys.refresh()
+    assert keys.ring.find(KEY) is None
+    assert keys.ring.find([(b"x-api-key", b"sk-secret-22")]) is not None
+
+
+def test_a_file_that_broke_changes_nothing_and_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys"
+    write_keys(path, "sk-secret-1")
+    keys = Keys([], str(path))
+    path.write_text("[[keys")
+    keys.refresh()
+    keys.refresh()
+    assert keys.ring.find(KEY) is not None
+    assert len(caplog.records) == 1 and "stay as they were" in caplog.text
+
+
+def test_a_file_that_is_gone_changes_nothing_until_it_is_back(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    write_keys(path, "sk-secret-1")
+    keys = Keys([], str(path))
+    os.unlink(path)
+    keys.refresh()
+    assert keys.ring.find(KEY) is not None
+    write_keys(path, "sk-secret-22")
+    keys.refresh()
+    assert keys.ring.find(KEY) is None
+
+
+def test_a_file_that_is_not_there_at_the_start_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--api-keys-file"):
+        Keys([], str(tmp_path / "none"))
+    assert Keys.of([], None) is None
+
+
+def test_a_refusal_can_be_read_by_the_page_that_asked() -> None:
+    gate = Asked(Keys(["sk-secret-1"], None), Cors.of(["https://a.example"])).gate
+    passage = gate.judge(b"POST", b"/v1/x", [(b"origin", b"https://a.example")])
+    assert passage.refusal is not None and passage.refusal.status == 401
+    assert (b"access-control-allow-origin", b"https://a.example") in passage.headers
+
+
+def test_a_preflight_needs_no_key() -> None:
+    gate = Asked(Keys(["sk-secret-1"], None), Cors.of(["https://a.example"])).gate
+    question = [(b"origin", b"https://a.example"), (b"access-control-request-method", b"POST")]
+    assert gate.judge(b"OPTIONS", b"/v1/x", question).is_preflight
+
+
+def test_a_keys_file_without_keys_is_refused_at_start_and_closes_the_server_later(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("keys = []\n")
+    with pytest.raises(ConfigError, match=r"--api-keys-file .*: expected at least one key"):
+        Keys.of([], str(path))
+    write_keys(path, "sk-secret-1")
+    keys = Keys([], str(path))
+    path.write_text("keys = []\n")
+    keys.refresh()
+    refusal = Asked(keys).gate.judge(b"POST", b"/v1/x", KEY).refusal
+    assert refusal is not None and refusal.status == 401
+
+
+def test_names_of_earlier_releases_stand_for_keys_of_the_file_only(tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys", "sk-secret-1")
+    keys = Keys(["sk-secret-2"], str(tmp_path / "keys"), ["sk-secret-3"])
+    assert keys.owner_of_name("team") == keys.ring.owner_of("team")
+    assert [keys.owner_of_name(name) for name in ("key-1", "admin-1", "nobody")] == [None, None, None]

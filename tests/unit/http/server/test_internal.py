@@ -1,0 +1,126 @@
+"""A request of the process to itself: its answer, whole or event by event, and what happens when nobody wants it."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.scripted_engine.house import NAME, USER, open_house
+from tests.scripted_engine.script import Script
+
+from dynamo.core.errors import Cancelled, ResponseTimeout
+from dynamo.http.server.internal import UNREAD_BYTES_MAX, InternalExchange
+from dynamo.http.server.protocol import Exchange
+from dynamo.serving.errors import ErrorAnswer
+
+
+def exchange_of(handler: Callable[[Any], None]) -> InternalExchange:
+    return InternalExchange(handler, b"{}")
+
+
+async def events_of(exchange: InternalExchange) -> list[bytes]:
+    return [event async for event in exchange.events()]
+
+
+async def test_a_whole_answer_has_its_status_and_its_body() -> None:
+    answer = await exchange_of(lambda exchange: exchange.respond(201, b"x")).whole()
+    assert (answer.status, answer.body, answer.error) == (201, b"x", None)
+
+
+async def test_a_refusal_is_known_as_one() -> None:
+    wrong = ErrorAnswer(400, "wrong", param="n")
+    answer = await exchange_of(lambda exchange: exchange.refuse(wrong)).whole()
+    assert (answer.status, answer.error) == (400, wrong)
+    assert json.loads(answer.body)["error"]["param"] == "n"
+    streamed = exchange_of(lambda exchange: exchange.refuse(wrong))
+    assert (await events_of(streamed), streamed.refusal) == ([], wrong)
+
+
+@given(st.lists(st.integers(1, 40), max_size=12))
+def test_events_are_the_same_however_they_are_written(cuts: list[int]) -> None:
+    stream = b'data: {"a":1}\n\n: idle\n\nevent: x\n\ndata: {"b":2}\n\ndata: [DONE]\n\n'
+
+    def handler(exchange: Exchange) -> None:
+        rest = stream
+        for place, cut in enumerate(cuts):
+            piece, rest = rest[:cut], rest[cut:]
+            if piece and place % 2:
+                exchange.write_chunk(b"%x\r\n%b\r\n" % (len(piece), piece))
+            elif piece:
+                exchange.write(piece)
+        exchange.end(rest)
+
+    assert asyncio.run(events_of(exchange_of(handler))) == [b'{"a":1}', b'{"b":2}']
+
+
+async def test_several_chunks_in_one_write_are_read() -> None:
+    def handler(exchange: Exchange) -> None:
+        exchange.write_chunk(b"9\r\ndata: a\n\n\r\n9\r\ndata: b\n\n\r\n")
+        exchange.end()
+
+    assert await events_of(exchange_of(handler)) == [b"a", b"b"]
+
+
+async def test_whoever_asks_and_goes_is_a_client_that_left() -> None:
+    left: list[str] = []
+
+    def handler(exchange: Exchange) -> None:
+        exchange.on_disconnect = lambda: left.append("left")
+
+    asking = asyncio.ensure_future(exchange_of(handler).whole())
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert left == ["left"]
+
+
+async def test_an_answer_that_came_whole_was_not_left() -> None:
+    left: list[str] = []
+
+    def handler(exchange: Exchange) -> None:
+        exchange.on_disconnect = lambda: left.append("left")
+        exchange.respond(200, b"")
+
+    exchange = exchange_of(handler)
+    await exchange.whole()
+    exchange.respond(500, b"late")
+    exchange.write(b"late")
+    exchange.end(b"late")
+    assert (left, exchange.disconnected) == ([], True)
+
+
+async def test_one_may_leave_from_elsewhere() -> None:
+    exchange = exchange_of(lambda _: None)
+    asking = asyncio.ensure_future(exchange.whole())
+    await asyncio.sleep(0)
+    exchange.leave()
+    with pytest.raises(Cancelled):
+        await asking
+
+
+async def test_a_reader_that_is_too_slow_is_cut_off() -> None:
+    left: list[str] = []
+
+    def handler(exchange: Exchange) -> None:
+        exchange.on_disconnect = lambda: left.append("left")
+        for _ in range(UNREAD_BYTES_MAX // 1000 + 2):
+            exchange.write(b"data: " + b"x" * 1000 + b"\n\n")
+
+    with pytest.raises(ResponseTimeout):
+        await events_of(exchange_of(handler))
+    assert left == ["left"]
+
+
+async def test_the_pipeline_answers_it_as_it_answers_clients() -> None:
+    async with open_house() as house:
+        annotations = [Script(["Hello there."]).annotation()]
+        body = {"model": NAME, "messages": USER, "stream": True, "nvext": {"annotations": annotations}}
+        exchange = InternalExchange(house.pipeline.handle_chat, json.dumps(body).encode())
+        chunks = [json.loads(event) for event in await events_of(exchange)]
+        said = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+        assert said == "Hello there."
+        assert house.pipeline.inflight == 0

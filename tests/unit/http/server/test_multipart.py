@@ -1,0 +1,77 @@
+"""Multipart: whatever is put into a form comes out of it, and nothing else is taken for one."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.http.server.multipart import HEAD_BYTES_MAX, PARTS_MAX, Part, is_multipart, read_multipart
+
+BOUNDARY = b"----boundary7x"
+MEDIA = b'multipart/form-data; charset=utf-8; boundary="----boundary7x"'
+
+names = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=12)
+data = st.binary(max_size=64).filter(lambda value: BOUNDARY not in value)
+parts = st.lists(st.builds(Part, names, data, st.none() | names, st.just("image/png")), max_size=6)
+
+
+def quoted(text: str) -> bytes:
+    return text.replace("\\", "\\\\").replace('"', '\\"').encode()
+
+
+def written(form: list[Part]) -> bytes:
+    body = b"a preamble that nobody reads\r\n" if len(form) % 2 else b""
+    for part in form:
+        body += b'--%b\r\nContent-Disposition: form-data; name="%b"' % (BOUNDARY, quoted(part.name))
+        if part.filename is not None:
+            body += b'; filename="%b"' % quoted(part.filename)
+        body += b"\r\nContent-Type: image/png\r\n\r\n" + part.data + b"\r\n"
+    return body + b"--" + BOUNDARY + b"--\r\n"
+
+
+@given(parts)
+def test_a_form_is_read_as_it_was_written(form: list[Part]) -> None:
+    assert read_multipart(written(form), MEDIA) == form
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(body: bytes) -> None:
+    for given_body in (body, b"--" + BOUNDARY + b"\r\n" + body, written([]) + body):
+        with suppress(InvalidArgument):
+            read_multipart(given_body, MEDIA)
+
+
+@pytest.mark.parametrize(
+    ("body", "media"),
+    [
+        (written([]), b"multipart/form-data"),
+        (written([]), b"multipart/form-data; boundary=" + b"x" * 201),
+        (written([])[:-5], MEDIA),
+        (b"--" + BOUNDARY + b"\r\n\r\ndata\r\n--" + BOUNDARY + b"--", MEDIA),
+        (b"--" + BOUNDARY + b"\r\nno headers\r\n--" + BOUNDARY + b"--", MEDIA),
+        (written([Part("x" * HEAD_BYTES_MAX, b"")]), MEDIA),
+        (written([Part("x", b"")] * (PARTS_MAX + 1)), MEDIA),
+    ],
+)
+def test_what_is_no_form_is_refused(body: bytes, media: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        read_multipart(body, media)
+
+
+def test_as_many_parts_as_may_be_are_read() -> None:
+    assert len(read_multipart(written([Part("x", b"")] * PARTS_MAX), MEDIA)) == PARTS_MAX
+
+
+def test_a_file_is_a_url_and_a_field_is_text() -> None:
+    assert Part("image", b"\x00\x01", "a.png", "image/png").data_url == "data:image/png;base64,AAE="
+    assert Part("prompt", "ä".encode()).text == "ä"
+    with pytest.raises(InvalidArgument, match="prompt"):
+        Part("prompt", b"\xff").text  # noqa: B018 - what it raises is the test
+
+
+def test_a_form_is_told_by_its_type() -> None:
+    assert is_multipart(b"Multipart/Form-Data; boundary=x")
+    assert not is_multipart(b"application/json")
+    assert not is_multipart(None)

@@ -1,0 +1,610 @@
+"""Hot routes over a transport that only remembers."""
+
+import asyncio
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.http.server.cors import Cors
+from dynamo.http.server.gate import Gate, KeyMetrics, Keys
+from dynamo.http.server.limits import Limits
+from dynamo.http.server.protocol import (
+    BODY_BYTES_FREE,
+    COMMENT,
+    CONTINUE,
+    LINGER_BYTES_MAX,
+    LINGER_IDLE_S,
+    BodyBudget,
+    ConnectionCounts,
+    Exchange,
+    HttpProtocol,
+)
+from dynamo.serving.errors import ErrorAnswer
+
+LIMITS = Limits(body_bytes=10, header_bytes=1000, headers=20, requests_per_connection=0)
+REQUEST = b"POST /hot HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.unsent = 0
+        self.is_closed = False
+        self.is_reading_paused = False
+        self.has_ended = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is written."""
+        return self.is_closed or self.has_ended
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.has_ended = True
+
+    def write(self, data: Any) -> None:
+        self.sent += bytes(data)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+    def pause_reading(self) -> None:
+        self.is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_reading_paused = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+
+class Server:
+    """One connection whose hot route keeps its exchanges."""
+
+    def __init__(self, limits: Limits = LIMITS, **more: Any) -> None:
+        self.exchanges: list[Exchange] = []
+        self.counts = ConnectionCounts(MetricsRegistry(), "p")
+        routes = {(b"POST", b"/hot"): self.exchanges.append}
+        kind = type("P", (HttpProtocol,), {"hot_routes": routes, "limits": limits, "counts": self.counts, **more})
+        config = uvicorn.Config(
+            self.app, lifespan="off", log_config=None, access_log=False, ws="none", interface="asgi3"
+        )
+        config.load()
+        self.protocol = kind(config, ServerState(), {}, asyncio.get_running_loop())
+        self.transport = Transport()
+        self.protocol.connection_made(self.transport)
+        self.asgi_paths: list[str] = []
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asgi_paths.append(scope["path"])
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.fixture
+async def server() -> Server:
+    return Server()
+
+
+async def test_a_hot_request_is_handed_over_whole_however_it_is_cut(server: Server) -> None:
+    for place in range(len(REQUEST)):
+        server.protocol.data_received(REQUEST[place : place + 1])
+    assert [bytes(one.body) for one in server.exchanges] == [b"hello"]
+    server.exchanges[0].respond(200, b"{}")
+    assert server.transport.sent.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert server.transport.sent.endswith(b"content-length: 2\r\n\r\n{}")
+
+
+async def test_a_stream_is_chunked_and_its_status_goes_with_the_first_event(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    exchange = server.exchanges[0]
+    assert server.transport.sent == b""
+    exchange.write(b"data: 1\n\n")
+    exchange.end(b"data: [DONE]\n\n")
+    head, _, body = server.transport.sent.partition(b"\r\n\r\n")
+    assert b"text/event-stream" in head
+    assert body == b"9\r\ndata: 1\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+async def test_a_query_string_does_not_leave_the_hot_path(server: Server) -> None:
+    server.protocol.data_received(REQUEST.replace(b"/hot", b"/hot?x=1"))
+    assert len(server.exchanges) == 1
+
+
+async def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
+    server.protocol.data_received(REQUEST + REQUEST.replace(b"hello", b"again") + REQUEST.replace(b"hello", b"third"))
+    assert [bytes(one.body) for one in server.exchanges] == [b"hello"]
+    server.exchanges[0].respond(200, b"1")
+    assert [bytes(one.body) for one in server.exchanges] == [b"", b"again"]
+    server.exchanges[1].end(b"2")
+    assert [bytes(one.body) for one in server.exchanges] == [b"", b"", b"third"]
+
+
+async def test_other_routes_go_the_ordinary_way_on_the_same_connection(server: Server) -> None:
+    server.protocol.data_received(b"GET /other HTTP/1.1\r\nhost: x\r\n\r\n")
+    await asyncio.gather(*server.protocol.tasks)
+    assert server.asgi_paths == ["/other"]
+    server.protocol.data_received(REQUEST)
+    assert len(server.exchanges) == 1
+
+
+@pytest.mark.parametrize("length", [b"content-length: 11", b"transfer-encoding: chunked"])
+async def test_a_body_over_the_limit_is_refused_with_a_413(server: Server, length: bytes) -> None:
+    body = b"a" * 11 if b"length" in length else b"b\r\n" + b"a" * 11 + b"\r\n0\r\n\r\n"
+    server.protocol.data_received(b"POST /hot HTTP/1.1\r\nhost: x\r\n" + length + b"\r\n\r\n" + body)
+    assert server.transport.sent.startswith(b"HTTP/1.1 413 ")
+    assert b"DYN_HTTP_BODY_LIMIT_MB" in server.transport.sent
+    assert server.transport.is_over
+    assert server.exchanges == []
+
+
+async def test_a_client_that_leaves_is_noticed_once(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    left: list[bool] = []
+    server.exchanges[0].on_disconnect = lambda: left.append(True)
+    server.protocol.connection_lost(None)
+    server.exchanges[0].write(b"data: late\n\n")
+    assert left == [True]
+    assert server.transport.sent == b""
+
+
+async def test_a_client_that_left_after_its_answer_disturbs_nobody(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    exchange = server.exchanges[0]
+    exchange.on_disconnect = lambda: pytest.fail("the response was complete")
+    exchange.respond(200, b"")
+    server.protocol.connection_lost(None)
+
+
+async def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    server.protocol.pause_writing()
+    server.transport.unsent = LIMITS.unsent_bytes
+    server.exchanges[0].write(b"x")
+    assert not server.transport.is_closed
+    server.transport.unsent += 1
+    server.exchanges[0].write(b"x")
+    assert server.transport.is_over
+
+
+async def test_it_is_known_since_when_a_request_is_awaited(server: Server) -> None:
+    protocol: Any = server.protocol
+    assert protocol.received_at is not None, "nothing has come yet"
+    protocol.data_received(REQUEST)
+    assert protocol.received_at is None
+    server.exchanges[0].respond(200, b"{}")
+    protocol.data_received(REQUEST[:20])
+    assert protocol.received_at is not None
+
+
+async def test_what_is_not_http_gets_a_json_400(server: Server) -> None:
+    server.protocol.data_received(b"\x16\x03\x01garbage\r\n\r\n")
+    head, _, body = server.transport.sent.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and body.startswith(b'{"error"')
+
+
+async def test_http_1_0_gets_its_connection_closed(server: Server) -> None:
+    server.protocol.data_received(REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    server.exchanges[0].respond(529, b"{}")
+    assert server.transport.sent.startswith(b"HTTP/1.1 529 Overloaded\r\n")
+    assert server.transport.is_over
+
+
+async def test_nothing_written_is_no_chunk(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    (exchange,) = server.exchanges
+    exchange.write(b"")
+    exchange.write(b"one")
+    exchange.write(b"")
+    assert server.transport.sent.endswith(b"\r\n\r\n3\r\none\r\n")
+
+
+async def test_a_request_that_does_not_arrive_in_time_is_told_so(server: Server) -> None:
+    protocol: Any = server.protocol
+    protocol.data_received(REQUEST[:-1])
+    since_s = protocol.received_at
+    protocol.sweep(since_s + LIMITS.arrival_s - 0.5)
+    assert not server.transport.is_closed
+    protocol.sweep(since_s + LIMITS.arrival_s + 1)
+    assert server.transport.sent.startswith(b"HTTP/1.1 408 ") and server.transport.is_over
+    assert server.counts.late.value == 1
+
+
+async def test_a_connection_that_brings_nothing_is_closed_without_a_word(server: Server) -> None:
+    protocol: Any = server.protocol
+    protocol.sweep(protocol.received_at + LIMITS.arrival_s + 1)
+    assert server.transport.sent == b"" and server.transport.is_over
+
+
+async def test_a_slow_answer_is_no_slow_request(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    server.exchanges[0].write(b"data: 1\n\n")
+    protocol: Any = server.protocol
+    protocol.sweep(protocol.loop.time() + 1e6)
+    assert not server.transport.is_closed
+
+
+async def test_a_request_behind_another_is_not_late_while_we_do_not_read_it(server: Server) -> None:
+    protocol: Any = server.protocol
+    protocol.data_received(REQUEST + REQUEST[:-1])
+    protocol.sweep(protocol.loop.time() + 1e6)
+    assert not server.transport.is_closed
+
+
+@pytest.mark.parametrize("behind", [b"garbage\r\n\r\n", b"POST /hot HTTP/1.1\r\nx: " + b"a" * 2000])
+async def test_nothing_is_written_before_an_answer_that_is_still_to_come(server: Server, behind: bytes) -> None:
+    server.protocol.data_received(REQUEST)
+    server.protocol.data_received(behind)
+    assert server.transport.sent == b"" and server.transport.is_over
+
+
+async def test_a_client_that_lets_its_answer_wait_for_too_long_is_cut_off(server: Server) -> None:
+    protocol: Any = server.protocol
+    protocol.data_received(REQUEST)
+    server.exchanges[0].write(b"data: 1\n\n")
+    protocol.pause_writing()
+    protocol.sweep(protocol.stalled_at + LIMITS.stalled_s)
+    assert not server.transport.is_closed
+    protocol.resume_writing()
+    protocol.sweep(protocol.stalled_at + LIMITS.stalled_s + 1)
+    assert not server.transport.is_closed
+    protocol.pause_writing()
+    protocol.sweep(protocol.stalled_at + LIMITS.stalled_s + 1)
+    assert server.transport.is_over
+    assert server.counts.slow_readers.value == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"x-long: " + b"a" * 1000 + b"\r\n", b"x: y\r\n" * 21, b"x-much: " + b"a" * 100_000],
+    ids=["too long", "too many", "without an end"],
+)
+@pytest.mark.parametrize("step", [64, 1 << 20])
+@pytest.mark.parametrize("path", [b"/hot", b"/other"])
+async def test_headers_over_the_limit_are_refused_however_they_come(
+    server: Server, head: bytes, step: int, path: bytes
+) -> None:
+    request = b"POST " + path + b" HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n"
+    for place in range(0, len(request), step):
+        if not server.transport.is_closed:
+            server.protocol.data_received(request[place : place + step])
+    assert server.transport.sent.startswith(b"HTTP/1.1 431 ")
+    assert server.transport.sent.count(b"HTTP/1.1") == 1
+    assert server.transport.is_over and server.exchanges == [] and server.asgi_paths == []
+
+
+async def test_a_plain_routes_body_has_the_same_limit(server: Server) -> None:
+    server.protocol.data_received(b"POST /other HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\n")
+    assert server.transport.sent.startswith(b"HTTP/1.1 413 ") and server.transport.is_over
+    assert server.asgi_paths == []
+
+
+async def test_a_plain_routes_body_without_a_length_is_counted(server: Server) -> None:
+    server.protocol.data_received(b"POST /other HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    server.protocol.data_received(b"b\r\n" + b"a" * 11 + b"\r\n")
+    assert server.transport.sent.startswith(b"HTTP/1.1 413 ") and server.transport.is_over
+
+
+async def test_nothing_is_begun_on_a_connection_that_is_closing(server: Server) -> None:
+    long = b"POST /hot HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\n" + b"a" * 11
+    server.protocol.data_received(long + REQUEST)
+    assert server.exchanges == []
+    assert server.transport.sent.count(b"HTTP/1.1") == 1
+
+
+async def test_a_connection_is_closed_after_its_share_of_requests() -> None:
+    server = Server(Limits(requests_per_connection=2))
+    server.protocol.data_received(REQUEST)
+    server.exchanges[0].respond(200, b"{}")
+    assert not server.transport.is_closed
+    server.protocol.data_received(REQUEST)
+    server.exchanges[1].respond(200, b"{}")
+    assert server.transport.is_over and b"connection: close\r\n" in server.transport.sent
+
+
+async def test_a_connection_too_many_is_told_so_and_closed() -> None:
+    server = Server(connections_max=0)
+    assert server.transport.sent.startswith(b"HTTP/1.1 503 ") and server.transport.is_over
+    assert server.counts.refused.value == 1
+    server.protocol.connection_lost(None)
+    assert server.counts.open.value == 0
+
+
+def gate(**more: Any) -> Gate:
+    return Gate({b"/health"}, KeyMetrics(MetricsRegistry(), "p"), now=lambda: 0.0, **more)
+
+
+def with_header(line: bytes) -> bytes:
+    return REQUEST.replace(b"host: x\r\n", b"host: x\r\n" + line + b"\r\n")
+
+
+async def test_a_request_without_its_key_never_reaches_its_handler(tmp_path: Path) -> None:
+    server = Server(gate=gate(keys=Keys(["sk-secret-1"], None)))
+    server.protocol.data_received(REQUEST)
+    assert server.exchanges == []
+    assert server.transport.sent.startswith(b"HTTP/1.1 401 ")
+    assert b"invalid_api_key" in server.transport.sent and b"www-authenticate: Bearer\r\n" in server.transport.sent
+    server.protocol.data_received(with_header(b"authorization: Bearer sk-secret-1"))
+    assert len(server.exchanges) == 1
+
+
+async def test_a_request_counts_as_running_until_it_is_answered_or_its_client_leaves(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('[[keys]]\nname = "a"\nkey = "sk-secret-1"\nconcurrent_requests = 1\n')
+    keys = Keys([], str(path))
+    first, second = Server(gate=gate(keys=keys)), Server(gate=gate(keys=keys))
+    request = with_header(b"x-api-key: sk-secret-1")
+    first.protocol.data_received(request)
+    second.protocol.data_received(request)
+    assert second.exchanges == []
+    assert second.transport.sent.startswith(b"HTTP/1.1 429 ") and b"retry-after: 1\r\n" in second.transport.sent
+    first.exchanges[0].respond(200, b"{}")
+    second.protocol.data_received(request)
+    assert len(second.exchanges) == 1
+    second.protocol.connection_lost(None)
+    first.protocol.data_received(request)
+    assert len(first.exchanges) == 2
+
+
+async def test_a_plain_request_counts_until_it_is_answered_too(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('[[keys]]\nname = "a"\nkey = "sk-secret-1"\nconcurrent_requests = 1\n')
+    server = Server(gate=gate(keys=Keys([], str(path))))
+    for _ in range(2):
+        server.protocol.data_received(b"GET /other HTTP/1.1\r\nhost: x\r\nx-api-key: sk-secret-1\r\n\r\n")
+        await asyncio.gather(*server.protocol.tasks)
+    assert server.asgi_paths == ["/other", "/other"]
+    assert server.transport.sent.count(b"HTTP/1.1 204 ") == 2
+
+
+async def test_a_refused_requests_body_is_not_kept() -> None:
+    server = Server(Limits(), gate=gate(keys=Keys(["sk-secret-1"], None)))
+    server.protocol.data_received(b"POST /hot HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhell")
+    (exchange,) = server.protocol.exchanges
+    assert exchange.body == b""
+    server.protocol.data_received(b"o")
+    assert server.transport.sent.startswith(b"HTTP/1.1 401 ")
+
+
+async def test_a_browser_may_ask_first_and_then_call() -> None:
+    server = Server(gate=gate(cors=Cors.of(["https://chat.example.org"])))
+    server.protocol.data_received(
+        b"OPTIONS /hot HTTP/1.1\r\nhost: x\r\norigin: https://chat.example.org\r\n"
+        b"access-control-request-method: POST\r\naccess-control-request-headers: authorization\r\n\r\n"
+    )
+    assert server.transport.sent.startswith(b"HTTP/1.1 204 ")
+    assert b"access-control-allow-headers: authorization\r\n" in server.transport.sent
+    server.transport.sent = b""
+    server.protocol.data_received(with_header(b"origin: https://chat.example.org"))
+    server.exchanges[0].respond(200, b"{}")
+    assert b"access-control-allow-origin: https://chat.example.org\r\n" in server.transport.sent
+    server.transport.sent = b""
+    server.protocol.data_received(b"GET /other HTTP/1.1\r\nhost: x\r\norigin: https://chat.example.org\r\n\r\n")
+    await asyncio.gather(*server.protocol.tasks)
+    assert b"access-control-allow-origin: https://chat.example.org\r\n" in server.transport.sent
+
+
+async def test_a_paths_errors_are_written_in_its_own_form() -> None:
+    def body(error: ErrorAnswer) -> bytes:
+        return b"own form %d" % error.status
+
+    server = Server(gate=gate(keys=Keys(["sk-secret-1"], None)), error_bodies={b"/hot": body})
+    server.protocol.data_received(REQUEST)
+    assert server.transport.sent.endswith(b"own form 401")
+
+
+async def test_a_stream_of_another_kind_says_so_once(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    exchange = server.exchanges[0]
+    exchange.open(b"audio/wav")
+    exchange.open(b"audio/mpeg")
+    exchange.write(b"RIFF")
+    exchange.end()
+    head, _, body = server.transport.sent.partition(b"\r\n\r\n")
+    assert b"content-type: audio/wav\r\n" in head
+    assert body == b"4\r\nRIFF\r\n0\r\n\r\n"
+
+
+async def test_a_request_for_a_websocket_is_handed_over_like_any_other() -> None:
+    exchanges: list[Exchange] = []
+    server = Server(hot_routes={(b"GET", b"/hot"): exchanges.append})
+    upgrade = b"connection: Upgrade\r\nupgrade: websocket\r\n\r\n"
+    server.protocol.data_received(b"GET /hot?a=b HTTP/1.1\r\nhost: x\r\n" + upgrade)
+    assert exchanges[0].header(b"upgrade") == b"websocket"
+    exchanges[0].respond(400, b"{}")
+    assert server.transport.sent.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_an_absolute_target_is_the_same_path(server: Server) -> None:
+    for target in (b"http://x/hot", b"http://x/hot?a=b"):
+        server.protocol.data_received(REQUEST.replace(b"/hot", target))
+        server.exchanges[-1].respond(200, b"{}")
+    assert len(server.exchanges) == 2
+    server.protocol.data_received(b"GET http://x/other HTTP/1.1\r\nhost: x\r\n\r\n")
+    await asyncio.gather(*server.protocol.tasks)
+    assert server.asgi_paths == ["/other"]
+
+
+UPGRADE = REQUEST.replace(b"host: x", b"host: x\r\nconnection: upgrade\r\nupgrade: h2c")
+
+
+@pytest.mark.parametrize("place", range(1, len(UPGRADE)))
+async def test_a_body_behind_an_upgrade_that_is_not_made_is_read(server: Server, place: int) -> None:
+    server.protocol.data_received(UPGRADE[:place])
+    server.protocol.data_received(UPGRADE[place:])
+    assert [bytes(one.body) for one in server.exchanges] == [b"hello"]
+    server.exchanges[0].respond(200, b"{}")
+    server.protocol.data_received(REQUEST)
+    assert len(server.exchanges) == 2, "the connection does not go on"
+
+
+CHUNKS = b"POST /hot HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n"
+
+
+async def test_a_trailer_is_no_header(server: Server) -> None:
+    server.protocol.data_received(CHUNKS)
+    server.protocol.data_received(b"0\r\nx-late: 1\r\n\r\n")
+    assert bytes(server.exchanges[0].body) == b"hello"
+    assert server.exchanges[0].header(b"host") == b"x" and server.exchanges[0].header(b"x-late") is None
+
+
+@pytest.mark.parametrize(("begin", "more"), [(b"0\r\n", b"x-a: b\r\n" * 4000), (b"5;", b"a" * 32_000)])
+async def test_trailers_and_chunk_headers_have_a_limit(server: Server, begin: bytes, more: bytes) -> None:
+    server.protocol.data_received(CHUNKS + begin)
+    for _ in range(40):
+        server.protocol.data_received(more)
+        if server.transport.is_closed:
+            break
+    assert server.transport.is_over
+    assert server.transport.sent.startswith(b"HTTP/1.1 400 ") and not server.exchanges
+
+
+def upload(size: int, sent: int | None = None) -> bytes:
+    head = b"POST /hot HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
+    return head + b"a" * (size if sent is None else sent)
+
+
+async def test_an_aborted_upload_is_freed_without_the_garbage_collector() -> None:
+    budget = BodyBudget(10 << 20)
+    server = Server(Limits(body_bytes=4 << 20), bodies=budget)
+    server.protocol.data_received(upload(2 << 20, 1 << 20))
+    assert budget.held == 1 << 20
+    protocol = weakref.ref(server.protocol)
+    gc.disable()
+    try:
+        server.protocol.connection_lost(ConnectionResetError())
+        assert budget.held == 0
+        del server.protocol
+        assert protocol() is None
+    finally:
+        gc.enable()
+
+
+async def test_the_body_of_an_answered_request_is_freed_while_its_connection_waits_for_the_next() -> None:
+    budget = BodyBudget(10 << 20)
+    server = Server(Limits(body_bytes=4 << 20), bodies=budget)
+    server.protocol.data_received(upload(1 << 20))
+    (exchange,) = server.exchanges
+    assert budget.held == len(exchange.body) == 1 << 20
+    exchange.respond(200, b"{}")
+    assert (budget.held, exchange.body, server.transport.is_over) == (0, b"", False)
+
+
+async def test_bodies_over_all_connections_are_bounded_and_small_ones_pass() -> None:
+    budget = BodyBudget(1 << 20)
+    limits = Limits(body_bytes=4 << 20)
+    first, second, third = (Server(limits, bodies=budget) for _ in range(3))
+    first.protocol.data_received(upload(2 << 20, 1 << 20))
+    second.protocol.data_received(upload(2 << 20, 1 << 20))
+    assert second.transport.sent.startswith(b"HTTP/1.1 503 ") and b"DYN_HTTP_BODIES_LIMIT_MB" in second.transport.sent
+    assert b"retry-after: 1\r\n" in second.transport.sent and second.transport.has_ended
+    assert not first.transport.sent and budget.held == 1 << 20
+    third.protocol.data_received(upload(BODY_BYTES_FREE))
+    assert len(third.exchanges) == 1
+    first.protocol.connection_lost(None)
+    assert budget.held == 0
+
+
+async def test_a_refused_upload_is_read_on_so_that_its_client_reads_the_413(server: Server) -> None:
+    server.protocol.data_received(upload(1000, 500))
+    assert server.transport.sent.startswith(b"HTTP/1.1 413 ") and b"connection: close" in server.transport.sent
+    assert server.transport.has_ended and not server.transport.is_closed
+    protocol: Any = server.protocol
+    protocol.data_received(b"a" * 500 + REQUEST)
+    assert not server.exchanges, "nothing more is read as a request"
+    protocol.sweep(protocol.lingered_at + LINGER_IDLE_S - 1)
+    assert not server.transport.is_closed
+    protocol.sweep(protocol.lingered_at + LINGER_IDLE_S + 1)
+    assert server.transport.is_closed
+
+
+async def test_what_is_read_after_a_refusal_is_bounded(server: Server) -> None:
+    server.protocol.data_received(upload(1 << 40, 0))
+    piece = bytes(64 << 20)
+    for _ in range((LINGER_BYTES_MAX // len(piece)) + 1):
+        assert not server.transport.is_closed
+        server.protocol.data_received(piece)
+    assert server.transport.is_closed
+
+
+async def test_an_upload_that_is_refused_is_not_asked_for_its_body(server: Server) -> None:
+    request = upload(1000, 0).replace(b"host: x", b"host: x\r\nexpect: 100-continue")
+    server.protocol.data_received(request)
+    assert server.transport.sent.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_an_upload_that_is_refused_waits_for_the_answers_before_its_own(server: Server) -> None:
+    server.protocol.data_received(REQUEST + upload(1000, 0))
+    assert not server.transport.sent
+    server.exchanges[0].respond(200, b"1")
+    assert server.transport.sent.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 413 " in server.transport.sent
+    assert server.transport.has_ended
+
+
+async def test_a_half_closed_client_gets_its_answer_and_then_the_end(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    assert server.protocol.eof_received() is True
+    (exchange,) = server.exchanges
+    assert server.transport.sent == CONTINUE, "what finds out whether the client is there"
+    exchange.respond(200, b"{}")
+    assert server.transport.sent.removeprefix(CONTINUE).startswith(b"HTTP/1.1 200 ")
+    assert server.transport.is_closed
+
+
+async def test_a_half_closed_client_gets_all_of_its_pipelined_answers(server: Server) -> None:
+    server.protocol.data_received(REQUEST + REQUEST)
+    assert server.protocol.eof_received() is True
+    server.exchanges[0].respond(200, b"1")
+    assert not server.transport.is_closed
+    server.exchanges[1].respond(200, b"2")
+    assert server.transport.is_closed and server.transport.sent.count(b"HTTP/1.1 200 ") == 2
+
+
+async def test_a_half_closed_client_of_a_stream_is_probed_by_a_comment(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    server.exchanges[0].write(b"data: 1\n\n")
+    assert server.protocol.eof_received() is True
+    assert server.transport.sent.endswith(COMMENT)
+    server.exchanges[0].end(b"data: [DONE]\n\n")
+    assert server.transport.is_closed
+
+
+async def test_a_client_of_http_1_0_is_sent_no_interim_response(server: Server) -> None:
+    server.protocol.data_received(REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert server.protocol.eof_received() is True
+    assert not server.transport.sent
+
+
+@pytest.mark.parametrize("sent", [b"", REQUEST[:20], REQUEST[:-1], REQUEST + REQUEST[:20]])
+async def test_a_connection_that_ends_before_its_request_is_closed(server: Server, sent: bytes) -> None:
+    if sent:
+        server.protocol.data_received(sent)
+    assert not server.protocol.eof_received()
+
+
+async def test_a_half_closed_client_of_a_plain_route_gets_its_answer(server: Server) -> None:
+    server.protocol.data_received(b"GET /other HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert server.protocol.eof_received() is True
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert server.transport.sent.startswith(b"HTTP/1.1 204 ") and server.transport.is_closed

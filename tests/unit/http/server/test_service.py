@@ -1,0 +1,47 @@
+"""The service's last words."""
+
+import json
+from typing import Any, cast
+
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from dynamo.core.errors import ConfigError
+from dynamo.http.server.service import crashed, not_served, tls_context
+
+REQUEST = Request({"type": "http", "method": "GET", "path": "/x", "headers": [], "query_string": b"", "server": None})
+
+
+def test_an_unknown_path_is_named() -> None:
+    answer = not_served(REQUEST, HTTPException(404))
+    assert answer.status_code == 404
+    assert json.loads(bytes(answer.body))["message"] == "Route not found: GET /x"
+
+
+def test_a_bug_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    answer = crashed(REQUEST, ValueError("secret"))
+    assert answer.status_code == 500 and b"secret" not in bytes(answer.body)
+    assert "secret" in caplog.text
+
+
+def test_a_client_that_leaves_is_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+    assert crashed(REQUEST, ClientDisconnect()).status_code == 499
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((None, None, "ca.pem"), "--tls-client-ca-cert-path needs"),
+        (("cert.pem", None, None), "must be given together"),
+        (("none.pem", "none.pem", None), "none.pem"),
+    ],
+)
+def test_half_a_tls_configuration_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tls_context(*given)
+
+
+def test_without_certificates_there_is_no_tls() -> None:
+    assert tls_context(None, None, cast(Any, None)) is None

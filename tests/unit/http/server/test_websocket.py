@@ -1,0 +1,258 @@
+"""WebSocket: messages come out as they went in, however they are cut; a client that breaks the rules is told."""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.http.server.websocket import (
+    Closing,
+    Message,
+    MessageDecoder,
+    Op,
+    ProtocolError,
+    WebSocket,
+    accept_key,
+    close_frame,
+    frame,
+    unmasked,
+)
+
+MASK = b"\x01\x02\x03\x04"
+
+payloads = st.binary(max_size=300) | st.integers(65530, 65540).map(bytes)
+messages = st.lists(
+    st.builds(Message, st.sampled_from([Op.TEXT, Op.BINARY]), payloads)
+    | st.builds(Message, st.sampled_from([Op.PING, Op.PONG, Op.CLOSE]), st.binary(max_size=125)),
+    max_size=6,
+)
+
+
+def client_frame(op: int, data: bytes, *, is_last: bool = True) -> bytes:
+    size = len(data)
+    head = bytes([(0x80 if is_last else 0) | op])
+    if size < 126:
+        head += bytes([0x80 | size])
+    elif size < 1 << 16:
+        head += bytes([0x80 | 126]) + size.to_bytes(2, "big")
+    else:
+        head += bytes([0x80 | 127]) + size.to_bytes(8, "big")
+    return head + MASK + unmasked(data, MASK)
+
+
+@given(messages, st.data())
+def test_messages_are_read_however_they_are_fragmented_and_cut(sent: list[Message], data: st.DataObject) -> None:
+    wire = b""
+    for message in sent:
+        if message.op >= Op.CLOSE:
+            wire += client_frame(message.op, message.data)
+            continue
+        cut = data.draw(st.integers(0, len(message.data)))
+        wire += client_frame(message.op, message.data[:cut], is_last=False)
+        if data.draw(st.booleans()):
+            wire += client_frame(Op.PONG, b"")  # Control frames may come in between.
+        wire += client_frame(Op.CONTINUATION, message.data[cut:])
+    decoder, step = MessageDecoder(), max(data.draw(st.integers(1, 5000)), len(wire) // 100)
+    read = [one for at in range(0, len(wire), step) for one in decoder.feed(wire[at : at + step])]
+    pongs = Message(Op.PONG, b"")
+    assert [one for one in read if one != pongs] == [one for one in sent if one != pongs]
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5))
+def test_no_bytes_raise_anything_else(chunks: list[bytes]) -> None:
+    decoder = MessageDecoder(1000)
+    with suppress(ProtocolError):
+        for chunk in chunks:
+            list(decoder.feed(chunk))
+
+
+@pytest.mark.parametrize(
+    ("wire", "code"),
+    [
+        (frame(Op.TEXT, b"unmasked"), Closing.PROTOCOL_ERROR),
+        (client_frame(3, b""), Closing.PROTOCOL_ERROR),
+        (b"\xc1\x80" + MASK, Closing.PROTOCOL_ERROR),
+        (client_frame(Op.PING, b"x" * 126), Closing.PROTOCOL_ERROR),
+        (client_frame(Op.CLOSE, b"", is_last=False), Closing.PROTOCOL_ERROR),
+        (client_frame(Op.CONTINUATION, b""), Closing.PROTOCOL_ERROR),
+        (client_frame(Op.TEXT, b"", is_last=False) + client_frame(Op.TEXT, b""), Closing.PROTOCOL_ERROR),
+        (client_frame(Op.TEXT, bytes(101)), Closing.TOO_BIG),
+        (client_frame(Op.TEXT, bytes(60), is_last=False) + client_frame(Op.CONTINUATION, bytes(60)), Closing.TOO_BIG),
+    ],
+)
+def test_what_breaks_the_rules_is_named(wire: bytes, code: Closing) -> None:
+    with pytest.raises(ProtocolError) as refusal:
+        list(MessageDecoder(100).feed(wire))
+    assert refusal.value.code == code
+
+
+def test_a_frame_that_is_too_big_is_refused_before_it_has_come() -> None:
+    with pytest.raises(ProtocolError):
+        list(MessageDecoder(100).feed(client_frame(Op.BINARY, bytes(1 << 16))[:14]))
+
+
+@given(payloads)
+def test_a_servers_frame_says_how_long_it_is(payload: bytes) -> None:
+    made = frame(Op.TEXT, payload)
+    head = 2 if len(payload) < 126 else 4 if len(payload) < 1 << 16 else 10
+    assert (made[head:], made[0]) == (payload, 0x81)
+
+
+def test_the_last_word_fits_into_a_control_frame() -> None:
+    made = close_frame(Closing.NORMAL, "x" * 500)
+    assert (made[1], int.from_bytes(made[2:4], "big")) == (125, 1000)
+
+
+class Ask:
+    """A request."""
+
+    def __init__(self, **headers: bytes) -> None:
+        given = {
+            "connection": b"keep-alive, Upgrade",
+            "upgrade": b"websocket",
+            "sec_websocket_version": b"13",
+            "sec_websocket_key": b"dGhlIHNhbXBsZSBub25jZQ==",
+        }
+        self.headers = {name.replace("_", "-").encode(): value for name, value in {**given, **headers}.items()}
+
+    def header(self, name: bytes) -> bytes | None:
+        return self.headers.get(name)
+
+
+def test_the_key_is_answered_as_the_standard_has_it() -> None:
+    assert accept_key(Ask()) == b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"connection": b"close"},
+        {"upgrade": b"h2c"},
+        {"sec_websocket_version": b"8"},
+        {"sec_websocket_key": b"short"},
+        {"sec_websocket_key": b"?" * 24},
+    ],
+)
+def test_what_opens_no_websocket_has_no_answer(headers: dict[str, bytes]) -> None:
+    assert accept_key(Ask(**headers)) is None  # type: ignore[arg-type]
+
+
+class Line:
+    """A connection, and the HTTP protocol that it began with."""
+
+    class Limits:
+        unsent_bytes = 1000
+
+    def __init__(self) -> None:
+        self.limits = self.Limits()
+        self.transport = self
+        self.data = b""
+        self.protocol: Any = self
+        self.header_bytes = b""
+        self.response_started = False
+        self.said: list[str] = []
+        self.unsent = 0
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.said.append("taken over")
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def cut_slow_reader(self) -> None:
+        self.said.append("cut")
+
+    def pause_reading(self) -> None:
+        self.said.append("pause")
+
+    def resume_reading(self) -> None:
+        self.said.append("resume")
+
+    def is_closing(self) -> bool:
+        return "close" in self.said
+
+    def close(self) -> None:
+        self.said.append("close")
+
+    def abort(self) -> None:
+        self.said.append("abort")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.said.append("lost")
+
+
+class Ear:
+    def __init__(self) -> None:
+        self.heard_messages: list[Message] = []
+        self.closes = 0
+
+    def heard(self, message: Message) -> None:
+        self.heard_messages.append(message)
+
+    def closed(self) -> None:
+        self.closes += 1
+
+
+def opened() -> tuple[WebSocket, Line, Ear]:
+    line, ear = Line(), Ear()
+    socket = WebSocket(line, b"key", b"realtime")  # type: ignore[arg-type]
+    assert line.data.startswith(b"HTTP/1.1 101 ")
+    assert b"sec-websocket-accept: key\r\nsec-websocket-protocol: realtime\r\n" in line.data
+    line.data = b""
+    socket.listen(ear)
+    return socket, line, ear
+
+
+async def test_messages_are_heard_and_pings_answered() -> None:
+    socket, line, ear = opened()
+    socket.data_received(client_frame(Op.TEXT, b"hi") + client_frame(Op.PING, b"?") + client_frame(Op.PONG, b""))
+    assert ear.heard_messages == [Message(Op.TEXT, b"hi")]
+    assert line.data == frame(Op.PONG, b"?")
+    socket.connection_lost(None)
+    assert (ear.closes, line.said) == (1, ["taken over", "lost"])
+
+
+async def test_a_close_is_answered_and_nothing_is_said_after() -> None:
+    socket, line, ear = opened()
+    socket.data_received(client_frame(Op.CLOSE, b"\x03\xe8"))
+    assert line.data == close_frame(Closing.NORMAL, "")
+    socket.send(b"more")
+    socket.close()
+    socket.data_received(client_frame(Op.TEXT, b"late"))
+    socket.resume_reading()
+    assert line.data == close_frame(Closing.NORMAL, "")
+    assert (ear.heard_messages, line.said) == ([], ["taken over", "close"])
+    socket.connection_lost(None)
+
+
+async def test_a_client_that_breaks_the_rules_is_told_and_left() -> None:
+    socket, line, _ = opened()
+    socket.data_received(frame(Op.TEXT, b"unmasked"))
+    assert int.from_bytes(line.data[2:4], "big") == Closing.PROTOCOL_ERROR
+    assert line.is_closing()
+    socket.connection_lost(None)
+
+
+async def test_a_client_that_does_not_read_is_cut() -> None:
+    socket, line, _ = opened()
+    line.unsent = 1001
+    socket.send(b"x")
+    assert "cut" in line.said
+    socket.connection_lost(None)
+
+
+async def test_a_client_that_says_nothing_is_asked_and_then_left() -> None:
+    socket, line, _ = opened()
+    socket._ask()
+    assert line.data == frame(Op.PING, b"")
+    socket.data_received(client_frame(Op.PONG, b""))
+    socket._ask()
+    assert "abort" not in line.said
+    socket._ask()
+    assert "abort" in line.said
+    socket.connection_lost(None)

@@ -1,0 +1,159 @@
+"""The dump of a snapshot: each rank's part is of one moment, and nobody waits for all of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+
+from dynamo.core.codec import json_decoder
+from dynamo.kv_events import durable as kv_durable
+from dynamo.kv_events.durable import DurableEvents
+from dynamo.kv_events.subscriber import KvView
+from dynamo.kv_router import events
+from dynamo.kv_router.index import KvIndex
+from dynamo.kv_router.runs import pack
+from dynamo.protocols.discovery import EndpointId
+from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, Stored, StoredBlock, WorkerKvEvent
+from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
+from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
+
+ENDPOINT = EndpointId.parse("dynamo.backend.generate")
+
+
+class Listener:
+    def __init__(self, index: KvIndex) -> None:
+        self.index = index
+
+    def apply(self, told: WorkerKvEvent) -> bool:
+        return events.apply(self.index, told)
+
+    def forget(self, worker_id: int, dp_rank: int) -> None:
+        self.index.clear(worker_id, dp_rank)
+
+
+class House:
+    """A router's end of the stream, without a server."""
+
+    def __init__(self, blocks_max: int = 1 << 20) -> None:
+        self.runtime = DistributedRuntime(
+            None,
+            MemoryDiscovery(MemoryStore()),
+            lambda dispatcher, _: MemoryPlane(dispatcher, MemoryHub()),
+            event_plane=lambda _: MemoryEventPlane(MemoryBus()),
+        )
+        self.index = KvIndex(blocks_max)
+        self.view = KvView(self.runtime, ENDPOINT, Listener(self.index), is_durable=True)
+        self.durable = DurableEvents(self.runtime, ENDPOINT, self.view, self.index, threshold=10)
+
+    def hear(self, worker_id: int, number: int, change: Stored | Removed) -> None:
+        data = KvEventData(stored=change) if isinstance(change, Stored) else KvEventData(removed=change)
+        self.view.hear(WorkerKvEvent(worker_id, "device", "worker", NumberedKvEvent(number, data, 0)))
+
+    def store(self, worker_id: int, prompts: int) -> None:
+        for number in range(1, prompts + 1):
+            first = worker_id * 1_000_000 + number * 100
+            self.hear(worker_id, number, Stored(None, None, [StoredBlock(first + at, first + at) for at in range(16)]))
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    made = House()
+    yield made
+    await made.durable.close()
+    await made.view.close()
+
+
+def held(pieces: list[bytes]) -> dict[int, tuple[int, set[int]]]:
+    """What a dump says: of each worker its last event and its blocks."""
+    found: dict[int, tuple[int, set[int]]] = {}
+    for told in json_decoder(list[WorkerKvEvent]).decode(b"".join(pieces)):
+        _, blocks = found.setdefault(told.worker_id, (told.event.event_id, set()))
+        assert not isinstance(told.event.data, str)
+        if told.event.data.stored is not None:
+            blocks.update(block.block_hash for block in told.event.data.stored.blocks)
+        if told.event.data.removed is not None:
+            blocks.difference_update(told.event.data.removed.block_hashes)
+    return found
+
+
+async def test_others_have_turns_while_a_rank_is_told_and_its_own_events_wait(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_durable, "SLICE_S", 0.0)
+    house.store(1, 50)
+    house.store(2, 5)
+    dumping = asyncio.ensure_future(house.durable._dump())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    house.hear(1, 51, Stored(None, None, [StoredBlock(7, 7)]))
+    house.hear(2, 6, Stored(None, None, [StoredBlock(8, 8)]))
+    assert not dumping.done()
+    assert house.index.find(pack([7])).depths == [], "it waits"
+    assert house.index.find(pack([8])).depths, "another rank's does not"
+    _, count, pieces = await dumping
+    told = held(pieces)
+    assert (told[1][0], len(told[1][1])) == (50, 800)
+    assert (told[2][0], len(told[2][1])) == (6, 81)
+    assert count == 56
+    assert house.index.find(pack([7])).depths, "it was taken when the dump was over"
+    assert house.view.heard() == {(1, 0): 51, (2, 0): 6}
+    house.index.validate()
+
+
+async def test_a_worker_that_leaves_meanwhile_is_not_told(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_durable, "SLICE_S", 0.0)
+    house.store(1, 20)
+    house.store(2, 5)
+    dumping = asyncio.ensure_future(house.durable._dump())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    house.view.drop_worker(1)
+    while house.index.sweep():
+        pass
+    assert set(held((await dumping)[2])) == {2}
+
+
+async def test_a_dump_begins_anew_where_the_index_had_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_durable, "SLICE_S", 0.0)
+    monkeypatch.setattr(kv_durable, "DUMP_AGAIN_S", 0.0)
+    house = House(blocks_max=400)
+    house.store(1, 20)
+    dumping = asyncio.ensure_future(house.durable._dump_whole())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    house.store(2, 20)
+    assert house.index.counts.evicted > 0
+    _, _, pieces = await dumping
+    assert sum(len(blocks) for _, blocks in held(pieces).values()) <= 400
+    await house.durable.close()
+    await house.view.close()
+
+
+async def test_a_rank_that_holds_nothing_is_told_all_the_same(house: House) -> None:
+    house.store(3, 1)
+    house.hear(3, 2, Removed([3_000_100 + at for at in range(16)]))
+    _, _, pieces = await house.durable._dump()
+    assert held(pieces) == {3: (2, set())}
+
+
+@pytest.mark.parametrize(
+    ("messages", "size", "is_due"),
+    [(10, 0, False), (2_000_000, 0, False), (2_000_001, 0, True), (1, (1 << 29) + 1, True), (1, 1 << 29, False)],
+)
+async def test_snapshot_is_due_when_the_stream_is_half_full_whatever_the_threshold(
+    messages: int, size: int, is_due: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House()
+    house.durable._threshold = 10_000_000
+    context = Mock()
+    context.consumer_info = AsyncMock()
+    context.stream_info = AsyncMock(return_value=Mock(state=Mock(messages=messages, bytes=size)))
+    started: list[str] = []
+    monkeypatch.setattr(type(house.view), "is_whole", True)
+    monkeypatch.setattr(house.durable, "_condense", Mock())
+    monkeypatch.setattr(house.durable._tasks, "start", lambda work, name: started.append(name))
+    await house.durable._check(context)
+    assert started == (["snapshot"] if is_due else [])

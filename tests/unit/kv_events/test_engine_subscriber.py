@@ -1,0 +1,168 @@
+"""Events of an engine that is no worker of ours: read in its words, in order, and asked for again."""
+
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.kv_events.engine_subscriber import EngineEvents, EngineListener, Status, check_endpoint, number_of, replayed
+from dynamo.kv_router import events
+from dynamo.kv_router.index import KvIndex
+from dynamo.kv_router.runs import pack
+from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Stored, StoredBlock, WorkerKvEvent
+from dynamo.runtime.event_plane import envelope
+from dynamo.text.multimodal.routing_hashes import hashes_of
+
+TOKENS = list(range(1, 13))
+
+
+def stored(hashes: list[int], parent: int | None, tokens: list[int], **more: Any) -> dict[str, Any]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": hashes,
+        "parent_block_hash": parent,
+        "token_ids": tokens,
+        "block_size": 4,
+        "medium": "GPU",
+        **more,
+    }
+
+
+def message(number: int, *told: Any, topic: bytes = b"kv") -> list[bytes]:
+    return [topic, struct.pack(">Q", number), msgspec.msgpack.encode([0.0, list(told), 0])]
+
+
+class Heard:
+    """An index that one engine tells."""
+
+    def __init__(self, **more: Any) -> None:
+        self.index = KvIndex()
+        self.engine = EngineEvents(7, 1, 4, self.put, **more)
+
+    def put(self, told: WorkerKvEvent) -> None:
+        events.apply(self.index, told)
+
+    def live(self, *frames: list[bytes]) -> list[int | None]:
+        missing = []
+        for one in frames:
+            missing.append(self.engine.arrived(one))
+            self.engine.hear(one)
+        return missing
+
+    def depth(self, tokens: list[int] | None = None, **more: Any) -> int:
+        found = self.index.find(pack(hashes_of(TOKENS if tokens is None else tokens, 4, **more)))
+        return self.index.depth_by_rank(found).get((7, 1), 0)
+
+
+def test_blocks_are_known_by_their_tokens_under_the_rank_that_was_registered() -> None:
+    heard = Heard()
+    assert heard.live(message(0, stored([1, 2], None, TOKENS[:8])), message(1, stored([3], 2, TOKENS[8:]))) == [
+        None,
+        None,
+    ]
+    assert heard.depth() == 3
+    heard.live(message(2, {"type": "BlockRemoved", "block_hashes": [3], "medium": "GPU"}))
+    assert heard.depth() == 2
+    heard.live(message(3, {"type": "AllBlocksCleared"}))
+    assert heard.depth() == 0
+
+
+def test_a_message_that_is_missing_is_asked_for_and_heard_once() -> None:
+    heard = Heard()
+    first, second, third = (
+        message(0, stored([1], None, TOKENS[:4])),
+        message(1, stored([2], 1, TOKENS[4:8])),
+        message(2, stored([3], 2, TOKENS[8:])),
+    )
+    heard.live(first)
+    assert heard.engine.arrived(third) == 1
+    for frames in (second, third, third):  # What the engine tells again.
+        heard.engine.hear([b"", *frames[1:]])
+    heard.engine.hear(third)
+    assert heard.depth() == 3
+    assert (heard.engine.gaps, heard.engine.lost) == (0, 0)
+
+
+def test_who_comes_late_asks_for_everything() -> None:
+    heard = Heard()
+    assert heard.engine.arrived(message(5, stored([1], None, TOKENS[:4]))) == 0
+
+
+def test_what_nobody_tells_again_leaves_nothing_known() -> None:
+    heard = Heard()
+    heard.live(message(0, stored([1], None, TOKENS[:4])))
+    assert heard.live(message(3, stored([9], None, [9, 9, 9, 9]))) == [1]
+    assert heard.depth() == 0
+    assert heard.depth([9, 9, 9, 9]) == 1
+    assert (heard.engine.gaps, heard.engine.lost) == (1, 2)
+
+
+def test_an_engine_that_counts_anew_was_restarted() -> None:
+    heard = Heard()
+    heard.live(message(0, stored([1], None, TOKENS[:4])), message(1, stored([2], 1, TOKENS[4:8])))
+    assert heard.live(message(0, stored([5], None, [5, 5, 5, 5]))) == [None]
+    assert heard.depth() == 0
+    assert heard.depth([5, 5, 5, 5]) == 1
+
+
+def test_our_own_envelope_is_read_too() -> None:
+    heard = Heard()
+    blocks = [StoredBlock(1, hashes_of(TOKENS[:4], 4)[0])]
+    event = NumberedKvEvent(1, KvEventData(stored=Stored(None, None, blocks)), 1)
+    payload = msgspec.msgpack.encode([WorkerKvEvent(99, "device", "worker", event)])
+    frames = envelope.pack(envelope.Envelope(5, 0, 0, "kv-events", payload))
+    heard.live(frames)
+    assert heard.depth() == 1
+    frames = envelope.pack(envelope.Envelope(5, 1, 0, "kv-events", b"\xc1"))
+    heard.live(frames)  # Told, and left out.
+    assert heard.depth() == 1
+
+
+def test_salts_and_adapters_keep_blocks_apart() -> None:
+    heard = Heard(salt="s")
+    heard.live(message(0, stored([1], None, TOKENS[:4], lora_name="l")))
+    assert heard.depth() == 0
+    assert heard.depth(cache_salt="s", lora_name="l") == 1
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b"topic"],
+        [b"topic", b"short", b""],
+        message(0, {"type": "Moved"}),
+        [b"", struct.pack(">Q", 0), b"\xc1"],
+        message(0, stored([1, 2], None, [1, 2])),
+    ],
+)
+def test_a_message_that_cannot_be_read_changes_nothing(frames: list[bytes]) -> None:
+    heard = Heard()
+    heard.engine.arrived(frames)
+    heard.engine.hear(frames)
+    assert heard.index.size == 0
+
+
+def test_the_end_of_a_replay_has_no_number() -> None:
+    assert number_of([b"", struct.pack(">q", -1), b""]) is None
+    assert number_of(message(3)) == 3
+
+
+@pytest.mark.parametrize("topic", [b"", b"kv@model"])
+def test_a_replay_with_an_empty_frame_before_its_messages_is_read(topic: bytes) -> None:
+    heard = Heard()
+    heard.engine.hear(replayed([b"", *message(0, stored([1], None, TOKENS[:4]), topic=topic)]))
+    heard.engine.hear(replayed([b"", *message(1, stored([2], 1, TOKENS[4:8]), topic=topic)[1:]]))
+    assert heard.index.size == 2
+
+
+def test_an_address_that_is_none_is_named() -> None:
+    assert check_endpoint("tcp://host:1") == "tcp://host:1"
+    for wrong, why in (("bogus", "missing scheme"), ("http://x", "expected tcp"), ("tcp://", "expected tcp")):
+        with pytest.raises(InvalidArgument, match=why):
+            check_endpoint(wrong)
+    with pytest.raises(InvalidArgument):
+        EngineListener(Heard().engine, "tcp://ok:1", replay_endpoint="bogus")
+    assert EngineListener(Heard().engine, "tcp://ok:1").status is Status.PENDING

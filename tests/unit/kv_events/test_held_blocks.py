@@ -1,0 +1,331 @@
+"""What a rank holds is what its events say, and whoever is told again ends up with the same."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dynamo.kv_events.dump import TIERS
+from dynamo.kv_events.held_blocks import KvHoldings
+from dynamo.protocols.kv_events import (
+    KvEventData,
+    KvSourceAnswer,
+    KvSourceInvalidRange,
+    KvSourceQuery,
+    KvSourceTooNew,
+    NumberedKvEvent,
+    Removed,
+    Stored,
+    StoredBlock,
+    WorkerKvEvent,
+)
+
+WORKER = 42
+RECENT = 4
+BLOCKS = 6
+DEVICE, HOST, DISK, _ = TIERS
+
+
+def tell(number: int, change: Stored | Removed | None, tier: str = "device", worker_id: int = WORKER) -> WorkerKvEvent:
+    """None: the cache was cleared."""
+    if isinstance(change, Stored):
+        data: KvEventData | str = KvEventData(stored=change)
+    else:
+        data = "cleared" if change is None else KvEventData(removed=change)
+    return WorkerKvEvent(worker_id, tier, "worker", NumberedKvEvent(number, data, 0))  # type: ignore[arg-type]
+
+
+def stored(parent_hash: int | None, *hashes: int) -> Stored:
+    return Stored(parent_hash, None, [StoredBlock(one, one * 10) for one in hashes])
+
+
+def holdings(*changes: Stored | Removed | None, **limits: int) -> KvHoldings:
+    made = KvHoldings(WORKER, **limits)
+    for number, change in enumerate(changes, 1):
+        made.apply(tell(number, change))
+    made.validate()
+    return made
+
+
+def ask(made: KvHoldings, start: int | None = None, end: int | None = None) -> KvSourceAnswer:
+    return made.answer(KvSourceQuery(WORKER, 0, start, end))
+
+
+class Router:
+    """The simplest reader of events: a dict of blocks for each tier, and what each block follows."""
+
+    def __init__(self) -> None:
+        self.parents: dict[int, int | None] = {}
+        self.held: dict[str, dict[int, int]] = {tier: {} for tier in TIERS}
+
+    def apply(self, told: WorkerKvEvent) -> None:
+        data, held = told.event.data, self.held[told.storage_tier]
+        if data == "cleared":
+            if told.storage_tier == "device":
+                for one in self.held.values():
+                    one.clear()
+        elif data.stored is not None:
+            parent_hash = data.stored.parent_hash
+            for block in data.stored.blocks:
+                known = self.known()
+                if block.block_hash not in known:
+                    if parent_hash is not None and parent_hash not in known:
+                        break
+                    self.parents[block.block_hash] = parent_hash
+                held[block.block_hash] = block.tokens_hash
+                parent_hash = block.block_hash
+        elif data.removed is not None:
+            for block_hash in data.removed.block_hashes:
+                held.pop(block_hash, None)
+
+    def known(self) -> set[int]:
+        """What is held, and what comes before it."""
+        found: set[int] = set()
+        for block_hash in (one for held in self.held.values() for one in held):
+            at: int | None = block_hash
+            while at is not None and at not in found:
+                found.add(at)
+                at = self.parents[at]
+        return found
+
+
+def tiered(*changes: tuple[str, Stored | Removed | None], **limits: int) -> KvHoldings:
+    made = KvHoldings(WORKER, **limits)
+    for number, (tier, change) in enumerate(changes, 1):
+        made.apply(tell(number, change, tier))
+    made.validate()
+    return made
+
+
+def test_a_dump_tells_every_tier_from_the_nearest_on() -> None:
+    made = tiered(
+        (DISK, stored(None, 1, 2, 3)), (DEVICE, stored(None, 1)), (HOST, stored(None, 1, 2)), ("external", stored(3, 4))
+    )
+    assert made.held() == {1: 10}
+    assert made.held(HOST) == {1: 10, 2: 20}
+    assert made.dump() == [
+        tell(1, stored(None, 1)),
+        tell(2, stored(None, 1, 2), HOST),
+        tell(3, stored(None, 1, 2, 3), DISK),
+        tell(4, stored(3, 4), "external"),
+    ]
+
+
+def test_a_block_that_a_nearer_one_follows_is_told_there_and_taken_back() -> None:
+    made = tiered((DEVICE, stored(None, 1, 2)), (DISK, stored(None, 1)), (DEVICE, Removed([1])))
+    assert made.dump() == [
+        tell(1, stored(None, 1, 2)), tell(2, stored(None, 1), DISK), tell(3, Removed([1])),
+    ]  # fmt: skip
+
+
+def test_a_block_that_nobody_holds_is_told_where_the_next_one_is() -> None:
+    made = tiered((HOST, stored(None, 1, 2)), (HOST, Removed([1])))
+    assert made.dump() == [tell(1, stored(None, 1, 2), HOST), tell(2, Removed([1]), HOST)]
+
+
+def test_a_block_is_remembered_until_the_last_tier_gave_it_up() -> None:
+    made = tiered((DEVICE, stored(None, 1)), (HOST, stored(None, 1)), (DEVICE, Removed([1])), (DISK, Removed([1])))
+    assert (made.held(), made.held(HOST)) == ({}, {1: 10})
+    made.apply(tell(5, Removed([1]), HOST))
+    made.validate()
+    assert made.dump() == []
+
+
+def test_an_engine_that_forgot_everything_holds_nothing_in_any_tier() -> None:
+    made = tiered((DEVICE, stored(None, 1)), (HOST, stored(None, 1, 2)), (DEVICE, None))
+    made.validate()
+    assert made.dump() == []
+
+
+def test_each_tier_of_a_block_takes_room() -> None:
+    made = tiered((DEVICE, stored(None, 1, 2)), (HOST, stored(None, 1, 2)), blocks_max=3)
+    assert (made.held(), made.held(HOST)) == ({1: 10, 2: 20}, {1: 10})
+
+
+def test_a_tier_that_nobody_knows_is_told_live_but_not_held() -> None:
+    made = tiered((DEVICE, stored(None, 1)), ("tape", stored(None, 7)))
+    answer = ask(made, 2)
+    assert answer.events is not None
+    assert answer.events.events == [tell(2, stored(None, 7), "tape")]
+    assert made.dump() == [tell(1, stored(None, 1))]
+
+
+def test_nothing_is_held_before_the_first_event() -> None:
+    made = holdings()
+    assert made.held() == {}
+    assert ask(made).dump is not None
+    assert ask(made, 1).dump is not None
+    assert made.dump() == []
+
+
+def test_blocks_that_were_stored_are_told_in_one_chain() -> None:
+    made = holdings(stored(None, 1, 2), stored(2, 3))
+    assert made.dump() == [tell(1, stored(None, 1, 2, 3))]
+    assert made.held() == {1: 10, 2: 20, 3: 30}
+
+
+def test_a_chain_that_forks_is_told_parents_first() -> None:
+    made = holdings(stored(None, 1, 2), stored(2, 3), stored(2, 4, 5))
+    assert made.dump() == [tell(1, stored(None, 1, 2)), tell(2, stored(2, 3)), tell(3, stored(2, 4, 5))]
+
+
+def test_a_block_whose_predecessor_is_unknown_is_not_held() -> None:
+    assert holdings(stored(9, 1)).held() == {}
+
+
+def test_an_evicted_block_is_told_while_others_follow_it() -> None:
+    made = holdings(stored(None, 1, 2), Removed([1]))
+    assert made.held() == {2: 20}
+    assert made.dump() == [tell(1, stored(None, 1, 2)), tell(2, Removed([1]))]
+    made.apply(tell(3, stored(None, 1)))
+    assert made.dump() == [tell(1, stored(None, 1, 2))]
+
+
+def test_what_is_evicted_and_followed_by_nothing_is_forgotten() -> None:
+    made = holdings(stored(None, 1, 2, 3), Removed([1]), Removed([2]), Removed([3]))
+    assert made.dump() == []
+    assert made.last_event_id == 4
+
+
+def test_a_cleared_cache_holds_nothing() -> None:
+    made = holdings(stored(None, 1, 2), None)
+    assert made.held() == {}
+    assert made.dump() == []
+
+
+def test_recent_events_are_told_as_they_were() -> None:
+    changes = [stored(None, number) for number in range(1, 7)]
+    made = holdings(*changes, recent_max=RECENT)
+    events = [tell(number, change) for number, change in enumerate(changes, 1)]
+    for start, end in ((3, 3), (4, None), (6, 100)):  # The end does not matter.
+        answer = ask(made, start, end)
+        assert answer.events is not None
+        assert (answer.events.events, answer.events.last_event_id) == (events[start - 1 :], 6)
+
+
+def test_events_that_are_too_old_become_a_dump() -> None:
+    made = holdings(*(stored(None, number) for number in range(1, 7)), recent_max=RECENT)
+    for start in (None, 0, 1, 2):
+        dump = ask(made, start).dump
+        assert dump is not None
+        assert (len(dump.events), dump.last_event_id, dump.reset_scope) == (6, 6, "all")
+
+
+def test_events_that_have_not_happened_are_too_new() -> None:
+    made = holdings(stored(None, 1))
+    assert ask(made, 2, 9).too_new == KvSourceTooNew(2, 9, 1)
+    assert ask(made, 2).too_new == KvSourceTooNew(2, 1, 1)
+
+
+def test_an_end_before_its_start_is_refused() -> None:
+    assert ask(holdings(stored(None, 1)), 5, 2).invalid_range == KvSourceInvalidRange(5, 2)
+
+
+def test_a_source_speaks_of_its_own_rank_alone() -> None:
+    made = holdings(stored(None, 1))
+    assert "worker_id" in (made.answer(KvSourceQuery(1, 0)).error or "")
+    assert "dp_rank" in (made.answer(KvSourceQuery(WORKER, 3)).error or "")
+
+
+def test_there_are_no_more_blocks_than_there_is_room_for() -> None:
+    made = holdings(stored(None, 1, 2, 3), stored(3, 4), Removed([3]), stored(2, 5), blocks_max=3)
+    assert made.held() == {1: 10, 2: 20, 5: 50}
+
+
+HASHES = st.integers(1, BLOCKS)
+PARENTS = st.one_of(st.none(), HASHES)
+NAMES = st.sampled_from(TIERS)
+
+
+def everything(made: KvHoldings) -> dict[str, dict[int, int]]:
+    return {tier: made.held(tier) for tier in TIERS}
+
+
+class HoldingsMachine(RuleBasedStateMachine):
+    """Any events, as an engine in disorder might tell them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = KvHoldings(WORKER, recent_max=RECENT)
+        self.model = Router()
+        self.late = Router()
+        self.late_id = 0
+
+    def happen(self, change: Stored | Removed | None, tier: str = DEVICE) -> None:
+        told = tell(self.made.last_event_id + 1, change, tier)
+        self.made.apply(told)
+        self.model.apply(told)
+
+    @rule(parent=PARENTS, hashes=st.lists(HASHES, max_size=4, unique=True), tier=NAMES)
+    def store(self, parent: int | None, hashes: list[int], tier: str) -> None:
+        self.happen(stored(parent, *(one for one in hashes if one != parent)), tier)
+
+    @rule(hashes=st.lists(HASHES, max_size=3), tier=NAMES)
+    def remove(self, hashes: list[int], tier: str) -> None:
+        self.happen(Removed(hashes), tier)
+
+    @rule()
+    def clear(self) -> None:
+        self.happen(None)
+
+    @precondition(lambda self: self.late_id < self.made.last_event_id)
+    @rule()
+    def catch_up(self) -> None:
+        """A router that heard everything up to an id asks for what follows."""
+        answer = ask(self.made, self.late_id + 1)
+        if answer.dump is not None:
+            self.late = Router()
+            events = answer.dump.events
+        else:
+            assert answer.events is not None
+            events = answer.events.events
+        for told in events:
+            self.late.apply(told)
+        self.late_id = self.made.last_event_id
+        assert self.late.held == everything(self.made)
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        assert everything(self.made) == self.model.held
+
+    @invariant()
+    def a_dump_leads_to_the_same(self) -> None:
+        reader = Router()
+        for told in self.made.dump():
+            reader.apply(told)
+        assert reader.held == everything(self.made)
+        assert reader.known() == self.model.known()
+
+    def teardown(self) -> None:
+        self.made.validate()
+
+
+TestHoldings = HoldingsMachine.TestCase
+TestHoldings.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+@given(st.integers(0, 12), st.integers(0, 12))
+def test_every_range_is_answered_by_exactly_one_thing(start: int, end: int) -> None:
+    answer = ask(holdings(*(stored(None, number) for number in range(1, 7)), recent_max=RECENT), start, end)
+    parts = (answer.events, answer.dump, answer.too_new, answer.invalid_range, answer.error)
+    assert sum(part is not None for part in parts) == 1
+
+
+def test_what_happens_while_a_dump_is_made_is_told_in_it() -> None:
+    made = holdings(stored(None, 1, 2))
+    pending = made.begin_dump()
+    made.apply(tell(2, stored(2, 3)))
+    made.apply(tell(3, Removed([1])))
+    dump = made.told(pending).dump
+    assert dump is not None
+    assert dump.events == [tell(1, stored(None, 1, 2)), tell(2, stored(2, 3)), tell(3, Removed([1]))]
+    assert dump.last_event_id == 3
+
+
+def test_a_dump_that_too_much_happened_after_says_so() -> None:
+    made = holdings(stored(None, 1), recent_max=2)
+    pending = made.begin_dump()
+    for number in range(2, 6):
+        made.apply(tell(number, stored(None, number)))
+    dump = made.told(pending).dump
+    assert dump is not None
+    assert (len(dump.events), dump.last_event_id) == (1, 1)

@@ -1,0 +1,72 @@
+"""Names of a component's stream, and what happens to events while its server is away."""
+
+from typing import Any, cast
+
+import pytest
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from dynamo.kv_events import jetstream as kv_stream
+from dynamo.kv_events.jetstream import KvStreamPublisher, bucket_name, ensure_stream, event_subject, stream_name
+from dynamo.protocols.discovery import EndpointId
+from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, WorkerKvEvent
+from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
+from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
+
+
+def test_names_are_those_of_upstream_and_all_endpoints_of_a_component_share_them() -> None:
+    one, other = EndpointId.parse("My_ns.backend.generate"), EndpointId.parse("My_ns.backend.prefill")
+    assert stream_name(one) == stream_name(other) == "namespace-my-ns-component-backend-kv-events"
+    assert bucket_name(one) == "namespace-my-ns-component-backend-radix-bucket"
+    assert event_subject(one) == "namespace-my-ns-component-backend-kv-events.queue"
+
+
+async def test_what_waits_for_an_absent_server_is_bounded_and_the_newest_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kv_stream, "UNSENT_MAX", 3)
+    runtime = DistributedRuntime(
+        None,
+        MemoryDiscovery(MemoryStore()),
+        lambda dispatcher, _: MemoryPlane(dispatcher, MemoryHub()),
+        event_plane=lambda _: MemoryEventPlane(MemoryBus()),
+    )
+    publisher = KvStreamPublisher(runtime, EndpointId.parse("a.b.c"))
+    for number in range(1, 6):
+        publisher.put(
+            WorkerKvEvent(7, "device", "worker", NumberedKvEvent(number, KvEventData(removed=Removed([])), 0))
+        )
+    assert [name for name, _ in publisher._unsent] == ["7.0.1", "7.0.2", "7.0.3"]
+    assert "dynamo_component_kv_stream_dropped_total 2" in runtime.metrics.render()
+    assert "did not reach the stream: too many wait for the server" in caplog.text
+    assert not await publisher.flush(0.0)
+    publisher._unsent.clear()
+    await publisher.close()
+
+
+class FakeJetStream:
+    """A server without streams."""
+
+    def __init__(self) -> None:
+        self.made: list[dict[str, Any]] = []
+
+    async def stream_info(self, name: str) -> None:
+        if not self.made:
+            raise NotFoundError
+
+    async def add_stream(self, **config: Any) -> None:
+        self.made.append(config)
+
+
+async def test_stream_is_made_with_bounds_in_messages_bytes_and_age() -> None:
+    server = FakeJetStream()
+    endpoint = EndpointId.parse("a.b.c")
+    for _ in range(2):
+        await ensure_stream(cast("JetStreamContext", server), endpoint)
+    [config] = server.made
+    assert config["name"] == stream_name(endpoint)
+    assert config["max_msgs"] == 4_000_000
+    assert config["max_bytes"] == 1 << 30
+    assert config["max_age"] == 7 * 86_400

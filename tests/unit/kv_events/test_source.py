@@ -1,0 +1,168 @@
+"""Whoever listens hears every event, and whoever missed some is told again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynamo.core.codec import json_decode, msgpack_decode
+from dynamo.core.errors import InvalidArgument
+from dynamo.kv_events.source import KvEventSource
+from dynamo.protocols.discovery import EVENT_SOURCES, INSTANCES, RESPONSE_FRAMES, EndpointId
+from dynamo.protocols.kv_events import KvSourceAnswer, Removed, Stored, StoredBlock, WorkerKvEvent
+from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.event_plane.base import Event
+from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
+from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
+
+ENDPOINT = "dynamo.backend.generate"
+
+
+class Bench:
+    """A worker with one source, and a router."""
+
+    def __init__(self) -> None:
+        store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
+
+        def runtime() -> DistributedRuntime:
+            return DistributedRuntime(
+                None,
+                MemoryDiscovery(store),
+                lambda dispatcher, _: MemoryPlane(dispatcher, hub),
+                event_plane=lambda _: MemoryEventPlane(bus),
+            )
+
+        self.worker, self.router = runtime(), runtime()
+        self.source = KvEventSource(self.worker.endpoint(ENDPOINT), self.worker.instance_id, dp_rank=1)
+
+    async def record(self) -> dict[str, Any]:
+        (value,) = (await self.router.discovery.snapshot(EVENT_SOURCES)).values()
+        record: dict[str, Any] = json_decode(value)
+        return record
+
+    async def ask(self, **query: Any) -> KvSourceAnswer:
+        target = (await self.record())["metadata"]["recovery_target"]
+        client = await self.router.endpoint(f"dynamo.backend.{target['endpoint']}").client()
+        await client.wait_for_instances(5)
+        query = {"worker_id": self.worker.instance_id, "dp_rank": 1, **query}
+        (answer,) = [one async for one in await client.direct(query, target["instance_id"], annotated=False)]
+        return msgspec.convert(answer, KvSourceAnswer)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    yield made
+    await made.source.close()
+    await made.router.shutdown()
+    await made.worker.shutdown()
+
+
+def stored(parent_hash: int | None, *hashes: int) -> Stored:
+    return Stored(parent_hash, None, [StoredBlock(one, one * 10) for one in hashes])
+
+
+def blocks(events: list[WorkerKvEvent]) -> list[int]:
+    return [block.block_hash for told in events for block in told.event.data.stored.blocks]  # type: ignore[union-attr]
+
+
+async def test_its_record_says_whose_blocks_it_tells_of_and_who_answers_for_them(bench: Bench) -> None:
+    await bench.source.open()
+    record = await bench.record()
+    publisher, worker = record["publisher_id"], bench.worker.instance_id
+    name = f"worker_kv_query_source_{publisher:x}"
+    target = record["metadata"]["recovery_target"]
+    endpoint = {"namespace": "dynamo", "component": "backend", "name": "generate"}
+    assert record == {
+        "type": "EventSource",
+        "scope": {"kind": "endpoint", "endpoint": endpoint},
+        "topic": "kv-events",
+        "publisher_id": publisher,
+        "metadata": {
+            "kv_state_endpoint": endpoint,
+            "worker": {"worker_id": worker, "dp_rank": 1},
+            "publisher_id": publisher,
+            "recovery_target": target,
+        },
+    }
+    (instance,) = (await bench.router.discovery.snapshot(INSTANCES)).values()
+    assert json_decode(instance) == {"type": "Endpoint", **target, "response_frames": RESPONSE_FRAMES}
+    assert target["endpoint"] == name
+
+
+async def test_an_event_is_heard_and_can_be_asked_for(bench: Bench) -> None:
+    await bench.source.open()
+    subscriber = await bench.router.event_plane.subscriber(EndpointId.parse(ENDPOINT), "kv-events")
+    bench.source.put(stored(None, 1, 2))
+    bench.source.put(stored(2, 3))
+    event = await asyncio.wait_for(anext(aiter(subscriber)), 5)
+    assert isinstance(event, Event)
+    heard = msgspec.convert(msgpack_decode(event.payload), list[WorkerKvEvent])
+    assert [(told.worker_id, told.event.event_id, told.event.dp_rank) for told in heard] == [
+        (bench.worker.instance_id, 1, 1),
+        (bench.worker.instance_id, 2, 1),
+    ]
+    answer = await bench.ask(start_event_id=2)
+    assert answer.events is not None
+    assert answer.events.events == heard[1:]
+
+
+async def test_what_happened_before_it_was_open_is_in_the_first_dump(bench: Bench) -> None:
+    bench.source.put(stored(None, 1, 2))
+    await asyncio.sleep(0)
+    await bench.source.open()
+    dump = (await bench.ask()).dump
+    assert dump is not None
+    assert (blocks(dump.events), dump.last_event_id) == ([1, 2], 1)
+
+
+async def test_an_answer_is_never_older_than_what_was_sent(bench: Bench) -> None:
+    """The event is not on its way yet, and is in the answer already."""
+    await bench.source.open()
+    bench.source.put(stored(None, 1))
+    bench.source.put(Removed([1]))
+    dump = (await bench.ask()).dump
+    assert dump is not None
+    assert (dump.events, dump.last_event_id) == ([], 2)
+
+
+async def test_one_that_left_is_not_found_but_still_heard(bench: Bench) -> None:
+    await bench.source.open()
+    subscriber = await bench.router.event_plane.subscriber(EndpointId.parse(ENDPOINT), "kv-events")
+    await bench.source.leave()
+    assert await bench.router.discovery.snapshot(EVENT_SOURCES) == {}
+    assert await bench.router.discovery.snapshot(INSTANCES) == {}
+    bench.source.put(stored(None, 1))
+    assert isinstance(await asyncio.wait_for(anext(aiter(subscriber)), 5), Event)
+
+
+async def test_what_is_no_question_is_refused(bench: Bench) -> None:
+    await bench.source.open()
+    with pytest.raises(InvalidArgument):
+        await bench.ask(worker_id="me")
+
+
+async def test_the_health_of_the_process_does_not_speak_of_it(bench: Bench) -> None:
+    await bench.source.open()
+    assert bench.worker.health.endpoints == {}
+    assert not bench.worker.health.is_ready()
+
+
+async def test_a_large_dump_gives_the_loop_its_turns_and_misses_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamo.kv_events.source.BLOCKS_PER_TURN", 10)
+    await bench.source.open()
+    bench.source.put(stored(None, *range(1, 101)))
+    asked = asyncio.ensure_future(bench.ask())
+    while not asked.done():
+        newest = bench.source.holdings.last_event_id
+        bench.source.put(stored(100 + newest - 1, 100 + newest))
+        await asyncio.sleep(0)
+    dump = (await asked).dump
+    assert dump is not None
+    assert dump.last_event_id > 10
+    assert blocks(dump.events) == list(range(1, 100 + dump.last_event_id))

@@ -1,0 +1,208 @@
+"""A router's picture of its workers' caches is whole, whatever is lost on the way."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from dynamo.kv_events import subscriber as kv_view
+from dynamo.kv_events.source import KvEventSource
+from dynamo.kv_events.subscriber import KvView
+from dynamo.kv_router import events
+from dynamo.kv_router.index import KvIndex
+from dynamo.kv_router.runs import pack
+from dynamo.protocols.discovery import EVENT_SOURCES, EndpointId
+from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, Stored, StoredBlock, WorkerKvEvent
+from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
+from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
+
+ENDPOINT = "dynamo.backend.generate"
+
+
+class Listener:
+    """An index that can be told to lose what it hears."""
+
+    def __init__(self) -> None:
+        self.index = KvIndex()
+        self.forgotten = 0
+
+    def apply(self, told: WorkerKvEvent) -> bool:
+        return events.apply(self.index, told)
+
+    def forget(self, worker_id: int, dp_rank: int) -> None:
+        self.forgotten += 1
+        self.index.clear(worker_id, dp_rank)
+
+
+class House:
+    """A worker and a router that see each other over memory planes."""
+
+    def __init__(self) -> None:
+        self.store, hub, bus = MemoryStore(), MemoryHub(), MemoryBus()
+
+        def runtime() -> DistributedRuntime:
+            return DistributedRuntime(
+                None,
+                MemoryDiscovery(self.store),
+                lambda dispatcher, _: MemoryPlane(dispatcher, hub),
+                event_plane=lambda _: MemoryEventPlane(bus),
+            )
+
+        self.worker, self.router = runtime(), runtime()
+        self.source = KvEventSource(self.worker.endpoint(ENDPOINT), self.worker.instance_id)
+        self.listener = Listener()
+        self.view = KvView(self.router, EndpointId.parse(ENDPOINT), self.listener)
+
+    def depth(self, *hashes: int) -> int:
+        overlap = self.listener.index.find(pack(hashes))
+        return self.listener.index.depth_by_rank(overlap).get((self.worker.instance_id, 0), 0)
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not is_true():  # noqa: ASYNC110 - nothing is told when it becomes true
+                await asyncio.sleep(0)
+
+    def told(self, number: int, change: Stored | Removed) -> WorkerKvEvent:
+        data = KvEventData(stored=change) if isinstance(change, Stored) else KvEventData(removed=change)
+        return WorkerKvEvent(self.worker.instance_id, "device", "worker", NumberedKvEvent(number, data, 0))
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    made = House()
+    yield made
+    await made.view.close()
+    await made.source.close()
+    await made.router.shutdown()
+    await made.worker.shutdown()
+
+
+def stored(parent_hash: int | None, *hashes: int) -> Stored:
+    return Stored(parent_hash, None, [StoredBlock(one, one * 10) for one in hashes])
+
+
+async def test_what_was_held_before_and_what_comes_is_known(house: House) -> None:
+    house.source.put(stored(None, 1, 2))
+    await house.source.open()
+    await house.view.start()
+    await house.until(lambda: house.depth(10, 20, 30) == 2)
+    house.source.put(stored(2, 3))
+    await house.until(lambda: house.depth(10, 20, 30) == 3)
+    house.source.put(Removed([3, 2]))
+    await house.until(lambda: house.depth(10, 20, 30) == 1)
+    assert house.view.is_whole
+
+
+async def test_a_source_that_comes_later_is_asked(house: House) -> None:
+    await house.view.start()
+    house.source.put(stored(None, 1))
+    await house.source.open()
+    await house.until(lambda: house.depth(10) == 1)
+
+
+async def test_an_event_that_was_lost_is_asked_for(house: House) -> None:
+    await house.source.open()
+    await house.view.start()
+    await house.until(lambda: house.view.has_sources and house.view.is_whole)
+    for change in (stored(None, 1), stored(1, 2), stored(2, 3)):
+        house.source.put(change)
+    await house.until(lambda: house.depth(10, 20, 30) == 3)
+    house.source.holdings.apply(house.told(4, stored(3, 4)))  # Happened, and was never heard.
+    house.view.hear(house.told(5, stored(4, 5)))
+    house.source.holdings.apply(house.told(5, stored(4, 5)))
+    assert not house.view.is_whole
+    house.view.hear(house.told(6, stored(5, 6)))
+    house.source.holdings.apply(house.told(6, stored(5, 6)))
+    await house.until(lambda: house.view.is_whole)
+    assert house.depth(10, 20, 30, 40, 50, 60) == 6
+    house.listener.index.validate()
+
+
+async def test_an_event_that_is_heard_twice_counts_once(house: House) -> None:
+    await house.source.open()
+    await house.view.start()
+    await house.until(lambda: house.view.has_sources and house.view.is_whole)
+    first, second = house.told(1, stored(None, 1)), house.told(2, Removed([1]))
+    for told in (first, second, first):
+        house.view.hear(told)
+    assert house.depth(10) == 0
+
+
+async def test_a_worker_that_left_is_forgotten(house: House) -> None:
+    house.source.put(stored(None, 1))
+    await house.source.open()
+    await house.view.start()
+    await house.until(lambda: house.depth(10) == 1)
+    await house.source.leave()
+    await house.until(lambda: house.depth(10) == 0)
+    assert not house.view.has_sources
+
+
+async def test_who_cannot_be_asked_is_known_from_what_it_says(house: House) -> None:
+    await house.view.start()
+    house.view.hear(house.told(1, stored(None, 1)))
+    house.view.hear(house.told(2, stored(1, 2)))
+    assert house.depth(10, 20) == 2
+    house.view.hear(house.told(9, stored(None, 7)))
+    assert (house.depth(10, 20), house.depth(70)) == (0, 1), "what came after a gap is all that is sure"
+
+
+async def test_a_source_that_does_not_answer_is_asked_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_view, "ASK_FIRST_S", 0.01)
+    house.source.put(stored(None, 1))
+    await house.source.open()
+    real, tries = kv_view.ask, []
+
+    async def broken(*question: object) -> object:
+        tries.append(question)
+        if len(tries) < 3:
+            raise TimeoutError
+        return await real(*question)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kv_view, "ask", broken)
+    await house.view.start()
+    await house.until(lambda: house.depth(10) == 1)
+    assert len(tries) == 3
+
+
+async def test_a_record_that_cannot_be_read_harms_nobody(house: House) -> None:
+    key = "namespace/dynamo/component/backend/endpoint/generate/topic/kv-events/bad"
+    await house.worker.discovery.put(EVENT_SOURCES, key, b"{")
+    house.source.put(stored(None, 1))
+    await house.source.open()
+    await house.view.start()
+    await house.until(lambda: house.depth(10) == 1)
+
+
+async def test_what_was_kept_is_taken_where_less_was_heard(house: House) -> None:
+    view = KvView(house.router, EndpointId.parse(ENDPOINT), house.listener, is_durable=True)
+    kept = [house.told(5, stored(None, 1, 2)), house.told(5, Removed([2]))]
+    await view.adopt(kept)
+    assert (view.heard(), house.depth(10, 20)) == ({(house.worker.instance_id, 0): 5}, 1)
+    view.hear(house.told(4, Removed([1])))
+    assert house.depth(10) == 1, "it was covered by what was kept"
+    view.hear(house.told(6, stored(1, 3)))
+    assert house.depth(10, 30) == 2
+    await view.adopt(kept)
+    assert house.depth(10, 30) == 2, "more was heard than that"
+    view.forget_strangers({house.worker.instance_id})
+    assert house.depth(10, 30) == 2
+    view.forget_strangers(set())
+    assert (view.heard(), house.depth(10, 30)) == ({}, 0)
+
+
+async def test_a_new_source_is_asked_only_when_what_was_kept_says_nothing_of_it(house: House) -> None:
+    view = KvView(house.router, EndpointId.parse(ENDPOINT), house.listener, is_durable=True)
+    house.source.put(stored(None, 1, 2))
+    house.source.flush()  # Before anybody listens.
+    await house.source.open()
+    await view.start()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert view.has_sources
+    assert (house.depth(10), view.is_whole) == (0, True)
+    view.ask_silent()
+    await house.until(lambda: house.depth(10, 20) == 2)
+    await view.close()

@@ -1,0 +1,51 @@
+"""A topic is heard and told from its start to its close."""
+
+import asyncio
+
+from dynamo.kv_events.topic import Topic
+from dynamo.protocols.discovery import EndpointId
+from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.event_plane.base import Event
+from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
+from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
+
+HERE = EndpointId("tests", "worker", "generate")
+
+
+def runtime_of(bus: MemoryBus) -> DistributedRuntime:
+    return DistributedRuntime(
+        None,
+        MemoryDiscovery(MemoryStore()),
+        lambda dispatcher, _: MemoryPlane(dispatcher, MemoryHub()),
+        event_plane=lambda _: MemoryEventPlane(bus),
+    )
+
+
+async def test_what_one_tells_the_others_hear_until_they_close() -> None:
+    runtime = runtime_of(MemoryBus())
+    heard: list[bytes] = []
+    came = asyncio.Event()
+    gone: list[int] = []
+
+    def hear(event: Event) -> None:
+        heard.append(event.payload)
+        came.set()
+
+    teller = Topic(runtime, HERE, "topic", lambda _: None)
+    listener = Topic(runtime, HERE, "topic", hear, gone.append)
+    assert not teller.tell(b"early")
+    await teller.start(speaks=True)
+    await listener.start(speaks=False)
+    assert teller.tell(b"one")
+    assert not listener.tell(b"it only listens")
+    async with asyncio.timeout(10.0):
+        await came.wait()
+    assert heard == [b"one"]
+    assert teller.is_sound
+    assert listener.is_sound
+    await listener.close()
+    teller.tell(b"two")
+    await teller.close()
+    await runtime.shutdown()
+    assert heard == [b"one"]

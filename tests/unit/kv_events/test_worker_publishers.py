@@ -1,0 +1,137 @@
+"""Routers hear every block event in order, and the newest load."""
+
+import asyncio
+
+import msgspec
+
+from dynamo.kv_events.worker_publishers import EVENTS_MAX, KvEventPublisher, WorkerMetricsPublisher
+from dynamo.protocols.kv_events import Cleared, Removed, Stored, StoredBlock, WorkerKvEvent
+from dynamo.protocols.load import KvMetrics, WorkerLoad
+
+
+class Topic:
+    """The messages of one topic."""
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+        self.heard = asyncio.Event()
+
+    def publish(self, message: bytes) -> None:
+        self.messages.append(message)
+        self.heard.set()
+
+    def loads(self) -> list[KvMetrics]:
+        return [msgspec.msgpack.decode(message, type=KvMetrics) for message in self.messages]
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_the_events_of_one_turn_are_one_message_in_upstreams_words() -> None:
+    topic = Topic()
+    publisher = KvEventPublisher(topic.publish, 42)
+    publisher.put(Stored(None, 0, [StoredBlock(11, 12)]))
+    publisher.put(Removed([5, 6]), dp_rank=1)
+    publisher.put(Cleared())
+    assert topic.messages == []
+    await turn()
+    (message,) = topic.messages
+    worker = {"worker_id": 42, "storage_tier": "device", "residency_domain": "worker"}
+    stored = {
+        "parent_hash": None,
+        "start_position": 0,
+        "blocks": [{"block_hash": 11, "tokens_hash": 12, "mm_extra_info": None}],
+    }
+    assert msgspec.msgpack.decode(message) == [
+        {**worker, "event": {"event_id": 1, "data": {"stored": stored}, "dp_rank": 0}},
+        {**worker, "event": {"event_id": 1, "data": {"removed": {"block_hashes": [5, 6]}}, "dp_rank": 1}},
+        {**worker, "event": {"event_id": 2, "data": "cleared", "dp_rank": 0}},
+    ]
+
+
+async def test_what_is_sent_can_be_read_back_with_its_type() -> None:
+    topic = Topic()
+    publisher = KvEventPublisher(topic.publish, 42)
+    publisher.put(Removed([5]))
+    publisher.put(Cleared())
+    publisher.flush()
+    removed, cleared = msgspec.msgpack.decode(topic.messages[0], type=list[WorkerKvEvent])
+    assert not isinstance(removed.event.data, str)
+    assert removed.event.data.removed == Removed([5])
+    assert cleared.event.data == "cleared"
+
+
+async def test_many_events_are_several_messages_without_a_gap() -> None:
+    topic = Topic()
+    publisher = KvEventPublisher(topic.publish, 1)
+    for number in range(EVENTS_MAX + 10):
+        publisher.put(Removed([number]))
+    await turn()
+    assert len(topic.messages) == 2
+    read = [event for message in topic.messages for event in msgspec.msgpack.decode(message, type=list[WorkerKvEvent])]
+    assert [event.event.event_id for event in read] == list(range(1, EVENTS_MAX + 11))
+
+
+async def test_a_quiet_turn_sends_nothing() -> None:
+    topic = Topic()
+    publisher = KvEventPublisher(topic.publish, 1)
+    publisher.put(Cleared())
+    await turn()
+    publisher.flush()
+    await turn()
+    assert len(topic.messages) == 1
+
+
+async def test_the_first_load_goes_out_at_once_and_the_newest_when_the_interval_is_over() -> None:
+    topic = Topic()
+    publisher = WorkerMetricsPublisher(topic.publish, 42, interval_s=0.001)
+    for used in range(5):
+        publisher.put(WorkerLoad(kv_used_blocks=used, active_decode_blocks=used, active_prefill_tokens=9))
+    assert [load.kv_used_blocks for load in topic.loads()] == [0]
+    topic.heard.clear()
+    await asyncio.wait_for(topic.heard.wait(), 5)
+    assert topic.loads()[1] == KvMetrics(42, 0, 4, 9, 4)
+    publisher.close()
+
+
+async def test_each_rank_has_its_newest_load() -> None:
+    topic = Topic()
+    publisher = WorkerMetricsPublisher(topic.publish, 42)
+    publisher.put(WorkerLoad(dp_rank=0, kv_used_blocks=1))
+    publisher.put(WorkerLoad(dp_rank=1, kv_used_blocks=2))
+    publisher.put(WorkerLoad(dp_rank=0, kv_used_blocks=3))
+    publisher.close()
+    assert [(load.dp_rank, load.kv_used_blocks) for load in topic.loads()] == [(0, 1), (1, 2), (0, 3)]
+
+
+async def test_after_closing_nothing_is_sent_by_itself() -> None:
+    topic = Topic()
+    publisher = WorkerMetricsPublisher(topic.publish, 42, interval_s=0)
+    publisher.put(WorkerLoad())
+    publisher.close()
+    for _ in range(5):
+        await turn()
+    assert len(topic.messages) == 1
+
+
+async def test_a_load_whose_blocks_are_the_same_is_not_sent_again() -> None:
+    topic = Topic()
+    publisher = WorkerMetricsPublisher(topic.publish, 42)
+    publisher.put(WorkerLoad(kv_used_blocks=1, running_requests=1))
+    publisher.put(WorkerLoad(kv_used_blocks=1, running_requests=2))
+    publisher.close()
+    assert len(topic.messages) == 1
+
+
+async def test_a_load_that_does_not_change_is_repeated_for_those_who_lost_it() -> None:
+    topic = Topic()
+    publisher = WorkerMetricsPublisher(topic.publish, 42, interval_s=0, repeat_s=0.001)
+    publisher.put(WorkerLoad(kv_used_blocks=1))
+    for _ in range(2):
+        topic.heard.clear()
+        await asyncio.wait_for(topic.heard.wait(), 5)
+    publisher.close()
+    assert {load.kv_used_blocks for load in topic.loads()} == {1}
+    assert len(topic.loads()) >= 3

@@ -1,0 +1,154 @@
+"""A card says of a model what upstream's says, and leads back to its files."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynamo.core.errors import ConfigError
+from dynamo.model_card.card import ModelFiles, architectural_context_length, build_card, mdc_sum, read_json, slug_of
+from dynamo.protocols.model_card import FileReference, ModelDeploymentCard, RuntimeConfig
+
+BLAKE3_OF_NOTHING = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
+
+
+def card_of(path: Path, name: str = "tiny", **fields: Any) -> ModelDeploymentCard:
+    return build_card(str(path), name, **{"context_length": 512, "kv_cache_block_size": 16} | fields)
+
+
+def test_a_card_holds_what_the_files_say(model_dir: Path) -> None:
+    card = card_of(model_dir, runtime_config=RuntimeConfig(max_num_seqs=8))
+    assert (card.display_name, card.source_path, card.context_length) == ("tiny", str(model_dir), 512)
+    assert card.architectural_max_context_length == 512
+    assert card.runtime_config.max_num_seqs == 8
+    assert card.tokenizer is not None
+    data = (model_dir / "tokenizer.json").read_bytes()
+    file = card.tokenizer["hf_tokenizer_json"]
+    assert (file.size, file.checksum[:7], len(file.checksum)) == (len(data), "blake3:", 71)
+    assert card.chat_template_file is msgspec.UNSET
+
+
+def test_a_checksum_is_blake3(tmp_path: Path, model_dir: Path) -> None:
+    empty = tmp_path / "empty.jinja"
+    empty.touch()
+    card = card_of(model_dir, custom_template=str(empty))
+    assert card.chat_template_file
+    template = card.chat_template_file["hf_chat_template"]
+    assert template.is_custom
+    assert template.file == FileReference(path=str(empty), checksum=f"blake3:{BLAKE3_OF_NOTHING}", size=0)
+
+
+def test_a_card_leads_back_to_its_files(model_dir: Path) -> None:
+    assert ModelFiles.from_card(card_of(model_dir)) == ModelFiles.from_dir(str(model_dir))
+
+
+def test_a_card_survives_the_wire(model_dir: Path) -> None:
+    card = card_of(model_dir, needs=[["prefill"]], model_aliases=["small"], user_data={"a": 1})
+    assert msgspec.json.decode(msgspec.json.encode(card), type=ModelDeploymentCard) == card
+
+
+def test_a_model_served_under_its_path_has_no_other_source(model_dir: Path) -> None:
+    assert card_of(model_dir, str(model_dir)).source_path is msgspec.UNSET
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    for other in ("config.json", "tokenizer.json"):
+        if other != name:
+            (tmp_path / other).write_text("{}")
+    with pytest.raises(ConfigError, match=f"{name} is missing"):
+        ModelFiles.from_dir(str(tmp_path))
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="absent: no such directory"):
+        ModelFiles.from_dir(str(tmp_path / "absent"))
+
+
+def test_a_card_that_refers_to_an_absent_file_names_it(model_dir: Path, tmp_path: Path) -> None:
+    card = card_of(model_dir)
+    card.tokenizer = {"hf_tokenizer_json": FileReference(str(tmp_path / "gone.json"), "blake3:x")}
+    with pytest.raises(ConfigError, match=r"gone\.json is not a file on this machine"):
+        ModelFiles.from_card(card)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (None, "it refers to no hf_tokenizer_json"),
+        (
+            {"hf_tokenizer_json": FileReference("http://host/x", "blake3:x")},
+            "http://host/x is not a file on this machine",
+        ),
+        ({"gguf": FileReference("x", "blake3:x")}, "gguf is not supported"),
+    ],
+)
+def test_a_card_whose_tokenizer_cannot_be_read_says_why(model_dir: Path, tokenizer: Any, message: str) -> None:
+    card = card_of(model_dir)
+    card.tokenizer = tokenizer
+    with pytest.raises(ConfigError, match=message):
+        ModelFiles.from_card(card)
+
+
+def test_a_file_that_is_no_json_object_is_named(tmp_path: Path) -> None:
+    for content in (b"[1]", b"{", b"\xff"):
+        (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"config\.json: not a JSON object"):
+            read_json(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"max_position_embeddings": 10}, 10),
+        ({"n_positions": 20}, 20),
+        ({"text_config": {"max_position_embeddings": 30}}, 30),
+        ({"max_position_embeddings": None, "text_config": 5}, None),
+        ({}, None),
+    ],
+)
+def test_the_context_length_is_found_where_the_architecture_puts_it(config: dict[str, Any], length: int | None) -> None:
+    assert architectural_context_length(config) == length
+
+
+def test_a_name_becomes_a_slug() -> None:
+    assert slug_of("Qwen/Qwen3-0.6B") == "qwen_qwen3-0_6b"
+    assert slug_of("/models/Tiny") == "models_tiny"
+
+
+# ---- mdc_sum ------------------------------------------------------------------------------------------------------
+
+
+def test_the_sum_is_64_hex_digits_and_stable(model_dir: Path) -> None:
+    total = mdc_sum(card_of(model_dir))
+    assert (len(total), int(total, 16) >= 0) == (64, True)
+    assert mdc_sum(card_of(model_dir)) == total
+
+
+def test_the_same_files_elsewhere_have_the_same_sum(model_dir: Path, tmp_path: Path) -> None:
+    for path in model_dir.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert mdc_sum(card_of(tmp_path)) == mdc_sum(card_of(model_dir))
+
+
+def test_the_size_of_a_workers_cache_does_not_change_the_sum(model_dir: Path) -> None:
+    assert mdc_sum(card_of(model_dir, runtime_config=RuntimeConfig(total_kv_blocks=9))) == mdc_sum(card_of(model_dir))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"context_length": 1},
+        {"kv_cache_block_size": 32},
+        {"model_type": "Chat"},
+        {"runtime_config": RuntimeConfig(reasoning_parser="qwen3")},
+    ],
+)
+def test_what_changes_an_answer_changes_the_sum(model_dir: Path, fields: dict[str, Any]) -> None:
+    assert mdc_sum(card_of(model_dir, **fields)) != mdc_sum(card_of(model_dir))
+
+
+def test_another_template_changes_the_sum(model_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("x")
+    assert mdc_sum(card_of(model_dir, custom_template=str(tmp_path / "t.jinja"))) != mdc_sum(card_of(model_dir))

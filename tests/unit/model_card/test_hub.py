@@ -1,0 +1,68 @@
+"""A model is a directory, or a name on the hub; what is neither is told in one line."""
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+from dynamo.core.errors import ConfigError
+from dynamo.model_card.hub import resolve_model
+
+
+@pytest.fixture
+def failure(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """What the hub answers, in order."""
+    failures: list[Exception] = []
+
+    def download(name: str, **options: object) -> str:
+        if failures:
+            raise failures.pop(0)
+        return f"/cache/{name}"
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return failures
+
+
+def test_a_directory_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_model(str(tmp_path)) == str(tmp_path)
+    monkeypatch.chdir(tmp_path.parent)
+    assert resolve_model(tmp_path.name) == str(tmp_path)
+
+
+def test_a_name_is_fetched_from_the_hub(failure: list[Exception]) -> None:
+    assert resolve_model("owner/name") == "/cache/owner/name"
+
+
+@pytest.mark.parametrize("name", ["/no/such/dir", "./absent", "a/b/c"])
+def test_a_path_is_never_asked_of_the_hub(failure: list[Exception], name: str) -> None:
+    with pytest.raises(ConfigError, match="no such directory"):
+        resolve_model(name)
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match="it is a file"):
+        resolve_model(str(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (LocalEntryNotFoundError("long\nstory"), "the Hugging Face hub cannot be reached"),
+        (EntryNotFoundError("no entry\nmore"), "no entry"),
+        (OSError("disk full\nmore"), "cannot be fetched from the Hugging Face hub: disk full"),
+    ],
+)
+def test_what_the_hub_answers_is_told_in_one_line(failure: list[Exception], error: Exception, reason: str) -> None:
+    failure.append(error)
+    with pytest.raises(ConfigError) as refused:
+        resolve_model("owner/name")
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).startswith("model owner/name: ")
+
+
+def test_a_name_that_cannot_be_one_is_told_so() -> None:
+    with pytest.raises(ConfigError, match="not a name the Hugging Face hub could have"):
+        resolve_model("--bad--name--")

@@ -1,0 +1,49 @@
+"""A fresh indexer learns from the first peer that answers."""
+
+from pathlib import Path
+
+import pytest
+from tests.unit.routing.services.test_indexed_models import PLACE, PROMPT, full
+
+from dynamo.core.codec import json_encode
+from dynamo.core.errors import HttpError
+from dynamo.routing.services import indexer_peers
+from dynamo.routing.services.indexed_models import IndexedModels
+from dynamo.routing.services.indexer_peers import Peers, fetch
+
+
+async def test_the_first_that_answers_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = IndexedModels()
+    full(source)
+    asked = []
+
+    def answer(url: str) -> bytes:
+        asked.append(url)
+        if url == "http://dead":
+            raise OSError("nobody there")
+        return b"x" if url == "http://mad" else json_encode(source.dump())
+
+    monkeypatch.setattr(indexer_peers, "fetch", answer)
+    fresh = IndexedModels()
+    await Peers(["http://dead", "http://mad", "http://good", "http://spare"]).recover(fresh)
+    assert asked == ["http://dead", "http://mad", "http://good"]
+    assert fresh.find(PLACE, PROMPT) == source.find(PLACE, PROMPT)
+    await source.close()
+    await fresh.close()
+
+
+async def test_nobody_need_answer() -> None:
+    fresh = IndexedModels()
+    await Peers().recover(fresh)
+    assert fresh.models == {}
+    await fresh.close()
+
+
+def test_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HttpError, match="invalid peer URL"):
+        Peers(["file:///etc/passwd"])
+    peers = Peers([f"http://h{number}" for number in range(256)])
+    with pytest.raises(HttpError, match="256 peers"):
+        peers.add("http://one-more")
+    with pytest.raises(OSError):
+        fetch("http://127.0.0.1:1")

@@ -1,0 +1,267 @@
+"""Selecting without a runtime: workers are told of, what they hold is heard, requests are counted until they end."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.unit.kv_events.test_engine_subscriber import TOKENS, message, stored
+
+from dynamo.core.clock import ManualClock
+from dynamo.core.errors import SelectionServiceError
+from dynamo.kv_router.tracking import TrackingKey
+from dynamo.llm import SelectionCacheConfig, SelectionService
+from dynamo.protocols.active_sequences import AddedSequence, PrefillLoadHint
+
+PROMPT = [*TOKENS, 13]
+M = {"model_name": "m"}
+ASKED = {"token_ids": PROMPT, **M}
+PLACE = ("m", "default")
+
+
+def worker(worker_id: int, **more: Any) -> dict[str, Any]:
+    port = 40_000 + worker_id
+    told = {"block_size": 4, "endpoint": f"http://w{worker_id}", "kv_events_endpoint": f"tcp://localhost:{port}"}
+    return {"worker_id": worker_id, **M, **told, **more}
+
+
+class House:
+    """A service under a clock that is turned by hand."""
+
+    def __init__(self, **more: Any) -> None:
+        self.clock = ManualClock()
+        self.service = SelectionService(clock=self.clock, **more)
+
+    def hear(self, *frames: list[bytes], listener: int = 0) -> None:
+        for one in frames:
+            self.service.models.listeners()[listener].events.hear(one)
+
+    async def refused(self, work: Any) -> tuple[str, int]:
+        with pytest.raises(SelectionServiceError) as caught:
+            await work
+        return caught.value.kind, caught.value.status_code
+
+    def load(self, worker_id: int = 1) -> tuple[int, int, int]:
+        (model,) = self.service.loads(model_name="m")
+        row = next(one for one in model["loads"] if one["worker_id"] == worker_id)
+        return row["potential_prefill_tokens"], row["potential_decode_blocks"], row["active_requests"]
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    made = House()
+    await made.service.start()
+    yield made
+    await made.service.close()
+
+
+async def test_a_worker_is_schedulable_when_all_is_said_of_it(house: House) -> None:
+    record = await house.service.upsert_worker({"worker_id": 1})
+    assert record["lifecycle"] == "incomplete"
+    assert record["not_schedulable_reasons"] == [
+        "endpoint is required",
+        "block_size must be greater than 0",
+        "kv_events endpoint is required for dp_rank 0",
+    ]
+    assert house.service.ready()["ready"] is False
+    record = await house.service.upsert_worker(worker(1))
+    assert record["lifecycle"] == "schedulable" and "not_schedulable_reasons" not in record
+    assert house.service.ready()["schedulable_workers"] == 1
+    two = await house.service.upsert_worker(worker(2, data_parallel_size=2))
+    assert len(two["not_schedulable_reasons"]) == 2  # One address is not two.
+    other = await house.service.upsert_worker(worker(3, block_size=8))
+    assert "block_size mismatch" in other["not_schedulable_reasons"][0]
+    assert [one["worker_id"] for one in house.service.list_workers(model_name="m")] == [1, 2, 3]
+
+
+async def test_a_prompt_goes_where_its_beginning_is_held(house: House) -> None:
+    await house.service.upsert_worker(worker(1))
+    await house.service.upsert_worker(worker(2))
+    house.hear(
+        message(0, stored([1, 2], None, TOKENS[:8])), message(1, stored([3], 2, TOKENS[8:], medium="CPU")), listener=1
+    )
+    found = await house.service.select(ASKED)
+    assert found == {
+        **M,
+        "routing_group": "default",
+        "worker_id": 2,
+        "dp_rank": 0,
+        "endpoint": "http://w2",
+        "block_size": 4,
+        "overlap": {"longest_matched": 12, "gpu": 8, "dp": {"0": 8}, "cpu": 12, "disk": 12},
+        "effective_prefill_tokens": 2,
+        "potential_decode_blocks": 4,
+    }
+    table = await house.service.overlap_scores(ASKED)
+    assert [row["host_pinned_blocks"] for row in table["workers"]] == [0, 3]
+    assert house.load(2) == (0, 0, 0)
+
+
+async def test_a_selection_is_reserved_once(house: House) -> None:
+    await house.service.upsert_worker(worker(1))
+    assert (await house.service.select({**ASKED, "selection_id": "s"}))["selection_id"] == "s"
+    assert house.load() == (0, 0, 0)
+    reserved = await house.service.create_reservation({"selection_id": "s", **M})
+    assert reserved["worker_id"] == 1
+    assert house.load() == (13, 3, 1)
+    assert await house.refused(house.service.create_reservation({"selection_id": "s", **M})) == ("not_found", 404)
+    await house.service.prefill_complete("s")
+    house.service.add_output_block("s", decay_fraction=1.0)
+    assert house.load() == (0, 4, 1)
+    await house.service.free_reservation("s")
+    assert house.load() == (0, 0, 0)
+    for gone in (house.service.free_reservation("s"), house.service.prefill_complete("s")):
+        assert await house.refused(gone) == ("not_found", 404)
+
+
+async def test_selecting_and_reserving_is_one_step(house: House) -> None:
+    await house.service.upsert_worker(worker(1))
+    found = await house.service.select_and_reserve({**ASKED, "selection_id": "s"})
+    assert (found["isl_tokens"], len(found["sequence_hashes"]), found["track_prefill_tokens"]) == (13, 3, True)
+    assert all(-(1 << 63) <= one < 1 << 63 for one in found["sequence_hashes"])
+    assert await house.refused(house.service.select_and_reserve({**ASKED, "selection_id": "s"})) == ("conflict", 409)
+    more = await house.service.select_and_reserve(ASKED)
+    assert more["selection_id"] != "s"
+    assert more["potential_decode_blocks"] == 4  # The prompt's blocks are there already; its end is not.
+    assert house.load() == (26, 3, 2)
+
+
+async def test_a_caller_may_reserve_what_he_chose_himself(house: House) -> None:
+    await house.service.upsert_worker(worker(1))
+    hashes = (await house.service.select_and_reserve({**ASKED, "selection_id": "a"}))["sequence_hashes"]
+    given = {"selection_id": "b", "worker_id": 1, "sequence_hashes": hashes, "effective_prefill_tokens": 5, **M}
+    await house.service.create_reservation(given)
+    assert house.load() == (18, 3, 2)
+    for kind, wrong in (
+        ("conflict", given),
+        ("not_found", {**given, "selection_id": "c", "worker_id": 9}),
+        ("not_found", {**given, "selection_id": "c", "dp_rank": 7}),
+        ("invalid_request", {"selection_id": "c", "worker_id": 1, **M}),
+    ):
+        assert (await house.refused(house.service.create_reservation(wrong)))[0] == kind
+
+
+async def test_selections_that_nobody_takes_up_are_forgotten() -> None:
+    house = House(selection_cache=SelectionCacheConfig(ttl_secs=10.0, max_entries=2))
+    await house.service.upsert_worker(worker(1))
+    for name in ("a", "b", "c"):
+        await house.service.select({**ASKED, "selection_id": name})
+    assert (await house.refused(house.service.create_reservation({"selection_id": "a", **M})))[0] == "not_found"
+    await house.service.create_reservation({"selection_id": "b", **M})
+    house.clock.advance(11.0)
+    assert (await house.refused(house.service.create_reservation({"selection_id": "c", **M})))[0] == "not_found"
+    house.clock.advance(300.0)
+    assert house.load() == (0, 0, 0)  # A request that nobody ended.
+    assert (await house.refused(house.service.prefill_complete("b")))[0] == "not_found"
+    await house.service.close()
+
+
+async def test_who_may_not_be_chosen_is_not(house: House) -> None:
+    await house.service.upsert_worker(worker(1))
+    await house.service.upsert_worker(worker(2, taints=["gold"]))
+    golden = {**ASKED, "routing_constraints": {"required_taints": ["gold"]}}
+    assert (await house.service.select(golden))["worker_id"] == 2
+    assert (await house.service.select({**ASKED, "allowed_worker_ids": [1]}))["worker_id"] == 1
+    for kind, wrong in (
+        ("not_ready", {**ASKED, "allowed_worker_ids": [9]}),
+        ("not_ready", {**ASKED, "model_name": "n"}),
+        ("invalid_request", M),
+        ("invalid_request", {**ASKED, "token_ids": "x"}),
+        ("invalid_request", {**ASKED, "routing_constraints": {"required_taints": 7}}),
+    ):
+        assert (await house.refused(house.service.select(wrong)))[0] == kind
+
+
+async def test_who_leaves_takes_his_reservations_along(house: House) -> None:
+    await house.service.upsert_worker(worker(1))
+    await house.service.upsert_worker(worker(2))
+    await house.service.select_and_reserve({**ASKED, "selection_id": "s", "allowed_worker_ids": [1]})
+    changed = await house.service.update_worker(1, {"taints": ["gold"]})
+    assert changed["taints"] == ["gold"]
+    assert house.load() == (13, 3, 1)  # Nothing that it is followed by has changed.
+    gone = await house.service.delete_worker(1)
+    assert gone["lifecycle"] == "unschedulable"
+    assert (await house.service.select(ASKED))["worker_id"] == 2
+    assert (await house.refused(house.service.free_reservation("s")))[0] == "not_found"
+    assert (await house.refused(house.service.delete_worker(1)))[0] == "not_found"
+    assert (await house.refused(house.service.update_worker(1, {})))[0] == "not_found"
+
+
+async def test_a_session_stays_with_its_worker() -> None:
+    house = House(session_affinity_ttl_secs=60.0)
+    for number in range(1, 6):
+        await house.service.upsert_worker(worker(number))
+    asked = {**ASKED, "session_id": "chat"}
+    first = await house.service.select_and_reserve(asked)
+    for _ in range(4):
+        again = await house.service.select_and_reserve(asked)
+        assert again["worker_id"] == first["worker_id"]
+    await house.service.close()
+
+
+async def test_what_peers_count_counts_here(house: House) -> None:
+    await house.service.upsert_worker(worker(1))
+    mine = await house.service.select_and_reserve({**ASKED, "selection_id": "s"})
+    sequence = [one % (1 << 64) for one in mine["sequence_hashes"]]
+    added = AddedSequence(sequence, True, None, PrefillLoadHint(7))
+    house.service.replica_added("p/s", (1, 0), PLACE, added)
+    assert house.load() == (20, 3, 2)
+    house.service.replica_prefilled("p/s", PLACE)
+    assert house.load() == (13, 3, 2)
+    house.service.replica_freed("p/s", PLACE)
+    assert house.load() == (13, 3, 1)
+    assert (house.service.block_size(PLACE), house.service.block_size(("n", "default"))) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"session_affinity_ttl_secs": 0.5},
+        {"replica_sync_peers": ["tcp://a:1"]},
+        {"indexer_peers": ["bogus"]},
+    ],
+)
+async def test_settings_that_cannot_be_meant_are_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong)) if "indexer_peers" not in wrong else "bogus"):
+        SelectionService(**wrong)
+
+
+async def test_sessions_that_a_peer_bound_go_there() -> None:
+    house = House(session_affinity_ttl_secs=60.0)
+    for number in range(1, 6):
+        await house.service.upsert_worker(worker(number))
+    for number in range(1, 6):
+        house.service.replica_bound(f"chat{number}", (number, 0), PLACE, (number, 7))
+        asked = await house.service.select({**ASKED, "session_id": f"chat{number}"})
+        assert asked["worker_id"] == number
+    house.service.replica_bound("chat", (1, 0), ("n", "default"), (9, 7))
+    await house.service.close()
+
+
+async def test_with_a_key_requests_are_known_by_hashes_of_it() -> None:
+    key = TrackingKey("2026", bytes(32))
+    house, public = House(tracking_key=key), House()
+    for one in (house, public):
+        await one.service.upsert_worker(worker(1))
+
+    keyed = await house.service.select_and_reserve({**ASKED, "selection_id": "a"})
+    again = await house.service.select_and_reserve({**ASKED, "selection_id": "b"})
+    known = await public.service.select_and_reserve({**ASKED, "selection_id": "a"})
+
+    assert keyed["sequence_hashes"] == again["sequence_hashes"] != known["sequence_hashes"]
+    assert house.load()[1:] == (public.load()[1], 2), "alike prompts share their blocks"
+    hashed = {name: value for name, value in ASKED.items() if name != "token_ids"} | {"block_hashes": [1, 2]}
+    assert (await house.refused(house.service.select(hashed)))[0] == "invalid_request"
+    await house.service.close()
+    await public.service.close()
+
+
+async def test_places_of_workers_are_taints() -> None:
+    house = House()
+    for number, zone in ((1, "a"), (2, "b")):
+        await house.service.upsert_worker({**worker(number), "topology_domains": {"zone": zone}})
+    wanted = {"required_taints": ["dynamo.topology/zone=b"], "preferred_taints": {}}
+
+    found = await house.service.select({**ASKED, "routing_constraints": wanted})
+
+    assert found["worker_id"] == 2
+    await house.service.close()

@@ -1,0 +1,146 @@
+"""Routers of the same workers send a session to the same one."""
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+from dynamo.core.clock import ManualClock
+from dynamo.core.codec import msgpack_decode, msgpack_encode
+from dynamo.kv_router.config import RouterConfig
+from dynamo.protocols.discovery import EndpointId
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.model_card import ModelDeploymentCard, RuntimeConfig
+from dynamo.routing.kv_push_router import KvPushRouter
+from dynamo.routing.sync.affinity_sync import SessionAffinityUpdate
+from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
+from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
+
+DECODE, PREFILL = EndpointId.parse("dynamo.backend.generate"), EndpointId.parse("dynamo.prefill.generate")
+WORKERS = range(1, 9)
+
+
+@dataclass
+class Progress:
+    tokens: int = 0
+    is_over: bool = False
+
+
+class House:
+    """Routers of eight workers each."""
+
+    def __init__(self, *endpoints: EndpointId, ttl_s: float = 60.0) -> None:
+        self.clock = ManualClock()
+        self.store, self.bus = MemoryStore(), MemoryBus()
+        wanted = RouterConfig(block_size=4, use_kv_events=False, affinity_ttl_s=ttl_s)
+        self.routers = [
+            KvPushRouter(self.runtime(), endpoint, wanted, chance=random.Random(number), clock=self.clock)
+            for number, endpoint in enumerate(endpoints)
+        ]
+        card = ModelDeploymentCard(display_name="m", slug="m", runtime_config=RuntimeConfig(total_kv_blocks=100))
+        for router in self.routers:
+            router.set_workers(dict.fromkeys(WORKERS, card))
+
+    def runtime(self) -> DistributedRuntime:
+        hub = MemoryHub()
+        return DistributedRuntime(
+            None,
+            MemoryDiscovery(self.store),
+            lambda dispatcher, _: MemoryPlane(dispatcher, hub),
+            event_plane=lambda _: MemoryEventPlane(self.bus),
+        )
+
+    async def start(self) -> "House":
+        for router in self.routers:
+            await router.start()
+        return self
+
+    async def close(self) -> None:
+        for router in self.routers:
+            await router.close()
+
+    async def turn(self, router: int, session: str, request_id: str, *, is_last: bool = False) -> int:
+        """The worker of a session's turn, once all routers heard of it."""
+        context = {"session_id": session, "session_final": is_last}
+        request = PreprocessedRequest(model="m", token_ids=list(range(9)), agent_context=context)
+        decision = await self.routers[router].choose(request, request_id, Progress())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.routers[router].release(request_id)
+        return decision.worker_id
+
+
+async def test_a_session_has_one_worker_whichever_router_it_comes_to() -> None:
+    house = await House(DECODE, DECODE, DECODE).start()
+
+    for number in range(12):
+        first = await house.turn(number % 3, f"s{number}", f"a{number}")
+        assert await house.turn((number + 1) % 3, f"s{number}", f"b{number}") == first
+    await house.close()
+
+
+async def test_a_turn_at_one_router_keeps_the_session_with_the_other() -> None:
+    house = await House(DECODE, DECODE, ttl_s=10.0).start()
+    first = await house.turn(0, "s", "a")
+    for number in range(4):
+        house.clock.advance(6.0)
+        assert await house.turn(0, "s", f"b{number}") == first
+
+    house.clock.advance(6.0)
+
+    affinity = house.routers[1].machine.affinity
+    assert affinity is not None and affinity.find("s", house.clock.now()) == (first, 0)
+    await house.close()
+
+
+async def test_prefill_and_decode_have_bindings_of_their_own() -> None:
+    house = await House(DECODE, PREFILL).start()
+    await house.turn(0, "s", "a")
+
+    affinity = house.routers[1].machine.affinity
+    assert affinity is not None and affinity.find("s", house.clock.now()) is None
+    await house.close()
+
+
+async def test_two_that_bind_at_once_end_up_with_the_same_worker() -> None:
+    house = House(DECODE, DECODE)
+    told = []
+    for number, router in enumerate(house.routers):
+        affinity = router.machine.affinity
+        assert affinity is not None and router.bindings is not None
+        affinity.bind("s", f"r{number}", (number + 1, 0), 0.0)
+        version = affinity.version_of("s")
+        assert version is not None
+        told.append(msgpack_encode(SessionAffinityUpdate("s", number + 1, 0, *version)))
+
+    for router in house.routers:
+        assert router.bindings is not None
+        for payload in told:
+            router.bindings.hear(payload)
+
+    found = {router.machine.affinity.find("s", 0.0) for router in house.routers if router.machine.affinity}
+    assert len(found) == 1
+
+
+async def test_what_cannot_be_read_or_names_nobody_is_left_out() -> None:
+    house = House(DECODE)
+    router = house.routers[0]
+    assert router.bindings is not None and router.machine.affinity is not None
+
+    router.bindings.hear(b"\xc1")
+    router.bindings.hear(msgpack_encode(SessionAffinityUpdate("s", 99, None, 7, 1)))
+
+    assert len(router.machine.affinity) == 0
+    router.machine.affinity.bind("s", "r", (1, 0), 0.0)
+    assert router.machine.affinity.version_of("s") == (8, router.bindings.writer_id)
+
+
+def test_a_binding_is_written_as_released_routers_write_it() -> None:
+    assert msgpack_decode(msgpack_encode(SessionAffinityUpdate("s", 1, 0, 2, 3))) == {
+        "session_id": "s",
+        "worker_id": 1,
+        "dp_rank": 0,
+        "sequence": 2,
+        "writer_id": 3,
+    }

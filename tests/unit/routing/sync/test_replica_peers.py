@@ -1,0 +1,166 @@
+"""Services that count load hear each other."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from dynamo.core.config import load
+from dynamo.core.errors import ConfigError, HttpError
+from dynamo.protocols.active_sequences import AddedSequence
+from dynamo.routing.sync.replica_peers import AFFINITY_TOPIC, ReplicaOptions, ReplicaPeers, add_peer_routes
+from dynamo.runtime.json_service import JsonRoutes
+
+PLACE = ("m", "default")
+
+
+class Books:
+    """What was heard."""
+
+    def __init__(self, block_size: int = 4) -> None:
+        self.heard: list[tuple[object, ...]] = []
+        self.size = block_size
+
+    def block_size(self, place: tuple[str, str]) -> int:
+        return self.size
+
+    def replica_added(
+        self, request_id: str, rank: tuple[int, int], place: tuple[str, str], added: AddedSequence
+    ) -> None:
+        self.heard.append(("added", request_id, rank, place, added.token_sequence))
+
+    def replica_prefilled(self, request_id: str, place: tuple[str, str]) -> None:
+        self.heard.append(("prefilled", request_id, place))
+
+    def replica_freed(self, request_id: str, place: tuple[str, str]) -> None:
+        self.heard.append(("freed", request_id, place))
+
+
+def told(data: object, router_id: int = 5, block_size: int = 4) -> list[bytes]:
+    """A message as the released service writes it."""
+    event = {"request_id": "a", "worker": {"worker_id": 1, "dp_rank": 0}, "data": data, "router_id": router_id}
+    message = {"model_name": "m", "routing_group": "default", "block_size": block_size, "event": event}
+    return [b"t", msgspec.msgpack.encode(message)]
+
+
+ADDED = {
+    "AddRequest": {
+        "token_sequence": [1, (1 << 64) - 3],
+        "track_prefill_tokens": True,
+        "expected_output_tokens": None,
+        "prefill_load_hint": {"initial_effective_prefill_tokens": 12, "expected_prefill_duration": None},
+    }
+}
+
+
+def test_what_a_peer_counts_is_heard_under_the_peer_s_name() -> None:
+    books = Books()
+    peers = ReplicaPeers(books)
+    for data in (ADDED, "MarkPrefillCompleted", "Free"):
+        peers.hear(told(data))
+    assert books.heard == [
+        ("added", "5/a", (1, 0), PLACE, [1, (1 << 64) - 3]),
+        ("prefilled", "5/a", PLACE),
+        ("freed", "5/a", PLACE),
+    ]
+
+
+def test_our_own_words_and_other_block_sizes_and_noise_are_passed_over() -> None:
+    books = Books()
+    peers = ReplicaPeers(books)
+    peers.hear(told(ADDED, peers.router_id))
+    peers.hear(told(ADDED, block_size=8))
+    peers.hear([b"t", b"\xc1"])
+    assert books.heard == []
+    assert peers.unreadable == 1
+
+
+async def test_routes_add_and_remove_peers() -> None:
+    routes, peers = JsonRoutes(), ReplicaPeers(Books(), ["tcp://b:2"])
+    add_peer_routes(routes, peers)
+
+    async def ask(path: str, body: bytes = b"", method: str = "POST") -> tuple[int, object]:
+        return await routes.answer(method, "/replica_sync/" + path, "", {"content-type": "application/json"}, body)
+
+    peer = b'{"endpoint": "tcp://a:1"}'
+    assert await ask("register_peer", peer) == (201, {"status": "ok"})
+    assert await ask("register_peer", peer) == (200, {"status": "ok"})
+    assert await ask("peers", method="GET") == (200, ["tcp://a:1", "tcp://b:2"])
+    assert await ask("deregister_peer", peer) == (200, {"status": "ok"})
+    assert (await ask("deregister_peer", peer))[0] == 404
+    assert (await ask("register_peer", b'{"endpoint": "bogus"}'))[0] == 400
+
+
+async def test_without_a_port_nothing_is_told() -> None:
+    routes = JsonRoutes()
+    add_peer_routes(routes, None)
+    headers = {"content-type": "application/json"}
+    assert await routes.answer("GET", "/replica_sync/peers", "", {}, b"") == (200, [])
+    status, _ = await routes.answer("POST", "/replica_sync/register_peer", "", headers, b'{"endpoint": "tcp://a:1"}')
+    assert status == 409
+
+
+def test_options_that_contradict_are_named() -> None:
+    with pytest.raises(ConfigError, match="--replica-sync-port"):
+        load(ReplicaOptions, ["--replica-sync-peers", "tcp://a:1"], {})
+    with pytest.raises(ConfigError, match="bogus"):
+        load(ReplicaOptions, ["--replica-sync-port", "0", "--replica-sync-peers", "bogus"], {})
+
+
+def test_the_number_of_peers_is_bounded() -> None:
+    peers = ReplicaPeers(Books(), [f"tcp://a:{port}" for port in range(1, 257)])
+    with pytest.raises(HttpError, match="256 peers"):
+        peers.add_peer("tcp://b:1")
+
+
+class Sessions:
+    """What was heard of sessions."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[object, ...]] = []
+
+    def replica_bound(
+        self, session: str, rank: tuple[int, int], place: tuple[str, str], version: tuple[int, int]
+    ) -> None:
+        self.heard.append((session, rank, place, version))
+
+
+def binding(writer_id: int = 7, dp_rank: int | None = 1) -> list[bytes]:
+    """A binding as the released service writes it."""
+    message = {
+        "model_name": "m", "routing_group": "default", "session_id": "s", "worker_id": 3, "dp_rank": dp_rank,
+        "sequence": 9, "writer_id": writer_id,
+    }  # fmt: skip
+    return [AFFINITY_TOPIC.encode(), msgspec.msgpack.encode(message)]
+
+
+def test_where_a_peers_sessions_go_is_heard_by_who_keeps_sessions() -> None:
+    books, sessions = Books(), Sessions()
+    peers = ReplicaPeers(books, bindings=sessions)
+
+    peers.hear(binding())
+    peers.hear(binding(dp_rank=None))
+    peers.hear(binding(writer_id=peers.router_id))
+    peers.hear([AFFINITY_TOPIC.encode(), b"\xc1"])
+    ReplicaPeers(books).hear(binding())
+
+    assert sessions.heard == [("s", (3, 1), PLACE, (9, 7)), ("s", (3, 0), PLACE, (9, 7))]
+    assert books.heard == [] and peers.unreadable == 1
+
+
+async def test_sessions_and_requests_go_over_one_socket() -> None:
+    first = ReplicaPeers(Books(), bindings=Sessions())
+    await first.start(0)
+    sessions, books = Sessions(), Books()
+    second = ReplicaPeers(books, [f"tcp://127.0.0.1:{first.port}"], bindings=sessions)
+    await second.start(0)
+    try:
+        async with asyncio.timeout(20):
+            while not sessions.heard or not books.heard:
+                first.bound("s", (3, 1), PLACE, (4, first.router_id))
+                first.freed("a", (3, 1), PLACE)
+                await asyncio.sleep(0.01)
+    finally:
+        await first.close()
+        await second.close()
+    assert sessions.heard[0] == ("s", (3, 1), PLACE, (4, first.router_id))

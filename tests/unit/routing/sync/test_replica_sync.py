@@ -1,0 +1,315 @@
+"""Routers of the same workers count each other's requests, and only as long as these run."""
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo.core.clock import ManualClock
+from dynamo.core.codec import msgpack_decode, msgpack_encode
+from dynamo.kv_router.config import RouterConfig
+from dynamo.protocols.active_sequences import (
+    ActiveSequenceEvent,
+    AddedSequence,
+    AddRequest,
+    Duration,
+    PrefillLoadHint,
+    SequenceWorker,
+)
+from dynamo.protocols.discovery import EndpointId
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.model_card import ModelDeploymentCard, RuntimeConfig
+from dynamo.routing.kv_push_router import KvPushRouter
+from dynamo.routing.sync.replica_sync import BATCH_MAX, TOPIC, ReplicaSync
+from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.event_plane.base import Event
+from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
+from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
+
+ENDPOINT = EndpointId.parse("dynamo.backend.generate")
+BLOCK = 4
+PROMPT = list(range(1, 23))
+
+
+@dataclass
+class Progress:
+    tokens: int = 0
+    is_over: bool = False
+
+
+class House:
+    """Routers of two workers that hear each other."""
+
+    def __init__(self, count: int = 2, **config: object) -> None:
+        self.clock = ManualClock()
+        self.store, self.bus = MemoryStore(), MemoryBus()
+        self.runtimes = [self.runtime() for _ in range(count)]
+        wanted = RouterConfig(block_size=BLOCK, use_kv_events=False, replica_sync=True, **config)  # type: ignore[arg-type]
+        self.routers = [
+            KvPushRouter(runtime, ENDPOINT, wanted, chance=random.Random(1), clock=self.clock)
+            for runtime in self.runtimes
+        ]
+        card = ModelDeploymentCard(
+            display_name="m", slug="m", kv_cache_block_size=BLOCK, runtime_config=RuntimeConfig(total_kv_blocks=100)
+        )
+        for router in self.routers:
+            router.set_workers({1: card, 2: card})
+
+    def runtime(self) -> DistributedRuntime:
+        hub = MemoryHub()
+        return DistributedRuntime(
+            None,
+            MemoryDiscovery(self.store),
+            lambda dispatcher, _: MemoryPlane(dispatcher, hub),
+            event_plane=lambda _: MemoryEventPlane(self.bus),
+        )
+
+    async def start(self) -> "House":
+        for router in self.routers:
+            await router.start()
+        return self
+
+    async def close(self) -> None:
+        for router in self.routers:
+            await router.close()
+
+    async def settle(self) -> None:
+        """Returns when what was told is heard."""
+        for _ in range(20):
+            for router in self.routers:
+                assert router.sync is not None
+                router.sync.flush()
+            await asyncio.sleep(0)
+
+    def loads(self) -> list[dict[tuple[int, int], tuple[float, float, int]]]:
+        for router in self.routers:
+            router.machine.validate()
+        return [router.machine.loads() for router in self.routers]
+
+
+def request(tokens: list[int] | None = None) -> PreprocessedRequest:
+    return PreprocessedRequest(model="m", token_ids=PROMPT if tokens is None else tokens)
+
+
+async def test_what_one_router_places_counts_for_the_other_until_it_ends() -> None:
+    house = await House().start()
+    first, second = house.routers
+    progress = Progress()
+    decision = await first.choose(request(), "a", progress)
+    await house.settle()
+    loads = house.loads()
+    assert loads[0] == loads[1]
+    assert loads[1][(decision.worker_id, 0)] == (22, 5, 1)
+    other = await second.choose(request(list(range(50, 72))), "b", Progress())
+    assert other.worker_id != decision.worker_id, "the other worker has nothing to do"
+    progress.tokens = 1
+    house.clock.advance(0.02)
+    await house.settle()
+    assert house.loads()[1][(decision.worker_id, 0)] == (0, 5, 1), "the first token is told without another request"
+    first.release("a")
+    second.release("b")
+    await house.settle()
+    assert set(house.loads()[0].values()) == set(house.loads()[1].values()) == {(0, 0, 0)}
+    await house.close()
+
+
+async def test_requests_that_begin_alike_share_their_blocks_whoever_placed_them() -> None:
+    house = await House().start()
+    decision = await house.routers[0].choose(request(), "a", Progress(tokens=1))
+    house.routers[0].refresh()
+    await house.settle()
+    again = await house.routers[1].choose(request(), "b", Progress())
+    await house.settle()
+    assert again.worker_id == decision.worker_id, "guesses are shared as well"
+    loads = house.loads()
+    assert loads[0] == loads[1]
+    assert loads[0][(decision.worker_id, 0)][1:] == (5, 2)
+    await house.close()
+
+
+async def test_a_router_that_left_takes_its_requests_with_it() -> None:
+    house = await House(3).start()
+    await house.routers[0].choose(request(), "a", Progress())
+    await house.routers[1].choose(request(), "b", Progress())
+    await house.settle()
+    await house.routers[0].close()
+    await house.settle()
+    counted = [sum(load[2] for load in router.machine.loads().values()) for router in house.routers[1:]]
+    assert counted == [1, 1]
+    house.routers = house.routers[1:]
+    await house.close()
+
+
+async def test_one_that_comes_late_begins_empty_and_hears_what_follows() -> None:
+    house = await House().start()
+    await house.routers[0].choose(request(), "a", Progress())
+    await house.settle()
+    late = KvPushRouter(house.runtime(), ENDPOINT, house.routers[0].config, clock=house.clock)
+    late.set_facts(list(house.routers[0].machine.workers.values()))
+    await late.start()
+    house.routers[0].release("a")
+    await house.routers[0].choose(request(), "b", Progress())
+    await house.settle()
+    assert sum(load[2] for load in late.machine.loads().values()) == 1
+    await late.close()
+    await house.close()
+
+
+async def test_messages_look_as_upstream_writes_them() -> None:
+    house = await House(1).start()
+    subscriber = await house.runtime().event_plane.subscriber(ENDPOINT, TOPIC)
+    router = house.routers[0]
+    assert router.sync is not None
+    progress = Progress()
+    decision = await router.choose(request(), "a", progress)
+    progress.tokens = 1
+    router.refresh()
+    router.release("a")
+    await house.settle()
+    heard = await anext(aiter(subscriber))
+    assert isinstance(heard, Event)
+    added, prefilled, freed = msgpack_decode(heard.payload)["events"]
+    worker = {"worker_id": decision.worker_id, "dp_rank": 0}
+    common = {"request_id": "a", "worker": worker, "router_id": router.sync.router_id, "lora_name": None}
+    (told,) = added.pop("data").values()
+    assert len(told.pop("token_sequence")) == 5
+    assert told == {
+        "track_prefill_tokens": True,
+        "expected_output_tokens": None,
+        "prefill_load_hint": {"initial_effective_prefill_tokens": 22, "expected_prefill_duration": None},
+    }
+    assert added == common
+    assert (prefilled, freed) == ({**common, "data": "MarkPrefillCompleted"}, {**common, "data": "Free"})
+    await house.close()
+
+
+class Machine:
+    """Counts, and nothing else."""
+
+    def __init__(self) -> None:
+        self.active: set[str] = set()
+
+    def is_active(self, request_id: str) -> bool:
+        return request_id in self.active
+
+    def share(
+        self,
+        request_id: str,
+        rank: tuple[int, int],
+        sequence: bytes,
+        prefill_tokens: int,
+        now: float,
+        prefill_s: float | None = None,
+    ) -> bool:
+        if rank[0] != 1:
+            return False
+        self.active.add(request_id)
+        return True
+
+    def prefilled(self, request_id: str, now: float | None = None) -> bool:
+        return request_id in self.active
+
+    def finish(self, request_id: str, now: float = 0.0) -> bool:
+        self.active.discard(request_id)
+        return True
+
+
+def event(request_id: str, data: object, worker_id: int = 1, router_id: int = 9) -> ActiveSequenceEvent:
+    return ActiveSequenceEvent(request_id, SequenceWorker(worker_id), data, router_id)  # type: ignore[arg-type]
+
+
+ADDED = AddRequest(AddedSequence([1, 2], prefill_load_hint=PrefillLoadHint(8)))
+
+
+async def test_others_end_only_what_they_began() -> None:
+    house, machine = House(1), Machine()
+    sync = ReplicaSync(house.runtimes[0], ENDPOINT, machine, house.clock)
+    machine.active.add("mine")
+    sync.added("mine", (1, 0), None, 3)
+    sync.hear(event("mine", ADDED))
+    sync.hear(event("mine", "Free"))
+    assert "mine" in machine.active
+    sync.hear(event("theirs", ADDED))
+    sync.hear(event("unknown", ADDED, worker_id=5))
+    assert machine.active == {"mine", "theirs"}
+    sync.hear(event("theirs", "Free"))
+    sync.hear(event("theirs", "Free"))
+    assert machine.active == {"mine"}
+    await sync.close()
+
+
+async def test_what_expired_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamo.routing.sync.replica_sync.TOLD_MIN", 8)
+    house, machine = House(1), Machine()
+    sync = ReplicaSync(house.runtimes[0], ENDPOINT, machine, house.clock)
+    for number in range(100):
+        sync.hear(event(str(number), ADDED))
+        machine.active.clear()
+    assert len(sync._others) <= 8
+    await sync.close()
+
+
+async def test_a_batch_is_never_larger_than_its_bound_and_what_cannot_be_read_is_counted() -> None:
+    house = await House(2).start()
+    router, other = house.routers
+    assert router.sync is not None and other.sync is not None
+    subscriber = await house.runtime().event_plane.subscriber(ENDPOINT, TOPIC)
+    for number in range(BATCH_MAX + 1):
+        router.sync.added(str(number), (1, 0), None, 1)
+    heard = await anext(aiter(subscriber))
+    assert isinstance(heard, Event)
+    assert len(msgpack_decode(heard.payload)["events"]) == BATCH_MAX
+    publisher = await house.runtime().event_plane.publisher(ENDPOINT, TOPIC)
+    publisher.publish(msgpack_encode({"events": 7}))
+    await house.settle()
+    assert "dynamo_router_replica_sync_unreadable_total 1" in house.runtimes[1].metrics.render()
+    assert other.is_sound
+    await house.close()
+
+
+async def test_how_long_a_prompt_takes_is_told_and_shrinks_it_for_the_other() -> None:
+    house = await House(prefill_load_model="ais", prefill_estimate=(1.0, 0.0, 0.0)).start()
+    decision = await house.routers[0].choose(request(), "a", Progress())
+    await house.settle()
+    machine = house.routers[1].machine
+    seat = machine.active.slot_of("a")
+    assert seat is not None
+
+    assert machine.active.prefill_tokens_at(house.clock.now())[seat] == 22
+    assert machine.active.prefill_tokens_at(house.clock.now() + 0.5)[seat] == 11
+    assert house.loads()[1][(decision.worker_id, 0)] == (22, 5, 1)
+    await house.close()
+
+
+def test_a_duration_goes_over_the_wire_as_released_routers_write_it() -> None:
+    hint = PrefillLoadHint(8, Duration.of(1.25))
+
+    assert msgpack_decode(msgpack_encode(hint)) == {
+        "initial_effective_prefill_tokens": 8,
+        "expected_prefill_duration": {"secs": 1, "nanos": 250_000_000},
+    }
+    assert Duration(2, 500_000_000).seconds == 2.5
+
+
+async def test_routers_with_one_key_share_blocks_and_those_with_another_do_not(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_bytes(name.encode() * 10 + b"..")
+    keyed: dict[str, Any] = {"tracking_hash": "keyed-xxh3-v1", "tracking_key_id": "2026"}
+    house = House(2, tracking_key_file=str(tmp_path / "one"), **keyed)
+    other = House(1, tracking_key_file=str(tmp_path / "two"), **keyed)
+
+    asks = [router.ask(request(), "r") for router in (*house.routers, *other.routers)]
+
+    assert asks[0].sequence == asks[1].sequence != asks[2].sequence
+    assert asks[0].sequence is not None and len(asks[0].sequence) == 5 * 8
+    await house.start()
+    decision = await house.routers[0].choose(request(), "a", Progress())
+    await house.routers[1].choose(request(), "b", Progress())
+    await house.settle()
+    assert house.loads()[0] == house.loads()[1]
+    assert house.loads()[0][(decision.worker_id, 0)][1:] == (5, 2)
+    await house.close()

@@ -1,0 +1,130 @@
+"""What is said of the engine becomes a first estimate of how long prompts take."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo.core.config import load
+from dynamo.core.errors import ConfigError
+from dynamo.kv_router.config import ESTIMATE
+from dynamo.routing.ais_options import AisOptions, estimate_of, perf_config_text
+from dynamo.routing.options import KvRouterOptions, router_config
+
+LLAMA_8B = {
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+}
+FLAT = ["--ais-backend", "vllm", "--ais-system", "h200_sxm", "--ais-model-path"]
+
+
+def options(*argv: str, **variables: str) -> AisOptions:
+    return load(AisOptions, argv, variables)
+
+
+def engine(model: Path | str, **more: Any) -> dict[str, Any]:
+    return {"backend": "vllm", "system": "h200_sxm", "model": str(model), "worker_type": "aggregated", **more}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return tmp_path
+
+
+def test_a_model_of_eight_billion_computes_some_thirty_thousand_tokens_a_second(model: Path) -> None:
+    base, token, pair = options(*FLAT, str(model)).prefill_estimate()
+
+    assert 20_000 < 1 / token < 50_000
+    assert 0 < base < 0.05 and 0 < pair * 8192 < token
+
+
+def test_more_accelerators_and_faster_ones_take_less(model: Path) -> None:
+    one, two = estimate_of(engine(model)), estimate_of(engine(model, tp=2))
+    slow = estimate_of(engine(model, system="a100-sxm"))
+
+    assert two[1] == pytest.approx(one[1] / 2)
+    assert slow[1] > 3 * one[1]
+
+
+def test_of_many_experts_those_that_a_token_meets_count(model: Path) -> None:
+    dense = estimate_of(engine(model))[1]
+    (model / "config.json").write_text(
+        json.dumps({**LLAMA_8B, "num_experts": 64, "num_experts_per_tok": 2, "moe_intermediate_size": 1024})
+    )
+
+    assert estimate_of(engine(model))[1] < dense / 2
+
+
+@pytest.mark.parametrize("given", [{"system": "abacus"}, {"model": "org/name"}])
+def test_what_is_not_known_here_takes_what_a_mid_sized_model_takes(
+    model: Path, given: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert estimate_of({**engine(model), **given}) == ESTIMATE
+    assert "not known" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "{", '{"num_hidden_layers": "x"}'])
+def test_a_config_that_says_nothing_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+
+    assert estimate_of(engine(tmp_path)) == ESTIMATE
+
+
+@pytest.mark.parametrize("form", ["json", "file", "variable"])
+def test_a_whole_description_may_be_json_or_a_file(model: Path, tmp_path: Path, form: str) -> None:
+    text = json.dumps(engine(model, tp=4))
+    path = tmp_path / "ais.yaml"
+    path.write_text(text)
+    given = {
+        "json": lambda: options("--ais-perf-config", text),
+        "file": lambda: options("--ais-perf-config", str(path)),
+        "variable": lambda: options(DYN_AIS_PERF_CONFIG=str(path)),
+    }[form]()
+
+    assert given.prefill_estimate() == estimate_of(engine(model, tp=4))
+
+
+def test_the_older_spelling_is_taken(model: Path) -> None:
+    older = [word.replace("--ais-", "--aic-") for word in FLAT]
+
+    assert options(*older, str(model), "--aic-tp-size", "2").ais_config()["tp"] == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "backend, system, model"),
+        (["--ais-backend", "vllm"], "system, model"),
+        (["--ais-perf-config", "{}", "--ais-backend", "vllm"], "exclude each other"),
+        (["--ais-perf-config", "{"], "no JSON"),
+        (["--ais-perf-config", "[]"], "--ais-perf-config"),
+        (["--ais-perf-config", "none.yaml"], "none.yaml"),
+        ([*FLAT, "m", "--ais-tp-size", "0"], "--ais-tp-size"),
+    ],
+)
+def test_too_little_or_too_much_is_refused(argv: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        options(*argv).check_ais()
+
+
+def test_the_engine_is_asked_for_only_where_the_model_is() -> None:
+    assert router_config(KvRouterOptions(), 16).prefill_load_model == "none"
+    with pytest.raises(ConfigError, match="--router-prefill-load-model ais needs"):
+        router_config(KvRouterOptions(prefill_load_model="ais"), 16)
+    given = KvRouterOptions(prefill_load_model="aic", ais_perf_config=json.dumps(engine("m")))
+    assert router_config(given, 16).prefill_load_model == "ais"
+
+
+def test_python_may_give_an_object_a_mapping_or_text() -> None:
+    class Config:
+        def to_dict(self) -> dict[str, str]:
+            return {"backend": "vllm"}
+
+    assert perf_config_text(None) is None
+    assert perf_config_text("file.yaml") == "file.yaml"
+    assert perf_config_text({"backend": "vllm"}) == perf_config_text(Config()) == '{"backend":"vllm"}'

@@ -1,0 +1,267 @@
+"""A request goes to the worker that holds its beginning, waits while there is no room, and is forgotten when it ends."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo.core.clock import ManualClock
+from dynamo.core.errors import ConfigError, DynamoException, InvalidArgument, Overloaded
+from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.hicache import RUNTIME_KEY, ObjectEvent, page_names
+from dynamo.kv_router.runs import pack
+from dynamo.protocols.discovery import EndpointId
+from dynamo.protocols.engine import PreprocessedRequest, Routing
+from dynamo.protocols.model_card import ModelDeploymentCard, RuntimeConfig
+from dynamo.routing.kv_push_router import KvPushRouter, constraints_of, facts_of
+from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
+from dynamo.runtime.request_plane.memory import MemoryHub, MemoryPlane
+from dynamo.tokens.hashing import block_hashes, mixed_block_hashes, seed_of
+
+BLOCK = 4
+PROMPT = list(range(1, 41))
+
+
+@dataclass
+class Progress:
+    tokens: int = 0
+    is_over: bool = False
+
+
+def card(**runtime: Any) -> ModelDeploymentCard:
+    config = RuntimeConfig(**{"max_num_batched_tokens": 40, "total_kv_blocks": 100, **runtime})
+    return ModelDeploymentCard(display_name="m", slug="m", kv_cache_block_size=BLOCK, runtime_config=config)
+
+
+def request(tokens: list[int] | None = None, **routing: Any) -> PreprocessedRequest:
+    wanted = Routing(**routing) if routing else None
+    return PreprocessedRequest(model="m", token_ids=PROMPT if tokens is None else tokens, routing=wanted)
+
+
+class House:
+    """A router of two workers, under a clock that is turned by hand."""
+
+    def __init__(self, **config: Any) -> None:
+        self.clock = ManualClock()
+        self.runtime = DistributedRuntime(
+            None,
+            MemoryDiscovery(MemoryStore()),
+            lambda dispatcher, _: MemoryPlane(dispatcher, MemoryHub()),
+            event_plane=lambda _: MemoryEventPlane(MemoryBus()),
+        )
+        self.router = KvPushRouter(
+            self.runtime,
+            EndpointId.parse("dynamo.backend.generate"),
+            RouterConfig(block_size=BLOCK, **config),
+            chance=random.Random(1),
+            clock=self.clock,
+        )
+        self.router.set_workers({1: card(), 2: card()})
+
+    def hold(self, worker_id: int, tokens: list[int], seed: int = 1337) -> None:
+        hashes = block_hashes(tokens, BLOCK, seed)
+        self.router.machine.index.store(worker_id, 0, None, hashes, pack(hashes))
+
+    async def close(self) -> None:
+        await self.router.close()
+        await self.runtime.shutdown()
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    made = House()
+    yield made
+    await made.close()
+
+
+async def test_the_worker_that_holds_the_prompt_gets_it(house: House) -> None:
+    house.hold(2, PROMPT[:20])
+    decision = await house.router.choose(request(), "a", Progress())
+    assert (decision.worker_id, decision.dp_rank, decision.overlap_blocks) == (2, 0, 5)
+    assert house.router.machine.loads()[(2, 0)] == (20, 10, 1)
+    (told,) = house.router.explain("a")
+    assert told.candidates[0].worker_id == 2
+
+
+async def test_its_first_token_and_its_end_are_seen(house: House) -> None:
+    progress = Progress()
+    decision = await house.router.choose(request(), "a", progress)
+    rank = (decision.worker_id, 0)
+    progress.tokens = 1
+    house.router.refresh()
+    assert house.router.machine.loads()[rank] == (0, 10, 1)
+    house.router.release("a")
+    house.router.release("a")
+    assert house.router.machine.loads()[rank] == (0, 0, 0)
+
+
+async def test_adapters_and_salts_have_caches_of_their_own(house: House) -> None:
+    house.hold(2, PROMPT, seed_of("poet", "s"))
+    for _ in range(5):
+        decision = house.router.peek(request(lora_name="poet", cache_salt="s"))
+        assert (decision.worker_id, decision.overlap_blocks) == (2, 10)
+    assert house.router.peek(request()).overlap_blocks == 0
+
+
+async def test_a_request_that_names_its_worker_or_what_it_needs_is_obeyed(house: House) -> None:
+    house.router.set_workers({1: card(), 2: card(taints=["fast"], data_parallel_size=2)})
+    assert house.router.peek(request(backend_instance_id=1)).worker_id == 1
+    assert house.router.peek(request(dp_rank=1)).worker_id == 2
+    assert house.router.peek(request(routing_constraints={"required_taints": ["fast"]})).worker_id == 2
+    assert house.router.peek(request(allowed_worker_ids=[1])).worker_id == 1
+    assert house.router.peek(request(), avoid={1}).worker_id == 2
+    with pytest.raises(InvalidArgument, match="required_taints"):
+        house.router.peek(request(routing_constraints={"required_taints": "fast"}))
+    with pytest.raises(InvalidArgument, match="preferred_taints"):
+        constraints_of({"preferred_taints": {"a": "much"}})
+
+
+async def test_requests_wait_for_room_and_go_when_there_is_some() -> None:
+    house = House(queue_threshold=0.5)
+    first, second = Progress(), Progress()
+    await house.router.choose(request(), "a", first)
+    await house.router.choose(request(), "b", second)
+    waiting = asyncio.ensure_future(house.router.choose(request(), "c", Progress()))
+    gone = Progress()
+    leaving = asyncio.ensure_future(house.router.choose(request(), "d", gone))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    gone.is_over = True
+    first.tokens = 1
+    for _ in range(10):
+        house.clock.advance(0.01)
+        await asyncio.sleep(0)
+    assert (await waiting).request_id == "c"
+    with pytest.raises(DynamoException, match="nobody waits"):
+        await leaving
+    cancelled = asyncio.ensure_future(house.router.choose(request(), "e", Progress()))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+    assert len(house.router.machine.waiting) == 0
+    last = asyncio.ensure_future(house.router.choose(request(), "f", Progress()))
+    await asyncio.sleep(0)
+    await house.close()
+    with pytest.raises(Overloaded, match="shutting down"):
+        await last
+
+
+async def test_a_request_that_waited_too_long_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_ROUTER_QUEUE_TIMEOUT_SECS", "0.01")
+    house = House(queue_threshold=0.0)
+    for name in "ab":
+        await house.router.choose(request(), name, Progress())
+    with pytest.raises(Overloaded, match="DYN_ROUTER_QUEUE_TIMEOUT_SECS"):
+        await house.router.choose(request(), "c", Progress())
+    assert len(house.router.machine.waiting) == 0
+    await house.close()
+
+
+async def test_where_nobody_tells_what_it_holds_it_is_guessed_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    house = House()
+    await house.router.choose(request(), "a", Progress())
+    house.router.release("a")
+    house.clock.advance(11)
+    first = await house.router.choose(request(), "b", Progress())
+    assert "none of 2 worker(s) of dynamo.backend.generate tells what its cache holds" in caplog.text
+    house.router.release("b")
+    again = house.router.peek(request())
+    assert (again.worker_id, again.overlap_blocks) == (first.worker_id, 10)
+    await house.close()
+
+
+async def test_output_blocks_are_counted_where_that_is_asked() -> None:
+    house = House(track_output_blocks=True)
+    progress = Progress()
+    decision = await house.router.choose(request(), "a", progress)
+    progress.tokens = 9
+    house.router.refresh()
+    assert house.router.machine.loads()[(decision.worker_id, 0)] == (0, 12, 1)
+    await house.close()
+
+
+async def test_a_worker_that_left_is_not_chosen(house: House) -> None:
+    house.hold(1, PROMPT)
+    house.router.set_workers({2: card()})
+    assert house.router.peek(request()).worker_id == 2
+
+
+def test_a_card_says_what_a_worker_is() -> None:
+    facts = facts_of(7, card(data_parallel_start_rank=2, data_parallel_size=2, taints=["a"]))
+    assert (facts.dp_start, facts.dp_size, facts.batch_tokens, facts.taints) == (2, 2, 40, frozenset("a"))
+
+
+async def test_workers_that_look_a_token_ahead_are_asked_for_their_own_blocks(house: House) -> None:
+    house.router.set_workers({1: card(enable_eagle=True), 2: card(enable_eagle=True)})
+    hashes = mixed_block_hashes(PROMPT, BLOCK, is_eagle=True)
+    house.router.machine.index.store(2, 0, None, hashes, pack(hashes))
+    decision = house.router.peek(request())
+    assert (decision.worker_id, decision.device_blocks) == (2, len(PROMPT) // BLOCK - 1)
+
+
+async def test_images_make_other_blocks_of_a_prompt(house: House) -> None:
+    shown = {"mm_objects": [{"mm_hash": 5, "offsets": [[0, 2]]}]}
+    hashes = mixed_block_hashes(PROMPT, BLOCK, media=[[5]])
+    house.router.machine.index.store(2, 0, None, hashes, pack(hashes))
+    asked = request()
+    asked.mm_routing_info = {"routing_token_ids": PROMPT, "block_mm_infos": [shown]}
+    asked.token_ids = [7]  # What the worker is sent has placeholders of its own.
+    assert house.router.peek(asked).device_blocks == len(PROMPT) // BLOCK
+    assert house.router.peek(request()).device_blocks == 0
+    asked.mm_routing_info = {"block_mm_infos": [{"mm_objects": 7}]}
+    with pytest.raises(InvalidArgument, match="block_mm_infos"):
+        house.router.peek(asked)
+
+
+async def test_a_router_that_counts_seconds_learns_how_long_answers_are() -> None:
+    house = House(policy="balanced")
+    before, progress = house.router.machine.pace.output_tokens, Progress()
+    await house.router.choose(request(), "a", progress)
+    progress.tokens = int(before) + 1000
+    house.router.release("a")
+    assert house.router.machine.pace.output_tokens > before
+    await house.close()
+
+
+async def test_what_a_shared_cache_has_enters_the_cost() -> None:
+    house = House(shared_cache="hicache")
+    layout = {"page_size": BLOCK, "is_mla_model": True}
+    house.router.set_workers(dict.fromkeys((1, 2), card(runtime_data={RUNTIME_KEY: layout})))
+    assert house.router.shared is not None
+    stored = [ObjectEvent("stored", name.hex() + "__k") for name in page_names(PROMPT, BLOCK)[:6]]
+    house.router.shared.pages.apply(1, stored)
+
+    await house.router.choose(request(), "a", Progress())
+    apart = await house.router.choose(request(lora_name="poet"), "b", Progress())
+
+    (told,) = house.router.explain("a")
+    assert {(one.shared, one.saved) for one in told.candidates} == {(6, 3.0)}
+    assert apart.snapshot.prompt.shared_beyond == {}, "an adapter's pages have other names"
+    assert "dynamo_component_router_shared_cache_beyond_blocks" in house.runtime.metrics.render()
+    await house.close()
+
+
+async def test_requests_under_way_are_known_by_keyed_hashes(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(bytes(32))
+    keyed = {"tracking_hash": "keyed-xxh3-v1", "tracking_key_file": str(tmp_path / "key"), "tracking_key_id": "a"}
+    house = House(**keyed)
+
+    first = await house.router.choose(request(), "a", Progress())
+    house.router.prefilled("a")
+    again = await house.router.choose(request(), "b", Progress())
+
+    assert house.router.ask(request(), "x").sequence != house.router.ask(request(cache_salt="s"), "y").sequence
+    assert again.worker_id == first.worker_id, "blocks are shared by the same hashes"
+    assert house.router.machine.loads()[(first.worker_id, 0)][1:] == (10, 2)
+    await house.close()
+
+
+async def test_a_key_that_cannot_be_read_stops_the_router(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--router-tracking-key-file"):
+        House(tracking_hash="keyed-xxh3-v1", tracking_key_file=str(tmp_path / "none"), tracking_key_id="a")

@@ -1,0 +1,106 @@
+"""A policy file says what flags say, and more; what is wrong in it is named."""
+
+from pathlib import Path
+
+import pytest
+
+from dynamo.core.errors import ConfigError
+from dynamo.kv_router.config import RouterConfig
+from dynamo.routing.policy_file import RouterPolicy
+
+FILE = """
+router: {use_kv_events: false, router_ttl_secs: 30, host_cache_hit_weight: 0.5, router_assume_kv_reuse: false}
+worker_selection:
+  aggregated: steady
+  prefill: default
+  instances:
+    - {name: steady, type: balanced, parameters: {prefill_load_scale: 4, router_temperature: 0.1}}
+default_policy_family: interactive
+uncached_isl_buckets: [{min_tokens: 0, bucket: all}]
+policy_classes: [{name: chat, policy_family: interactive, cache_bucket: all, quantum: 100}]
+models:
+  big: {default_policy_family: batch, uncached_isl_buckets: [{min_tokens: 0, bucket: all}], policy_classes: [{name: b, policy_family: batch}]}
+"""
+
+
+def read(folder: Path, text: str) -> RouterPolicy:
+    path = folder / "policy.yaml"
+    path.write_text(text)
+    return RouterPolicy.read(str(path))
+
+
+def test_a_file_beats_the_flags(tmp_path: Path) -> None:
+    policy = read(tmp_path, FILE)
+    config = policy.applied(RouterConfig(block_size=32))
+    assert (config.block_size, config.use_kv_events, config.approximate_ttl_s, config.policy) == (
+        32,
+        False,
+        30,
+        "balanced",
+    )
+    weights = config.weights
+    assert (weights.host_cache_hit_weight, weights.assume_kv_reuse, weights.prefill_load_scale) == (0.5, False, 4)
+    assert policy.applied(RouterConfig(), "prefill").weights.prefill_load_scale == 1
+    small, big = policy.profile("small"), policy.profile("big")
+    assert small is not None
+    assert big is not None
+    assert (small.class_of(None, 5).name, big.class_of(None, 5).name) == ("chat", "b")
+
+
+def test_a_file_may_say_little(tmp_path: Path) -> None:
+    policy = read(tmp_path, "router: {router_event_threads: 4}")
+    assert policy.profile("m") is None
+    assert policy.applied(RouterConfig()) == RouterConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a mapping"),
+        ("- 1", "expected a mapping"),
+        ("{", "policy.yaml: "),
+        ("nonsense: 1", "nonsense: expected one of"),
+        ("router: {teleport: 1}", "router.teleport"),
+        ("router: {router_ttl_secs: soon}", "Expected `float`"),
+        ("router: {serve_indexer: true}", "router.serve_indexer True: expected False"),
+        ("router: {router_tracking_hash: keyed-xxh3-v1}", "--router-tracking-key-file"),
+        ("router: {shared_cache_type: redis}", "redis"),
+        ("policy_classes: [{name: a}]", "default_policy_family, uncached_isl_buckets is missing"),
+        ("worker_selection: {aggregated: x}", "no instance has this name"),
+        ("worker_selection: {aggregated: x, instances: [{name: x, type: magic}]}", "type 'magic'"),
+        ("worker_selection: {aggregated: x, instances: [{name: x, parameters: {speed: 1}}]}", "x.parameters.speed"),
+        ("worker_selection: {aggregated: x, instances: [{name: x, parameters: {prefill_load_scale: -1}}]}", "not -1"),
+        (
+            "{default_policy_family: a, uncached_isl_buckets: [{min_tokens: 0, bucket: all}], policy_classes: [{quantum: x}]}",
+            "quantum",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match="--router-policy-config") as raised:
+        read(tmp_path, text).applied(RouterConfig())
+    assert message in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        RouterPolicy.read(str(tmp_path / "none.yaml"))
+
+
+def test_shared_caches_keys_sessions_and_indexers_may_be_chosen_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        "router: {shared_cache_type: hicache, router_tracking_hash: keyed-xxh3-v1, router_tracking_key_file: key, "
+        "router_tracking_key_id: a, router_prefill_load_model: ais, enable_session_prefix_index: true, "
+        "use_remote_indexer: true}"
+    )
+
+    found = RouterPolicy.read(str(path)).applied(RouterConfig())
+
+    assert (found.shared_cache, found.tracking_hash, found.tracking_key_file, found.tracking_key_id) == (
+        "hicache",
+        "keyed-xxh3-v1",
+        "key",
+        "a",
+    )
+    assert found.prefill_load_model == "ais" and found.session_prefixes and found.use_remote_indexer

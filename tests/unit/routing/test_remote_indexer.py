@@ -1,0 +1,111 @@
+"""One router's index, asked by another."""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from tests.unit.router.test_service import BLOCK, PROMPT, House, until
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.runs import pack
+from dynamo.routing.endpoint_router import EndpointRouter
+from dynamo.routing.kv_push_router import KvPushRouter
+from dynamo.routing.remote_indexer import (
+    IndexerAnswer,
+    IndexerQuery,
+    IndexerServer,
+    RemoteIndexer,
+    answer_of,
+    held_of,
+)
+from dynamo.runtime.request_plane.base import Request
+from dynamo.text.multimodal.routing_hashes import hashes_of
+
+HELD = {(7, 0): (2, 3, 0), (8, 1): (0, 0, 4)}
+
+
+def test_what_is_told_is_what_is_heard() -> None:
+    wire = msgspec.msgpack.encode(answer_of(HELD))
+    answer = msgspec.msgpack.decode(wire, type=IndexerAnswer)
+    assert answer.scores is not None
+    assert held_of(answer.scores) == HELD
+    device = answer_of(HELD, device_only=True)
+    assert device.scores is not None and held_of(device.scores) == {(7, 0): (2, 0, 0)}
+
+
+def test_the_words_are_the_released_ones() -> None:
+    """Observed of ai-dynamo 1.6.1, which asks and answers so."""
+
+    def told(held: dict[tuple[int, int], tuple[int, int, int]]) -> object:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(answer_of(held)))
+
+    rank = {"worker_id": 7, "dp_rank": 0}
+    assert told({(7, 0): (6, 0, 0)}) == {
+        "TieredScores": {"device": {"scores": [[rank, 6]], "frequencies": []}, "lower_tier": []}
+    }
+    assert told({(7, 0): (2, 3, 0)}) == {
+        "TieredScores": {
+            "device": {"scores": [[rank, 2]], "frequencies": []},
+            "lower_tier": [["host_pinned", {"hits": [[rank, 3]]}]],
+        }
+    }
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    made = House()
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def test_a_router_without_an_index_chooses_by_another_one_s(house: House) -> None:
+    house.publishers[1].publish_stored(PROMPT, [BLOCK] * 5, list(range(100, 105)))
+    index = house.router.kv.machine.index
+    await until(lambda: index.held(house.workers[1]) == 5)
+    server = IndexerServer(house.router.endpoint, house.router.kv.machine, lambda: {""})
+    await server.start()
+    config = RouterConfig(block_size=BLOCK, use_remote_indexer=True)
+    asking = EndpointRouter(house.runtime().endpoint("dynamo.backend.generate"), config)
+    await asking.start()
+    assert asking.kv.view is None and not asking.kv.is_guessing
+    for _ in range(5):
+        ask = asking.ask(PROMPT)
+        await asking.kv.know(ask)
+        decision = asking.kv.look(ask)
+        assert (decision.worker_id, decision.device_blocks) == (house.workers[1], 5)
+    stream = await asking.generate({"model": "", "token_ids": PROMPT})
+    assert [output["token_ids"] async for output in stream] == [[5], [6]]
+    assert house.seen == [house.workers[1]]
+    await server.close()
+    await asking.close()
+
+
+async def test_who_gets_no_answer_knows_nothing_and_goes_on(house: House) -> None:
+    endpoint = house.router.endpoint
+    server = IndexerServer(endpoint, house.router.kv.machine, lambda: {"m"})
+    remote = RemoteIndexer(house.runtime(), endpoint.id)
+    await remote.start()
+    blocks = pack(hashes_of(PROMPT, BLOCK))
+    assert await remote.find("m", blocks) == {}  # Nobody serves it.
+    await server.start()
+    assert await remote.find("other", blocks) == {}
+    assert server.answer(IndexerQuery("other", []), b"").error == "served indexer model other is not registered"
+    assert await remote.find("m", b"") == {}
+    await server.close()
+    await remote.close()
+
+
+async def test_a_question_that_cannot_be_read_is_refused(house: House) -> None:
+    server = IndexerServer(house.router.endpoint, house.router.kv.machine, lambda: {"m"})
+    for body in (b"\xc1", msgspec.msgpack.encode({"x": 1}), msgspec.msgpack.encode(IndexerQuery("m", [-1]))):
+        with pytest.raises(InvalidArgument):
+            server.handle(Request("r", body, "msgpack", {}, {}), None)  # type: ignore[arg-type]
+
+
+async def test_a_router_that_asks_follows_no_events(house: House) -> None:
+    config = RouterConfig(block_size=BLOCK, use_remote_indexer=True)
+    router = KvPushRouter(house.runtime(), house.router.endpoint.id, config)
+    assert router.view is None and router.remote is not None
+    await router.close()

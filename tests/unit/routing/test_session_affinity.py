@@ -1,0 +1,172 @@
+"""Sessions stay with their workers where no KV router chooses."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.relays import Relays, open_relays
+
+from dynamo.core.errors import CannotConnect
+from dynamo.http.routes import native as routes_native
+from dynamo.http.routes import openai as routes_openai
+from dynamo.http.routes.table import RouteContext, RouteTable
+from dynamo.model_card.types import ModelType, WorkerType
+from dynamo.routing.options import KvRouterOptions
+from dynamo.runtime.distributed import DistributedRuntime
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+FIRST, SECOND = {"x-dynamo-session-id": "one"}, {"x-dynamo-session-id": "two"}
+
+
+@pytest.fixture(autouse=True)
+def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_SGLANG_ENABLE_GENERATE", "1")
+
+
+def routes(table: RouteTable, context: RouteContext) -> None:
+    for group in (routes_native, routes_openai):
+        group.add(table, context)
+
+
+class Workers:
+    """A frontend without a KV router, and who was asked."""
+
+    def __init__(self, relays: Relays) -> None:
+        self.relays = relays
+        self.runtimes: list[DistributedRuntime] = []
+        self.asked: list[tuple[str, int]] = []
+
+    async def serve(self, directory: Path, role: WorkerType = WorkerType.Aggregated) -> int:
+        worker = self.relays.runtime()
+        self.runtimes.append(worker)
+        is_prefill = role == WorkerType.Prefill
+
+        async def handler(_: Any) -> AsyncIterator[Any]:
+            self.asked.append(("prefill" if is_prefill else "answer", worker.instance_id))
+            where = {"disaggregated_params": {"at": 1}} if is_prefill else {}
+            yield {"token_ids": [5], "index": 0, "finish_reason": "length", **where}
+
+        kind = ModelType.Prefill if is_prefill else ModelType.Chat
+        data = {"sglang_generate": "true"}
+        await self.relays.serve("m", kind, handler, directory=str(directory), data=data, worker=worker, role=role)
+        return worker.instance_id
+
+    async def turn(self, headers: dict[str, str], path: str = "/v1/chat/completions", body: Any = CHAT) -> list[int]:
+        """Who was asked, the prefill worker first."""
+        self.asked.clear()
+        answer = await self.relays.ask(path, body, headers)
+        assert answer.status == 200, answer.body
+        return [worker for _, worker in self.asked]
+
+
+@asynccontextmanager
+async def workers(mode: str, **options: Any) -> AsyncIterator[Workers]:
+    sticky = KvRouterOptions(kv_events=False, session_affinity_ttl_secs=60, **options)
+    async with open_relays(routes, mode, kv_options=sticky) as relays:
+        house = Workers(relays)
+        yield house
+        for one in house.runtimes:
+            await one.shutdown(drain_timeout_s=0.0)
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "random", "least-loaded", "power-of-two"])
+async def test_the_turns_of_a_session_go_to_one_worker(model_dir: Path, mode: str) -> None:
+    async with workers(mode) as house:
+        for _ in range(3):
+            await house.serve(model_dir)
+        bound = await house.turn(FIRST)
+        native = ("/generate", {"input_ids": [1, 2], "stream": True})
+        for _ in range(4):
+            await house.turn({})
+            assert await house.turn(FIRST) == bound
+            assert await house.turn(FIRST, *native) == bound
+        if mode == "round-robin":
+            assert len({(await house.turn({}))[0] for _ in range(3)}) == 3, "others go on in turn"
+
+
+async def test_requests_with_one_prompt_cache_key_go_to_one_worker(model_dir: Path) -> None:
+    async with workers("round-robin") as house:
+        for _ in range(3):
+            await house.serve(model_dir)
+        keyed = {**CHAT, "prompt_cache_key": "one"}
+        bound = await house.turn({}, body=keyed)
+        other = await house.turn({}, body={**CHAT, "prompt_cache_key": "two"})
+        assert other != bound, "sessions are spread over the workers"
+        for _ in range(4):
+            await house.turn({})
+            assert await house.turn({}, body=keyed) == bound
+        session = await house.turn({"x-dynamo-session-id": "one"}, body=keyed)
+        assert session == await house.turn({"x-dynamo-session-id": "one"}), (
+            "a header names the session before the key does"
+        )
+
+
+async def test_a_session_whose_worker_left_goes_on_with_another(model_dir: Path) -> None:
+    async with workers("round-robin") as house:
+        await house.serve(model_dir)
+        await house.serve(model_dir)
+        (bound,) = await house.turn(FIRST)
+        gone = next(one for one in house.runtimes if one.instance_id == bound)
+        await gone.shutdown(drain_timeout_s=0.0)
+        (other,) = await house.turn(FIRST)
+        assert other != bound
+        assert await house.turn(FIRST) == [other]
+
+
+async def test_a_session_whose_worker_cannot_be_reached_goes_elsewhere(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with workers("round-robin") as house:
+        await house.serve(model_dir)
+        await house.serve(model_dir)
+        (bound,) = await house.turn(FIRST)
+        (served,) = house.relays.models.all_sets()
+        send = served.client.send
+
+        async def refused(*args: Any, instance_id: int | None = None, **named: Any) -> Any:
+            if instance_id == bound:
+                raise CannotConnect("no way")
+            named["exclude"] = {*named.get("exclude", ()), bound}
+            return await send(*args, instance_id=instance_id, **named)
+
+        monkeypatch.setattr(served.client, "send", refused)
+        (other,) = await house.turn(FIRST)
+        assert other != bound
+        assert await house.turn(FIRST) == [other]
+        assert await house.turn(FIRST, "/generate", {"input_ids": [1, 2], "stream": True}) == [other]
+
+
+async def test_a_session_that_its_client_ends_is_bound_no_longer(model_dir: Path) -> None:
+    async with workers("round-robin") as house:
+        await house.serve(model_dir)
+        await house.serve(model_dir)
+        bound = await house.turn(FIRST)
+        assert await house.turn(FIRST | {"x-dynamo-session-final": "true"}) == bound
+        assert await house.turn(FIRST) != bound, "it begins anew, in turn"
+
+
+async def test_both_legs_of_a_session_stay(model_dir: Path) -> None:
+    async with workers("round-robin") as house:
+        for role in (WorkerType.Prefill, WorkerType.Decode) * 2:
+            await house.serve(model_dir, role)
+        one, two = await house.turn(FIRST), await house.turn(SECOND)
+        assert len({*one, *two}) == 4
+        for _ in range(3):
+            assert await house.turn(FIRST) == one
+            assert await house.turn(SECOND) == two
+
+
+async def test_a_model_waits_for_its_first_workers(model_dir: Path) -> None:
+    async with open_relays(routes, workers_min=2) as relays:
+        house = Workers(relays)
+        await house.serve(model_dir)
+        answer = await relays.ask("/v1/chat/completions", CHAT)
+        assert (answer.status, relays.models.served()) == (503, {})
+        assert b"1 of the 2 workers" in answer.body
+        await house.serve(model_dir)
+        await house.turn({})
+        await house.runtimes[0].shutdown(drain_timeout_s=0.0)
+        assert await house.turn({}) == [house.runtimes[1].instance_id], "it goes on with fewer"
+        await house.runtimes[1].shutdown(drain_timeout_s=0.0)

@@ -1,0 +1,128 @@
+"""A shared cache: workers say where it is, it says what it has."""
+
+import asyncio
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from dynamo.core.errors import InvalidArgument
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.kv_router.hicache import RUNTIME_KEY, page_names
+from dynamo.protocols.model_card import ModelDeploymentCard, RuntimeConfig
+from dynamo.routing.shared_cache import SharedCache, agreed_layout
+
+TOKENS = list(range(8))
+
+
+def card(**layout: Any) -> ModelDeploymentCard:
+    given = {"backend": "mooncake", "page_size": 4, "is_mla_model": True, **layout}
+    return ModelDeploymentCard(
+        display_name="m", slug="m", runtime_config=RuntimeConfig(runtime_data={RUNTIME_KEY: given})
+    )
+
+
+def shared() -> SharedCache:
+    return SharedCache(4, MetricsRegistry(), "router", "m")
+
+
+def message(number: int, *events: Any) -> list[bytes]:
+    return [b"", struct.pack(">Q", number), msgspec.msgpack.encode((1_700_000_000_000, list(events), 0))]
+
+
+def key(place: int) -> str:
+    return page_names(TOKENS, 4)[place].hex() + "__k"
+
+
+def test_workers_without_a_store_have_none() -> None:
+    assert agreed_layout([ModelDeploymentCard(display_name="m", slug="m")], 4) is None
+
+
+def test_one_worker_may_say_where_the_store_of_all_is() -> None:
+    found = agreed_layout([card(), card(kv_events_endpoint="tcp://store:1")], 4)
+
+    assert found is not None and found.kv_events_endpoint == "tcp://store:1"
+
+
+@pytest.mark.parametrize(
+    ("cards", "said"),
+    [
+        ([card(), card(tp_size=2)], "disagree"),
+        ([card(kv_events_endpoint="tcp://a:1"), card(kv_events_endpoint="tcp://b:1")], "disagree"),
+        ([card(backend="other")], "other"),
+        ([card(page_size=8)], "pages of 8"),
+        ([card(page_size=0)], "pages of 0"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_refused(cards: list[ModelDeploymentCard], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        agreed_layout(cards, 4)
+
+
+def test_what_cannot_be_used_is_left_out_and_routing_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    found = shared()
+
+    found.hear_cards([card(page_size=8)])
+    found.hear_cards([card(page_size=8)])
+
+    assert found.endpoint is None and found.find(TOKENS) == ()
+    assert len([record for record in caplog.records if "left out" in record.message]) == 1
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_objects_are_heard_with_their_fields_by_name_or_in_order(by_name: bool) -> None:
+    found = shared()
+    found.hear_cards([card()])
+    events: list[Any] = [
+        {"event_type": "stored", "object_key": key(0), "tenant_id": "default"},
+        {"event_type": "stored", "object_key": key(1), "tenant_id": "", "group_id": None},
+    ]
+
+    found.hear(message(1, *(events if by_name else [list(one.values()) for one in events])))
+
+    assert found.find(TOKENS) == ((0, 2),)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""],
+        [b"", b"1", b"\x93\x00\x90\x00"],
+        [b"", struct.pack(">Q", 1), b"\xc1"],
+        [b"", struct.pack(">Q", 1), msgspec.msgpack.encode((0, [3], 0))],
+        [b"", struct.pack(">Q", 1), msgspec.msgpack.encode((0, [{"object_key": "x"}], 0))],
+    ],
+)
+def test_what_cannot_be_read_is_counted_and_left_out(frames: list[bytes]) -> None:
+    registry = MetricsRegistry()
+    found = SharedCache(4, registry, "router", "m")
+    found.hear_cards([card()])
+
+    found.hear(frames)
+
+    assert 'dynamo_router_shared_cache_errors_total{router_id="router"} 1' in registry.render()
+
+
+async def test_a_store_is_followed_where_the_workers_say_that_it_is() -> None:
+    context = zmq.asyncio.Context()
+    first, second = context.socket(zmq.PUB), context.socket(zmq.PUB)
+    ports = [one.bind_to_random_port("tcp://127.0.0.1") for one in (first, second)]
+    found = shared()
+    await found.start()
+    try:
+        for store, port, place in ((first, ports[0], 0), (second, ports[1], 1)):
+            found.hear_cards([card(kv_events_endpoint=f"tcp://127.0.0.1:{port}")])
+            async with asyncio.timeout(20):
+                number = 0
+                while found.find(TOKENS) != ((place, place + 1),):
+                    number += 1
+                    await store.send_multipart(message(number, {"event_type": "stored", "object_key": key(place)}))
+                    await asyncio.sleep(0.01)
+    finally:
+        await found.close()
+        first.close(0)
+        second.close(0)
+        context.term()

@@ -1,0 +1,130 @@
+"""Topology: a worker says where it stands, and its blocks go where they may."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec import UNSET
+
+from dynamo.core.clock import ManualClock
+from dynamo.core.errors import ConfigError, NotReady
+from dynamo.protocols.model_card import RuntimeConfig
+from dynamo.routing.topology import Topology, read_domains, read_topology, taints_of, transfer_constraints
+
+
+def variables(mount: Path, **more: str) -> dict[str, str]:
+    return {
+        "DYN_TOPOLOGY_ENABLED": "true",
+        "DYN_TOPOLOGY_MOUNT_PATH": str(mount),
+        "DYN_KV_TRANSFER_DOMAIN": "zone",
+        **more,
+    }
+
+
+def card(**more: object) -> RuntimeConfig:
+    return RuntimeConfig(**{"topology_domains": {"zone": "a", "rack": "7"}, "kv_transfer_domain": "zone", **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("word", ["", "false", "perhaps"])
+async def test_a_worker_that_was_not_told_to_says_nothing(tmp_path: Path, word: str) -> None:
+    assert await read_topology(variables(tmp_path, DYN_TOPOLOGY_ENABLED=word)) is None
+
+
+async def test_every_file_is_a_domain(tmp_path: Path) -> None:
+    (tmp_path / "zone").write_text("a\n")
+    (tmp_path / "rack").write_text(" 7 ")
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / ".hidden").write_text("x")
+    (tmp_path / "folder").mkdir()
+
+    found = await read_topology(variables(tmp_path))
+
+    assert found == Topology(domains={"zone": "a", "rack": "7"}, transfer_domain="zone")
+
+
+async def test_it_waits_for_the_domain_that_blocks_are_bound_to(tmp_path: Path) -> None:
+    clock = ManualClock()
+    reading = asyncio.ensure_future(read_topology(variables(tmp_path), clock))
+    await asyncio.sleep(0)
+    (tmp_path / "rack").write_text("7")
+    clock.advance(1.0)
+    await asyncio.sleep(0)
+    assert not reading.done()
+
+    (tmp_path / "zone").write_text("a")
+    clock.advance(1.0)
+
+    found = await asyncio.wait_for(reading, 5)
+    assert found is not None and found.domains == {"rack": "7", "zone": "a"}
+
+
+async def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
+    clock = ManualClock()
+    reading = asyncio.ensure_future(read_topology(variables(tmp_path), clock))
+    for _ in range(31):
+        await asyncio.sleep(0)
+        clock.advance(1.0)
+
+    with pytest.raises(ConfigError, match="zone was not there"):
+        await asyncio.wait_for(reading, 5)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"DYN_KV_TRANSFER_DOMAIN": ""}, "DYN_KV_TRANSFER_DOMAIN"),
+        ({"DYN_KV_TRANSFER_ENFORCEMENT": "often"}, "required or preferred"),
+        ({"DYN_KV_TRANSFER_ENFORCEMENT": "preferred"}, "PREFERRED_WEIGHT"),
+        ({"DYN_KV_TRANSFER_PREFERRED_WEIGHT": "2"}, "0 to 1"),
+        ({"DYN_KV_TRANSFER_PREFERRED_WEIGHT": "much"}, "0 to 1"),
+    ],
+)
+async def test_variables_that_do_not_go_together_are_refused(tmp_path: Path, more: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        await read_topology(variables(tmp_path, **more))
+
+
+def test_a_directory_that_is_not_there_has_no_domains(tmp_path: Path) -> None:
+    assert read_domains(tmp_path / "none") == {}
+
+
+async def test_a_card_says_what_was_read(tmp_path: Path) -> None:
+    (tmp_path / "zone").write_text("a")
+    found = await read_topology(
+        variables(tmp_path, DYN_KV_TRANSFER_ENFORCEMENT="preferred", DYN_KV_TRANSFER_PREFERRED_WEIGHT="0.85")
+    )
+    assert found is not None
+    config = RuntimeConfig()
+
+    found.put_on(config)
+
+    assert config.topology_domains == {"zone": "a"}
+    assert transfer_constraints(config) == (frozenset(), {"dynamo.topology/zone=a": 0.85})
+
+
+def test_places_are_taints_beside_those_that_were_set() -> None:
+    assert taints_of(card(taints=["h200"])) == {"h200", "dynamo.topology/zone=a", "dynamo.topology/rack=7"}
+    assert taints_of(RuntimeConfig()) == frozenset()
+
+
+def test_required_binds_decode_to_the_place_of_prefill() -> None:
+    found = transfer_constraints(card(kv_transfer_enforcement="required"))
+
+    assert found == (frozenset({"dynamo.topology/zone=a"}), {})
+
+
+def test_a_worker_without_a_domain_does_not_mind() -> None:
+    assert transfer_constraints(card(kv_transfer_domain=UNSET)) == (frozenset(), {})
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"kv_transfer_domain": "host"}, "where in it it stands"),
+        ({"kv_transfer_enforcement": "preferred"}, "how much"),
+        ({}, "how strictly"),
+    ],
+)
+def test_a_card_that_contradicts_itself_is_not_taken_for_anywhere(more: dict[str, str], said: str) -> None:
+    with pytest.raises(NotReady, match=said):
+        transfer_constraints(card(**more))

@@ -1,0 +1,72 @@
+"""Calls and thoughts are announced when they are complete, beside the chunks that carry them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.serving.announcing import AnnouncingChunks, AnswerOptions
+from dynamo.serving.postprocessor import ChatChunks
+
+
+def said(data: bytes) -> list[tuple[str, Any]]:
+    """Events by name; chunks have none."""
+    found = []
+    for part in data.decode().removesuffix("\n\n").split("\n\n"):
+        before, _, chunk = part.rpartition("data: ")
+        found.append((before.removeprefix("event: ").strip(), json.loads(chunk)))
+    return found
+
+
+def make(*, calls: bool = True, thoughts: bool = True) -> AnnouncingChunks:
+    return AnnouncingChunks("i", "m", 1, calls=calls, thoughts=thoughts)
+
+
+def say(chunks: AnnouncingChunks, index: int, *events: Event) -> list[tuple[str, Any]]:
+    return said(chunks.events(index, events, b"", [], 0))
+
+
+def test_a_call_is_announced_when_something_else_begins() -> None:
+    chunks = make()
+    assert [name for name, _ in say(chunks, 0, CallBegin(0, "f", "c1"), CallArguments(0, '{"a"'))] == ["", ""]
+    names = say(chunks, 0, CallArguments(0, ": 1}"), CallBegin(1, "g", "c2"))
+    assert [name for name, _ in names] == ["", "tool_call_dispatch", ""]
+    call = {"id": "c1", "function": {"name": "f", "arguments": '{"a": 1}'}, "type": "function", "index": 0}
+    assert names[1][1] == {"choice_index": 0, "tool_call": call}
+    (name, last), (_, chunk) = said(chunks.finish(0, "tool_calls", None))
+    assert (name, last["tool_call"]["id"], chunk["choices"][0]["finish_reason"]) == (
+        "tool_call_dispatch",
+        "c2",
+        "tool_calls",
+    )
+
+
+def test_thoughts_are_announced_once_and_whole() -> None:
+    chunks = make()
+    say(chunks, 1, Reasoning("a"))
+    names = say(chunks, 1, Reasoning("b"), Content("c"))
+    assert [name for name, _ in names] == ["", "reasoning_dispatch", ""]
+    assert names[1][1] == {"index": 1, "reasoning_content": "ab"}
+    assert [name for name, _ in said(chunks.finish(1, "stop", None))] == [""]
+
+
+def test_choices_are_announced_on_their_own() -> None:
+    chunks = make()
+    say(chunks, 0, Reasoning("a"))
+    assert [name for name, _ in say(chunks, 1, Content("x"))] == [""]
+    assert [name for name, _ in say(chunks, 0, Content("x"))] == ["reasoning_dispatch", ""]
+
+
+def test_what_is_not_wanted_is_not_announced() -> None:
+    events = (Reasoning("a"), Content("b"), CallBegin(0, "f", "c"), CallArguments(0, "{}"), Content("d"))
+    assert [name for name, _ in say(make(thoughts=False), 0, *events) if name] == ["tool_call_dispatch"]
+    assert [name for name, _ in say(make(calls=False), 0, *events) if name] == ["reasoning_dispatch"]
+
+
+@pytest.mark.parametrize("wanted", [{}, {"announces_calls": True}, {"announces_thoughts": True}])
+def test_a_frontend_that_announces_nothing_has_plain_chunks(wanted: dict[str, bool]) -> None:
+    options = AnswerOptions(reasoning_field="reasoning", **wanted)
+    chunks = options.chunks("i", "m", 1)
+    assert type(chunks) is (AnnouncingChunks if wanted else ChatChunks)
+    assert b'"reasoning":"hm"' in chunks.events(0, [Reasoning("hm")], b"", [], 0)

@@ -1,0 +1,277 @@
+"""Responses made of generations, over an exchange that only remembers."""
+
+import asyncio
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dynamo.core.codec import msgpack_encode
+from dynamo.core.errors import Disconnected, InvalidArgument
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, SamplingOptions, StopConditions
+from dynamo.runtime.request_plane.base import Item
+from dynamo.serving.answers import BaseAnswer, Flusher, StreamAnswer, UnaryAnswer
+from dynamo.serving.generation import Generation
+from dynamo.serving.metrics import FrontendMetrics, RequestRecord
+from dynamo.serving.postprocessor import ChatChunks, chat_body
+from dynamo.text.detokenizer import TokenTable, text_json_of
+
+RAW = [b"<e>", b"Hi", b" you", b"!"]
+TABLE = TokenTable(RAW, text_json_of(RAW), skipped=frozenset({0}))
+
+
+class Client:
+    """An exchange's outside."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.status: int | None = None
+        self.response_started = False
+        self.is_ended = False
+        self.disconnected = False
+        self.on_disconnect: Any = None
+
+    def write(self, data: bytes) -> None:
+        self.response_started = True
+        self.writes.append(data)
+
+    def write_chunk(self, chunk: bytes) -> None:
+        size, _, data = chunk.removesuffix(b"\r\n").partition(b"\r\n")
+        assert int(size, 16) == len(data)
+        self.write(data)
+
+    def end(self, data: bytes = b"") -> None:
+        self.write(data)
+        self.is_ended = True
+
+    def respond(self, status: int, body: bytes) -> None:
+        self.status = status
+        self.end(body)
+
+    def refuse(self, error: Any) -> None:
+        self.respond(error.status, error.body())
+
+    def events(self) -> list[Any]:
+        lines = b"".join(self.writes).split(b"\n\n")
+        assert lines.pop() == b""
+        assert lines.pop() == b"data: [DONE]"
+        return [json.loads(line.removeprefix(b"data: ")) for line in lines]
+
+
+class Scene:
+    """One answer, its generation and its client."""
+
+    def __init__(self, *, stream: bool = True, usage: bool = False, running: bool = False, retry: bool = False) -> None:
+        self.registry = MetricsRegistry()
+        record = RequestRecord(FrontendMetrics(self.registry), "chat_completions", "m", stream=stream, started_s=0)
+        self.client: Any = Client()
+        self.closed: list[str] = []
+        self.calls: list[str] = []
+        flusher = Flusher(asyncio.get_running_loop())
+
+        def closed(answer: BaseAnswer, label: str, error: Exception | None) -> None:
+            self.closed.append(label)
+            record.close(label, None, 1.0)
+
+        def retried(generation: Generation, error: Exception) -> bool:
+            if retry:
+                generation.revive()
+            return retry
+
+        self.answer: BaseAnswer
+        if stream:
+            self.answer = StreamAnswer(
+                self.client, record, closed, retried,
+                chunks=ChatChunks("id", "m", 1), flusher=flusher, usage=usage, running_usage=running,
+            )  # fmt: skip
+        else:
+            self.answer = UnaryAnswer(self.client, record, closed, retried, partial(chat_body, "id", "m", 1))
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+    instance_id = 1
+
+    def generation(self, **stop: Any) -> Generation:
+        n = stop.pop("n", None)
+        request = PreprocessedRequest(
+            "m", [1], stop_conditions=StopConditions(stop_token_ids_hidden=[0], **stop),
+            sampling_options=SamplingOptions(n=n),
+        )  # fmt: skip
+        generation = Generation(request, TABLE, self.answer, len(self.answer.choices()))
+        generation.call = self  # type: ignore[assignment]
+        self.answer.add(generation)
+        return generation
+
+
+def last(index: int = 0, reason: str = "length") -> Item:
+    return Item(msgpack_encode(EngineOutput([3], index, finish_reason=reason)))
+
+
+async def test_tokens_of_one_tick_are_one_write_and_still_one_event_each() -> None:
+    scene = Scene(usage=True)
+    generation = scene.generation()
+    generation.on_token(1)
+    generation.on_token(2)
+    assert scene.client.writes == []
+    await asyncio.sleep(0)
+    assert len(scene.client.writes) == 1
+    generation.on_token(2)
+    await asyncio.sleep(0)
+    generation.on_item(last())
+    generation.on_end()
+    await asyncio.sleep(0)
+    assert scene.client.is_ended
+    assert len(scene.client.writes) == 3
+    events = scene.client.events()
+    contents = [one["choices"][0]["delta"].get("content") for one in events if one["choices"]]
+    assert contents == ["", "Hi", " you", " you", "!", None]
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert events[-1]["usage"] == {"prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5}
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+    assert scene.closed == [""]
+
+
+async def test_an_answer_that_ends_in_its_first_tick_is_whole() -> None:
+    scene = Scene()
+    generation = scene.generation()
+    generation.on_token(1)
+    generation.on_item(last(reason="stop"))
+    generation.on_end()
+    await asyncio.sleep(0)
+    contents = [one["choices"][0]["delta"].get("content") for one in scene.client.events()]
+    assert contents == ["", "Hi", "!", None]
+
+
+async def test_running_usage_is_in_every_chunk() -> None:
+    scene = Scene(running=True, usage=True)
+    generation = scene.generation()
+    for _ in range(2):
+        generation.on_token(1)
+        await asyncio.sleep(0)
+    generation.on_item(last())
+    generation.on_end()
+    counts = [one["usage"]["completion_tokens"] for one in scene.client.events() if one.get("usage")]
+    assert counts == [1, 1, 2, 3, 3, 3]  # The role, three texts, the reason, the last count.
+
+
+async def test_choices_of_several_generations_end_each_on_their_own() -> None:
+    scene = Scene()
+    first, second = scene.generation(), scene.generation(n=2)
+    second.on_item(last(index=1))
+    await asyncio.sleep(0)
+    first.on_token(1)
+    first.on_item(last())
+    first.on_end()
+    second.on_item(last(index=0))
+    second.on_end()
+    events = scene.client.events()
+    ends = [one["choices"][0]["index"] for one in events if one["choices"][0]["finish_reason"]]
+    assert sorted(ends) == [0, 1, 2]
+    opened = [one["choices"][0]["index"] for one in events if one["choices"][0]["delta"].get("role")]
+    assert sorted(opened) == [0, 1, 2]
+
+
+async def test_an_error_before_the_first_token_keeps_its_status() -> None:
+    scene = Scene()
+    scene.generation().on_error(InvalidArgument("too long", param="messages"))
+    assert scene.client.status == 400
+    assert scene.closed == ["validation"]
+
+
+async def test_an_error_after_the_first_token_is_an_event_and_a_clean_end() -> None:
+    scene = Scene()
+    generation = scene.generation()
+    generation.on_token(1)
+    await asyncio.sleep(0)
+    generation.on_error(Disconnected("gone"))
+    assert scene.client.is_ended
+    assert scene.client.events()[-1]["error"]["code"] == "unavailable"
+    assert scene.closed == ["unavailable"]
+
+
+async def test_a_retried_generation_goes_on_as_if_nothing_had_happened() -> None:
+    scene = Scene(retry=True)
+    generation = scene.generation()
+    generation.on_error(Disconnected("gone"))
+    generation.on_item(last())
+    generation.on_end()
+    assert scene.closed == [""]
+    assert scene.client.events()[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_client_that_leaves_stops_every_worker() -> None:
+    scene = Scene()
+    scene.generation()
+    scene.generation()
+    scene.client.on_disconnect()
+    assert scene.calls == ["kill", "kill"]
+    assert scene.closed == ["cancelled"]
+    assert scene.client.writes == []
+
+
+async def test_one_failed_prompt_of_a_batch_ends_the_whole_answer_once() -> None:
+    scene = Scene(stream=False)
+    first, second = scene.generation(), scene.generation()
+    first.on_error(Disconnected("gone"))
+    second.on_error(Disconnected("gone"))
+    assert scene.client.status == 503
+    assert scene.closed == ["unavailable"]
+    assert scene.calls == ["kill", "kill"]
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+async def test_a_whole_answer_is_one_body(reason: str) -> None:
+    scene = Scene(stream=False)
+    generation = scene.generation()
+    generation.on_token(1)
+    generation.on_item(last(reason=reason))
+    generation.on_end()
+    body = json.loads(scene.client.writes[0])
+    assert body["choices"][0]["message"] == {"content": "Hi!", "refusal": None, "role": "assistant"}
+    assert body["choices"][0]["finish_reason"] == reason
+    assert body["usage"]["completion_tokens"] == 2
+
+
+async def test_unary_answer_that_cannot_be_written_is_an_error_and_not_a_hang(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(stream=False)
+
+    def body(*_: Any) -> bytes:
+        raise AttributeError("no such thing")
+
+    scene.answer._body = body  # type: ignore[attr-defined]
+    generation = scene.generation()
+    generation.on_item(last())
+    generation.on_end()
+    assert scene.closed == ["internal"]
+    assert "failed to write the answer" in caplog.text
+
+
+async def test_the_accounts_balance() -> None:
+    scene = Scene()
+    generation = scene.generation()
+    generation.on_token(1)
+    await asyncio.sleep(0)
+    generation.on_item(last())
+    generation.on_end()
+    text = scene.registry.render()
+    for line in ("inflight_requests", "queued_requests", "active_requests"):
+        assert f'dynamo_frontend_{line}{{model="m"}} 0' in text
+    assert (
+        'requests_total{endpoint="chat_completions",error_type="",model="m",request_type="stream",status="success"} 1'
+        in text
+    )
+
+
+async def test_a_worker_that_speaks_is_not_silent_whoever_sees_its_tokens() -> None:
+    scene = Scene(stream=False)
+    generation = scene.generation()
+    generation.on_token(1)
+    scene.answer.record.last_s = 1.0  # The first token of a whole response is the only one that is timed.
+    assert scene.answer.spoke_s(2.0) == 2.0
+    assert scene.answer.spoke_s(3.0) == 2.0
+    generation.on_token(1)
+    assert scene.answer.spoke_s(4.0) == 4.0
+    assert scene.answer.spoke_s(9.0) == 4.0

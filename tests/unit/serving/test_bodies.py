@@ -1,0 +1,123 @@
+"""Bodies are decoded at once, in a thread or after a trial, by what decoding them takes."""
+
+import threading
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPoolBusy, ChildTimeout
+from dynamo.core.errors import DynamoException, InvalidArgument, Overloaded, Unknown
+from dynamo.http.body_child import check
+from dynamo.serving import bodies
+from dynamo.serving.bodies import decoded, estimated_s
+
+USER = {"role": "user", "content": ""}
+
+
+class Pool:
+    """A pool whose child answers as it is scripted to."""
+
+    def __init__(self, outcome: Exception | None = None) -> None:
+        self.outcome = outcome
+        self.kinds: list[str] = []
+
+    def call(self, request: tuple[str], data: bytes) -> None:
+        self.kinds += request
+        if self.outcome is not None:
+            raise self.outcome
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
+    made = Pool()
+    monkeypatch.setattr(bodies, "_pool", lambda: made)
+    return made
+
+
+async def where(body: bytes, kind: str = "chat") -> str:
+    return await decoded(bytearray(body), lambda _: threading.current_thread().name, kind)
+
+
+def chat(messages: list[Any]) -> bytes:
+    return msgspec.json.encode({"model": "m", "messages": messages})
+
+
+async def test_small_body_is_decoded_on_the_loop(pool: Pool) -> None:
+    assert await where(chat([USER])) == threading.current_thread().name
+    assert await where(chat([{"role": "user", "content": "some words, " * 10_000}])) == threading.current_thread().name
+    assert not pool.kinds
+
+
+async def test_large_body_is_decoded_in_a_thread(pool: Pool) -> None:
+    assert await where(chat([{"role": "user", "content": "x" * 1_000_000}])) != threading.current_thread().name
+    assert await where(chat([USER] * 5000)) != threading.current_thread().name
+    assert not pool.kinds
+
+
+async def test_body_of_many_values_is_tried_first(pool: Pool) -> None:
+    await where(chat([USER] * 200_000))
+    await where(chat([USER] * 200_000), kind="")
+    assert pool.kinds == ["chat"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (InvalidArgument("messages has too many", param="messages"), InvalidArgument),
+        (ChildTimeout(), InvalidArgument),
+        (ChildOutOfMemory(), InvalidArgument),
+        (ChildPoolBusy(), Overloaded),
+        (ChildError(), Unknown),
+    ],
+)
+async def test_body_that_fails_its_trial_is_not_decoded(
+    pool: Pool, outcome: Exception, expected: type[DynamoException]
+) -> None:
+    pool.outcome = outcome
+    with pytest.raises(expected):
+        await decoded(bytearray(chat([USER] * 200_000)), lambda _: pytest.fail("it was decoded"), "chat")
+
+
+def test_estimate_grows_with_size_and_values() -> None:
+    text, ids = bytearray(b"x" * 1_000_000), bytearray(b"1," * 500_000)
+    assert estimated_s(bytearray()) == 0
+    assert estimated_s(text) < estimated_s(ids) < estimated_s(bytearray(b"{}" * 500_000))
+
+
+def test_child_bounds_objects_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(("chat", chat([{"role": "user", "content": "hi"}])))
+    with pytest.raises(InvalidArgument, match="messages has 20000 entries"):
+        check(("chat", chat([USER] * 20_000)))
+    many = msgspec.json.encode(
+        {"model": "m", "messages": [{"role": "user", "content": "hi"}], "metadata": [{}] * 200_000}
+    )
+    with pytest.raises(InvalidArgument, match="more than 131072 objects and lists"):
+        check(("chat", many))
+    values = msgspec.json.encode(
+        {"model": "m", "messages": [{"role": "user", "content": "hi"}], "metadata": [1] * 1_300_000}
+    )
+    with pytest.raises(InvalidArgument, match="more than 1179648 values"):
+        check(("chat", values))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("completion", {"model": "m", "prompt": "hi"}),
+        ("responses", {"model": "m", "input": "hi"}),
+        ("input_tokens", {"model": "m", "input": [{"role": "user", "content": "hi"}]}),
+        ("messages", {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}),
+        ("count_tokens", {"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
+        ("embeddings", {"model": "m", "input": "hi"}),
+        ("classify", {"model": "m", "input": "hi"}),
+        ("pooling", {"model": "m", "input": "hi"}),
+        ("rerank", {"model": "m", "query": "hi", "documents": ["a"]}),
+        ("vllm", {"model": "m", "token_ids": [1], "sampling_params": {}}),
+        ("sglang", {"input_ids": [1]}),
+    ],
+)
+def test_child_decodes_every_kind(kind: str, body: dict[str, Any]) -> None:
+    check((kind, msgspec.json.encode(body)))
+    with pytest.raises(InvalidArgument):
+        check((kind, b"{"))

@@ -1,0 +1,67 @@
+"""Which status an exception becomes, and what its body says."""
+
+import json
+
+import pytest
+
+from dynamo.core import errors
+from dynamo.serving.errors import answer_to, overload_status
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "label"),
+    [
+        (errors.InvalidArgument("no"), 400, "validation"),
+        (errors.NotFound("no"), 404, "not_found"),
+        (errors.HttpError(429, "slow down"), 429, "validation"),
+        (errors.HttpError(503, "gone"), 503, "internal"),
+        (errors.HttpError(200, "odd"), 500, "internal"),
+        (errors.Cancelled(), 499, "cancelled"),
+        (errors.Overloaded(), 529, "overload"),
+        (errors.CannotResume("with a seed"), 503, "unavailable"),
+        (errors.WorkerOverloaded(), 529, "overload"),
+        (errors.ConnectionTimeout(), 504, "response_timeout"),
+        (errors.ResponseTimeout(), 504, "response_timeout"),
+        (errors.CannotConnect(), 503, "unavailable"),
+        (errors.StreamIncomplete(), 503, "unavailable"),
+        (errors.EngineShutdown(), 503, "unavailable"),
+        (errors.NotReady("warming up"), 503, "unavailable"),
+        (errors.Unknown("secret"), 500, "internal"),
+        (RuntimeError("secret"), 500, "internal"),
+    ],
+)
+def test_each_failure_has_its_status_and_its_label(error: BaseException, status: int, label: str) -> None:
+    told = answer_to(error)
+    assert (told.status, told.label) == (status, label)
+
+
+def test_an_engines_own_words_are_hidden_unless_they_blame_the_request() -> None:
+    assert "secret" not in answer_to(errors.Unknown("secret")).message
+    assert "secret" not in answer_to(errors.HttpError(500, "secret")).message
+    assert answer_to(errors.InvalidArgument("max_tokens must be positive", param="max_tokens")).message.startswith(
+        "max_"
+    )
+
+
+def test_a_body_is_read_by_openai_clients_and_by_upstreams() -> None:
+    body = json.loads(answer_to(errors.InvalidArgument("bad", param="top_p")).body())
+    assert body["error"] == {"message": "bad", "type": "invalid_request_error", "param": "top_p", "code": 400}
+    assert (body["message"], body["type"], body["code"]) == ("bad", "Bad Request", 400)
+
+
+@pytest.mark.parametrize(("text", "status"), [("503", 503), ("999", 999), ("99", 529), ("1000", 529), ("many", 529)])
+def test_the_overload_status_is_the_operators_choice(monkeypatch: pytest.MonkeyPatch, text: str, status: int) -> None:
+    monkeypatch.setenv("DYN_HTTP_OVERLOAD_STATUS_CODE", text)
+    overload_status.cache_clear()
+    try:
+        told = answer_to(errors.Overloaded())
+    finally:
+        overload_status.cache_clear()
+    assert told.status == status
+    assert told.retry_after_s is not None
+
+
+def test_an_error_event_is_one_server_sent_event() -> None:
+    event = answer_to(errors.StreamIncomplete()).event()
+    assert event.startswith(b"data: ") and event.endswith(b"\n\n")
+    assert json.loads(event[6:])["error"]["code"] == "unavailable"

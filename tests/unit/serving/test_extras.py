@@ -1,0 +1,58 @@
+"""What an answer tells in `nvext`."""
+
+import random
+
+from tests.scripted_engine.house import Street
+from tests.scripted_engine.script import Script
+
+from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.router import Ask, Router, WorkerFacts
+from dynamo.serving.extras import routing_of
+
+EXTRAS = ["worker_id", "timing", "completion_token_ids", "stop_reason", "engine_data", "prompt_logprobs", "unknown"]
+
+
+def test_an_answer_tells_what_is_asked_of_it_beside_the_text(street: Street) -> None:
+    script = Script(["Hi you"], stop_reason=77, engine_data={"prompt_logprobs": [None], "mine": 1})
+    told = street.run(street.parsed.chat(script, nvext={"extra_fields": EXTRAS})).json["nvext"]
+    assert set(told) == {name for name in EXTRAS if name != "unknown"}
+    assert told["worker_id"]["prefill_worker_id"] == told["worker_id"]["decode_worker_id"] > 0
+    assert (told["stop_reason"], told["prompt_logprobs"], told["engine_data"]["mine"]) == (77, [None], 1)
+    tokenizer = street.parsed.models.find("m", "Chat").preprocessor.tokenizer
+    assert tokenizer.decode(told["completion_token_ids"]) == "Hi you"
+    assert 0 <= told["timing"]["ttft_ms"] <= told["timing"]["total_time_ms"]
+
+
+def test_every_chunk_tells_the_worker_and_its_own_tokens(street: Street) -> None:
+    fields = {"extra_fields": ["worker_id", "timing", "completion_token_ids"]}
+    script = Script(["Hi you there"])
+    events = street.run(street.plain.chat(script, stream=True, nvext=fields)).events
+    ids = [token_id for event in events for token_id in event["nvext"]["completion_token_ids"]]
+    tokenizer = street.plain.models.find("m", "Chat").preprocessor.tokenizer
+    assert tokenizer.decode(ids) == "Hi you there"
+    assert len({event["nvext"]["worker_id"]["decode_worker_id"] for event in events}) == 1
+    assert ["timing" in event["nvext"] for event in events] == [False] * (len(events) - 1) + [True]
+
+
+def test_why_a_worker_was_chosen_is_told_in_the_body_and_in_a_header(street: Street) -> None:
+    answer = street.run(
+        street.parsed.chat(Script(["Hi"]), nvext={"extra_fields": ["routing"]}, headers={"x-dynamo-explain": "1"})
+    )
+    worker = answer.json["nvext"]["routing"]["worker_id"]
+    assert answer.headers["x-dynamo-routing"] == f"worker={worker}"
+    silent = street.run(street.parsed.chat(Script(["Hi"])))
+    assert "x-dynamo-routing" not in silent.headers
+
+
+def test_what_a_kv_router_chose_by_is_told_by_tier() -> None:
+    router = Router(RouterConfig(block_size=4), random.Random(0))
+    router.set_worker(WorkerFacts(7))
+    decision = router.place(Ask("a", b"\1" * 16, 11), 0.0)
+    assert decision is not None
+    decision.device_blocks, decision.host_blocks = 1, 1
+    told = routing_of(7, decision)
+    assert told == {
+        "worker_id": 7, "dp_rank": 0, "device_blocks": 1, "host_blocks": 1, "disk_blocks": 0, "prompt_blocks": 2,
+        "cost": decision.cost,
+    }  # fmt: skip
+    assert decision.hit_rate == 2 / 3, "the third block is not full"

@@ -1,0 +1,158 @@
+"""Requests that are no generations go to prefill and decode workers as generations do."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.relays import Relays, open_relays
+
+from dynamo.core.errors import Disconnected, Unknown
+from dynamo.http.routes import embeddings as routes_embeddings
+from dynamo.http.routes import native as routes_native
+from dynamo.http.routes import openai as routes_openai
+from dynamo.http.routes.table import RouteContext, RouteTable
+from dynamo.model_card.types import ModelType, WorkerType
+from dynamo.runtime.distributed import DistributedRuntime
+
+VLLM, SGLANG = "/inference/v1/generate", "/generate"
+NATIVE = {"vllm_inference_v1_generate": "true", "sglang_generate": "true"}
+PROMPT = [5, 6, 7]
+WHERE = {"blocks": [1, 2]}
+
+
+@pytest.fixture(autouse=True)
+def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_VLLM_ENABLE_INFERENCE_V1_GENERATE", "1")
+    monkeypatch.setenv("DYN_SGLANG_ENABLE_GENERATE", "1")
+
+
+def routes(table: RouteTable, context: RouteContext) -> None:
+    for group in (routes_native, routes_embeddings, routes_openai):
+        group.add(table, context)
+
+
+class Legs:
+    """A frontend, a prefill worker and decode workers; `fails` makes the next one raise it."""
+
+    def __init__(self, relays: Relays) -> None:
+        self.relays = relays
+        self.others: list[DistributedRuntime] = []
+        self.asked: list[tuple[str, Any]] = []
+        """Role and request."""
+        self.workers: list[tuple[str, int]] = []
+        self.fails: dict[str, list[Exception]] = {"prefill": [], "decode": []}
+        self.came = asyncio.Event()
+
+    async def serve(self, directory: Path, kind: ModelType, *roles: WorkerType) -> None:
+        for role in roles:
+            worker = self.relays.runtime()
+            self.others.append(worker)
+            word = "prefill" if role == WorkerType.Prefill else "decode"
+
+            async def handler(
+                request: Any, word: str = word, worker: DistributedRuntime = worker
+            ) -> AsyncIterator[Any]:
+                self.asked.append((word, request))
+                self.workers.append((word, worker.instance_id))
+                self.came.set()
+                if self.fails[word]:
+                    raise self.fails[word].pop()
+                if word == "prefill":
+                    yield {"token_ids": [1], "index": 0, "finish_reason": "length", "disaggregated_params": WHERE}
+                    return
+                yield {"token_ids": [8], "index": 0}
+                yield {"token_ids": [9], "index": 0, "finish_reason": "stop"}
+
+            shown = ModelType.Prefill if word == "prefill" else kind
+            await self.relays.serve(
+                "m", shown, handler, directory=str(directory), data=NATIVE, worker=worker, role=role
+            )
+
+    def roles(self) -> list[str]:
+        return [role for role, _ in self.asked]
+
+
+@pytest.fixture
+async def legs() -> AsyncIterator[Legs]:
+    async with open_relays(routes) as relays:
+        house = Legs(relays)
+        yield house
+        for one in house.others:
+            await one.shutdown(drain_timeout_s=0.0)
+
+
+BOTH = (WorkerType.Prefill, WorkerType.Decode)
+
+
+async def test_a_native_request_is_prefilled_by_one_worker_and_answered_by_another(legs: Legs, model_dir: Path) -> None:
+    await legs.serve(model_dir, ModelType.Chat, *BOTH)
+    vllm = await legs.relays.ask(VLLM, {"token_ids": PROMPT, "sampling_params": {}}, {"x-dynamo-explain": "1"})
+    assert (vllm.status, vllm.json["choices"][0]["token_ids"]) == (200, [8, 9])
+    decode = next(worker for role, worker in legs.workers if role == "decode")
+    assert vllm.headers["x-dynamo-routing"] == f"worker={decode}"
+    sglang = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
+    assert sglang.status == 200
+    assert legs.roles() == ["prefill", "decode"] * 2
+    assert [request["token_ids"] for _, request in legs.asked] == [PROMPT] * 4
+    assert legs.asked[0][1]["stop_conditions"]["max_tokens"] == 1
+    assert legs.asked[1][1]["prefill_result"]["disaggregated_params"] == WHERE
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_one_that_fails_before_its_answer_is_done_again_elsewhere(legs: Legs, model_dir: Path, role: str) -> None:
+    await legs.serve(model_dir, ModelType.Chat, *BOTH, *BOTH)
+    legs.fails[role].append(Disconnected("gone"))
+    answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
+    assert answer.status == 200
+    assert legs.roles().count(role) == 2
+    assert len({worker for one, worker in legs.workers if one == role}) == 2
+
+
+async def test_what_no_other_worker_can_mend_is_told(legs: Legs, model_dir: Path) -> None:
+    await legs.serve(model_dir, ModelType.Chat, *BOTH)
+    legs.fails["decode"].append(Unknown("it cannot"))
+    answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
+    assert (answer.status, legs.roles()) == (500, ["prefill", "decode"])
+
+
+async def test_without_a_prefill_worker_nobody_generates(legs: Legs, model_dir: Path) -> None:
+    await legs.serve(model_dir, ModelType.Chat, WorkerType.Decode)
+    answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True})
+    assert (answer.status, legs.asked) == (404, [])
+
+
+async def test_workers_of_two_roles_make_no_embeddings(legs: Legs, model_dir: Path) -> None:
+    await legs.serve(model_dir, ModelType.Embedding, *BOTH)
+    answer = await legs.relays.ask("/v1/embeddings", {"model": "m", "input": "hi"})
+    assert (answer.status, legs.asked) == (404, [])
+    assert b"prefill and decode workers" in answer.body
+    assert legs.relays.pipeline.inflight == 0
+
+
+async def test_a_worker_that_no_header_can_mean_is_refused_before_anything_is_counted(
+    legs: Legs, model_dir: Path
+) -> None:
+    await legs.serve(model_dir, ModelType.Chat, *BOTH)
+    headers = {"x-dynamo-worker-instance-id": "zzz"}
+    answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True}, headers)
+    assert (answer.status, legs.asked, len(legs.relays.metrics.open_records)) == (400, [], 0)
+
+
+async def test_the_next_turn_is_prefilled_where_the_last_one_was(legs: Legs, model_dir: Path) -> None:
+    await legs.serve(model_dir, ModelType.Chat, *BOTH, *BOTH)
+    ask = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hi"}],
+        "nvext": {"agent_hints": {"speculative_prefill": True}},
+    }
+    answer = await legs.relays.ask("/v1/chat/completions", ask)
+    assert answer.status == 200
+    async with asyncio.timeout(10.0):
+        while len(legs.asked) < 4:
+            legs.came.clear()
+            await legs.came.wait()
+    assert [request["model"] for _, request in legs.asked] == ["m", "m", "speculative_prefill", "speculative_prefill"]
+    assert legs.workers[:2] == legs.workers[2:]
+    assert len(legs.asked[2][1]["token_ids"]) > len(legs.asked[0][1]["token_ids"])

@@ -1,0 +1,296 @@
+"""From tokens to pieces: what a generation makes of what a worker says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.core.codec import json_encode, msgpack_encode
+from dynamo.core.errors import Cancelled, Disconnected, StreamIncomplete, Unknown
+from dynamo.protocols.engine import (
+    CompletionUsage,
+    EngineOutput,
+    OutputOptions,
+    PreprocessedRequest,
+    SamplingOptions,
+    StopConditions,
+    TopLogprob,
+)
+from dynamo.runtime.request_plane.base import Item
+from dynamo.serving.choice import Choice
+from dynamo.serving.generation import Generation, total_usage
+from dynamo.text.detokenizer import TokenTable, text_json_of
+
+WORDS = ["<eos>", "Hello", " world", "!", '"', "\n", "é", "STOP", "ST", "OP", " "]
+RAW = [word.encode() for word in WORDS] + [b"\xe2\x82", b"\xac"]
+EURO = (len(WORDS), len(WORDS) + 1)
+TABLE = TokenTable(RAW, text_json_of(RAW), skipped=frozenset({0}))
+
+
+@dataclass
+class Heard:
+    """An answer that remembers."""
+
+    touched: list[Choice] = field(default_factory=list)
+    over: list[Generation] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+
+    def touch(self, choice: Choice) -> None:
+        self.touched.append(choice)
+
+    def ended(self, generation: Generation) -> None:
+        self.over.append(generation)
+
+    def failed(self, generation: Generation, error: Exception) -> None:
+        self.errors.append(error)
+
+
+@dataclass
+class WorkerCall:
+    """A call that remembers how it was ended."""
+
+    instance_id: int = 9
+    ends: list[str] = field(default_factory=list)
+
+    def stop(self) -> None:
+        self.ends.append("stop")
+
+    def kill(self) -> None:
+        self.ends.append("kill")
+
+
+Make = Callable[..., tuple[Generation, Heard, WorkerCall]]
+
+
+def make(**stop: object) -> tuple[Generation, Heard, WorkerCall]:
+    sampling = SamplingOptions(
+        n=stop.pop("n", None),  # type: ignore[arg-type]
+        include_stop_str_in_output=stop.pop("include", None),  # type: ignore[arg-type]
+    )
+    output = OutputOptions(logprobs=stop.pop("logprobs", None))  # type: ignore[arg-type]
+    conditions = StopConditions(stop_token_ids_hidden=[0], **stop)  # type: ignore[arg-type]
+    request = PreprocessedRequest(
+        "m", [1, 2, 3], stop_conditions=conditions, sampling_options=sampling, output_options=output
+    )
+    heard, call = Heard(), WorkerCall()
+    generation = Generation(request, TABLE, heard, 0)
+    generation.call = call
+    return generation, heard, call
+
+
+def item(token_ids: list[int], index: int = 0, **rest: object) -> Item:
+    return Item(msgpack_encode(EngineOutput(token_ids, index, **rest)))  # type: ignore[arg-type]
+
+
+def test_tokens_become_json_pieces_and_the_answer_is_touched_once_a_batch() -> None:
+    generation, heard, _ = make()
+    for token in (1, 2, 4, 5):
+        generation.on_token(token)
+    assert generation.choices[0].pieces == [b"Hello", b" world", b'\\"', b"\\n"]
+    assert len(heard.touched) == 1
+    assert generation.choices[0].text() == 'Hello world"\n'
+
+
+def test_a_character_cut_across_tokens_comes_out_whole() -> None:
+    generation, _, _ = make()
+    for token in (1, *EURO, 3):
+        generation.on_token(token)
+    assert generation.choices[0].text() == "Hello€!"
+
+
+def test_a_broken_character_at_the_end_is_shown_as_one() -> None:
+    generation, heard, _ = make()
+    generation.on_token(EURO[0])
+    generation.on_item(item([], finish_reason="length"))
+    generation.on_end()
+    assert generation.choices[0].text() == "�"
+    assert heard.over == [generation]
+
+
+def test_the_last_item_ends_the_choice_and_its_hidden_stop_token_is_not_shown() -> None:
+    generation, heard, _ = make()
+    generation.on_token(1)
+    usage = CompletionUsage(3, 2, 5)
+    generation.on_item(item([0], finish_reason="eos", completion_usage=usage))
+    assert heard.over == []
+    generation.on_end()
+    assert (generation.choices[0].text(), generation.choices[0].finish_reason) == ("Hello", "stop")
+    assert generation.counted() == usage
+
+
+def test_our_count_stands_in_when_the_engine_gives_none() -> None:
+    generation, _, _ = make()
+    generation.on_token(1)
+    generation.on_item(item([2], finish_reason="length"))
+    generation.on_end()
+    assert generation.counted() == CompletionUsage(3, 2, 5)
+
+
+@given(st.data())
+def test_a_stop_string_ends_the_text_however_it_is_cut_into_tokens(data: st.DataObject) -> None:
+    cut = data.draw(st.sampled_from([[7], [8, 9]]))
+    include = data.draw(st.booleans())
+    before = data.draw(st.lists(st.sampled_from([1, 2, 3, 6, 8, 10]), max_size=6))
+    generation, heard, call = make(stop=["STOP"], include=include)
+    for token in [*before, *cut, 3, 3]:
+        generation.on_token(token)
+    text = "".join(WORDS[token] for token in before)
+    assert generation.choices[0].text() == text + ("STOP" if include else "")
+    assert generation.choices[0].finish_reason == "stop"
+    assert call.ends == ["kill"]
+    assert len(heard.over) == 1
+
+
+def test_text_that_only_began_like_a_stop_string_is_given_in_the_end() -> None:
+    generation, _, _ = make(stop=["STOP"])
+    generation.on_token(8)
+    assert generation.choices[0].pieces == []
+    generation.on_item(item([3], finish_reason="length"))
+    assert generation.choices[0].text() == "ST!"
+
+
+def test_logprobs_are_kept_for_each_token_shown() -> None:
+    generation, _, _ = make(logprobs=1)
+    top = [[TopLogprob(rank=1, token_id=2, logprob=-0.1), TopLogprob(rank=2, token_id=3, logprob=-3.0)]]
+    generation.on_item(item([1], log_probs=[-1.5], top_logprobs=top))
+    generation.on_item(item([0], log_probs=[-0.2], finish_reason="eos"))
+    entries = generation.choices[0].entries
+    assert entries is not None
+    assert [(one.text, one.logprob, one.top) for one in entries] == [("Hello", -1.5, [(" world", b" world", -0.1)])]
+
+
+def test_choices_are_kept_apart_and_the_answer_ends_with_the_last() -> None:
+    generation, heard, _ = make(n=2)
+    generation.on_item(item([1], index=1))
+    generation.on_item(item([2], index=0, finish_reason="length", completion_usage=CompletionUsage(3, 1, 4)))
+    generation.on_item(item([3], index=1, finish_reason="length", completion_usage=CompletionUsage(3, 2, 5)))
+    generation.on_end()
+    assert [choice.text() for choice in generation.choices] == [" world", "Hello!"]
+    assert generation.counted().completion_tokens == 3
+    assert len(heard.over) == 1
+
+
+def test_a_choice_that_was_not_asked_for_is_the_workers_fault() -> None:
+    generation, heard, call = make()
+    generation.on_item(item([1], index=1))
+    assert isinstance(heard.errors[0], Unknown)
+    assert call.ends == ["kill"]
+
+
+def test_output_that_cannot_be_read_is_the_workers_fault() -> None:
+    generation, heard, _ = make()
+    generation.on_item(Item(b"\xc1nonsense"))
+    assert isinstance(heard.errors[0], Unknown)
+
+
+def test_json_workers_are_understood() -> None:
+    generation, _, _ = make()
+    generation.on_item(Item(json_encode({"token_ids": [1, 2], "index": 0}), codec="json"))
+    assert generation.choices[0].text() == "Hello world"
+
+
+@pytest.mark.parametrize(("reason", "kind"), [("error:out of memory", Unknown), ("cancelled", Cancelled)])
+def test_a_finish_that_is_none_is_a_failure(reason: str, kind: type[Exception]) -> None:
+    generation, heard, _ = make()
+    generation.on_item(item([1], finish_reason=reason))
+    assert isinstance(heard.errors[0], kind)
+
+
+def test_a_stream_that_ends_without_a_word_is_incomplete() -> None:
+    generation, heard, _ = make()
+    generation.on_end()
+    assert isinstance(heard.errors[0], StreamIncomplete)
+
+
+def test_nothing_is_heard_after_the_end() -> None:
+    generation, heard, _ = make()
+    generation.on_error(Disconnected("gone"))
+    generation.on_error(Disconnected("gone again"))
+    generation.on_item(item([1], finish_reason="length"))
+    generation.on_end()
+    assert len(heard.errors) == 1
+    assert heard.over == []
+
+
+def test_a_generation_that_had_not_spoken_can_be_sent_again() -> None:
+    generation, heard, _ = make()
+    generation.on_error(Disconnected("gone"))
+    assert generation.failed_instance == 9
+    generation.revive()
+    generation.on_token(1)
+    generation.on_item(item([], finish_reason="length"))
+    generation.on_end()
+    assert heard.over == [generation]
+
+
+def test_cancelling_kills_the_call_and_silences_the_rest() -> None:
+    generation, heard, call = make()
+    generation.cancel()
+    generation.on_error(Disconnected("gone"))
+    assert call.ends == ["kill"]
+    assert heard.errors == []
+
+
+def test_an_unknown_token_id_shows_nothing() -> None:
+    generation, _, _ = make()
+    generation.on_token(10_000)
+    assert generation.choices[0].text() == ""
+
+
+def test_the_usage_of_a_batch_is_the_sum() -> None:
+    first, second = make()[0], make()[0]
+    first.on_token(1)
+    second.on_token(1)
+    second.on_token(2)
+    assert total_usage([first, second]) == CompletionUsage(6, 3, 9)
+
+
+def test_a_worker_that_answers_fewer_choices_than_asked_is_taken_as_it_is() -> None:
+    generation, heard, _ = make(n=3)
+    generation.on_item(item([1], finish_reason="length"))
+    generation.on_end()
+    assert [choice.text() for choice in generation.choices] == ["Hello"]
+    assert heard.over == [generation]
+
+
+@pytest.mark.parametrize("cut_first", [True, False])
+def test_what_an_engine_says_after_a_stop_string_is_not_counted(cut_first: bool) -> None:
+    generation, heard, _ = make(stop=["STOP"], n=2)
+    cut = [item([7], 0), item([1, 1], 0, finish_reason="length", completion_usage=CompletionUsage(3, 3, 6))]
+    whole = [item([1], 1, finish_reason="length", completion_usage=CompletionUsage(3, 1, 4))]
+    for piece in cut + whole if cut_first else whole + cut:
+        generation.on_item(piece)
+    generation.on_end()
+    assert heard.over == [generation]
+    assert generation.counted() == CompletionUsage(3, 2, 5)
+
+
+def test_a_choice_that_was_cut_is_deaf_to_bare_tokens() -> None:
+    generation, heard, _ = make(stop=["STOP"], n=2)
+    generation.on_token(7)
+    touched = len(heard.touched)
+    generation.on_token(1)
+    assert (len(heard.touched), generation.tokens) == (touched, 1)
+    generation.on_item(item([1], 1, finish_reason="length"))
+    generation.on_end()
+    assert generation.counted() == CompletionUsage(3, 2, 5)
+
+
+def test_a_hidden_stop_token_ends_the_text_even_if_the_worker_goes_on() -> None:
+    generation, heard, call = make()
+    generation._texts = [None, *generation._texts[1:]]  # As the model's table marks what may end a text.
+    for token in (1, 2, 0, 3):
+        generation.on_token(token)
+    assert generation.choices[0].text() == "Hello world"
+    assert generation.choices[0].finish_reason == "stop"
+    assert call.ends == ["kill"]
+    assert heard.over == [generation]
+
+
+def test_a_hidden_stop_token_in_an_item_ends_the_text_too() -> None:
+    generation, heard, _ = make(logprobs=0)
+    generation.on_item(item([1, 0, 2], log_probs=[-1.0, -1.0, -1.0]))
+    assert generation.choices[0].text() == "Hello"
+    assert heard.over == [generation]

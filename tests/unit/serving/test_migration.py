@@ -1,0 +1,502 @@
+"""A generation whose worker fails goes on elsewhere, and nobody can tell from its text."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+from dynamo.backend.asked import thinking_budget
+from dynamo.core.clock import ManualClock
+from dynamo.core.codec import msgpack_decoder, msgpack_encode
+from dynamo.core.errors import (
+    CannotConnect,
+    Disconnected,
+    DynamoException,
+    InvalidArgument,
+    Unknown,
+    WorkerOverloaded,
+    WorkerUnavailable,
+)
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.protocols.engine import (
+    CompletionUsage,
+    EngineOutput,
+    GuidedDecoding,
+    OutputOptions,
+    PreprocessedRequest,
+    Resumed,
+    Routing,
+    SamplingOptions,
+    StopConditions,
+    resumed_of,
+)
+from dynamo.runtime.request_plane.base import Item
+from dynamo.serving.choice import Choice
+from dynamo.serving.generation import Generation
+from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.migration import AGAIN_MAX_S, FIRST_SENDS_MAX, Dispatch, MigrationPolicy, resumed
+from dynamo.text.detokenizer import TokenTable, text_json_of
+
+RAW = [f"<{number}>".encode() for number in range(50)]
+TABLE = TokenTable(RAW, text_json_of(RAW))
+PROMPT = [3, 1, 4]
+decode = msgpack_decoder(PreprocessedRequest).decode
+
+
+def next_token(tokens: list[int]) -> int:
+    """What every worker says after these tokens: a model that is a pure function of its prompt."""
+    return (7 * len(tokens) + sum(tokens[-2:])) % len(RAW)
+
+
+class Worker:
+    """Answers a request, breaking off after so many tokens if it is told to."""
+
+    name = "m"
+    resumes_sampling = False
+
+    def __init__(self, breaks: list[int]) -> None:
+        self.breaks = breaks
+        """For each send in turn: after how many tokens it fails."""
+        self.requests: list[PreprocessedRequest] = []
+        self.excluded: list[frozenset[int]] = []
+
+    instance_id = 0
+
+    def kill(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    sessions = None
+
+    @property
+    def current(self) -> "Worker":
+        return self
+
+    async def choose(self, *_: object) -> None:
+        """No KV router here."""
+
+    def bound(self, *_: object) -> None:
+        """And sessions stay nowhere."""
+
+    async def send(self, body: bytes, receiver: Generation, *, exclude: frozenset[int], **_: Any) -> "Worker":
+        request = decode(body)
+        self.requests.append(request)
+        self.excluded.append(exclude)
+        self.instance_id = len(self.requests)
+        self.pending: Callable[[], None] = lambda: self.answer(request, receiver)
+        return self
+
+    def answer(self, request: PreprocessedRequest, receiver: Generation) -> None:
+        tokens = list(request.token_ids)
+        limit = request.stop_conditions.max_tokens
+        assert limit is not None
+        breaks_at = self.breaks.pop(0) if self.breaks else limit + 1
+        for count in range(limit):
+            if count == breaks_at:
+                receiver.on_error(Disconnected("killed"))
+                return
+            token = next_token(tokens)
+            tokens.append(token)
+            if count == limit - 1:
+                usage = CompletionUsage(len(request.token_ids), limit, len(request.token_ids) + limit)
+                receiver.on_item(
+                    Item(msgpack_encode(EngineOutput([token], 0, finish_reason="length", completion_usage=usage)))
+                )
+            else:
+                receiver.on_token(token)
+        if breaks_at == limit:
+            receiver.on_error(Disconnected("killed"))
+        else:
+            receiver.on_end()
+
+
+class Scene:
+    """One request and its way through the workers."""
+
+    def __init__(self, breaks: list[int], limit: int = 10, tokens_max: int | None = None, **request: Any) -> None:
+        self.worker = request.pop("worker", None) or Worker(breaks)
+        self.clock = ManualClock()
+        self.registry = MetricsRegistry()
+        self.ends: list[Exception | None] = []
+        self.repeats: list[Exception] = []
+        stop = StopConditions(max_tokens=request.pop("max_tokens", 12), min_tokens=request.pop("min_tokens", None))
+        self.request = PreprocessedRequest("m", list(PROMPT), stop_conditions=stop, **request)
+        self.generation = Generation(self.request, TABLE, self, 0)
+        self.dispatch = Dispatch(
+            self.worker,  # type: ignore[arg-type]
+            self.generation,
+            "id",
+            {},
+            policy=MigrationPolicy(limit, tokens_max),
+            metrics=FrontendMetrics(self.registry),
+            clock=self.clock,
+        )
+
+    def touch(self, choice: Choice) -> None: ...
+
+    def ended(self, generation: Generation) -> None:
+        self.ends.append(None)
+
+    def failed(self, generation: Generation, error: Exception) -> None:
+        if self.dispatch.may_repeat(error):
+            generation.revive()
+            self.repeats.append(error)
+        else:
+            self.ends.append(error)
+
+    async def run(self) -> str:
+        await self.dispatch.send()
+        self.worker.pending()
+        while self.repeats:
+            sends = len(self.worker.requests)
+            await self.repeat()
+            if len(self.worker.requests) > sends:
+                self.worker.pending()
+        return self.generation.choices[0].text()
+
+    async def repeat(self) -> None:
+        """Goes on; the clock passes whatever is waited for."""
+        repeating = asyncio.create_task(self.dispatch.repeat(self.repeats.pop()))
+        while not repeating.done():
+            await asyncio.sleep(0)
+            if self.clock._sleepers:
+                self.clock.advance(AGAIN_MAX_S)
+        await repeating
+
+    def metric(self, line: str) -> bool:
+        return line in self.registry.render()
+
+
+def whole_text(count: int = 12) -> str:
+    tokens = list(PROMPT)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return "".join(RAW[token].decode() for token in tokens[len(PROMPT) :])
+
+
+@given(st.lists(st.integers(0, 12), max_size=8))
+async def test_no_token_is_lost_repeated_or_reordered_wherever_workers_die(breaks: list[int]) -> None:
+    scene = Scene(breaks)
+    before_first = 0
+    for count in breaks:
+        if count:
+            break
+        before_first += 1
+    text = await scene.run()
+    if before_first >= FIRST_SENDS_MAX:
+        assert isinstance(scene.ends[0], Disconnected)
+        return
+    if scene.ends == [None]:
+        assert text == whole_text()
+        assert scene.generation.counted() == CompletionUsage(3, 12, 15)
+    else:
+        assert whole_text().startswith(text)
+    assert len(scene.ends) == 1
+
+
+async def test_how_long_choosing_took_is_counted_each_time() -> None:
+    scene = Scene([0])
+    await scene.run()
+    assert scene.metric('stage_duration_seconds_count{stage="route"} 2')
+    assert scene.metric('stage_requests{phase="aggregated",stage="route"} 0')
+
+
+@pytest.mark.parametrize("count", [1, 5, 11])
+async def test_the_next_worker_gets_the_tokens_so_far_and_what_is_left_of_the_budget(count: int) -> None:
+    scene = Scene([count], min_tokens=4)
+    assert await scene.run() == whole_text()
+    second = scene.worker.requests[1]
+    assert second.token_ids[: len(PROMPT)] == PROMPT
+    assert len(second.token_ids) == len(PROMPT) + count
+    assert second.stop_conditions.max_tokens == 12 - count
+    assert second.stop_conditions.min_tokens == max(0, 4 - count)
+    assert scene.worker.excluded[1] == {1}
+    assert scene.metric('model_migration_total{model="m",migration_type="ongoing_request"} 1')
+
+
+async def test_a_stream_that_lacked_only_its_end_is_complete() -> None:
+    scene = Scene([12])
+    assert await scene.run() == whole_text()
+    assert len(scene.worker.requests) == 1
+    assert scene.ends == [None]
+
+
+def test_a_spent_budget_needs_no_worker() -> None:
+    request = PreprocessedRequest("m", [1], stop_conditions=StopConditions(max_tokens=2))
+    assert resumed(request, [5, 6]) is None
+    assert resumed(PreprocessedRequest("m", [1]), [5, 6]) is not None
+
+
+async def test_without_a_limit_a_stream_that_has_begun_does_not_move() -> None:
+    scene = Scene([3], limit=0)
+    await scene.run()
+    assert isinstance(scene.ends[0], Disconnected)
+
+
+async def test_the_limit_counts_moves() -> None:
+    scene = Scene([1, 1, 1], limit=2)
+    await scene.run()
+    assert isinstance(scene.ends[0], Disconnected)
+    assert len(scene.worker.requests) == 3
+
+
+async def test_a_request_without_a_token_is_sent_again_even_without_a_limit() -> None:
+    scene = Scene([0, 0], limit=0)
+    assert await scene.run() == whole_text()
+    assert scene.metric('model_migration_total{model="m",migration_type="new_request"} 2')
+
+
+async def test_a_stream_that_is_too_long_stays_and_is_counted() -> None:
+    scene = Scene([5], tokens_max=7)
+    await scene.run()
+    assert isinstance(scene.ends[0], Disconnected)
+    assert scene.metric('model_migration_max_seq_len_exceeded_total{model="m"} 1')
+
+
+@pytest.mark.parametrize(
+    "request_fields",
+    [
+        {"sampling_options": SamplingOptions(n=2)},
+        {"sampling_options": SamplingOptions(guided_decoding=GuidedDecoding(regex="a"))},
+        {"sampling_options": SamplingOptions(best_of=2)},
+        {"sampling_options": SamplingOptions(seed=1)},
+        {"sampling_options": SamplingOptions(seed=1, temperature=0.5)},
+        {"sampling_options": SamplingOptions(presence_penalty=0.5)},
+        {"sampling_options": SamplingOptions(frequency_penalty=-0.5)},
+        {"output_options": OutputOptions(logprobs=1)},
+        {"output_options": OutputOptions(prompt_logprobs=1)},
+        {"extra_args": {"sampling_options": {"bad_words": ["x"]}}},
+    ],
+)
+async def test_what_tokens_alone_cannot_replay_does_not_move(request_fields: dict[str, Any]) -> None:
+    scene = Scene([3], **request_fields)
+    await scene.run()
+    assert isinstance(scene.ends[0], Disconnected)
+    assert len(scene.worker.requests) == 1
+    refusal = scene.dispatch.refusal(Disconnected("killed"))
+    assert refusal is not None and "cannot continue on another worker" in str(refusal)
+    assert scene.dispatch.refusal(Unknown("broken")) is None
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingOptions(seed=1, temperature=0.0),
+        SamplingOptions(repetition_penalty=1.1),
+        SamplingOptions(presence_penalty=0.0, frequency_penalty=0.0),
+    ],
+)
+async def test_stream_moves_where_its_sampling_follows_from_its_tokens(sampling: SamplingOptions) -> None:
+    scene = Scene([3], sampling_options=sampling)
+    assert await scene.run() == whole_text()
+    assert scene.dispatch.refusal(Disconnected("killed")) is None
+    assert scene.worker.requests[1].extra_args is UNSET
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingOptions(seed=1, presence_penalty=1.0), SamplingOptions(frequency_penalty=1.0)]
+)
+async def test_penalties_are_resumed_by_workers_that_can(sampling: SamplingOptions) -> None:
+    worker = Worker([3])
+    worker.resumes_sampling = True
+    scene = Scene([], worker=worker, sampling_options=sampling, extra_args={"other": 1})
+    assert await scene.run() == whole_text()
+    assert scene.worker.requests[1].extra_args == {"other": 1, "resumed": {"output_tokens": 3, "thinking_tokens": 0}}
+    assert resumed_of(scene.worker.requests[1]) == Resumed(3, 0)
+
+
+@pytest.mark.parametrize(("thought", "left", "noted"), [(0, 5, 0), (3, 2, 3), (9, 0, 5)])
+def test_resumed_request_has_what_is_left_of_the_thinking_budget(thought: int, left: int, noted: int) -> None:
+    request = PreprocessedRequest("m", [1], stop_conditions=StopConditions(max_thinking_tokens=5))
+    again = resumed(request, [7] * 9, thought)
+    assert again is not None
+    assert again.stop_conditions.max_thinking_tokens == left
+    assert resumed_of(again) == Resumed(9, noted)
+    assert thinking_budget(again) == 5, "vLLM counts the thoughts at the end of the prompt itself"
+
+
+async def test_thinking_budget_is_reduced_by_every_token_where_thoughts_are_not_told_from_text() -> None:
+    scene = Scene([4])
+    scene.request.stop_conditions.max_thinking_tokens = 10
+    assert await scene.run() == whole_text()
+    assert scene.worker.requests[1].stop_conditions.max_thinking_tokens == 6
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("bad"), Unknown("broken"), RuntimeError("bug")])
+async def test_what_would_fail_anywhere_does_not_move(error: Exception) -> None:
+    scene = Scene([])
+    await scene.dispatch.send()
+    scene.generation.on_token(1)
+    scene.generation.on_error(error)
+    assert scene.ends == [error]
+
+
+async def test_when_nobody_answers_any_more_a_stream_ends_soon_and_spends_one_move() -> None:
+    scene = Scene([4], limit=8)
+    await scene.dispatch.send()
+
+    async def refuse(*args: Any, **options: Any) -> Any:
+        raise WorkerUnavailable("nobody is there")
+
+    scene.worker.send = refuse  # type: ignore[method-assign]
+    scene.worker.pending()
+    await scene.repeat()
+    assert len(scene.ends) == 1
+    assert scene.metric('model_migration_total{model="m",migration_type="ongoing_request"} 1')
+
+
+async def test_when_every_worker_refuses_the_last_refusal_is_the_answer() -> None:
+    scene = Scene([])
+
+    async def refuse(*args: Any, **options: Any) -> Any:
+        raise WorkerUnavailable("full")
+
+    scene.worker.send = refuse  # type: ignore[method-assign]
+    with pytest.raises(DynamoException, match="full"):
+        await scene.dispatch.send()
+
+
+# Where nobody else is left ---------------------------------------------------------------------------------------------
+
+
+class Fleet(Worker):
+    """Workers with ids of their own; the one with the smallest id that is not excluded is asked."""
+
+    def __init__(self, breaks: list[int], *ids: int) -> None:
+        super().__init__(breaks)
+        self.ids = ids
+        self.asked: list[int] = []
+
+    async def choose(self, *_: object) -> None:
+        """No KV router here."""
+
+    async def send(self, body: bytes, receiver: Generation, *, exclude: frozenset[int], **options: Any) -> "Worker":
+        left = [one for one in self.ids if one not in exclude]
+        if not left:
+            raise WorkerUnavailable("no instance can take the request")
+        await super().send(body, receiver, exclude=exclude, **options)
+        self.asked.append(left[0])
+        self.instance_id = left[0]
+        return self
+
+    def has_other(self, exclude: frozenset[int]) -> bool:
+        return not set(self.ids) <= exclude
+
+
+async def test_a_sole_worker_whose_connection_broke_is_asked_again() -> None:
+    fleet = Fleet([3, 0, 4], 1)
+    scene = Scene([], worker=fleet)
+    assert await scene.run() == whole_text()
+    assert fleet.asked == [1, 1, 1, 1]
+    assert scene.ends == [None]
+    assert scene.clock.now() > 0, "it was asked again without a pause"
+
+
+async def test_a_sole_worker_is_asked_again_for_a_request_that_had_not_begun_even_without_a_limit() -> None:
+    fleet = Fleet([0] * 10, 1)
+    scene = Scene([], limit=0, worker=fleet)
+    await scene.run()
+    assert fleet.asked == [1] * FIRST_SENDS_MAX
+    assert isinstance(scene.ends[0], Disconnected)
+
+
+async def test_a_sole_worker_is_asked_again_no_more_often_than_a_stream_may_move() -> None:
+    fleet = Fleet([1] * 10, 1)
+    scene = Scene([], limit=2, worker=fleet)
+    await scene.run()
+    assert fleet.asked == [1, 1, 1]
+    assert isinstance(scene.ends[0], Disconnected)
+
+
+@given(st.lists(st.integers(1, 2), max_size=9), st.integers(1, 4))
+async def test_nobody_is_asked_again_while_somebody_else_is_left(breaks: list[int], count: int) -> None:
+    fleet = Fleet(breaks, *range(1, count + 1))
+    scene = Scene([], worker=fleet)
+    assert await scene.run() == whole_text()
+    for start in range(0, len(fleet.asked), count):
+        assert fleet.asked[start : start + count] == list(range(1, count + 1))[: len(fleet.asked) - start]
+
+
+async def test_a_worker_that_refused_is_not_asked_again() -> None:
+    """Its answer was that it has no room; the client is told so at once."""
+    fleet = Fleet([], 1)
+    scene = Scene([], worker=fleet)
+    await scene.dispatch.send()
+    scene.generation.call = fleet
+    scene.generation.on_error(WorkerOverloaded("full"))
+    await scene.repeat()
+    assert fleet.asked == [1]
+    assert isinstance(scene.ends[0], WorkerOverloaded)
+    assert scene.clock.now() == 0
+
+
+async def test_a_sole_worker_that_is_gone_costs_one_pause() -> None:
+    fleet = Fleet([2], 1)
+    scene = Scene([], limit=8, worker=fleet)
+    await scene.dispatch.send()
+    scene.worker.pending()
+
+    async def gone(*args: Any, exclude: frozenset[int], **options: Any) -> Any:
+        raise WorkerUnavailable("nobody") if exclude else CannotConnect("nobody listens there")
+
+    fleet.send = gone  # type: ignore[method-assign]
+    await scene.repeat()
+    assert isinstance(scene.ends[0], CannotConnect)
+    assert scene.clock.now() <= AGAIN_MAX_S
+
+
+async def test_nobody_is_asked_for_a_client_that_left_meanwhile() -> None:
+    fleet = Fleet([2], 1)
+    scene = Scene([], worker=fleet)
+    await scene.dispatch.send()
+    scene.worker.pending()
+    repeating = asyncio.create_task(scene.dispatch.repeat(scene.repeats.pop()))
+    while not scene.clock._sleepers:  # noqa: ASYNC110 - the clock tells nobody
+        await asyncio.sleep(0)
+    scene.generation.cancel()
+    scene.clock.advance(AGAIN_MAX_S)
+    await repeating
+    assert fleet.asked == [1]
+
+
+# Away from a worker that stands still ----------------------------------------------------------------------------------
+
+
+async def test_a_stream_leaves_a_worker_that_stands_still_if_there_is_another() -> None:
+    for fleet, leaves in ((Fleet([], 1, 2), True), (Fleet([], 1), False)):
+        scene = Scene([], worker=fleet)
+        await scene.dispatch.send()
+        scene.generation.call = fleet
+        assert scene.generation.leaves_silent_worker() == leaves
+        scene.generation.on_token(5)
+        assert scene.generation.leaves_silent_worker() == leaves
+
+
+@pytest.mark.parametrize(
+    "request_fields", [{"limit": 0}, {"tokens_max": 3}, {"sampling_options": SamplingOptions(n=2)}]
+)
+async def test_a_stream_that_may_not_move_waits_for_its_worker(request_fields: dict[str, Any]) -> None:
+    fleet = Fleet([], 1, 2)
+    scene = Scene([], worker=fleet, **request_fields)
+    await scene.dispatch.send()
+    scene.generation.call = fleet
+    assert scene.generation.leaves_silent_worker(), "before its first token it may go anywhere"
+    scene.generation.on_token(5)
+    assert not scene.generation.leaves_silent_worker()
+    assert not scene.metric("migration_max_seq_len_exceeded_total{"), "it was only asked whether it could"
+
+
+async def test_a_request_that_names_its_worker_waits_for_it() -> None:
+    fleet = Fleet([], 1, 2)
+    scene = Scene([], worker=fleet, routing=Routing(backend_instance_id=1))
+    await scene.dispatch.send()
+    scene.generation.call = fleet
+    assert not scene.generation.leaves_silent_worker()
+
+
+def test_a_generation_that_was_never_sent_leaves_nobody() -> None:
+    assert not Generation(PreprocessedRequest("m", [1]), TABLE, Scene([]), 0).leaves_silent_worker()

@@ -1,0 +1,493 @@
+"""Served models: what is published becomes servable, whoever publishes it and whatever dies meanwhile."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from dynamo.core.codec import json_encode
+from dynamo.core.errors import CannotConnect, DynamoException, InvalidArgument, NotFound, NotReady
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.model_card.asset_cache import AssetCache
+from dynamo.model_card.assets import moved, self_hosted
+from dynamo.model_card.card import build_card
+from dynamo.protocols.discovery import INSTANCES, MODEL_CARDS, EndpointId, Instance, TransportAddress, record_key
+from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord, RuntimeConfig
+from dynamo.protocols.openai import decode_chat
+from dynamo.routing.card_config import RouterConfig
+from dynamo.routing.prefill_options import DisaggregationOptions
+from dynamo.routing.python_config import KvRouterConfig
+from dynamo.runtime.discovery.base import Change
+from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.push_router import RouterMode
+from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.models import Models
+
+ENDPOINT = EndpointId("ns", "backend", "generate")
+
+
+class Fragile(MemoryDiscovery):
+    """A registry whose watch of cards breaks at its next change when the test says so; that change is lost with it."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.breaks = False
+
+    async def watch(self, bucket: str) -> AsyncIterator[Change]:  # type: ignore[override]
+        async for change in super().watch(bucket):
+            if self.breaks and bucket == MODEL_CARDS:
+                self.breaks = False
+                raise ValueError("the watch broke")
+            yield change
+
+
+class Worker:
+    """Whoever hands out a card's files: its directory, reached as if over HTTP."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.is_up = True
+        self.asked = 0
+
+    def show(self, path: str, file: str) -> str | None:
+        return f"http://worker{path}"
+
+
+class FakeCache(AssetCache):
+    """Fetches from `Worker` without a network."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def localise(self, card: ModelDeploymentCard) -> ModelDeploymentCard:
+        self.worker.asked += 1
+        if not self.worker.is_up:
+            raise CannotConnect("the worker does not answer")
+        return moved(card, lambda name, file: str(self.worker.directory / file.path.rsplit("/", 1)[-1]))
+
+
+class House:
+    def __init__(self, model_dir: Path) -> None:
+        self.discovery = Fragile()
+        self.runtime = DistributedRuntime(None, self.discovery, "mem", event_plane="mem")
+        self.worker = Worker(model_dir)
+        self.metrics = FrontendMetrics(MetricsRegistry())
+        self.models = Models(self.runtime, self.metrics, router_mode="round-robin", assets=FakeCache(self.worker))
+
+    async def publish(self, card: ModelDeploymentCard, instance_id: int = 1) -> str:
+        key = record_key(ENDPOINT, instance_id)
+        record = ModelRecord(
+            namespace="ns", component="backend", endpoint="generate", instance_id=instance_id, card_json=card
+        )
+        await self.discovery.put(MODEL_CARDS, key, json_encode(record))
+        return key
+
+    def names(self) -> list[str]:
+        return [one.name for one in self.models.all_sets()]
+
+
+@pytest.fixture
+async def house(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    monkeypatch.setattr("dynamo.serving.models.FETCH_FIRST_S", 0.001)
+    monkeypatch.setattr("dynamo.core.tasks.RESTART_FIRST_S", 0.001)
+    monkeypatch.setattr("dynamo.core.tasks.PROVEN_S", 0.001)
+    made = House(model_dir)
+    yield made
+    await made.models.close()
+    await made.runtime.shutdown()
+
+
+def instance(instance_id: int) -> Instance:
+    address = TransportAddress(tcp=f"127.0.0.1:{instance_id}/{instance_id:x}/ns/backend/generate")
+    return Instance("backend", "generate", "ns", instance_id, address)
+
+
+def local_card(model_dir: Path, name: str = "tiny") -> ModelDeploymentCard:
+    return build_card(str(model_dir), name, context_length=512, kv_cache_block_size=16)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - threads and tasks that the test does not own
+            await asyncio.sleep(0.001)
+
+
+async def test_a_card_of_urls_is_served_when_its_files_have_come(house: House, model_dir: Path) -> None:
+    await house.publish(self_hosted(local_card(model_dir), ENDPOINT, house.worker.show, wanted=True))
+    house.models.start()
+    await house.models.wait_synced(5)
+    assert house.names() == ["tiny"]
+
+
+async def test_a_worker_that_does_not_hand_over_its_files_holds_up_nobody_else(house: House, model_dir: Path) -> None:
+    house.worker.is_up = False
+    house.models.start()
+    await house.publish(self_hosted(local_card(model_dir, "silent"), ENDPOINT, house.worker.show, wanted=True), 1)
+    await until(lambda: house.worker.asked > 2)
+    await house.publish(local_card(model_dir, "other"), 2)
+    await until(lambda: house.names() == ["other"])
+    house.worker.is_up = True
+    await until(lambda: sorted(house.names()) == ["other", "silent"])
+
+
+async def test_a_worker_that_left_is_asked_for_nothing_more(house: House, model_dir: Path) -> None:
+    house.worker.is_up = False
+    house.models.start()
+    card = self_hosted(local_card(model_dir), ENDPOINT, house.worker.show, wanted=True)
+    key = await house.publish(card)
+    await until(lambda: house.worker.asked > 0)
+    await house.discovery.delete(MODEL_CARDS, key)
+    house.worker.is_up = True
+    await house.publish(local_card(model_dir, "other"), 2)
+    await until(lambda: house.names() == ["other"])
+    with pytest.raises(NotFound):
+        house.models.find("tiny", "Chat")
+
+
+async def test_replicas_that_bring_nothing_new_are_asked_for_nothing(house: House, model_dir: Path) -> None:
+    house.models.start()
+    card = self_hosted(local_card(model_dir), ENDPOINT, house.worker.show, wanted=True)
+    await house.publish(card, 1)
+    await until(lambda: house.names() == ["tiny"])
+    asked = house.worker.asked
+    await house.publish(card, 2)
+    await until(lambda: len(house.models.all_sets()[0].records) == 2)
+    assert house.worker.asked == asked
+
+
+async def test_a_watch_that_died_is_restarted_shows_in_readiness_and_forgets_who_left(
+    house: House, model_dir: Path
+) -> None:
+    house.models.start()
+    key = await house.publish(local_card(model_dir, "left"), 1)
+    await house.publish(local_card(model_dir, "stayed"), 2)
+    await until(lambda: sorted(house.names()) == ["left", "stayed"])
+    house.discovery.breaks = True
+    await house.discovery.delete(MODEL_CARDS, key)
+    await until(lambda: not house.runtime.health.is_sound())
+    assert sorted(house.names()) == ["left", "stayed"]
+    await until(lambda: house.names() == ["stayed"])
+    await until(house.runtime.health.is_sound)
+
+
+async def test_a_stream_that_outlives_its_model_still_knows_its_name(house: House, model_dir: Path) -> None:
+    key = await house.publish(local_card(model_dir))
+    house.models.start()
+    await house.models.wait_synced(5)
+    (served,) = house.models.all_sets()
+    await house.discovery.delete(MODEL_CARDS, key)
+    await until(lambda: house.names() == [])
+    assert served.name == "tiny"
+
+
+async def test_what_preparing_a_chat_took_is_measured_wherever_it_was_done(house: House, model_dir: Path) -> None:
+    house.models.start()
+    await house.publish(local_card(model_dir))
+    await until(lambda: house.names() == ["tiny"])
+    preprocessor = house.models.all_sets()[0].preprocessor
+    for words in (1, 4000):  # The second is long enough for a thread.
+        messages = [{"role": "user", "content": "hello " * words}]
+        body = json_encode({"model": "tiny", "messages": messages, "max_tokens": 1})
+        with contextlib.suppress(InvalidArgument):  # It is too long for the model as well.
+            await preprocessor.chat_async(decode_chat(body))
+    await asyncio.sleep(0)
+    text = house.metrics.registry.render()
+    for name in ("dynamo_frontend_template_seconds_count 2", "dynamo_frontend_tokenize_seconds_count 2"):
+        assert name in text
+    tokenizer = preprocessor.tokenizer
+    assert f"dynamo_frontend_tokenizer_cache_hits_total {tokenizer.cache_hits}\n" in text
+    assert f"dynamo_frontend_tokenizer_cache_misses_total {tokenizer.cache_misses}\n" in text
+
+
+async def test_closing_waits_for_no_worker_that_hangs(house: House, model_dir: Path) -> None:
+    hung, begun = threading.Event(), threading.Event()
+
+    def hang(card: ModelDeploymentCard) -> ModelDeploymentCard:
+        begun.set()
+        hung.wait(5)
+        return card
+
+    house.models._assets.localise = hang  # type: ignore[method-assign]
+    house.models.start()
+    await house.publish(self_hosted(local_card(model_dir), ENDPOINT, house.worker.show, wanted=True))
+    await until(begun.is_set)
+    async with asyncio.timeout(1):
+        await house.models.close()
+    hung.set()
+
+
+class Fleet:
+    """Whoever is sent a request."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    async def send(self, body: bytes, receiver: object, **options: object) -> "Fleet":
+        self.sent.append(str(options["request_id"]))
+        return self
+
+    async def close(self) -> None: ...
+
+    def on_change(self, callback: object) -> None: ...
+
+    def instance_ids(self) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize("same_card", [True, False])
+async def test_a_stream_goes_on_with_the_set_that_came_after_its_own(
+    house: House, model_dir: Path, same_card: bool
+) -> None:
+    key = await house.publish(local_card(model_dir))
+    house.models.start()
+    await house.models.wait_synced(5)
+    (old,) = house.models.all_sets()
+    await house.discovery.delete(MODEL_CARDS, key)
+    await until(lambda: house.names() == [])
+    card = local_card(model_dir)
+    card.context_length = 512 if same_card else 256
+    await house.publish(card, 2)
+    await until(lambda: house.names() == ["tiny"])
+    (new,) = house.models.all_sets()
+    new.client, old.client = Fleet(), Fleet()  # type: ignore[assignment]
+    await old.send(b"", None, request_id="r", instance_id=None, headers={}, exclude=frozenset())  # type: ignore[arg-type]
+    fleets = (new.client, old.client)
+    assert [fleet.sent for fleet in fleets] == ([["r"], []] if same_card else [[], ["r"]])  # type: ignore[attr-defined]
+
+
+class Loads:
+    """A subscriber without events that notes its end."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def __aiter__(self) -> "Loads":
+        return self
+
+    async def __anext__(self) -> object:
+        await asyncio.Event().wait()
+        raise StopAsyncIteration
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_whoever_listens_to_loads_no_more_subscribes_no_more(house: House, model_dir: Path) -> None:
+    await house.publish(local_card(model_dir))
+    house.models.start()
+    await house.models.wait_synced(5)
+    (served,) = house.models.all_sets()
+    loads = Loads()
+    listening = asyncio.create_task(served.listen(loads))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    listening.cancel()
+    await asyncio.wait({listening})
+    assert loads.is_closed
+
+
+@pytest.mark.parametrize("wrong", [{}, {"router_policy_config": "nowhere.yaml"}])
+async def test_a_card_says_what_a_kv_router_of_its_workers_weighs(
+    house: House, model_dir: Path, wrong: dict[str, str]
+) -> None:
+    house.models.start()
+    card = local_card(model_dir)
+    kv = KvRouterConfig(router_temperature=0.5, router_queue_threshold=3.0)
+    card.router_config = RouterConfig(RouterMode.KV, kv).on_card()
+    card.router_config["kv_router_config"] |= wrong
+    await house.publish(card)
+    await until(lambda: house.names() == ["tiny"])
+    (served,) = house.models.all_sets()
+    assert served.kv is not None, "though the frontend's own mode is round-robin"
+    config = served.kv.config
+    assert config.block_size == 16
+    said = (config.weights.router_temperature, config.queue_threshold)
+    assert said == ((0.0, None) if wrong else (0.5, 3.0)), "what cannot be used is the frontend's own"
+
+
+async def test_an_alias_is_listed_and_found_unless_a_model_has_that_name(house: House, model_dir: Path) -> None:
+    house.models.start()
+    card = local_card(model_dir)
+    card.model_aliases = ["small", "other"]
+    await house.publish(card)
+    await house.publish(local_card(model_dir, "other"), instance_id=2)
+    await until(lambda: sorted(house.names()) == ["other", "tiny"])
+    tiny, other = (next(one for one in house.models.all_sets() if one.name == name) for name in ("tiny", "other"))
+    for instance_id, one in enumerate((tiny, other), 1):
+        one.client.instance_ids = lambda instance_id=instance_id: [instance_id]  # type: ignore[method-assign, misc]
+    assert house.models.listed() == {"tiny": [tiny], "small": [tiny], "other": [other]}
+    assert set(house.models.served()) == {"tiny", "other"}
+    assert house.models.find("small", "Chat") is tiny
+    assert house.models.find("other", "Chat") is other
+
+
+async def test_model_whose_last_worker_left_just_now_is_not_ready_and_later_not_found(
+    house: House, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client repeats 503; 404 would be for good."""
+    house.models.start()
+    card = local_card(model_dir)
+    card.model_aliases = ["small"]
+    key = await house.publish(card)
+    await until(lambda: house.names() == ["tiny"])
+    await house.discovery.delete(MODEL_CARDS, key)
+    await until(lambda: house.names() == [])
+    for name in ("tiny", "small"):
+        with pytest.raises(NotReady, match="has no worker at the moment"):
+            house.models.find(name, "Chat")
+    with pytest.raises(NotFound):
+        house.models.find("another", "Chat")
+    house.models._sets["tiny", str(ENDPOINT)] = Mock(checksum="")  # It is back, and its tokenizer is being loaded.
+    with pytest.raises(NotReady):
+        house.models.find("tiny", "Chat")
+    del house.models._sets["tiny", str(ENDPOINT)]
+    monkeypatch.setattr("dynamo.serving.models.DEPARTED_S", 0.0)
+    with pytest.raises(NotFound):
+        house.models.find("tiny", "Chat")
+
+
+async def test_model_that_its_worker_gave_up_is_not_found(house: House, model_dir: Path) -> None:
+    """The worker serves another model on, as after an adapter was unloaded."""
+    house.models.start()
+    key = await house.publish(local_card(model_dir, "adapter"), 1)
+    await house.publish(local_card(model_dir, "base"), 2)
+    await until(lambda: sorted(house.names()) == ["adapter", "base"])
+    await house.discovery.delete(MODEL_CARDS, key)
+    await until(lambda: house.names() == ["base"])
+    with pytest.raises(NotFound):
+        house.models.find("adapter", "Chat")
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{nonsense", b"\xff\xfe", b'{"a":' * 100_000])
+async def test_model_whose_card_was_damaged_is_served_on(house: House, model_dir: Path, damaged: bytes) -> None:
+    house.models.start()
+    key = await house.publish(local_card(model_dir), 1)
+    await until(lambda: house.names() == ["tiny"])
+    await house.discovery.put(MODEL_CARDS, key, damaged)
+    await house.publish(local_card(model_dir, "other"), 2)
+    await until(lambda: sorted(house.names()) == ["other", "tiny"])
+    assert house.models._tasks.is_sound
+
+
+async def test_a_worker_of_another_model_at_the_same_endpoint_is_not_asked(house: House, model_dir: Path) -> None:
+    house.models.start()
+    for instance_id in (1, 2, 3):
+        await house.discovery.put(INSTANCES, record_key(ENDPOINT, instance_id), json_encode(instance(instance_id)))
+    await house.publish(local_card(model_dir, "one"), 1)
+    two = await house.publish(local_card(model_dir, "two"), 2)
+    await house.publish(local_card(model_dir, "two"), 3)
+    await until(lambda: len(house.names()) == 2)
+    one = house.models.find("one", "Chat")
+    await until(lambda: len(one.client.instance_ids()) == 3)
+    assert one.worker_ids() == [1]
+    await until(lambda: sorted(house.models.find("two", "Chat").worker_ids()) == [2, 3])
+    await house.discovery.delete(MODEL_CARDS, two)
+    await until(lambda: len(house.models.find("two", "Chat").records) == 1)
+    assert one.worker_ids() == [1], "it is about to leave"
+    await house.publish(local_card(model_dir, "one"), 2)
+    await until(lambda: sorted(one.worker_ids()) == [1, 2])
+
+
+# Prefill and decode.
+
+
+class Cluster(House):
+    """Workers of roles come and go, and a request is looked up."""
+
+    def __init__(self, model_dir: Path, *, enforced: bool = False) -> None:
+        super().__init__(model_dir)
+        self.models = Models(
+            self.runtime,
+            self.metrics,
+            router_mode="round-robin",
+            assets=FakeCache(self.worker),
+            disaggregation=DisaggregationOptions(enforce_disagg=enforced),
+        )
+        self.model_dir = model_dir
+
+    async def come(self, role: str, instance_id: int, *, namespace: str = "ns", local: bool = False) -> EndpointId:
+        component = "prefill" if role == "prefill" else "backend"
+        endpoint = EndpointId(namespace, component, "generate")
+        card = build_card(
+            str(self.model_dir),
+            "tiny",
+            context_length=512,
+            kv_cache_block_size=16,
+            model_type="" if role == "prefill" else "Chat | Completions",
+            worker_type=role,
+            needs=[["decode"]] if role == "prefill" else [["prefill"]],
+            runtime_config=RuntimeConfig(runtime_data={"local_prefill": True} if local else {}),
+        )
+        record = ModelRecord(
+            namespace=namespace, component=component, endpoint="generate", instance_id=instance_id, card_json=card
+        )
+        address = TransportAddress(tcp=f"127.0.0.1:{instance_id}/{instance_id:x}/{endpoint.path}")
+        one = Instance(component, "generate", namespace, instance_id, address)
+        await self.discovery.put(INSTANCES, record_key(endpoint, instance_id), json_encode(one))
+        await self.discovery.put(MODEL_CARDS, record_key(endpoint, instance_id), json_encode(record))
+        return endpoint
+
+    async def go(self, endpoint: EndpointId, instance_id: int) -> None:
+        for bucket in (INSTANCES, MODEL_CARDS):
+            await self.discovery.delete(bucket, record_key(endpoint, instance_id))
+
+    def what(self) -> str:
+        """What becomes of a request now."""
+        try:
+            return self.models.find("tiny", "Chat").worker_type
+        except DynamoException as error:
+            return type(error).__name__
+
+
+@contextlib.asynccontextmanager
+async def cluster(model_dir: Path, *, enforced: bool = False) -> AsyncIterator[Cluster]:
+    made = Cluster(model_dir, enforced=enforced)
+    made.models.start()
+    yield made
+    await made.models.close()
+    await made.runtime.shutdown()
+
+
+async def test_a_model_of_two_roles_is_served_once_both_are_there(model_dir: Path) -> None:
+    async with cluster(model_dir) as there:
+        assert there.what() == "NotFound"
+        await there.come("decode", 1)
+        await until(lambda: there.what() == "NotReady")
+        assert there.models.served() == {}
+        prefill = await there.come("prefill", 2)
+        await until(lambda: there.what() == "decode")
+        assert [one.worker_type for one in there.models.all_sets()] == ["decode"]
+        assert sorted(one.worker_type for one in there.models.every_set()) == ["decode", "prefill"]
+        assert list(there.models.served()) == ["tiny"]
+        await there.go(prefill, 2)
+        await until(lambda: there.what() == "NotReady")
+        await there.come("prefill", 3)
+        await until(lambda: there.what() == "decode")
+
+
+async def test_prefill_workers_alone_serve_nobody(model_dir: Path) -> None:
+    async with cluster(model_dir) as there:
+        await there.come("prefill", 2)
+        await until(lambda: bool(there.models.every_set()))
+        assert there.what() == "NotFound"
+
+
+async def test_prefill_workers_of_another_namespace_are_somebody_else_s(model_dir: Path) -> None:
+    async with cluster(model_dir) as there:
+        await there.come("decode", 1)
+        await there.come("prefill", 2, namespace="other")
+        await until(lambda: len(there.models.every_set()) == 2)
+        assert there.what() == "NotReady"
+
+
+@pytest.mark.parametrize(("enforced", "what"), [(False, "decode"), (True, "NotReady")])
+async def test_decode_workers_that_can_compute_prompts_serve_alone_unless_it_is_forbidden(
+    model_dir: Path, enforced: bool, what: str
+) -> None:
+    async with cluster(model_dir, enforced=enforced) as there:
+        await there.come("decode", 1, local=True)
+        await until(lambda: there.what() == what)

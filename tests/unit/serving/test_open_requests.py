@@ -1,0 +1,199 @@
+"""Open requests: every request that was counted is closed, whatever raises; traces cover requests without a socket."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.scripted_engine.house import NAME, USER, House, open_house
+from tests.scripted_engine.script import Script
+
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.http.server.internal import InternalExchange
+from dynamo.serving.answers import StreamAnswer, UnaryAnswer
+from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.request_trace.trace import RequestTrace, TraceOptions
+
+
+def chat_body(*, stream: bool = False) -> bytes:
+    nvext = {"annotations": [Script(["Hello there."]).annotation()]}
+    return json.dumps({"model": NAME, "messages": USER, "stream": stream, "nvext": nvext}).encode()
+
+
+def completion_body(*, stream: bool = False) -> bytes:
+    nvext = {"annotations": [Script(["Hello there."]).annotation()]}
+    return json.dumps({"model": NAME, "prompt": "Hi", "stream": stream, "nvext": nvext}).encode()
+
+
+def trace_of(folder: Path, records: str) -> RequestTrace:
+    options = TraceOptions.from_environment(
+        {
+            "DYN_REQUEST_TRACE": "1",
+            "DYN_REQUEST_TRACE_RECORDS": records,
+            "DYN_REQUEST_TRACE_FILE_FORMAT": "jsonl",
+            "DYN_REQUEST_TRACE_FILE_PATH": str(folder / "trace"),
+        }
+    )
+    assert options is not None
+    return RequestTrace(options, MetricsRegistry(), "p")
+
+
+def rows_of(folder: Path) -> list[Any]:
+    return [json.loads(line)["event"] for line in (folder / "trace").read_text().splitlines()]
+
+
+def gauges(house: House) -> tuple[float, float, float, int]:
+    model = house.metrics.model(NAME)
+    return model.active.value, model.inflight.value, model.queued.value, house.pipeline.inflight
+
+
+def traced(house: House, trace: RequestTrace) -> Pipeline:
+    house.pipeline = Pipeline(house.models, house.metrics, trace=trace)
+    return house.pipeline
+
+
+@pytest.mark.parametrize("records", ["request_end", "request_payload", "request_end,request_payload"])
+async def test_trace_records_a_batch_line_and_its_response(tmp_path: Path, records: str) -> None:
+    trace = trace_of(tmp_path, records)
+    await trace.start()
+    async with open_house() as house:
+        exchange = InternalExchange(traced(house, trace).handle_chat, chat_body())
+        answer = await exchange.whole()
+        assert (answer.status, gauges(house)) == (200, (0, 0, 0, 0))
+    await trace.close()
+    rows = rows_of(tmp_path)
+    assert {row["event_type"] for row in rows} == set(records.split(","))
+    for row in rows:
+        if row["event_type"] == "request_payload":
+            payload = row["payload"]
+            assert payload["payload_complete"] is True
+            assert payload["response"]["choices"][0]["message"]["content"] == "Hello there."
+
+
+async def test_trace_folds_an_internal_stream_into_one_response(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, "request_payload")
+    await trace.start()
+    async with open_house() as house:
+        exchange = InternalExchange(traced(house, trace).handle_chat, chat_body(stream=True))
+        assert [event async for event in exchange.events()]
+        assert gauges(house) == (0, 0, 0, 0)
+    await trace.close()
+    (row,) = rows_of(tmp_path)
+    assert row["payload"]["payload_complete"] is True
+    assert row["payload"]["response"]["choices"][0]["message"]["content"] == "Hello there."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_trace_of_a_kserve_completion_does_not_break_it(tmp_path: Path, stream: bool) -> None:
+    trace = trace_of(tmp_path, "request_end,request_payload")
+    await trace.start()
+    async with open_house() as house:
+        exchange = InternalExchange(traced(house, trace).handle_completion, completion_body(stream=stream))
+        if stream:
+            assert [event async for event in exchange.events()]
+        else:
+            assert (await exchange.whole()).status == 200
+        assert gauges(house) == (0, 0, 0, 0)
+    await trace.close()
+    assert [row["event_type"] for row in rows_of(tmp_path)] == ["request_end"]
+
+
+class BrokenTrace:
+    """A request trace whose named methods raise."""
+
+    def __init__(self, *broken: str) -> None:
+        self._broken = broken
+
+    def begin(self, answer: object, block_size: int) -> None:
+        if "begin" in self._broken:
+            raise RuntimeError("trace begin")
+
+    def end(self, answer: object, error_type: str) -> None:
+        if "end" in self._broken:
+            raise RuntimeError("trace end")
+
+
+@pytest.mark.parametrize("broken", ["begin", "end"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failing_trace_costs_no_request_and_no_gauge(
+    broken: str, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_house() as house:
+        traced(house, BrokenTrace(broken))  # type: ignore[arg-type]
+        answer = await house.ask(house.pipeline.handle_chat, chat_body(stream=stream))
+        assert (answer.status, gauges(house)) == (200, (0, 0, 0, 0))
+        assert b"Hello" in answer.body
+    assert "request trace" in caplog.text
+
+
+def break_method(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Callable[[], int]:
+    calls = 0
+
+    def fail(*_args: object, **_named: object) -> Any:
+        nonlocal calls
+        calls += 1
+        raise RuntimeError(f"{name} failed")
+
+    monkeypatch.setattr(owner, name, fail)
+    return lambda: calls
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "stream"),
+    [
+        (UnaryAnswer, "complete", False),
+        (UnaryAnswer, "touch", False),
+        (UnaryAnswer, "__init__", False),
+        (StreamAnswer, "complete", True),
+        (StreamAnswer, "flush", True),
+        (StreamAnswer, "__init__", True),
+        (Pipeline, "_place", False),
+        (Pipeline, "_answer", True),
+    ],
+)
+async def test_any_exception_ends_a_request_and_returns_its_gauges(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, stream: bool
+) -> None:
+    async with open_house() as house:
+        with monkeypatch.context() as patch:
+            calls = break_method(patch, owner, name)
+            answer = await house.ask(house.pipeline.handle_chat, chat_body(stream=stream))
+            assert calls() > 0
+        assert answer.status == 500 or b"error" in answer.body
+        assert gauges(house) == (0, 0, 0, 0)
+        assert (await house.ask(house.pipeline.handle_chat, chat_body(stream=stream))).status == 200
+
+
+async def test_failing_error_response_returns_the_gauges(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_house() as house:
+        with monkeypatch.context() as patch:
+            break_method(patch, UnaryAnswer, "complete")
+            break_method(patch, UnaryAnswer, "tell")
+            exchange, _ = house.begin(house.pipeline.handle_chat, chat_body())
+            while not house.engine.requests or house.pipeline.inflight:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert gauges(house) == (0, 0, 0, 0)
+        exchange.left()
+
+
+async def test_one_failing_stream_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of one turn of the loop are written by one callback."""
+    async with open_house() as house:
+        flush, broken = StreamAnswer.flush, list[StreamAnswer]()
+
+        def fail_first(answer: StreamAnswer, choice: Any, now_s: float) -> None:
+            if not broken:
+                broken.append(answer)
+            if answer is broken[0]:
+                raise RuntimeError("flush failed")
+            flush(answer, choice, now_s)
+
+        monkeypatch.setattr(StreamAnswer, "flush", fail_first)
+        asked = [house.begin(house.pipeline.handle_chat, chat_body(stream=True)) for _ in range(3)]
+        for _, wire in asked:
+            await wire.complete.wait()
+        texts = sorted(b"Hello" in bytes(wire.data) for _, wire in asked)
+        assert texts == [False, True, True]
+        assert gauges(house) == (0, 0, 0, 0)

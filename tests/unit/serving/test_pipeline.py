@@ -1,0 +1,546 @@
+"""The main path over the scripted engine: what a client assembles of a stream is what it is told at once."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.scripted_engine.assembly import chat_of, plain, text_of
+from tests.scripted_engine.house import House, Street
+from tests.scripted_engine.script import Script
+
+from dynamo.core.errors import NotFound
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.pipeline import Pipeline
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "%s", "days": 2}}\n</tool_call>'
+TEXTS = {
+    "ascii": "The quick brown fox jumps over the lazy dog. 1 + 1 = 2!",
+    "multibyte": "Быстрая лиса прыгает; 快速的棕色狐狸; naïve café — “quoted” … ½ of 2²",
+    "emoji": "Family 👩‍👩‍👧‍👦, flag 🇳🇴, skin 👍🏽, heart ❤️, keycap 1️⃣ done",
+    "code": 'def f(x: int) -> str:\n\treturn f"<{x}>\\n" if x < 3 else "</tool>"\n\n\n# ```\n',
+    "reasoning": "<think>\nTwo and two… 🤔 is <four>.\n</think>\n\nFour.",
+    "only reasoning": "<think>and on and on",
+    "a call": "Let me look.\n" + CALL % "Oslo",
+    "calls": CALL % "Osló 🇳🇴" + "\n" + CALL % "Rome",
+    "reasoning and calls": "<think>Weather?</think>" + CALL % "Bodø" + "\n" + CALL % "Åse",
+    "a call cut off": (CALL % "Oslo")[:60],
+    "no call after all": "<tool_call>nonsense</tool_call> and <tool_cal> more <",
+    "nothing": "",
+}
+SIZES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
+CUTS = st.lists(st.integers(1, 5), max_size=2)
+
+
+def both(street: Street, house: House, ask: Callable[..., Any], script: Script, **fields: Any) -> tuple[Any, Any]:
+    """The whole answer and the events of the stream."""
+    whole = street.run(ask(script, temperature=0, **fields))
+    stream = street.run(ask(script, temperature=0, stream=True, stream_options={"include_usage": True}, **fields))
+    assert (whole.status, stream.status) == (200, 200), (whole.body, stream.body)
+    return whole.json, stream.events
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("logprobs", [False, True])
+@given(sizes=SIZES, cuts=CUTS)
+@settings(max_examples=6)
+def test_a_stream_says_what_a_whole_answer_says(
+    street: Street, name: str, logprobs: bool, sizes: list[int], cuts: list[int]
+) -> None:
+    script = Script([TEXTS[name]], sizes=sizes, cuts=cuts)
+    wanted: dict[str, Any] = {"logprobs": True, "top_logprobs": 2} if logprobs else {}
+    whole, events = both(street, street.parsed, street.parsed.chat, script, tools=[WEATHER], **wanted)
+    assert chat_of(events) == plain(whole)
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@given(sizes=SIZES, cuts=CUTS)
+@settings(max_examples=6)
+def test_however_a_text_is_cut_it_says_the_same(street: Street, name: str, sizes: list[int], cuts: list[int]) -> None:
+    house = street.parsed
+    straight = street.run(house.chat(Script([TEXTS[name]]), tools=[WEATHER])).json
+    cut = street.run(house.chat(Script([TEXTS[name]], sizes=sizes, cuts=cuts), tools=[WEATHER])).json
+    assert plain(cut)["choices"] == plain(straight)["choices"]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@given(sizes=SIZES, cuts=CUTS)
+@settings(max_examples=3)
+def test_a_text_that_nobody_parses_arrives_letter_for_letter(
+    street: Street, name: str, sizes: list[int], cuts: list[int]
+) -> None:
+    script = Script([TEXTS[name]], sizes=sizes, cuts=cuts)
+    whole, events = both(street, street.plain, street.plain.chat, script)
+    assert chat_of(events) == plain(whole)
+    assert whole["choices"][0]["message"]["content"] == (TEXTS[name] or None)
+
+
+@given(sizes=SIZES, cuts=CUTS, stop=st.sampled_from([None, "fox", "👩‍👧", " jum", "нет", "\n\t"]))
+@settings(max_examples=25)
+def test_a_stop_string_ends_a_text_wherever_tokens_are_cut(
+    street: Street, sizes: list[int], cuts: list[int], stop: str | None
+) -> None:
+    text = TEXTS["ascii"] + TEXTS["emoji"] + TEXTS["code"]
+    fields: dict[str, Any] = {} if stop is None else {"stop": [stop, "never said"]}
+    house = street.plain
+    script = Script([text], sizes=sizes, cuts=cuts)
+    whole, events = both(street, house, house.complete, script, **fields)
+    expected = text if stop is None else text.partition(stop)[0]
+    assert whole["choices"][0]["text"] == expected
+    assert text_of(events)["choices"] == whole["choices"]
+
+
+@given(sizes=SIZES)
+@settings(max_examples=5)
+def test_several_choices_are_told_apart(street: Street, sizes: list[int]) -> None:
+    names = ["a call", "reasoning", "emoji"]
+    script = Script([TEXTS[name] for name in names], sizes=sizes)
+    house = street.parsed
+    whole, events = both(street, house, house.chat, script, n=3, tools=[WEATHER])
+    assert chat_of(events) == plain(whole)
+    assert [choice["finish_reason"] for choice in whole["choices"]] == ["tool_calls", "stop", "stop"]
+
+
+def test_markers_are_seen_by_the_parser_and_never_by_the_client(street: Street) -> None:
+    message = street.run(street.parsed.chat(Script([TEXTS["reasoning and calls"]]), tools=[WEATHER])).json
+    choice = message["choices"][0]
+    assert choice["message"]["content"] is None
+    assert choice["message"]["reasoning_content"] == "Weather?"
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather", "get_weather"]
+    assert all(call["id"].startswith("call-") for call in choice["message"]["tool_calls"])
+    assert choice["finish_reason"] == "tool_calls"
+
+
+KIMI_CALL = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    '{"city": "Oslo"}<|tool_call_end|><|tool_calls_section_end|>'
+)
+
+
+@given(sizes=SIZES)
+@settings(max_examples=5)
+def test_markers_that_are_special_tokens_are_shown_to_the_parser_alone(
+    street: Street, special_dir: Path, sizes: list[int]
+) -> None:
+    house = street.opened("--dyn-tool-call-parser", "kimi_k2", model=str(special_dir))
+    script = Script(["Let me look.<|im_start|>" + KIMI_CALL], sizes=sizes)
+    whole, events = both(street, house, house.chat, script, tools=[WEATHER])
+    assert chat_of(events) == plain(whole)
+    message = whole["choices"][0]["message"]
+    assert message["content"] == "Let me look."
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == ['{"city": "Oslo"}']
+    without_tools = street.run(house.chat(script)).json["choices"][0]["message"]
+    assert "<|" not in without_tools["content"]
+
+
+def test_thoughts_are_counted(street: Street) -> None:
+    usage = street.run(street.parsed.chat(Script(["<think>\nhm\n</think>\n\nyes"], cached=7))).json["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 5}
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 7}
+    plain_usage = street.run(street.plain.chat(Script(["hm"]))).json["usage"]
+    assert "completion_tokens_details" not in plain_usage
+
+
+def test_a_prompt_that_opens_the_thoughts_begins_inside_them(street: Street) -> None:
+    opened = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    ids = street.parsed.models.find("m", "Chat").preprocessor.tokenizer.encode(opened)
+    answer = street.run(street.parsed.chat(Script(["hm</think>yes"]), nvext={"token_data": ids})).json
+    assert answer["choices"][0]["message"]["reasoning_content"] == "hm"
+    assert answer["choices"][0]["message"]["content"] == "yes"
+
+
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ("required", '[{"name": "get_weather", "parameters": {"city": "Oslo"}}]'),
+        ("required", (CALL % "Oslo").replace(', "days": 2', "")),
+        (NAMED, '{"city": "Oslo"}'),
+        (NAMED, '<think>well</think>{"city": "Oslo"}'),
+    ],
+)
+@given(cuts=CUTS)
+@settings(max_examples=5)
+def test_a_call_that_must_be_is_one(street: Street, choice: Any, text: str, cuts: list[int]) -> None:
+    house = street.parsed
+    whole, events = both(street, house, house.chat, Script([text], cuts=cuts), tools=[WEATHER], tool_choice=choice)
+    assert chat_of(events) == plain(whole)
+    (call,) = whole["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+    assert house.engine.requests[-1].sampling_options.guided_decoding is not None
+
+
+def test_tools_that_must_not_be_called_are_not_shown_nor_looked_for(street: Street) -> None:
+    house = street.parsed
+    answer = street.run(house.chat(Script([CALL % "Oslo"]), tools=[WEATHER], tool_choice="none")).json
+    without = house.engine.requests[-1].token_ids
+    street.run(house.chat(Script(["x"])))
+    assert answer["choices"][0]["message"]["content"] == CALL % "Oslo"
+    assert without == house.engine.requests[-1].token_ids
+
+
+def test_one_call_at_a_time_is_one_call(street: Street) -> None:
+    answer = street.run(street.parsed.chat(Script([TEXTS["calls"]]), tools=[WEATHER], parallel_tool_calls=False)).json
+    assert len(answer["choices"][0]["message"]["tool_calls"]) == 1
+
+
+def test_a_call_that_ends_at_the_limit_keeps_that_reason(street: Street) -> None:
+    script = Script([CALL % "Oslo"], finish_reason="length")
+    assert street.run(street.parsed.chat(script, tools=[WEATHER])).json["choices"][0]["finish_reason"] == "length"
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("house", ["plain", "parsed"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("kind", "status"), [("InvalidArgument", 400), ("Unknown", 500), ("ResponseTimeout", 504)])
+def test_an_error_before_the_first_token_keeps_its_status(
+    street: Street, house: str, stream: bool, kind: str, status: int
+) -> None:
+    script = Script(["Hello"], fails_after=0, fails_as=kind)
+    answer = street.run(getattr(street, house).chat(script, stream=stream))
+    assert answer.status == status
+    assert answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("house", ["plain", "parsed"])
+def test_an_error_after_it_is_an_event_and_a_clean_end(street: Street, house: str) -> None:
+    script = Script(["Hello you there"], fails_after=2, fails_as="Unknown")
+    answer = street.run(getattr(street, house).chat(script, stream=True))
+    assert answer.status == 200
+    assert answer.events[-1]["error"]["code"] == 500
+
+
+def test_a_client_that_leaves_stops_the_engine_at_once(street: Street) -> None:
+    async def leave() -> None:
+        house = street.parsed
+        exchange, wire = house.begin(
+            house.pipeline.handle_chat,
+            {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True,
+             "nvext": {"annotations": [Script(["long " * 500]).annotation()]}},
+        )  # fmt: skip
+        async with asyncio.timeout(30):
+            await wire.written.wait()
+            house.engine.cancelled.clear()
+            exchange.left()
+            await house.engine.cancelled.wait()
+
+    street.run(leave())
+
+
+# ---- what is told beside the answer ---------------------------------------------------------------------------------
+
+
+def test_a_running_count_is_in_every_chunk(street: Street) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for house in (street.plain, street.parsed):
+        events = street.run(house.chat(Script(["Hi you there"]), stream=True, stream_options=options)).events
+        counts = [event["usage"]["completion_tokens"] for event in events]
+        assert counts == sorted(counts)
+        assert counts[-1] == 3
+
+
+def test_annotations_come_first(street: Street) -> None:
+    names = ["request_id", "token_ids", "formatted_prompt"]
+    answer = street.run(street.plain.chat(Script(["Hi"]), stream=True, nvext={"annotations": names}))
+    first = answer.text_events[: len(names)]
+    assert [event.partition("\n")[0] for event in first] == [f"event: {name}" for name in names]
+    assert first[2].endswith('assistant\\n<think>\\n\\n</think>\\n\\n"')
+
+
+def test_whoever_asks_for_a_service_tier_is_told_which_one_it_was(street: Street) -> None:
+    house = street.plain
+    assert street.run(house.chat(Script(["Hi"]), service_tier="priority")).json["service_tier"] == "default"
+    events = street.run(house.chat(Script(["Hi"]), service_tier="auto", stream=True)).events
+    assert {event["service_tier"] for event in events} == {"default"}
+    assert "service_tier" not in street.run(house.chat(Script(["Hi"]))).json
+
+
+# ---- text completions -----------------------------------------------------------------------------------------------
+
+
+def test_the_best_of_several_texts_are_shown(street: Street) -> None:
+    house = street.plain
+    script = Script(["bad", "best", "good"], scores=[-9.0, -1.0, -2.0])
+    choices = street.run(house.complete(script, best_of=3, n=2)).json["choices"]
+    assert [(choice["index"], choice["text"], choice["logprobs"]) for choice in choices] == [
+        (0, "best", None),
+        (1, "good", None),
+    ]
+    asked = house.engine.requests[-1].sampling_options
+    assert (asked.n, asked.best_of) == (3, 3)
+
+
+def test_without_the_workers_sums_the_tokens_say_which_text_is_best(street: Street) -> None:
+    script = Script(["one two three four", "one"])
+    choices = street.run(street.plain.complete(script, best_of=2)).json["choices"]
+    assert [choice["text"] for choice in choices] == ["one"]
+
+
+def test_an_echo_has_the_prompts_logprobs_where_the_worker_gives_them(street: Street) -> None:
+    house = street.plain
+    tokenizer = house.models.find("m", "Completions").preprocessor.tokenizer
+    _, second = tokenizer.encode("Hi you")
+    data = {"prompt_logprobs": [None, {str(second): {"logprob": -0.5, "rank": 2}, "5": {"logprob": -0.1, "rank": 1}}]}
+    script = Script(["there"], engine_data=data)
+    choice = street.run(house.complete(script, prompt="Hi you", echo=True, logprobs=1)).json["choices"][0]
+    assert choice["text"] == "Hi youthere"
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"][:2] == ["Hi", " you"]
+    assert logprobs["token_logprobs"][:2] == [None, -0.5]
+    assert logprobs["top_logprobs"][0] is None
+    assert list(logprobs["top_logprobs"][1].values()) == [-0.1]
+    assert logprobs["text_offset"][:3] == [0, 2, 6]
+
+
+def test_prompt_logprobs_have_the_form_of_vllm(street: Street) -> None:
+    house = street.plain
+    tokenizer = house.models.find("m", "Completions").preprocessor.tokenizer
+    first, second = tokenizer.encode("Hi you")
+    rows = [
+        None,
+        {
+            str(second): {"logprob": -0.5, "rank": 4},
+            "5": {"logprob": -0.1, "rank": 1},
+            "6": {"logprob": -0.2, "rank": 2},
+        },
+    ]
+    shown = {
+        str(second): {"logprob": -0.5, "rank": 4, "decoded_token": " you"},
+        "5": {"logprob": -0.1, "rank": 1, "decoded_token": tokenizer.decode([5])},
+    }
+    script = Script(["there"], engine_data={"prompt_logprobs": rows})
+    choice = street.run(house.complete(script, prompt=[first, second], prompt_logprobs=1)).json["choices"][0]
+    assert choice["prompt_logprobs"] == [None, shown]
+    assert choice["logprobs"] is None
+    assert house.engine.requests[-1].output_options.prompt_logprobs == 1
+    token_data = {"nvext": {"token_data": [first, second]}, "prompt_logprobs": 1}
+    answer = street.run(house.chat(Script(["Hello"], engine_data={"prompt_logprobs": rows}), **token_data)).json
+    assert answer["prompt_logprobs"] == [None, shown]
+    assert "prompt_logprobs" not in street.run(house.chat(Script(["Hello"]))).json
+
+
+def test_prompt_logprobs_of_a_request_that_moved_are_those_of_its_prompt(street: Street) -> None:
+    rows = [None, {"5": {"logprob": float("-inf"), "rank": 1}}, {"6": {"logprob": -1, "rank": 1}}]
+    script = Script(["there"], engine_data={"prompt_logprobs": rows})
+    choice = street.run(street.plain.complete(script, prompt=[7, 5], prompt_logprobs=0)).json["choices"][0]
+    assert len(choice["prompt_logprobs"]) == 2
+    assert choice["prompt_logprobs"][1]["5"]["logprob"] == -9999.0
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+def test_prompt_logprobs_that_no_worker_reports_are_refused_by_name(street: Street, endpoint: str) -> None:
+    answer = street.run(getattr(street.plain, endpoint)(Script(["there"]), prompt_logprobs=1))
+    assert (answer.status, answer.json["error"]["param"]) == (400, "prompt_logprobs")
+
+
+def test_prompt_logprobs_cannot_be_streamed_but_in_nvext(street: Street) -> None:
+    house = street.plain
+    answer = street.run(house.complete(Script(["there"]), prompt_logprobs=1, stream=True))
+    assert (answer.status, answer.json["error"]["param"]) == (400, "prompt_logprobs")
+    script = Script(["there"], engine_data={"prompt_logprobs": [None]})
+    asked = {"prompt_logprobs": 1, "stream": True, "nvext": {"extra_fields": ["prompt_logprobs"]}}
+    events = street.run(house.complete(script, **asked)).events
+    assert any(event.get("nvext", {}).get("prompt_logprobs") == [None] for event in events)
+
+
+def test_an_echo_of_no_tokens_is_the_prompt_and_its_logprobs(street: Street) -> None:
+    house = street.plain
+    tokenizer = house.models.find("m", "Completions").preprocessor.tokenizer
+    _, second = tokenizer.encode("Hi you")
+    rows = [None, {str(second): {"logprob": -0.5, "rank": 1}}]
+    script = Script(["there", "here"], engine_data={"prompt_logprobs": rows})
+    options = {"prompt": "Hi you", "echo": True, "logprobs": 1, "max_tokens": 0, "stop": "H", "min_tokens": 5}
+    body = street.run(house.complete(script, n=2, **options)).json
+    assert [choice["text"] for choice in body["choices"]] == ["Hi you", "Hi you"]
+    for choice in body["choices"]:
+        assert choice["finish_reason"] == "length"
+        assert choice["logprobs"]["tokens"] == ["Hi", " you"]
+        assert choice["logprobs"]["token_logprobs"] == [None, -0.5]
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (2, 0)
+    asked = house.engine.requests[-1].stop_conditions
+    assert (asked.max_tokens, asked.min_tokens) == (1, None)
+
+
+def test_an_echo_of_no_tokens_is_streamed(street: Street) -> None:
+    answer = street.run(street.plain.complete(Script(["there"]), prompt="Hi you", echo=True, max_tokens=0, stream=True))
+    assert "".join(choice["text"] for event in answer.events for choice in event["choices"]) == "Hi you"
+    assert answer.events[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_no_tokens_without_an_echo_are_refused(street: Street) -> None:
+    for asked in ({}, {"echo": False}):
+        answer = street.run(street.plain.complete(Script(["x"]), max_tokens=0, **asked))
+        assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
+    answer = street.run(street.plain.chat(Script(["x"]), max_tokens=0))
+    assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
+
+
+def test_an_echo_with_logprobs_needs_a_worker_that_gives_them(street: Street) -> None:
+    answer = street.run(street.plain.complete(Script(["there"]), echo=True, logprobs=1))
+    assert (answer.status, answer.json["error"]["param"]) == (400, "echo")
+
+
+def test_a_stop_that_is_not_trimmed_stays(street: Street) -> None:
+    script = Script(["one, two, three"])
+    kept = street.run(street.plain.complete(script, stop=" two", no_stop_trim=True)).json["choices"][0]
+    assert (kept["text"], kept["finish_reason"]) == ("one, two", "stop")
+
+
+# ---- what reaches the worker ----------------------------------------------------------------------------------------
+
+
+def test_headers_reach_the_worker(street: Street) -> None:
+    house = street.plain
+    headers = {"x-tenant-id": "ten", "x-dynamo-session-id": "s", "x-dynamo-request-priority": "3"}
+    street.run(house.chat(Script(["x"]), headers, cache_salt="mine"))
+    asked = house.engine.requests[-1]
+    assert asked.routing is not None
+    assert (asked.routing.cache_salt, asked.routing.priority, asked.routing.priority_jump) == ("ten", 3, 3.0)
+    assert asked.agent_context == {"session_id": "s", "input_trigger": "user_message"}
+    assert asked.image_cache_scope == "s"
+    assert isinstance(asked.extra_args, dict)
+    assert asked.extra_args["nvext"] == {"cache_salt": "ten"}
+
+
+def test_prompt_cache_key_names_the_session_where_no_header_does(street: Street) -> None:
+    house = street.plain
+    street.run(house.chat(Script(["x"]), prompt_cache_key="k"))
+    assert house.engine.requests[-1].agent_context == {
+        "session_id": "prompt_cache_key:k",
+        "input_trigger": "user_message",
+    }
+    street.run(house.chat(Script(["x"]), {"x-dynamo-session-id": "s"}, prompt_cache_key="k"))
+    assert house.engine.requests[-1].agent_context["session_id"] == "s"  # type: ignore[index]
+
+
+def test_a_frontend_may_take_no_extensions_but_the_salt(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_DISABLE_FRONTEND_NVEXT", "1")
+    house = street.open()
+    headers = {"x-dynamo-request-priority": "3"}
+    answer = street.run(house.chat(None, headers, nvext={"cache_salt": "a", "extra_fields": ["timing"]}))
+    assert "nvext" not in answer.json
+    asked = house.engine.requests[-1]
+    assert asked.routing is not None
+    assert (asked.routing.cache_salt, asked.routing.priority) == ("a", None)
+
+
+@pytest.mark.parametrize("headers", [{"x-dynamo-worker-instance-id": "5"}, {}])
+def test_a_worker_that_is_none_cannot_be_chosen(street: Street, headers: dict[str, str]) -> None:
+    house = street.plain
+    nvext = {} if headers else {"backend_instance_id": 5}
+    answer = street.run(house.chat(Script(["x"]), headers, nvext=nvext))
+    assert (answer.status, answer.json["error"]["param"]) == (400, "nvext.backend_instance_id")
+    (worker,) = house.models.find("m", "Chat").worker_ids()
+    assert street.run(house.chat(Script(["x"]), {"x-worker-instance-id": str(worker)})).status == 200
+
+
+def test_media_reach_the_worker(street: Street) -> None:
+    house = street.plain
+    part = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    content = [{"type": "text", "text": "what?"}, part]
+    street.run(house.chat(Script(["x"]), messages=[{"role": "user", "content": content}], media_io_kwargs={"a": 1}))
+    asked = house.engine.requests[-1]
+    assert asked.multi_modal_data == {"image_url": [{"Url": "https://example.com/a.png"}]}
+    assert asked.media_io_kwargs == {"a": 1}
+    assert isinstance(asked.extra_args, dict)
+    assert asked.extra_args["messages"] == [{"role": "user", "content": content}]
+    assert "what?" in asked.extra_args["formatted_prompt"]
+
+
+def test_how_long_a_model_may_think_reaches_the_worker(street: Street) -> None:
+    house = street.parsed
+    street.run(house.chat(Script(["x"]), thinking=True, thinking_token_budget=5, nvext={"max_thinking_tokens": 9}))
+    asked = house.engine.requests[-1]
+    assert (asked.stop_conditions.max_thinking_tokens, asked.require_reasoning) == (5, True)
+    assert isinstance(asked.extra_args, dict)
+    assert asked.extra_args["reasoning_parser_kwargs"]["chat_template_kwargs"]["enable_thinking"] is True
+    street.run(house.chat(Script(["x"]), nvext={"max_thinking_tokens": 9}))
+    asked = house.engine.requests[-1]
+    assert asked.stop_conditions.max_thinking_tokens == 9
+    assert asked.require_reasoning is not True, "the prompt itself has closed the thoughts"
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+class Nothing:
+    """Models of which there are none."""
+
+    def find(self, name: str, kind: str) -> Any:
+        raise NotFound(name)
+
+
+class Client:
+    """An exchange that remembers how it was answered."""
+
+    body = b'{"model": "m", "prompt": "Hi"}'
+    headers = ((b"x-request-id", b"mine"),)
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+
+    def refuse(self, error: Any) -> None:
+        self.statuses.append(error.status)
+
+
+def make() -> Pipeline:
+    return Pipeline(Nothing(), FrontendMetrics(MetricsRegistry()))  # type: ignore[arg-type]
+
+
+async def test_a_request_of_the_turn_in_which_the_drain_begins_is_answered() -> None:
+    pipeline, client = make(), Client()
+    pipeline.handle_completion(client)  # type: ignore[arg-type]
+    await pipeline.drain(1.0)
+    assert client.statuses == [404]
+
+
+async def test_a_request_during_the_drain_is_refused() -> None:
+    pipeline, client = make(), Client()
+    await pipeline.drain(1.0)
+    pipeline.handle_completion(client)  # type: ignore[arg-type]
+    assert client.statuses == [503]
+
+
+async def test_a_request_that_takes_too_long_is_ended() -> None:
+    pipeline, failed = make(), list[Exception]()
+    now_s = time.perf_counter()
+    answers = [
+        SimpleNamespace(record=SimpleNamespace(started_s=now_s - ago_s), fail=failed.append) for ago_s in (5, 20)
+    ]
+    pipeline._answers = answers  # type: ignore[assignment]
+    pipeline.expire(10.0)
+    assert [str(error) for error in failed] == ["no end after 10 s"]
+
+
+@pytest.mark.parametrize(
+    ("request_type", "written_ago_s", "comments"), [("stream", 2.0, 1), ("stream", 0.5, 0), ("unary", 2.0, 0)]
+)
+async def test_an_idle_stream_gets_a_comment_once_an_interval(
+    request_type: str, written_ago_s: float, comments: int
+) -> None:
+    pipeline, written = make(), list[bytes]()
+    last_s = time.perf_counter() - written_ago_s
+    record = SimpleNamespace(last_s=last_s, started_s=0.0, commented_s=0.0, request_type=request_type)
+    answer = SimpleNamespace(record=record, exchange=SimpleNamespace(write=written.append))
+    pipeline._answers = [answer]  # type: ignore[assignment,list-item]
+    pipeline.keep_alive(1.0)
+    pipeline.keep_alive(1.0)
+    assert written == [b":\n\n"] * comments

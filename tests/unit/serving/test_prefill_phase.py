@@ -1,0 +1,197 @@
+"""What a prefill worker answers is judged once, and whoever counts it lets go of it once."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynamo.core.codec import msgpack_encode
+from dynamo.core.errors import Cancelled, Disconnected, ResponseTimeout, StreamIncomplete, Unknown
+from dynamo.protocols.engine import EngineOutput, PrefillResult
+from dynamo.runtime.request_plane.base import Item
+from dynamo.serving import prefill_phase as prefill_leg
+from dynamo.serving.prefill_phase import ELEMENTS_MAX, PrefillLeg
+
+
+class Router:
+    """Who counts prefills."""
+
+    def __init__(self) -> None:
+        self.released: list[str] = []
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+
+def a_leg(router: Router | None = None, *, has_other: bool = True) -> PrefillLeg:
+    served: Any = SimpleNamespace(kv=router, has_other=lambda _: has_other)
+    served.current = served
+    leg = PrefillLeg(served, "id", 7)
+    if router is not None:
+        decision: Any = SimpleNamespace(worker_id=7, dp_rank=1)
+        leg.book(served, decision)
+    return leg
+
+
+def item(**fields: Any) -> Item:
+    return Item(msgpack_encode(EngineOutput(fields.pop("token_ids", [5]), 0, **fields)))
+
+
+async def test_the_result_is_what_the_worker_said_whatever_that_is() -> None:
+    for params in ({"at": 1}, "a text", {}, 0):
+        leg = a_leg()
+        leg.on_item(item(disaggregated_params=params, finish_reason="length"))
+        leg.on_end()
+        assert await leg.wait(1) == PrefillResult(params)
+        assert not leg.is_whole
+        assert leg.tokens == 1
+        assert leg.done_s >= leg.sent_s
+
+
+async def test_its_router_lets_go_of_it_once() -> None:
+    router = Router()
+    leg = a_leg(router)
+    assert (leg.instance_id, leg.dp_rank, leg.is_over) == (7, 1, False)
+    leg.on_item(item(disaggregated_params={}))
+    leg.on_end()
+    leg.give_up()
+    leg.release()
+    assert router.released == ["id"]
+    assert leg.is_over
+
+
+async def test_who_waits_hears_how_it_failed_and_so_does_who_does_not() -> None:
+    leg = a_leg()
+    heard: list[Any] = []
+    leg.on_failure = heard.append
+    error = Disconnected("gone")
+    leg.on_error(error)
+    leg.on_error(Disconnected("again"))
+    assert heard == [error]
+    with pytest.raises(Disconnected, match="gone"):
+        await leg.wait(1)
+
+
+class Call:
+    """A request to a worker, as its caller holds it."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.instance_id = 7
+
+    def stop(self) -> None:
+        self.words.append("stop")
+
+    def kill(self) -> None:
+        self.words.append("kill")
+
+
+async def test_given_up_prefill_is_stopped_and_released_when_its_worker_has() -> None:
+    router, call = Router(), Call()
+    leg = a_leg(router)
+    leg.sent(call)
+    leg.give_up()
+    leg.give_up()
+    assert (call.words, router.released) == (["stop"], [])
+    leg.on_item(item(finish_reason="cancelled"))
+    leg.on_end()
+    assert router.released == ["id"]
+    with pytest.raises(Cancelled):
+        await leg.wait(1)
+
+
+async def test_prefill_given_up_before_it_was_sent_is_stopped_once_it_is() -> None:
+    leg, call = a_leg(Router()), Call()
+    leg.give_up()
+    leg.sent(call)
+    assert call.words == ["stop"]
+
+
+async def test_prefill_whose_worker_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_leg, "STOP_S", 0.0)
+    router, call = Router(), Call()
+    leg = a_leg(router)
+    leg.sent(call)
+    leg.give_up()
+    with pytest.raises(Cancelled, match="did not stop"):
+        await leg.wait(30)
+    assert (call.words, router.released) == (["stop", "kill"], ["id"])
+
+
+async def test_prefill_that_may_end_by_itself_is_stopped_if_it_does_not() -> None:
+    router, call = Router(), Call()
+    leg = a_leg(router)
+    leg.sent(call)
+    leg.give_up(after_s=0.001)
+    assert (call.words, router.released) == ([], [])
+    while not call.words:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    leg.on_end()
+    assert (call.words, router.released) == (["stop"], ["id"])
+
+
+async def test_given_up_prefill_leaves_a_silent_worker_without_an_alternative() -> None:
+    leg = a_leg(has_other=False)
+    leg.sent(Call())
+    leg.give_up()
+    assert leg.leaves_silent_worker()
+
+
+async def test_one_that_was_given_up_tells_nobody() -> None:
+    leg = a_leg()
+    heard: list[Any] = []
+    leg.on_failure = heard.append
+    leg.give_up()
+    leg.on_error(Disconnected("gone"))
+    assert heard == []
+
+
+async def test_an_answer_that_is_none_is_an_error() -> None:
+    for elements, kind in (
+        ([], StreamIncomplete),
+        ([Item(b"\xc1")], Unknown),
+        ([item(finish_reason="length")], Unknown),
+        ([Item(None, event="x")], StreamIncomplete),
+    ):
+        leg = a_leg()
+        for element in elements:
+            leg.on_item(element)
+        leg.on_end()
+        with pytest.raises(kind):
+            await leg.wait(1)
+
+
+async def test_a_silent_worker_is_left_only_for_another() -> None:
+    assert a_leg().leaves_silent_worker()
+    assert not a_leg(has_other=False).leaves_silent_worker()
+    leg = a_leg()
+    leg.on_error(Disconnected("gone"))
+    assert not leg.leaves_silent_worker()
+
+
+async def test_who_never_answers_is_told_to_stop() -> None:
+    leg, killed = a_leg(), []
+    call: Any = SimpleNamespace(kill=lambda: killed.append(True))
+    leg.call = call
+    with pytest.raises(ResponseTimeout):
+        await leg.wait(0.001)
+    assert killed == [True]
+
+
+async def test_what_it_says_is_passed_on_in_order_and_within_bounds() -> None:
+    leg = a_leg()
+    heard: list[Any] = []
+    leg.on_token(4)
+    leg.on_item(item(finish_reason="stop"))
+    for _ in range(2 * ELEMENTS_MAX):
+        leg.on_token(9)
+    leg.on_end()
+    assert leg.is_whole
+    receiver: Any = SimpleNamespace(
+        on_token=heard.append, on_item=lambda _: heard.append("item"), on_end=lambda: heard.append("end")
+    )
+    leg.tell(receiver)
+    assert heard[:3] == [4, "item", 9]
+    assert heard[-1] == "end"
+    assert len(heard) == ELEMENTS_MAX + 1

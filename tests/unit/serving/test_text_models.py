@@ -1,0 +1,284 @@
+"""Text models: a worker's own chunks, passed on or folded into one response."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dynamo.core.codec import json_encode, msgpack_decode, msgpack_encode
+from dynamo.core.errors import Disconnected, InvalidArgument, Unknown, WorkerUnavailable
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.core.tasks import TaskOwner
+from dynamo.runtime.request_plane.base import Item
+from dynamo.serving.metrics import FrontendMetrics, RequestRecord
+from dynamo.serving.text_models import ChatShape, CompletionShape, TextAnswer
+
+
+class Client:
+    """An exchange's outside."""
+
+    def __init__(self) -> None:
+        self.body = json_encode({"model": "m", "stream": True})
+        self.writes: list[bytes] = []
+        self.status: int | None = None
+        self.response_started = False
+        self.is_ended = False
+        self.disconnected = False
+        self.on_disconnect: Any = None
+
+    def write(self, data: bytes) -> None:
+        self.response_started = True
+        self.writes.append(data)
+
+    def end(self, data: bytes = b"") -> None:
+        self.write(data)
+        self.is_ended = True
+
+    def respond(self, status: int, body: bytes) -> None:
+        self.status = status
+        self.end(body)
+
+    def refuse(self, error: Any) -> None:
+        self.respond(error.status, error.body())
+
+
+class FakeCall:
+    def __init__(self, instance_id: int, said: list[str]) -> None:
+        self.instance_id = instance_id
+        self.said = said
+
+    def stop(self) -> None:
+        self.said.append("stop")
+
+    def kill(self) -> None:
+        self.said.append(f"kill {self.instance_id}")
+
+
+class FakeModel:
+    """Workers 1, 2, … that take a request in turn."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.said: list[str] = []
+        self.sent: list[dict[str, Any]] = []
+
+    async def send(self, body: bytes, receiver: Any, *, exclude: frozenset[int], **how: Any) -> FakeCall:
+        left = [worker for worker in range(1, self.workers + 1) if worker not in exclude]
+        if not left:
+            raise WorkerUnavailable("no instance can take the request")
+        self.sent.append({"request": msgpack_decode(body), "worker": left[0], **how})
+        return FakeCall(left[0], self.said)
+
+
+class Scene:
+    def __init__(self, *, stream: bool = True, workers: int = 1, endpoint: str = "chat_completions") -> None:
+        self.client: Any = Client()
+        self.model: Any = FakeModel(workers)
+        self.tasks = TaskOwner("test")
+        self.closed: list[str] = []
+        record = RequestRecord(
+            FrontendMetrics(MetricsRegistry()), endpoint, "m", stream=stream, started_s=0, request_id="r"
+        )
+        self.answer = TextAnswer(
+            self.client, record, lambda answer, label, error: self.closed.append(label),
+            model=self.model, name="m", tasks=self.tasks,
+        )  # fmt: skip
+
+    async def forward(self) -> "Scene":
+        await self.answer.forward({"traceparent": "t"}, {"tenant": "x"})
+        return self
+
+    def hear(self, *chunks: Any) -> None:
+        for chunk in chunks:
+            self.answer.on_item(Item(msgpack_encode(chunk)))
+
+
+def chat(content: str | None = None, finish: str | None = None, index: int = 0, **delta: Any) -> dict[str, Any]:
+    if content is not None:
+        delta["content"] = content
+    return {
+        "id": "i",
+        "created": 5,
+        "model": "w",
+        "choices": [{"index": index, "delta": delta, "finish_reason": finish}],
+    }
+
+
+async def test_the_request_goes_to_a_worker_as_the_client_wrote_it() -> None:
+    scene = await Scene().forward()
+    assert scene.model.sent == [
+        {
+            "request": {"model": "m", "stream": True}, "worker": 1, "request_id": "r", "instance_id": None,
+            "headers": {"traceparent": "t"}, "metadata": {"tenant": "x"},
+        }
+    ]  # fmt: skip
+
+
+async def test_a_chosen_worker_is_asked() -> None:
+    scene = Scene()
+    await scene.answer.forward({}, {}, 7)
+    assert scene.model.sent[0]["instance_id"] == 7
+
+
+async def test_chunks_are_passed_on_at_once_and_the_end_follows() -> None:
+    scene = await Scene().forward()
+    scene.hear(chat("Hello ", role="assistant"))
+    (event,) = scene.client.writes
+    assert event.startswith(b"data: ") and event.endswith(b"\n\n")
+    assert json.loads(event.removeprefix(b"data: ")) == {
+        **chat("Hello ", role="assistant"), "object": "chat.completion.chunk",
+    }  # fmt: skip
+    scene.answer.on_item(Item(None, event="ping"))
+    scene.answer.on_end()
+    assert scene.client.writes[1:] == [b"data: [DONE]\n\n"]
+    assert scene.closed == [""]
+
+
+async def test_for_a_client_that_does_not_stream_they_are_one_response() -> None:
+    scene = await Scene(stream=False).forward()
+    scene.hear(chat("Hello ", role="assistant"), {**chat("you", "stop"), "usage": {"total_tokens": 3}})
+    assert scene.client.writes == []
+    scene.answer.on_end()
+    assert json.loads(scene.client.writes[0]) == {
+        "id": "i",
+        "choices": [
+            {
+                "index": 0, "message": {"content": "Hello you", "refusal": None, "role": "assistant"},
+                "finish_reason": "stop", "logprobs": None,
+            }
+        ],
+        "created": 5, "model": "w", "object": "chat.completion", "usage": {"total_tokens": 3},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [5, None, {}, {"foo": 1}, {"choices": [{}]}, {"choices": [5]}, {"choices": [{"message": {"content": "x"}}]}],
+)
+async def test_what_is_no_chunk_is_the_workers_failure(chunk: Any) -> None:
+    scene = await Scene(stream=False).forward()
+    scene.hear(chunk)
+    assert scene.client.status == 500
+    assert scene.closed == ["internal"]
+    assert scene.model.said == ["kill 1"]
+
+
+async def test_a_bare_token_is_no_chunk() -> None:
+    scene = await Scene(stream=False).forward()
+    scene.answer.on_token(5)
+    assert scene.client.status == 500
+
+
+async def test_a_stream_without_a_chunk_is_no_answer() -> None:
+    scene = await Scene().forward()
+    scene.answer.on_end()
+    assert scene.client.status == 503
+
+
+async def test_before_the_first_chunk_another_worker_is_asked() -> None:
+    scene = await Scene(workers=2).forward()
+    scene.answer.on_error(Disconnected("gone"))
+    assert await scene.tasks.wait(1.0)
+    assert [sent["worker"] for sent in scene.model.sent] == [1, 2]
+    scene.hear(chat("hi", "stop"))
+    scene.answer.on_end()
+    assert scene.closed == [""]
+
+
+async def test_what_broke_it_is_told_when_nobody_else_is_there() -> None:
+    scene = await Scene().forward()
+    scene.answer.on_error(Disconnected("gone"))
+    assert await scene.tasks.wait(1.0)
+    assert (scene.client.status, scene.closed) == (503, ["unavailable"])
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("no"), Disconnected("gone")])
+async def test_after_the_first_chunk_an_error_ends_the_stream(error: Exception) -> None:
+    scene = await Scene(workers=2).forward()
+    scene.hear(chat("hi"))
+    scene.answer.on_error(error)
+    assert len(scene.model.sent) == 1
+    last = scene.client.writes[-1]
+    assert last.endswith(b"data: [DONE]\n\n")
+    assert b'"error"' in last
+
+
+async def test_a_client_that_leaves_kills_the_request() -> None:
+    scene = await Scene().forward()
+    scene.client.on_disconnect()
+    assert scene.model.said == ["kill 1"]
+    assert scene.closed == ["cancelled"]
+    scene.hear(chat("late"))
+    scene.answer.on_end()
+    scene.answer.on_error(Disconnected("late"))
+    assert scene.client.writes == []
+
+
+async def test_a_client_that_left_during_the_send_kills_the_request_too() -> None:
+    scene = Scene()
+    scene.answer.leave()
+    await scene.forward()
+    assert scene.model.said == ["kill 1"]
+
+
+# Folding ---------------------------------------------------------------------------------------------------------
+
+
+def test_choices_reasoning_tools_and_logprobs_are_put_together() -> None:
+    first = {"index": 0, "id": "c1", "function": {"name": "get", "arguments": '{"a"'}}
+    more = {"index": 0, "function": {"arguments": ":1}"}}
+    other = {"index": 1, "id": "c2", "type": "function", "function": {"name": "put", "arguments": "{}"}}
+    logged = {"content": [{"token": "x"}]}
+    chunks = [
+        chat(reasoning_content="hm", index=1),
+        chat(tool_calls=[first]),
+        chat(tool_calls=[more, other]),
+        {"choices": [{"index": 1, "delta": {"content": "x"}, "logprobs": logged}]},
+        {"choices": [{"index": 1, "delta": {"content": "y"}, "logprobs": logged, "finish_reason": "length"}]},
+        chat(finish="tool_calls"),
+    ]
+    whole = ChatShape.fold([ChatShape.check(chunk, "m") for chunk in chunks])
+    zero, one = whole["choices"]
+    assert zero["finish_reason"] == "tool_calls"
+    assert zero["message"]["content"] is None
+    assert zero["message"]["tool_calls"] == [
+        {"id": "c1", "type": "function", "function": {"name": "get", "arguments": '{"a":1}'}},
+        {"id": "c2", "type": "function", "function": {"name": "put", "arguments": "{}"}},
+    ]
+    assert (one["message"]["reasoning_content"], one["message"]["content"], one["finish_reason"]) == (
+        "hm",
+        "xy",
+        "length",
+    )
+    assert one["logprobs"] == {"content": [{"token": "x"}, {"token": "x"}], "refusal": None}
+    assert "usage" not in whole
+
+
+def test_the_logprobs_of_a_completion_are_those_of_all_its_chunks() -> None:
+    def chunk(token: str, place: int) -> dict[str, Any]:
+        logged = {"tokens": [token], "token_logprobs": [-1.0], "top_logprobs": None, "text_offset": [place]}
+        return {"choices": [{"index": 0, "text": token, "logprobs": logged}]}
+
+    chunks = [chunk("a", 0), {"choices": [{"index": 0, "text": ""}]}, chunk("b", 1)]
+    folded = CompletionShape.fold([CompletionShape.check(one, "m") for one in chunks])
+    assert folded["choices"][0]["logprobs"] == {
+        "tokens": ["a", "b"], "token_logprobs": [-1.0, -1.0], "top_logprobs": None, "text_offset": [0, 1],
+    }  # fmt: skip
+
+
+def test_completions_are_put_together() -> None:
+    chunks = [
+        {"id": "i", "created": 1, "model": "w", "choices": [{"index": 0, "text": "a "}]},
+        {"choices": [{"index": 1, "text": "z"}]},
+        {"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]},
+    ]
+    assert CompletionShape.fold([CompletionShape.check(chunk, "m") for chunk in chunks]) == {
+        "id": "i",
+        "choices": [
+            {"text": "a b", "index": 0, "finish_reason": "stop", "logprobs": None},
+            {"text": "z", "index": 1, "finish_reason": None, "logprobs": None},
+        ],
+        "created": 1, "model": "w", "system_fingerprint": None, "object": "text_completion", "usage": None,
+    }  # fmt: skip
+    with pytest.raises(Unknown, match="text"):
+        CompletionShape.check(chat("x"), "m")

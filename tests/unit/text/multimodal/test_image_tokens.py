@@ -1,0 +1,75 @@
+"""How many tokens an image becomes is what the model's processor makes of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo.core.errors import ConfigError
+from dynamo.text.multimodal.image_size import Size
+from dynamo.text.multimodal.image_tokens import resized, rule_of
+
+QWEN: dict[str, Any] = {"model_type": "qwen2_vl", "image_token_id": 9, "vision_config": {"patch_size": 14}}
+BOUNDS = {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "merge_size": 2}
+
+
+def model(folder: Path, processor: dict[str, Any]) -> list[str]:
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return ["/nowhere", str(folder)]
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [
+        ((1, 1), 4),
+        ((30, 500), 18),
+        ((2000, 10), 71),
+        ((4000, 3000), 15301),
+        ((100, 100), 16),
+        ((42, 42), 4),
+        ((14, 70), 5),
+        ((98, 154), 24),
+        ((280, 140), 50),
+        ((2010, 10), None),
+    ],
+)
+def test_qwen_counts_as_the_released_frontend_does(tmp_path: Path, size: Size, count: int | None) -> None:
+    """Observed of ai-dynamo 1.6.1 with this processor."""
+    rule = rule_of(QWEN, model(tmp_path, BOUNDS))
+    assert (rule.token_id, rule.count(size)) == (9, count)
+
+
+def test_bounds_may_have_other_names(tmp_path: Path) -> None:
+    size = {"shortest_edge": 65536, "longest_edge": 100_000}
+    rule = rule_of({**QWEN, "model_type": "qwen3_vl"}, model(tmp_path, {"patch_size": 16, "size": size}))
+    assert rule.count((10, 10)) == 64
+    assert rule.count((1000, 1000)) == 81
+    assert resized((1000, 1000), 32, 65536, 100_000) == (288, 288)
+
+
+def test_llava_makes_every_image_equally_large(tmp_path: Path) -> None:
+    vision = {"image_size": 336, "patch_size": 14}
+    config = {"model_type": "llava", "image_token_index": 32000, "vision_config": vision}
+    folders = model(tmp_path, {})
+    assert rule_of(config, folders).count((1, 1000)) == 576
+    assert rule_of({**config, "vision_feature_select_strategy": "full"}, folders).count((5, 5)) == 577
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({}, "models of type None"),
+        ({"model_type": "llava_next"}, "models of type llava_next"),
+        ({**QWEN, "image_token_id": None}, "image_token_id"),
+        ({**QWEN, "vision_config": {}}, "cannot be read"),
+    ],
+)
+def test_a_model_without_a_rule_is_told(tmp_path: Path, config: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        rule_of(config, model(tmp_path, {}))
+
+
+def test_without_the_processors_file_there_is_no_rule(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"preprocessor_config\.json is missing"):
+        rule_of(QWEN, [str(tmp_path)])

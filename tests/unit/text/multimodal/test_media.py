@@ -1,0 +1,81 @@
+"""Media travel by their URLs, in the order in which a conversation shows them."""
+
+from typing import Any
+
+import pytest
+from tests.scripted_engine.house import open_house
+
+from dynamo.core.codec import json_encode
+from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.openai import Message, decode_chat
+from dynamo.text.multimodal.media import has_media, media_of, shown_messages
+from dynamo.text.multimodal.source import FetchLimits
+
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png", "detail": "low"}}
+INLINE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+VIDEO = {"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}}
+AUDIO = {"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "BBBB", "format": "wav"}}
+TEXT = {"type": "text", "text": "what?"}
+
+
+def messages(*contents: Any) -> list[Message]:
+    turns = [{"role": "user", "content": content} for content in contents]
+    return decode_chat(json_encode({"model": "m", "messages": turns})).messages
+
+
+def test_media_are_listed_by_kind_in_their_order() -> None:
+    said = messages([TEXT, IMAGE, SOUND], "hm", [VIDEO, INLINE, AUDIO])
+    assert has_media(said)
+    assert media_of(said) == {
+        "image_url": [{"Url": "https://example.com/a.png"}, {"Url": "data:image/png;base64,AAAA"}],
+        "audio_url": [{"Url": "data:audio/wav;base64,BBBB"}, {"Url": "https://example.com/a.wav"}],
+        "video_url": [{"Url": "https://example.com/a.mp4"}],
+    }
+
+
+def test_a_conversation_in_words_has_none() -> None:
+    said = messages("hi", [TEXT])
+    assert not has_media(said)
+    assert media_of(said) == {}
+
+
+def test_what_is_inline_is_not_shown_twice() -> None:
+    assert shown_messages(messages([TEXT, IMAGE, INLINE, SOUND], "hm")) == [
+        {
+            "role": "user",
+            "content": [
+                TEXT,
+                IMAGE,
+                {"type": "image_url", "image_url": {"url": ""}},
+                {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+            ],
+        },
+        {"role": "user", "content": "hm"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "told"),
+    [
+        ({"type": "image_url", "image_url": {"url": "ftp://example.com/a"}}, "image_url.url", "http://, https://"),
+        ({"type": "image_url", "image_url": {"url": "data:text/html;base64,AAAA"}}, "image_url.url", "image/"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAA"}}, "video_url.url", "base64"),
+        ({"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64," + "A" * 100}}, "audio_url.url", "at most"),
+        ({"type": "input_audio", "input_audio": {"data": "A", "format": "wav"}}, "input_audio.data", "base64"),
+        ({"type": "input_audio", "input_audio": {"data": "A" * 104, "format": "wav"}}, "input_audio.data", "at most"),
+    ],
+)
+def test_a_part_that_nobody_could_read_is_named(part: Any, field: str, told: str) -> None:
+    said = messages("hm", [TEXT, part])
+    with pytest.raises(InvalidArgument, match=told) as raised:
+        media_of(said, FetchLimits(data_url_bytes_max=100))
+    assert raised.value.param == f"messages[1].content[1].{field}"
+
+
+async def test_a_client_is_told_which_part() -> None:
+    async with open_house() as house:
+        part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAA"}}
+        refused = await house.chat(messages=[{"role": "user", "content": [TEXT, part]}])
+        assert refused.status == 400
+        assert refused.json["error"]["param"] == "messages[0].content[1].image_url.url"

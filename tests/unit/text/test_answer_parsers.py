@@ -1,0 +1,139 @@
+"""Which parser reads an answer: by what the request made of the text, and what the card says of the model."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dynamo.cpu.config import DEMO_MODEL
+from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
+from dynamo.protocols.model_card import RuntimeConfig
+from dynamo.protocols.openai import decode_chat
+from dynamo.text.answer_parsers import Readers
+from dynamo.text.guided import guided_decoding
+from dynamo.text.tokenizer.tokenizer import Tokenizer
+
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "now"}}
+JSON_CALLS = '[{"name": "now", "parameters": {"a": 1}}]'
+HERMES_CALL = '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>'
+CALL = [CallBegin(0, "now"), CallArguments(0, '{"a": 1}')]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_dir(DEMO_MODEL)
+
+
+def read(tokenizer: Tokenizer, config: RuntimeConfig, text: str, **fields: Any) -> list[Event] | None:
+    """What is found in an answer's text; None where it is not looked at."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    request = decode_chat(json.dumps(body).encode())
+    sampling = SamplingOptions(guided_decoding=guided_decoding(request, config))
+    prepared = PreprocessedRequest("m", tokenizer.encode("hi"), sampling_options=sampling)
+    reader = Readers(config, tokenizer).of_chat(request, prepared)
+    if reader is None or reader.make is None:
+        return None
+    parser = reader.make()
+    return [*parser.feed(text), *parser.finish()]
+
+
+PLAIN, HERMES = RuntimeConfig(), RuntimeConfig(tool_call_parser="hermes")
+TAGGED = RuntimeConfig(tool_call_parser="hermes", structural_tag_mode="on")
+THINKS = RuntimeConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
+
+
+@pytest.mark.parametrize("config", [PLAIN, HERMES])
+def test_a_call_that_must_be_is_read_as_json(tokenizer: Tokenizer, config: RuntimeConfig) -> None:
+    assert read(tokenizer, config, JSON_CALLS, tools=[TOOL], tool_choice="required") == CALL
+    assert read(tokenizer, config, '{"a": 1}', tools=[TOOL], tool_choice=NAMED) == CALL
+
+
+def test_a_call_that_must_be_in_the_models_own_format_is_read_as_that(tokenizer: Tokenizer) -> None:
+    assert read(tokenizer, TAGGED, HERMES_CALL, tools=[TOOL], tool_choice="required") == CALL
+    assert read(tokenizer, TAGGED, HERMES_CALL, tools=[TOOL], tool_choice=NAMED) == CALL
+
+
+def test_a_call_that_may_be_is_read_by_the_models_family(tokenizer: Tokenizer) -> None:
+    assert read(tokenizer, HERMES, HERMES_CALL, tools=[TOOL]) == CALL
+    assert read(tokenizer, PLAIN, HERMES_CALL, tools=[TOOL]) is None
+    assert read(tokenizer, HERMES, HERMES_CALL, tools=[TOOL], tool_choice="none") is None
+
+
+def test_an_answer_that_is_continued_goes_on_where_it_broke_off(tokenizer: Tokenizer) -> None:
+    def found(begun: str) -> list[Event] | None:
+        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
+        return read(tokenizer, THINKS, "so</think>yes", messages=messages, continue_final_message=True)
+
+    assert found("<think>Let me see, and") == [Reasoning("so"), Content("yes")]
+    assert found("<think>Hm.</think>Well, ") == [Content("soyes")]
+
+
+def test_json_that_was_asked_for_is_content_even_where_it_looks_like_a_call(tokenizer: Tokenizer) -> None:
+    form = {"type": "json_object"}
+    assert read(tokenizer, HERMES, HERMES_CALL, tools=[TOOL], response_format=form) is None
+    found = read(tokenizer, THINKS, '<think>hm</think>{"name": "now"}', tools=[TOOL], response_format=form)
+    assert found == [Reasoning("hm"), Content('{"name": "now"}')]
+
+
+def test_thoughts_come_before_calls(tokenizer: Tokenizer) -> None:
+    found = read(tokenizer, THINKS, f"<think>hm</think>\n\n{JSON_CALLS}", tools=[TOOL], tool_choice="required")
+    assert found == [Reasoning("hm"), *CALL]
+
+
+OFFERED: dict[str, Any] = {"tools": [TOOL]}
+
+
+def counted(tokenizer: Tokenizer, config: RuntimeConfig, *texts: str, **fields: Any) -> int:
+    """How many of these tokens are thought."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    reader = Readers(config, tokenizer).of_chat(decode_chat(json.dumps(body).encode()), PreprocessedRequest("m", [1]))
+    assert reader is not None
+    reading = reader.reading()
+    for text in texts:
+        reading.feed(text)
+    return reading.reasoning_tokens
+
+
+def test_a_call_that_is_still_being_read_is_no_thought(tokenizer: Tokenizer) -> None:
+    said = ["<think>", "a", "</think>", "<tool_call>", '{"na', 'me": "n', 'ow", "arguments": {', "}}", "</tool_call>"]
+    assert counted(tokenizer, THINKS, *said, **OFFERED) == 2
+
+
+def test_thoughts_in_channels_are_counted_by_the_one_parser_of_them_all(tokenizer: Tokenizer) -> None:
+    config = RuntimeConfig(tool_call_parser="harmony", reasoning_parser="gpt_oss")
+    said = ["<|channel|>", "analysis", "<|message|>", "a", "b", "<|end|>", "<|start|>", "assistant"]
+    said += ["<|channel|>", "commentary to=functions.now", "<|message|>", "{}", "<|call|>"]
+    assert counted(tokenizer, config, *said, **OFFERED) >= 2
+    assert read(tokenizer, config, "".join(said), **OFFERED) == [
+        Reasoning("ab"),
+        CallBegin(0, "now"),
+        CallArguments(0, "{}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        ("Hi<|im_end|>\n<|im_start|>assistant\n<think>\n", "a</think>b", [Reasoning("a"), Content("b")]),
+        ("Hi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", "b", [Content("b")]),
+        ("Do you know <think>?<|im_end|>\n<|im_start|>assistant\n", "b", [Content("b")]),
+    ],
+)
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_r1"])
+def test_the_end_of_a_prompt_says_whether_thoughts_are_open(
+    tokenizer: Tokenizer, family: str, prompt: str, text: str, expected: list[Event]
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    prepared = PreprocessedRequest("m", tokenizer.encode(prompt))
+    reader = Readers(RuntimeConfig(reasoning_parser=family), tokenizer).of_chat(
+        decode_chat(json.dumps(body).encode()), prepared
+    )
+    assert reader is not None
+    reading = reader.reading()
+    reading.feed(text)
+    reading.close("")
+    if "know" in prompt and family == "deepseek_r1":
+        expected = [Reasoning("b")]  # Its text begins inside where nobody says otherwise.
+    assert reading.take() == expected

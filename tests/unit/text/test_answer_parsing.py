@@ -1,0 +1,100 @@
+"""What a parser finds in a choice's text, until the answer takes it."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.text.answer_parsing import Reading, joined
+
+
+class Scripted:
+    """A parser that finds what it is told to find, a list for each piece."""
+
+    def __init__(self, *found: Sequence[Event]) -> None:
+        self.found = list(found)
+        self.texts: list[str] = []
+
+    def feed(self, text: str) -> list[Event]:
+        self.texts.append(text)
+        return list(self.found.pop(0))
+
+    def finish(self) -> list[Event]:
+        return list(self.found.pop(0)) if self.found else []
+
+
+def test_a_text_that_nobody_parses_is_content() -> None:
+    reading = Reading(None)
+    assert reading.feed("Hel") and reading.feed("lo") and not reading.feed("")
+    assert reading.take() == [Content("Hello")]
+    assert reading.close("!") and reading.take() == [Content("!")]
+
+
+def test_a_call_without_an_id_is_given_one_and_a_given_id_stays() -> None:
+    reading = Reading(Scripted([CallBegin(0, "f"), CallBegin(1, "g", "own")]))
+    reading.feed("x")
+    first, second = reading.take()
+    assert isinstance(first, CallBegin) and (first.call_id or "").startswith("call-")
+    assert second == CallBegin(1, "g", "own")
+    assert reading.calls == 2
+
+
+def test_tokens_are_counted_until_the_answer_takes_them() -> None:
+    reading = Reading(Scripted([], [Content("a")], [Content("b")]))
+    reading.feed("x")
+    reading.feed("y")
+    assert reading.fresh_tokens == 2
+    reading.take()
+    reading.feed("z")
+    assert reading.fresh_tokens == 1
+
+
+def test_thoughts_are_counted_up_to_the_token_that_closes_them() -> None:
+    reading = Reading(Scripted([], [Reasoning("a")], [], [Reasoning("bc")], [], [Content("d")], []))
+    for text in ("<think>", "a", "b", "c", "</think>", "d", "e"):
+        reading.feed(text)
+    assert reading.reasoning_tokens == 4
+
+
+def test_calls_beyond_the_limit_are_not_told() -> None:
+    said = [CallBegin(0, "f"), CallArguments(0, "{}"), CallBegin(1, "g"), CallArguments(1, "{}"), Content("x")]
+    reading = Reading(Scripted(said), calls_max=1)
+    assert reading.feed("all")
+    assert [getattr(event, "index", None) for event in reading.take()] == [0, 0, None]
+    assert reading.calls == 1
+
+
+def test_the_end_says_what_was_held_back() -> None:
+    reading = Reading(Scripted([], [Content("tail")]))
+    assert not reading.feed("<")
+    assert reading.close("") and reading.take() == [Content("tail")]
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.text(min_size=1).map(Content),
+        st.text(min_size=1).map(Reasoning),
+        st.builds(CallBegin, st.integers(0, 2), st.just("f")),
+        st.builds(CallArguments, st.integers(0, 2), st.text(min_size=1)),
+    )
+)
+
+
+@given(EVENTS)
+def test_joined_events_say_the_same_and_no_two_neighbours_are_of_one_kind(events: list[Event]) -> None:
+    whole = joined(events)
+    assert spelled(whole) == spelled(events)
+    for before, after in pairwise(whole):
+        same = before.__class__ is after.__class__ and getattr(before, "index", 0) == getattr(after, "index", 0)
+        assert not same or isinstance(after, CallBegin)
+
+
+def spelled(events: Sequence[Event]) -> list[object]:
+    """Events letter by letter."""
+    return [
+        (event.__class__, getattr(event, "index", 0), letter)
+        for event in events
+        for letter in ([event.name] if isinstance(event, CallBegin) else event.text)
+    ]

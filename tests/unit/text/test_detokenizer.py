@@ -1,0 +1,180 @@
+"""The detokenizer gives the library's text, in pieces, and never a piece too early."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo.text.detokenizer import Detokenizer, TokenTable, json_text, text_json_of
+from dynamo.text.tokenizer.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_dir: Path) -> Tokenizer:
+    return Tokenizer.from_dir(str(model_dir))
+
+
+@pytest.fixture(scope="module")
+def piece_tokenizer(sentencepiece_dir: Path) -> Tokenizer:
+    return Tokenizer.from_dir(str(sentencepiece_dir))
+
+
+def table_of(*tokens: bytes) -> TokenTable:
+    return TokenTable(tokens, text_json_of(tokens))
+
+
+def text_of(detokenizer: Detokenizer, ids: list[int]) -> str:
+    return "".join([*map(detokenizer.push, ids), detokenizer.flush()])
+
+
+IDS = st.lists(st.integers(0, 550), max_size=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ids=IDS, skip=st.booleans())
+def test_random_ids_give_the_librarys_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
+    assert text_of(Detokenizer(tokenizer.table(skip)), ids) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ids=IDS, skip=st.booleans())
+def test_the_table_and_the_detokenizer_together_write_the_same_json(
+    tokenizer: Tokenizer, ids: list[int], skip: bool
+) -> None:
+    table = tokenizer.table(skip)
+    detokenizer = Detokenizer(table)
+    body = b""
+    for token_id in ids:
+        piece = None if detokenizer.is_pending else table.text_json[token_id]
+        body += json_text(detokenizer.push(token_id)) if piece is None else piece
+    body += json_text(detokenizer.flush())
+    assert msgspec.json.decode(b'"' + body + b'"') == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_any_text_survives_the_way_through_sentencepiece(piece_tokenizer: Tokenizer, text: str) -> None:
+    ids = piece_tokenizer.encode(text)
+    continued = text_of(Detokenizer(piece_tokenizer.table()), ids)
+    assert continued.removeprefix(" ") == piece_tokenizer.decode(ids)
+
+
+def byte_runs() -> st.SearchStrategy[list[bytes]]:
+    """Runs of byte tokens, each wholly text or wholly broken: there the library and the stream can agree."""
+    whole = st.text(st.sampled_from("é日😀a"), max_size=3).map(str.encode)
+    broken = st.lists(st.sampled_from([b"\x80", b"\xff", b"\xe6"]), max_size=3).map(b"".join)
+    return st.lists(st.one_of(whole, broken), max_size=8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(runs=byte_runs())
+def test_runs_of_byte_tokens_give_the_librarys_text(piece_tokenizer: Tokenizer, runs: list[bytes]) -> None:
+    comma = piece_tokenizer.encode(",")[-1]
+    ids = [comma]
+    for run in runs:
+        ids += [piece_tokenizer.token_to_id(f"<0x{byte:02X}>") or 0 for byte in run]
+        ids.append(comma)
+    text = text_of(Detokenizer(piece_tokenizer.table()), ids)
+    assert text == piece_tokenizer.decode(ids)
+
+
+def test_a_character_in_several_tokens_appears_when_it_is_whole() -> None:
+    detokenizer = Detokenizer(table_of(b"a\xe6", b"\x97", b"\xa5", b"b"))
+    assert [detokenizer.push(token_id) for token_id in (0, 1, 2, 3)] == ["a", "", "日", "b"]
+
+
+def test_something_is_pending_until_the_character_is_whole() -> None:
+    detokenizer = Detokenizer(table_of(b"\xc3", b"\xa9"))
+    states = [detokenizer.is_pending]
+    for token_id in (0, 1):
+        detokenizer.push(token_id)
+        states.append(detokenizer.is_pending)
+    assert states == [False, True, False]
+
+
+def test_a_character_that_never_became_whole_is_replaced_at_the_end() -> None:
+    detokenizer = Detokenizer(table_of(b"\xe6\x97"))
+    assert (detokenizer.push(0), detokenizer.flush(), detokenizer.flush()) == ("", "\ufffd", "")
+
+
+def test_the_table_has_no_text_for_a_token_that_is_part_of_a_character() -> None:
+    assert table_of(b"ok", b"\xe6", b'"\n\\', "é".encode()).text_json == [b"ok", None, b'\\"\\n\\\\', "é".encode()]
+
+
+def test_a_special_token_is_empty_in_the_table_where_it_is_skipped(tokenizer: Tokenizer) -> None:
+    token_id = tokenizer.token_to_id("<|im_end|>")
+    assert token_id is not None
+    assert tokenizer.table(skip_special_tokens=True).text_json[token_id] == b""
+    assert tokenizer.table(skip_special_tokens=False).text_json[token_id] == b"<|im_end|>"
+
+
+def test_an_id_outside_the_vocabulary_has_no_text(tokenizer: Tokenizer) -> None:
+    assert Detokenizer(tokenizer.table()).push(tokenizer.vocab_size) == ""
+
+
+# ---- stop strings -------------------------------------------------------------------------------------------------
+
+LETTERS = table_of(b"a", b"b", b"ab", b"aab", b"ba", b"\xc3", b"\xa9", b"bb")
+STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3)
+
+
+def stopped(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
+    """The definition: the stop string that is complete first ends the text; of two at once the longer."""
+    for end in range(1, len(text) + 1):
+        ending = [stop for stop in stops if text.endswith(stop, 0, end)]
+        if ending:
+            stop = max(ending, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@settings(max_examples=300, deadline=None)
+@given(ids=st.lists(st.integers(0, 7), max_size=30), stops=STOPS, include=st.booleans())
+def test_a_stop_string_is_found_wherever_the_tokens_cut_it(ids: list[int], stops: list[str], include: bool) -> None:
+    whole = text_of(Detokenizer(LETTERS), ids)
+    detokenizer = Detokenizer(LETTERS, stops, include_stop=include)
+    assert (text_of(detokenizer, ids), detokenizer.stopped_by) == stopped(whole, stops, include)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ids=st.lists(st.integers(0, 7), max_size=30), stops=STOPS)
+def test_no_more_is_held_back_than_what_may_begin_a_stop_string(ids: list[int], stops: list[str]) -> None:
+    detokenizer = Detokenizer(LETTERS, stops)
+    plain = Detokenizer(LETTERS)
+    given_out = seen = ""
+    for token_id in ids:
+        given_out += detokenizer.push(token_id)
+        seen += plain.push(token_id)
+        if detokenizer.stopped_by is not None:
+            break
+        held = seen[len(given_out) :]
+        assert seen.startswith(given_out)
+        assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+def test_nothing_follows_a_stop_string() -> None:
+    detokenizer = Detokenizer(LETTERS, ["ab"])
+    assert [detokenizer.push(token_id) for token_id in (1, 0, 1, 1)] == ["b", "", "", ""]
+    assert (detokenizer.flush(), detokenizer.stopped_by, detokenizer.is_pending) == ("", "ab", False)
+
+
+def test_what_was_held_for_a_stop_string_comes_out_at_the_end() -> None:
+    detokenizer = Detokenizer(LETTERS, ["abb"])
+    assert (detokenizer.push(2), detokenizer.is_pending, detokenizer.flush()) == ("", True, "ab")
+
+
+def test_a_stop_string_may_be_completed_by_the_replacement_of_a_broken_character() -> None:
+    detokenizer = Detokenizer(LETTERS, ["a\ufffd"])
+    assert detokenizer.push(0) + detokenizer.push(5) + detokenizer.flush() == ""
+    assert detokenizer.stopped_by == "a\ufffd"
+
+
+def test_a_stop_string_of_many_repetitions_is_searched_in_linear_time() -> None:
+    detokenizer = Detokenizer(table_of(b"a" * 1000), ["a" * 100_000 + "b"])
+    stop = detokenizer._stops[0]
+    for _ in range(300):
+        detokenizer.push(0)
+    assert stop.matched == 100_000
+    assert len(detokenizer._held) == 100_000

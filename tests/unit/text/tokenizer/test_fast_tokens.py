@@ -1,0 +1,112 @@
+"""`fastokens` is used where it is installed and agrees, and never asked for what it may judge differently."""
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo.text.tokenizer.tokenizer import Tokenizer
+
+
+class Double:
+    """The library's interface over `tokenizers`."""
+
+    asked: list[str]
+    is_wrong = False
+
+    def __init__(self, text: str) -> None:
+        self._library = tokenizers.Tokenizer.from_str(text)
+        self.asked = []
+        type(self).last = self
+
+    last: "Double"
+
+    @classmethod
+    def from_json_str(cls, text: str) -> "Double":
+        return cls(text)
+
+    def no_truncation(self) -> None:
+        self._library.no_truncation()
+
+    def no_padding(self) -> None:
+        self._library.no_padding()
+
+    def encode(self, text: str) -> Any:
+        self.asked.append(text)
+        encoding = self._library.encode(text, add_special_tokens=False)
+        return types.SimpleNamespace(ids=[*encoding.ids, 0] if self.is_wrong else encoding.ids)
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> type[Double]:
+    module = types.ModuleType("fastokens")
+    fresh = type("Fresh", (Double,), {})
+    module.Tokenizer = fresh  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastokens", module)
+    return fresh
+
+
+def test_it_encodes_where_it_is_installed(double: type[Double], model_dir: Path) -> None:
+    tokenizer = Tokenizer.from_dir(str(model_dir))
+    assert (tokenizer.backend, tokenizer.is_fast) == ("fastokens", True)
+    text = "The worker asks the router. Быстрая лиса."
+    assert tokenizer.encode(text) == tokenizer.encode_by_library(text)
+    assert double.last.asked[-1] == text
+    assert (tokenizer.cache_entries, tokenizer.cache_hits, tokenizer.cache_misses) == (0, 0, 1), "the text as a whole"
+
+
+def test_bos_is_added_around_its_ids(double: type[Double], model_dirs: dict[str, Path]) -> None:
+    tokenizer = Tokenizer.from_dir(str(model_dirs["llama"]))
+    assert tokenizer.encode("hello", add_special_tokens=True) == tokenizer.encode_by_library("hello", True)
+
+
+@pytest.mark.parametrize("text", ["'\u017f", "\U0001fae8", "\u0378"])
+def test_it_is_not_asked_for_text_that_is_not_settled(double: type[Double], model_dir: Path, text: str) -> None:
+    tokenizer = Tokenizer.from_dir(str(model_dir))
+    assert tokenizer.encode(text) == tokenizer.encode_by_library(text)
+    assert text not in double.last.asked
+
+
+def test_our_own_words_are_used_where_it_differs(
+    double: type[Double], model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    double.is_wrong = True
+    assert Tokenizer.from_dir(str(model_dir)).backend == "words"
+    assert "not encoded by fastokens, which differs from tokenizers" in caplog.text
+
+
+def test_our_own_words_are_used_where_it_cannot_read_the_file(
+    double: type[Double], model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(text: str) -> Double:
+        raise ValueError("unsupported pre-tokenizer")
+
+    monkeypatch.setattr(double, "from_json_str", fail)
+    assert Tokenizer.from_dir(str(model_dir)).backend == "words"
+
+
+def test_our_own_words_are_used_where_it_is_not_installed(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    assert Tokenizer.from_dir(str(model_dir)).backend == "words"
+
+
+@pytest.fixture(scope="module")
+def real(model_dirs: dict[str, Path]) -> list[Tokenizer]:
+    pytest.importorskip("fastokens")
+    tokenizers_ = [Tokenizer.from_dir(str(path), ["fastokens"]) for path in model_dirs.values()]
+    assert {tokenizer.backend for tokenizer in tokenizers_} == {"fastokens"}
+    return tokenizers_
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=60), add_special_tokens=st.booleans())
+def test_the_real_library_agrees_where_it_is_installed(
+    real: list[Tokenizer], text: str, add_special_tokens: bool
+) -> None:
+    for tokenizer in real:
+        assert tokenizer.encode(text, add_special_tokens) == tokenizer.encode_by_library(text, add_special_tokens)

@@ -1,0 +1,52 @@
+"""A split regex is translated only where `re` and the library read it alike, and then they split alike."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, pre_tokenizers
+
+from dynamo.text.tokenizer import split_pattern, word_tokenizer
+
+
+@pytest.mark.parametrize("family", ["qwen", "o200k"])  # The two hold every property that the others use.
+def test_every_settled_character_is_split_as_the_library_splits_it(model_dirs: dict[str, Path], family: str) -> None:
+    spec = json.loads((model_dirs[family] / "tokenizer.json").read_text())
+    source = word_tokenizer._split_source(spec["pre_tokenizer"])
+    assert source is not None
+    pattern = split_pattern.settled_pattern(source)
+    assert pattern is not None
+    text = "\n".join(f" {char}a{char}1'{char}" for char in map(chr, sorted(split_pattern.settled())))
+    library = pre_tokenizers.Split(Regex(source), "isolated")
+    assert pattern.findall(text) == [piece for piece, _ in library.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        r"a.b",
+        r"^a",
+        r"a$",
+        r"(a)|b",
+        r"[a&&b]",
+        r"\d+",
+        r"\h+",
+        r"(?<=a)b",
+        r"[[:alpha:]]+",
+        r"\p{Han}+",
+        r"a{2}+",
+        r"[\S]",
+        "[a",
+    ],
+)
+def test_a_regex_that_the_engines_may_read_differently_is_not_translated(source: str) -> None:
+    assert split_pattern.ascii_pattern(source) is None
+    assert split_pattern.settled_pattern(source) is None
+
+
+def test_a_surrogate_and_an_unassigned_character_are_not_settled() -> None:
+    assert split_pattern.unsettled().search("\ud800")
+    assert split_pattern.unsettled().search("\u0378")
+    assert split_pattern.unsettled().search(chr(sys.maxunicode))
+    assert not split_pattern.unsettled().search("plain text, naïve café 日本 😀")
