@@ -484,7 +484,7 @@ def test_how_long_a_model_may_think_reaches_the_worker(street: Street) -> None:
 class Nothing:
     """Models of which there are none."""
 
-    def find(self, name: str, kind: str) -> Any:
+    def find(self, name: str, kind: str, access: Any = None) -> Any:
         raise NotFound(name)
 
 
@@ -493,9 +493,13 @@ class Client:
 
     body = b'{"model": "m", "prompt": "Hi"}'
     headers = ((b"x-request-id", b"mine"),)
+    account = None
 
     def __init__(self) -> None:
         self.statuses: list[int] = []
+
+    def drop_body(self) -> None:
+        self.body = b""
 
     def refuse(self, error: Any) -> None:
         self.statuses.append(error.status)
