@@ -147,7 +147,7 @@ def test_echo_with_logprobs_scores_the_prompt_as_transformers_does(
         choice = body["choices"][0]
         logprobs = choice["logprobs"]
         assert choice["text"].startswith(PROMPT)
-        assert "".join(logprobs["tokens"]) == choice["text"]
+        assert "".join(logprobs["tokens"][:-1]) == PROMPT
         assert len(logprobs["tokens"]) == len(ids) + 1
         assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
         assert logprobs["text_offset"] == [len("".join(logprobs["tokens"][:at])) for at in range(len(ids) + 1)]
@@ -157,6 +157,15 @@ def test_echo_with_logprobs_scores_the_prompt_as_transformers_does(
             assert sorted(top, reverse=True) == pytest.approx(sorted(want[at - 1].tolist())[:-3:-1], abs=2e-3)
             if int(want[at - 1].argmax()) == token:
                 assert logprobs["token_logprobs"][at] == max(top)
+
+
+def test_echo_with_logprobs_lists_the_token_that_ends_the_answer(graph: Graph) -> None:
+    prompt = "A worker is a process that runs an engine and answers requests."
+    body = completion(graph, prompt=prompt, echo=True, logprobs=1, max_tokens=1)
+    choice = body["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (prompt, "stop"), "the model ends the text here"
+    assert len(choice["logprobs"]["tokens"]) == body["usage"]["prompt_tokens"] + 1
+    assert "".join(choice["logprobs"]["tokens"][:-1]) == prompt
 
 
 def test_echo_of_no_tokens_is_the_scored_prompt(graph: Graph, reference: tuple[list[int], Any]) -> None:

@@ -100,6 +100,7 @@ class Generation:
         "_is_resumed",
         "_keeps_ids",
         "_last_worker",
+        "_logs_ends",
         "_reader",
         "_table",
         "_texts",
@@ -134,6 +135,8 @@ class Generation:
         self.request = request
         self._reader = reader
         self._keeps_ids = keeps_ids
+        self._logs_ends = request.output_options.prompt_logprobs is not None
+        """Whether the token that ends the answer has an entry: who scores prompts drops one token at the end of all."""
         self.is_muted = is_muted
         """Whether only the prompt is asked for: workers generate one token at least, which is not part of the answer."""
         self._last_worker: int | None = None
@@ -322,7 +325,7 @@ class Generation:
             if self.heard is not None:
                 self.heard.append(token_id)
             is_stop = ends and place == len(ids) - 1 and token_id in self.hidden_stop_ids
-            if choice.entries is not None and not is_stop:
+            if choice.entries is not None and (not is_stop or self._logs_ends):
                 self._log(choice, output, place)
             if not is_stop:
                 self._say(choice, token_id)
