@@ -96,6 +96,8 @@ format: $(VENV)/.check ## Rewrite the files as `make check` wants them.
 	$(BIN)/python tools/parsers_page.py
 	$(BIN)/python tools/request_fields.py
 	$(BIN)/python tools/known_variables.py
+	$(BIN)/python tools/frontend_options.py
+	$(BIN)/python tools/figures.py
 
 clean: ## Delete the environments and every cache.
 	rm -rf $(VENV) .venv-* .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist

@@ -14,6 +14,7 @@ LOCAL = {  # What others hear of them.
     errors.CannotResume: errors.WorkerUnavailable,
     errors.NotReady: errors.WorkerUnavailable,
     errors.RouterQueueLimitExceeded: errors.Overloaded,
+    errors.StartupError: InvalidArgument,
     errors.SelectionServiceError: errors.Unknown,
 }
 
