@@ -1,4 +1,4 @@
-"""Layer map: writes the captions of all packages and modules into ARCHITECTURE.md, between its two markers."""
+"""Module list: writes the captions of all packages and modules into docs/reference/modules.md."""
 
 import ast
 import sys
@@ -6,19 +6,22 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- layers: written by tools/architecture.py -->", "<!-- end of layers -->"
+PAGE = ROOT / "docs" / "reference" / "modules.md"
+HEAD = """# Modules
+
+Every package and module with the first paragraph of its docstring, from the top layer to the bottom one. Written by
+`tools/architecture.py`; `make format` updates it.
+
+"""
 
 
 def main() -> int:
-    """Rewrites the page; status 1 with `--check` when it was out of date."""
-    page = ROOT / "ARCHITECTURE.md"
-    before = page.read_text(encoding="utf-8")
-    head, _, rest = before.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    after = f"{head}{BEGIN}\n\n{layers()}\n{END}{tail}"
+    """Rewrite the page; return 1 with `--check` if it was out of date."""
+    before = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    after = f"{HEAD}{layers()}"
     if "--check" in sys.argv[1:]:
         return int(before != after)
-    page.write_text(after, encoding="utf-8")
+    PAGE.write_text(after, encoding="utf-8")
     return 0
 
 
