@@ -208,7 +208,7 @@ def test_another_layout_is_refused_by_name(ends: Ends, field: str) -> None:
     descriptor = ends.source.publish([1])
     other: Any = {"model": "m-2", "dtype": "bfloat16", "block_tokens": 8, "layers": 4}
     wrong = msgspec.structs.replace(descriptor, layout=msgspec.structs.replace(LAYOUT, **{field: other[field]}))
-    with pytest.raises(LayoutMismatch, match=f"{field} is {other[field]!r} there"):
+    with pytest.raises(LayoutMismatch, match=f"{field} is {other[field]!r} at the source"):
         ends.pull(wrong, [(0, 0)])
 
 
@@ -297,7 +297,10 @@ def test_tcp_lease_grants_its_own_blocks_alone(open_ends: Callable[..., Ends]) -
     (offer,) = descriptor.offers
     host, port = offer.address.rsplit(":", 1)
     for places in ([2], [-1], [0, BLOCKS]):
-        with socket.create_connection((host, int(port)), WAIT_S) as link, pytest.raises(TransferError, match="places"):
+        with (
+            socket.create_connection((host, int(port)), WAIT_S) as link,
+            pytest.raises(TransferError, match="outside the transfer"),
+        ):
             wire.ask(link, wire.Pull(descriptor.transfer_id, places, 1), Deadline.after(WAIT_S))
     for question in (wire.Map(descriptor.transfer_id), wire.Agent(descriptor.transfer_id)):
         with socket.create_connection((host, int(port)), WAIT_S) as link, pytest.raises(TransferError, match="offer"):
@@ -335,7 +338,7 @@ def test_a_source_that_stands_still_costs_a_stall_once(open_ends: Callable[..., 
     stalled = msgspec.structs.replace(descriptor, offers=[offer])
     with pytest.raises(TransferTimeout):
         ends.puller.pull(stalled, [(0, 0)], Deadline.after(WAIT_S, stall_s=0.1))
-    with pytest.raises(SourceUnreachable, match="a moment ago"):
+    with pytest.raises(SourceUnreachable, match="stalled recently"):
         ends.puller.pull(stalled, [(0, 0)], Deadline.after(WAIT_S, stall_s=0.1))
     silent.close()
 

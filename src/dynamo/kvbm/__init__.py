@@ -1,5 +1,5 @@
 """KV blocks across device, host, disk and object store (docs/kvbm.md).
 
-`logical` decides which block is where and which one moves, without touching a byte; `physical` holds the bytes; the
-manager owns both, and the threads between them. What a token is, or a request, is not known here.
+`logical` decides where each block is stored and which blocks move, without access to their bytes; `physical` stores the
+bytes; the manager owns both, and the threads that copy between them. The package has no notion of tokens or requests.
 """

@@ -1,4 +1,4 @@
-"""KvbmConfig: the variables of the block manager (control-plane.md §4.2)."""
+"""KvbmConfig: the environment variables of the block manager."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ GB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvbmConfig:
-    """Tiers, their sizes, and what goes from one to the next."""
+    """Tiers, their sizes, and the rules for copying from one tier to the next."""
 
     cpu_cache_gb: float = 0.0
     cpu_blocks: int | None = None
@@ -26,7 +26,7 @@ class KvbmConfig:
     disk_zerofill: bool = False
     disk_direct: bool = True
     disk_fsync: bool = False
-    """Ours: whether each batch is brought to the medium at once. What a crash loses is found out by its checksum."""
+    """Not in upstream: sync each batch to the medium at once. Blocks lost in a crash are detected by their checksums."""
     disk_filter: bool = True
     host_priority_min: int = 0
     object_enabled: bool = False
@@ -38,16 +38,16 @@ class KvbmConfig:
     object_blocks: int = 100_000
     object_write_through: bool = True
     object_timeout_s: float = 5.0
-    """Ours: for one object."""
+    """Not in upstream: timeout for one object, in seconds."""
     onboard_timeout_s: float = 2.0
-    """Ours: how long a prompt waits for its blocks before what is missing is computed."""
+    """Not in upstream: maximum time that a prompt waits for its blocks; blocks still missing then are computed."""
     has_peers: bool = False
-    """Ours: whether other workers may copy from the host tier, and this one from theirs."""
+    """Not in upstream: let workers copy blocks from each other's host tiers."""
     peer_host: str = ""
-    """Ours: where peers reach this worker; empty: on this machine alone, unless TLS verifies clients."""
+    """Not in upstream: address that peers connect to; empty: this machine only, unless TLS verifies clients."""
     transfer_batch: int = 16
     eviction: str = "lru"
-    """Ours: `lru`, or `lfu` for upstream's levels of frequency."""
+    """Not in upstream: eviction policy, `lru`, or `lfu` for upstream's frequency levels."""
     to_host: tuple[Rule, ...] = (Rule.PRESENCE,)
     to_host_lfu_min: int = 1
     to_disk: tuple[Rule, ...] = (Rule.PRESENCE,)
@@ -64,30 +64,30 @@ class KvbmConfig:
             "DYN_KVBM_DISK_CACHE_OVERRIDE_NUM_BLOCKS": self.disk_blocks or 0,
         }.items():
             if not 0 <= value < float("inf"):
-                raise ConfigError(f"{name}={value:g}: expected zero or more")
+                raise ConfigError(f"{name}={value:g}: must be zero or more")
         if not 0 <= self.host_priority_min <= 100:
-            raise ConfigError(f"DYN_KVBM_HOST_OFFLOAD_PREFIX_MIN_PRIORITY={self.host_priority_min}: expected 0 to 100")
+            raise ConfigError(f"DYN_KVBM_HOST_OFFLOAD_PREFIX_MIN_PRIORITY={self.host_priority_min}: must be 0 to 100")
         for name, count in {
             "DYN_KVBM_OBJECT_NUM_BLOCKS": self.object_blocks,
             "DYN_KVBM_TRANSFER_BATCH_SIZE": self.transfer_batch,
         }.items():
             if count < 1:
-                raise ConfigError(f"{name}={count}: expected 1 or more")
+                raise ConfigError(f"{name}={count}: must be 1 or more")
         for name, seconds in {
             "DYN_KVBM_OBJECT_TIMEOUT_SECS": self.object_timeout_s,
             "DYN_KVBM_ONBOARD_TIMEOUT_SECS": self.onboard_timeout_s,
         }.items():
             if not 0 < seconds < float("inf"):
-                raise ConfigError(f"{name}={seconds:g}: expected more than zero")
+                raise ConfigError(f"{name}={seconds:g}: must be more than zero")
 
         if self.has_peers and not (self.cpu_blocks or self.cpu_cache_gb):
             raise ConfigError(
-                "DYN_KVBM_PEERS: expected a host tier (DYN_KVBM_CPU_CACHE_GB), from which blocks are lent"
+                "DYN_KVBM_PEERS: requires a host tier (set DYN_KVBM_CPU_CACHE_GB), whose blocks peers copy"
             )
 
     @property
     def is_enabled(self) -> bool:
-        """Whether any tier below the device is wanted."""
+        """Whether any tier below the device is configured."""
         return bool(
             self.cpu_blocks or self.cpu_cache_gb or self.disk_blocks or self.disk_cache_gb or self.object_enabled
         )
@@ -100,7 +100,7 @@ class KvbmConfig:
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> "KvbmConfig":
-        """From the environment. Raises `ConfigError` for a value that cannot be."""
+        """Return the configuration from the environment. Raise `ConfigError` for an invalid value."""
         known = environ() if variables is None else variables
 
         def of(name: str, default: T, read: Callable[[str], T]) -> T:
@@ -109,9 +109,9 @@ class KvbmConfig:
         storage = of("REMOTE_STORAGE_TYPE", "object", _one_of("object", "disk"))
         remote_path = of("REMOTE_DISK_PATH", "", str)
         if storage == "disk" and not remote_path:
-            raise ConfigError("DYN_KVBM_REMOTE_STORAGE_TYPE=disk: expected DYN_KVBM_REMOTE_DISK_PATH beside it")
+            raise ConfigError("DYN_KVBM_REMOTE_STORAGE_TYPE=disk: DYN_KVBM_REMOTE_DISK_PATH must be set too")
         endpoint = of("OBJECT_ENDPOINT", "", str)
-        setting("KVBM_ONBOARD_MODE", "inter", _one_of("inter"), known)  # A prompt starts when its blocks are there.
+        setting("KVBM_ONBOARD_MODE", "inter", _one_of("inter"), known)  # Prompts start after their blocks are loaded.
         return cls(
             cpu_cache_gb=of("CPU_CACHE_GB", 0.0, float),
             cpu_blocks=of("CPU_CACHE_OVERRIDE_NUM_BLOCKS", None, _count),
@@ -148,12 +148,12 @@ class KvbmConfig:
 
 
 def read_rules(text: str) -> tuple[Rule, ...]:
-    """A JSON list of rules, or one rule's name. Raises `ValueError`."""
+    """Parse a JSON list of rules, or the name of one rule. Raise `ValueError`."""
     names = json.loads(text) if text.strip().startswith(("[", '"')) else text.strip()
     try:
         return tuple(Rule(name) for name in ([names] if isinstance(names, str) else names))
     except ValueError:
-        raise ValueError(f"known are {', '.join(rule.value for rule in Rule)}") from None
+        raise ValueError(f"must be one of {', '.join(rule.value for rule in Rule)}") from None
 
 
 def _count(text: str) -> int | None:
@@ -163,7 +163,7 @@ def _count(text: str) -> int | None:
 def _one_of(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in words:
-            raise ValueError(f"known are {', '.join(words)}")
+            raise ValueError(f"must be one of {', '.join(words)}")
         return text
 
     return read

@@ -1,11 +1,11 @@
-"""Connector: what an engine that is not ours asks of the block manager, request by request (control-plane.md §4.6).
+"""Connector: request-level interface of the block manager for engines outside this project.
 
-    match      how many tokens can be loaded behind what the engine has; None: ask again, they are on their way
-    allocated  the engine has made room for them: the places and the blocks of the next step's loads
-    plan       what the next step loads, and which blocks it completes that are to be saved
+    match      number of tokens that can be loaded after the engine's own prefix; None: loading, call again later
+    allocated  the engine has allocated blocks for them: record the host slots and engine blocks of the next step's loads
+    plan       the blocks to load before the next step, and the completed blocks to save after it
     finished   the request is over
 
-The engine's own hashes are not used: blocks are named by their tokens, so that engines and workers agree on them.
+The engine's own hashes are not used: blocks are identified by their tokens, so that engines and workers agree on them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from dynamo.tokens.hashing import block_hashes, next_sequence_hash, seed_of
 
 
 class Keeper(Protocol):
-    """The block manager, in this process or in another one; what its tickets are is its own affair."""
+    """The block manager, in this process or in another one; its tickets are opaque to the caller."""
 
     def begin(self, identities: Sequence[Identity]) -> Any: ...
     def is_over(self, ticket: Any) -> bool: ...
@@ -27,7 +27,7 @@ class Keeper(Protocol):
 
 
 class Tokens(Protocol):
-    """A request as its engine knows it. Tokens are only ever added."""
+    """A request as represented by its engine. Tokens are only ever appended."""
 
     request_id: str
     all_token_ids: Sequence[int]
@@ -35,7 +35,7 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A block that the step completes."""
+    """A block completed by the step."""
 
     identity: Identity
     block: int
@@ -43,32 +43,32 @@ class Save:
 
 @dataclass(slots=True)
 class Step:
-    """What a step copies: before it computes, and after."""
+    """Copies of a step: loads before it computes, saves after it."""
 
     loads: list[tuple[int, int]] = field(default_factory=list)
-    """Places in the host, and the engine's blocks."""
+    """Pairs of host slot and engine block."""
     saves: list[list[Save]] = field(default_factory=list)
-    """For each sequence, consecutive blocks."""
+    """Consecutive blocks, one list per sequence."""
 
 
 class _Followed:
-    """One request."""
+    """State of one request."""
 
     def __init__(self, tokens: Sequence[int], seed: int) -> None:
         self.tokens = tokens
         self.seed = seed
         self.blocks: list[int] = []
         self.saved = 0
-        """Blocks that are in the host, or on their way into it."""
+        """Blocks that are in the host tier, or being copied into it."""
         self.first = 0
-        """The block behind the engine's own part of the prefix."""
+        """Index of the first block after the engine's own part of the prefix."""
         self.held: list[int] = []
         self.ticket: Any = None
         self.has_asked = False
         self._identities: list[Identity] = []
 
     def identities(self, count: int, block_tokens: int) -> list[Identity]:
-        """The first so many blocks, which must be complete."""
+        """Return the identities of the first `count` blocks, which must be complete."""
         known = len(self._identities)
         if count > known:
             missing = self.tokens[known * block_tokens : count * block_tokens]
@@ -81,7 +81,7 @@ class _Followed:
 
 
 class Tracker:
-    """The scheduler's side. One thread calls it."""
+    """Scheduler-side state of all requests. Not thread-safe: one thread calls it."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
@@ -100,7 +100,7 @@ class Tracker:
         lora_name: str | None = None,
         cache_salt: str | None = None,
     ) -> int | None:
-        """Tokens that can be loaded behind the `computed` ones; None while they are on their way."""
+        """Return the number of tokens that can be loaded after the `computed` ones; None while they are being loaded."""
         one = self._followed.get(request.request_id)
         if one is None:
             one = _Followed(request.all_token_ids, seed_of(lora_name, cache_salt))
@@ -120,7 +120,7 @@ class Tracker:
         return len(one.held) * self._block_tokens
 
     def allocated(self, manager: Keeper, request: Tokens, blocks: Sequence[int], loaded: int) -> None:
-        """The request has these blocks; so many tokens of them, behind what was computed, are to be loaded."""
+        """Record the blocks of a request; the first `loaded` tokens after the computed ones are to be loaded."""
         one = self._followed.setdefault(request.request_id, _Followed(request.all_token_ids, seed_of()))
         one.blocks = list(blocks)
         count = loaded // self._block_tokens
@@ -141,7 +141,7 @@ class Tracker:
         more_blocks: Mapping[str, Sequence[int]],
         resumed: frozenset[str] = frozenset(),
     ) -> Step:
-        """A step with so many tokens of each request, behind so many that are computed; the blocks that came since."""
+        """Plan a step, given each request's scheduled and computed token counts and its newly allocated blocks."""
         step = Step(self._loads, [])
         self._loads = []
         for request_id, blocks in more_blocks.items():
@@ -161,7 +161,7 @@ class Tracker:
         return step
 
     def finished(self, manager: Keeper | None, request_id: str) -> None:
-        """The request is over, however it ended."""
+        """Drop the state of a request that finished, failed or was cancelled."""
         one = self._followed.pop(request_id, None)
         if one is not None and manager is not None:
             self._let_go(manager, one)

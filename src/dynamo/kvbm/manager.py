@@ -1,12 +1,12 @@
 """BlockManager: the tiers below an engine's own cache, and the threads that copy between them.
 
-    offload(blocks)            device → host, on the caller's thread; what is worth it goes on to disk and object store
-    find(hashes), array(slot)  host → device: the caller copies, then releases
-    begin(identities)          disk, object store → host, on a thread; a ticket says when it is over, and is to be ended
-    reidentify(model)          the engine has other weights
+offload(blocks)            device → host, on the caller's thread; policies select blocks for disk and object store
+find(hashes), array(slot)  host → device: the caller copies, then releases
+begin(identities)          disk, object store → host, on a thread; returns a ticket, which the caller must end
+reidentify(model)          the engine's weights were exchanged
 
-A block is found only after its copy is whole. Who waits for a ticket waits until its deadline and no longer: what has
-not come by then is computed. All methods may be called from any thread.
+A block can be found only after its copy is complete. A ticket expires at its deadline: blocks that have not arrived by
+then are computed. All methods are thread-safe.
 """
 
 import logging
@@ -39,18 +39,18 @@ from dynamo.runtime.request_plane.tcp import TcpTls
 logger = logging.getLogger(__name__)
 
 
-ONBOARDERS = 2  # One may wait for an object store while the other reads from disk.
-TICKETS_MAX = 256  # Prompts that wait for their blocks; one more computes them.
-PEER_BATCH = 4096  # A peer is asked once for a prefix, however long.
-LENT_SHARE = 4  # At most one block of so many is held for peers.
-PAUSE_S = 30.0  # After a failed write nothing is written to a tier for so long: a full disk does not empty itself.
-QUIET_S = 60.0  # For copies that run when the model is exchanged: each has a deadline of its own, far below.
-FLUSH_S = 2.0  # At the end: for what waits to be written.
-IDLE_S = 60.0  # A thread without work looks again, though it is woken for work.
+ONBOARDERS = 2  # One thread can wait for an object store while the other reads from disk.
+TICKETS_MAX = 256  # Prompts waiting for their blocks; beyond it, prompts are computed.
+PEER_BATCH = 4096  # Blocks per request to a peer: a prefix is requested at once, however long.
+LENT_SHARE = 4  # At most one in this many host blocks is held for peers.
+PAUSE_S = 30.0  # Pause of writes to a tier after a failed write: a full disk stays full for a while.
+QUIET_S = 60.0  # Maximum wait for running copies when the model is exchanged; each has its own, far shorter deadline.
+FLUSH_S = 2.0  # Time to write queued blocks at shutdown.
+IDLE_S = 60.0  # Idle threads also poll for work at this interval, though new work wakes them.
 
 
 class BlockManager:
-    """One engine's tiers."""
+    """The KV tiers of one engine."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class BlockManager:
         on_change: Callable[[], None] = lambda: None,
         tls: TcpTls = PLAIN,
     ) -> None:
-        """`on_change` is called, on any thread, when a thread changed what the tiers hold.
+        """`on_change` is called, on any thread, after a thread changed the content of the tiers.
 
-        Raises `ConfigError` for tiers that cannot be opened.
+        Raise `ConfigError` for tiers that cannot be opened.
         """
         self.config = config
         self.layout = layout
@@ -82,19 +82,19 @@ class BlockManager:
         self._has_work = threading.Condition(self._lock)
         self._is_quiet = threading.Condition(self._lock)
         self._working = 0
-        """Threads that copy."""
+        """Threads that copy at the moment."""
         self._is_exchanging = False
-        """No copy begins."""
+        """While set, no copy begins."""
         self._is_over = threading.Condition(self._lock)
         self._tickets: deque[Ticket] = deque()
         self._begun: list[Ticket] = []
-        """Those that threads work at."""
+        """Tickets in progress on a thread."""
         self._resume_at: dict[Tier, float] = {}
         self._close_by: float | None = None
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Starts the threads, and serves peers. Raises `ConfigError` where it cannot."""
+        """Start the threads and the server for peers. Raise `ConfigError` if it cannot listen."""
         if self.config.has_peers:
             self._peers = PeerBlocks(self.host, tls=self._tls)
             self._server = PeerServer(
@@ -114,7 +114,7 @@ class BlockManager:
                 self._start(f"onboard-{number}", self._run_onboards)
 
     def close(self) -> None:
-        """Writes what waits, as far as that is quick, and ends the threads; safe to call twice."""
+        """Write queued blocks for up to `FLUSH_S`, then end the threads; idempotent."""
         with self._lock:
             if self._close_by is None:
                 self._close_by = self._clock() + FLUSH_S
@@ -126,7 +126,7 @@ class BlockManager:
         for thread in self._threads:
             thread.join(FLUSH_S * 2 + self.config.object_timeout_s)
             if thread.is_alive():
-                logger.error("the thread %s did not end", thread.name)
+                logger.error("thread %s of the block manager did not end", thread.name)
         is_quiet = not any(thread.is_alive() for thread in self._threads)
         self._threads.clear()
         if self._disk is not None and is_quiet:
@@ -138,13 +138,13 @@ class BlockManager:
 
     @property
     def peer_address(self) -> str | None:
-        """Where peers ask for blocks; None where they cannot."""
+        """Address where peers request blocks; None if peers are disabled."""
         return None if self._server is None else self._server.address
 
     # From and to the device.
 
     def offload(self, blocks: Sequence[Outgoing]) -> int:
-        """Copies a sequence's consecutive blocks into the host, those that are worth it. How many were copied."""
+        """Copy consecutive blocks of a sequence into the host tier if policies select them; return the number copied."""
         now = self._clock()
         fills = {one.identity.sequence_hash: one.fill for one in blocks}
         with self._lock:
@@ -160,7 +160,7 @@ class BlockManager:
         return len(slots)
 
     def find(self, hashes: Sequence[int]) -> list[int]:
-        """Holds the longest prefix that the host has, until `release`."""
+        """Hold the longest prefix in the host tier until `release`."""
         now = self._clock()
         with self._lock:
             self._resume(now)
@@ -169,14 +169,14 @@ class BlockManager:
         return slots
 
     def touch(self, hashes: Sequence[int]) -> None:
-        """The device has these and uses them again: they stay longer here, and may be worth a place further down."""
+        """Record that the device reused its own copies: they are kept longer here, and may qualify for a lower tier."""
         now = self._clock()
         with self._lock:
             self.book.touch(hashes, now)
             self._has_work.notify_all()
 
     def array(self, slot: int) -> Array:
-        """A held block, as it lay on the device."""
+        """Return a held block in the device's layout."""
         return self.host.array(slot)
 
     def release(self, slots: Sequence[int]) -> None:
@@ -186,7 +186,7 @@ class BlockManager:
     # From slower tiers.
 
     def begin(self, identities: Sequence[Identity], peer: Peer | None = None) -> Ticket | None:
-        """Brings the longest prefix into the host that slower tiers or a peer have; None: there is nothing to wait for."""
+        """Start to copy the longest prefix in slower tiers or at a peer into the host tier; None if there is none."""
         now = self._clock()
         from_peer = peer.blocks if peer is not None and self._peers is not None else 0
         with self._lock:
@@ -207,16 +207,16 @@ class BlockManager:
         return ticket
 
     def reaches(self, hashes: Sequence[int]) -> bool:
-        """Whether `begin` would find something to wait for."""
+        """Return whether `begin` would return a ticket."""
         with self._lock:
             return self.book.reach(hashes)
 
     def is_over(self, ticket: Ticket) -> bool:
-        """Whether all came that will, or the time is over."""
+        """Return whether all available blocks have arrived, or the deadline has passed."""
         return ticket.is_done or self._clock() >= ticket.deadline
 
     def end(self, ticket: Ticket) -> None:
-        """Nobody waits for it any more. What it holds may be given away from now on."""
+        """End a ticket and release its blocks."""
         with self._lock:
             if ticket.is_ended:
                 return
@@ -227,20 +227,20 @@ class BlockManager:
             self.book.host.release(held)
 
     def wait(self, timeout_s: float) -> None:
-        """Until a ticket is over, or for so long."""
+        """Wait until a ticket is over, at most `timeout_s`."""
         with self._lock:
             self._is_over.wait(timeout_s)
 
-    # About them.
+    # Inspection.
 
     def take_changes(self) -> list[tuple[Tier, list[Change]]]:
-        """What became readable or unreadable since the last call, tier by tier."""
+        """Return the blocks that became readable or unreadable since the last call, tier by tier."""
         with self._lock:
             pools = {**({Tier.HOST: self.book.host} if self.book.host.is_keeping else {}), **self.book.lower}
             return [(tier, changes) for tier, pool in pools.items() if (changes := pool.take_changes())]
 
     def take_all(self) -> list[tuple[Tier, list[Change]]]:
-        """What is readable now, for somebody who knows nothing: every block after its parent. Changes so far are in it."""
+        """Return all readable blocks, parents first, for a new subscriber. Pending changes are included and cleared."""
         with self._lock:
             pools = {**({Tier.HOST: self.book.host} if self.book.host.is_keeping else {}), **self.book.lower}
             for pool in pools.values():
@@ -248,7 +248,7 @@ class BlockManager:
             return told_anew({tier: pool.content() for tier, pool in pools.items()})
 
     def clear(self) -> None:
-        """Forgets all blocks. Objects stay in their store, and are found there again."""
+        """Drop all blocks. Objects stay in their store, and can be found there again."""
         with self._lock:
             self.book.clear()
             if self._disk is not None:
@@ -258,11 +258,10 @@ class BlockManager:
                     self._pause(Tier.DISK, error)
 
     def reidentify(self, model: str) -> None:
-        """From now on blocks are of this model, by its fingerprint; those of another one are never found again.
+        """Switch to another model, given by its fingerprint; blocks of the former model are never found again.
 
-        To be called while nothing computes. The disk tier's file of the other model is removed; a file that this
-        model's blocks were left in serves again. Objects stay. Waits for copies that run. Raises `ConfigError` for a
-        tier that cannot be opened again.
+        To be called while nothing computes. The former model's disk file is removed; a file with blocks of the new model
+        is reused. Objects stay. Waits for running copies. Raise `ConfigError` for a tier that cannot be reopened.
         """
         with self._lock:
             if model == self.layout.model:
@@ -287,14 +286,14 @@ class BlockManager:
                     if one is not None:
                         one.reidentify(self.host)
             except BaseException:
-                self._close_by = self._clock()  # Nothing is read or written any more, rather than anything wrong.
+                self._close_by = self._clock()  # Stop all reads and writes, rather than use blocks of a wrong model.
                 raise
             finally:
                 self._is_exchanging = False
                 self._has_work.notify_all()
 
     def status(self) -> dict[str, Any]:
-        """How full the tiers are, and what is on its way."""
+        """Return the fill of the tiers and the copies in progress."""
         with self._lock:
             host = self.book.host
             tiers = {Tier.HOST: host, **self.book.lower}
@@ -315,7 +314,7 @@ class BlockManager:
             }
 
     def validate(self) -> None:
-        """Asserts what must hold between any two calls."""
+        """Assert the invariants that hold between any two calls."""
         with self._lock:
             self.book.validate()
 
@@ -329,8 +328,8 @@ class BlockManager:
     def _watched(self, run: Callable[..., None], *args: Any) -> None:
         try:
             run(*args)
-        except Exception:  # The task's owner: nobody else would hear of it.
-            logger.exception("a thread of the block manager failed: its tier is not used any more")
+        except Exception:  # Thread boundary: no caller receives the exception.
+            logger.exception("a thread of the block manager failed: its tier is disabled")
             with self._lock:
                 self.book.paused.update(self.book.lower)
                 self._resume_at = dict.fromkeys(self.book.lower, float("inf"))
@@ -354,7 +353,7 @@ class BlockManager:
 
     @contextmanager
     def _copying(self) -> Iterator[None]:
-        """Of one that works, until it does not."""
+        """Count the calling thread as copying."""
         try:
             yield
         finally:
@@ -414,7 +413,7 @@ class BlockManager:
             self._on_change()
 
     def _take_part(self, ticket: Ticket) -> bool:
-        """Copies the next blocks of a ticket. False when it is over: there are no more, one is missing, nobody waits."""
+        """Copy the next blocks of a ticket. Return False when it is over: complete, a block missing, or ended."""
         with self._lock:
             if not ticket.copies or ticket.is_ended or self._clock() >= ticket.deadline or self._close_by is not None:
                 return False
@@ -426,15 +425,17 @@ class BlockManager:
         reads = {Tier.DISK: self._read_disk, Tier.OBJECT: self._read_objects, Tier.PEER: self._read_peer}
         try:
             outcomes = reads[tier](part, ticket)
-        except Exception as failure:  # The request's boundary: its prompt is computed, and others are read on.
-            logger.exception("blocks could not be read from %s", tier.value)
+        except Exception as failure:  # Request boundary: this prompt is computed, and other tickets are served on.
+            logger.exception("failed to read blocks from %s", tier.value)
             outcomes = [failure] * len(part)
         came: list[int] = []
         with self._lock:
             for copy, error in zip(part, outcomes, strict=True):
                 is_corrupt = isinstance(error, Corrupt)
                 if is_corrupt:
-                    logger.warning("block %016x of %s: %s", copy.identity.sequence_hash, copy.tier.value, error)
+                    logger.warning(
+                        "failed to read block %016x from %s: %s", copy.identity.sequence_hash, copy.tier.value, error
+                    )
                 slot = self.book.onboarded(copy, is_whole=error is None, is_corrupt=is_corrupt)
                 if slot is not None:
                     came.append(slot)
@@ -456,15 +457,15 @@ class BlockManager:
         return outcomes
 
     def _read_peer(self, part: list[Copy], ticket: Ticket) -> list[Exception | None]:
-        assert self._peers is not None, "a peer without means to reach it"
+        assert self._peers is not None, "a peer without a client for peers"
         assert ticket.peer is not None, "a peer without an address"
         hashes, slots = [copy.identity.sequence_hash for copy in part], [copy.host for copy in part]
-        missing: Exception = KeyError("the peer does not have it")
+        missing: Exception = KeyError("the peer does not have the block")
         try:
             timeout_s = max(0.001, ticket.deadline - self._clock())
             count = self._peers.read(ticket.peer.address, hashes, slots, timeout_s)
         except TransferError as error:
-            logger.info("blocks of %s could not be copied (%s): %s", ticket.peer.address, error.kind, error)
+            logger.info("failed to copy blocks from peer %s (%s): %s", ticket.peer.address, error.kind, error)
             self.traffic.peer_failures += 1
             count, missing = 0, error
         return [None if at < count else missing for at in range(len(part))]
@@ -474,7 +475,7 @@ class BlockManager:
             try:
                 self._disk.erase(copy.lower)
             except OSError as error:
-                logger.warning("a corrupt block could not be erased: %s", error)
+                logger.warning("failed to erase a corrupt block: %s", error)
 
     def _read_objects(self, part: list[Copy], ticket: Ticket) -> list[Exception | None]:
         assert self._objects is not None, "an object tier without a store"
@@ -482,13 +483,13 @@ class BlockManager:
         for copy in part:
             outcome: Exception | None = None
             if outcomes and outcomes[-1] is not None:
-                outcome = outcomes[-1]  # What follows a block that is missing is of no use.
+                outcome = outcomes[-1]  # Blocks after a missing one are unusable.
             else:
                 left = max(0.001, ticket.deadline - self._clock())
                 try:
                     count = self._objects.read(copy.identity.sequence_hash, self.host.raw(copy.host), left)
                     self.traffic.object_bytes_in += count
-                    outcome = None if count else KeyError("there is no such object")
+                    outcome = None if count else KeyError("no such object")
                 except (ObjectFailure, Corrupt) as error:
                     self.traffic.object_read_failures += 1
                     outcome = error
@@ -496,15 +497,15 @@ class BlockManager:
         return outcomes
 
     def _lend(self, hashes: Sequence[int]) -> list[int]:
-        """Holds what a peer may copy."""
+        """Hold blocks for a peer to copy."""
         with self._lock:
             return self.book.host.match(hashes)
 
-    # All of these hold the lock.
+    # Called with the lock held.
 
     def _fall_quiet(self) -> None:
         if not self._is_quiet.wait_for(lambda: not self._working, QUIET_S):
-            raise ConfigError(f"the KV tiers still copy blocks of another model after {QUIET_S:g} s")
+            raise ConfigError(f"the KV tiers still copy blocks of the former model after {QUIET_S:g} s")
 
     def _keep(self, ticket: Ticket, slots: list[int]) -> None:
         if ticket.is_ended:
@@ -521,7 +522,7 @@ class BlockManager:
 
     def _pause(self, tier: Tier, error: Exception) -> None:
         if tier not in self.book.paused:
-            logger.warning("%s tier: nothing is written for %.0f s: %s", tier.value, PAUSE_S, error)
+            logger.warning("%s tier: writes paused for %.0f s: %s", tier.value, PAUSE_S, error)
         self.book.paused.add(tier)
         self._resume_at[tier] = self._clock() + PAUSE_S
 

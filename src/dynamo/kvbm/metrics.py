@@ -1,4 +1,4 @@
-"""KvbmMetrics: what the tiers hold and what moved between them, under upstream's names (control-plane.md §4.4, §4.6)."""
+"""KvbmMetrics: content of the tiers and traffic between them, under upstream's metric names."""
 
 import logging
 import threading
@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLOSE_S = 2.0
-SILENCE_S = 5.0  # A scraper sends its request at once.
-SCRAPERS_MAX = 16  # Connections at a time, each with a thread.
+SILENCE_S = 5.0  # Scrapers send their request at once.
+SCRAPERS_MAX = 16  # Concurrent connections, each with a thread.
 
 
 def show(registry: MetricsRegistry, manager: BlockManager, block_tokens: int) -> None:
-    """Adds the manager's families to a registry. They are read when somebody asks."""
+    """Add the manager's metric families to a registry. Values are read at scrape time."""
 
     def counter(name: str, what: str, value: Callable[[], float]) -> None:
         registry.counter(f"kvbm_{name}", what).labels().follow(value)
@@ -36,7 +36,7 @@ def show(registry: MetricsRegistry, manager: BlockManager, block_tokens: int) ->
     has_host = book.host.is_keeping
 
     def on_host_way(is_wanted: bool) -> Callable[[], float]:
-        """What went to disk: from the host where there is one, else from the device, with the host as a station."""
+        """Return a reader of blocks copied to disk: from the host tier, or from the device if there is no host tier."""
         return (lambda: counts.offloaded[Tier.DISK]) if has_host == is_wanted else (lambda: 0)
 
     def rate(tier: Tier) -> Callable[[], float]:
@@ -49,29 +49,29 @@ def show(registry: MetricsRegistry, manager: BlockManager, block_tokens: int) ->
         lambda: counts.offloaded[Tier.HOST] if has_host else 0,
     )
     counter("offload_blocks_h2d", "Blocks copied from host to disk", on_host_way(is_wanted=True))
-    counter("offload_blocks_d2d", "Blocks copied from device to disk, past the host", on_host_way(is_wanted=False))
+    counter("offload_blocks_d2d", "Blocks copied from device to disk without a host tier", on_host_way(is_wanted=False))
     counter("offload_blocks_d2o", "Blocks copied to the object store", lambda: counts.offloaded[Tier.OBJECT])
     counter("onboard_blocks_h2d", "Blocks copied from host to device", lambda: counts.onboarded[Tier.HOST])
-    counter("onboard_blocks_d2d", "Blocks copied from disk towards the device", lambda: counts.onboarded[Tier.DISK])
+    counter("onboard_blocks_d2d", "Blocks copied from disk for the device", lambda: counts.onboarded[Tier.DISK])
     counter("onboard_blocks_o2d", "Blocks copied from the object store", lambda: counts.onboarded[Tier.OBJECT])
     counter("offload_bytes_object", "Bytes written to the object store", lambda: traffic.object_bytes_out)
     counter("onboard_bytes_object", "Bytes read from the object store", lambda: traffic.object_bytes_in)
-    counter("object_read_failures", "Objects that could not be read", lambda: traffic.object_read_failures)
-    counter("object_write_failures", "Objects that could not be written", lambda: traffic.object_write_failures)
+    counter("object_read_failures", "Failed reads of objects", lambda: traffic.object_read_failures)
+    counter("object_write_failures", "Failed writes of objects", lambda: traffic.object_write_failures)
     for name, tier in (("host", Tier.HOST), ("disk", Tier.DISK), ("object", Tier.OBJECT)):
-        gauge(f"{name}_cache_hit_rate", f"Part of the blocks asked of the {name} tier that it had", rate(tier))
-    # Ours: what an operator must see to know that a tier stands still.
+        gauge(f"{name}_cache_hit_rate", f"Hit rate of block lookups in the {name} tier", rate(tier))
+    # Not in upstream: detection of a failing tier.
     counter(
         "disk_read_failures",
-        "Blocks on disk that were torn, corrupt or not readable",
+        "Blocks on disk that were torn, corrupt or unreadable",
         lambda: traffic.disk_read_failures,
     )
-    counter("disk_write_failures", "Writes that the disk refused", lambda: traffic.disk_write_failures)
-    counter("offload_blocks_dropped", "Blocks for whose copy there was no room", lambda: counts.dropped)
-    counter("onboard_timeouts", "Prompts computed because their blocks came too late", lambda: traffic.tickets_late)
+    counter("disk_write_failures", "Failed writes to the disk tier", lambda: traffic.disk_write_failures)
+    counter("offload_blocks_dropped", "Blocks not copied for lack of space", lambda: counts.dropped)
+    counter("onboard_timeouts", "Prompts computed because their blocks arrived too late", lambda: traffic.tickets_late)
     counter("onboard_blocks_p2d", "Blocks copied from other workers", lambda: counts.onboarded[Tier.PEER])
-    counter("peer_failures", "Prefixes that other workers could not give", lambda: traffic.peer_failures)
-    gauge("tiers_paused", "Tiers that nothing is written to at the moment", lambda: len(book.paused))
+    counter("peer_failures", "Failed copies of prefixes from other workers", lambda: traffic.peer_failures)
+    gauge("tiers_paused", "Tiers with writes paused", lambda: len(book.paused))
     _show_pools(registry, manager)
 
 
@@ -79,24 +79,24 @@ def _show_pools(registry: MetricsRegistry, manager: BlockManager) -> None:
     pools = {"host": manager.book.host}
     pools |= {tier.name.lower(): pool for tier, pool in manager.book.lower.items()}
     counters: dict[str, tuple[str, Callable[[PoolCounts], int]]] = {
-        "allocations": ("Places given to be filled", lambda counts: counts.allocations),
-        "allocations_from_reset": ("Of these, empty ones", lambda counts: counts.allocations_from_reset),
-        "evictions": ("Blocks that gave their place to others", lambda counts: counts.evictions),
-        "registrations": ("Blocks that became findable", lambda counts: counts.registrations),
-        "duplicate_blocks": ("Blocks that were there already", lambda counts: counts.duplicate_blocks),
-        "stagings": ("Blocks that were completed", lambda counts: counts.stagings),
-        "match_requests": ("Prefixes that were looked for", lambda counts: counts.match_requests),
-        "match_blocks": ("Blocks that were looked for", lambda counts: counts.match_blocks),
-        "match_hits": ("Blocks that were found", lambda counts: counts.match_hits),
+        "allocations": ("Slots allocated", lambda counts: counts.allocations),
+        "allocations_from_reset": ("Slots allocated that were empty", lambda counts: counts.allocations_from_reset),
+        "evictions": ("Blocks evicted", lambda counts: counts.evictions),
+        "registrations": ("Blocks registered", lambda counts: counts.registrations),
+        "duplicate_blocks": ("Blocks registered that were already present", lambda counts: counts.duplicate_blocks),
+        "stagings": ("Blocks completely written", lambda counts: counts.stagings),
+        "match_requests": ("Prefix lookups", lambda counts: counts.match_requests),
+        "match_blocks": ("Blocks looked up", lambda counts: counts.match_blocks),
+        "match_hits": ("Blocks found by lookups", lambda counts: counts.match_hits),
     }
     for name, (what, of_counts) in counters.items():
         family = registry.counter(f"kvbm_{name}_total", what, ("pool",))
         for label, pool in pools.items():
             family.labels(pool=label).follow(partial(_read, of_counts, pool.counts))
     gauges: dict[str, tuple[str, Callable[[Pool], int]]] = {
-        "inflight": ("Places that somebody holds", Pool.held),
+        "inflight": ("Slots held", Pool.held),
         "reset_pool_size": ("Empty places", lambda pool: pool.reset),
-        "inactive_pool_size": ("Blocks that nobody uses and that may serve again", lambda pool: pool.inactive),
+        "inactive_pool_size": ("Unused blocks that can be reused or evicted", lambda pool: pool.inactive),
     }
     for name, (what, of_pool) in gauges.items():
         sizes = registry.gauge(f"kvbm_{name}", what, ("pool",))
@@ -109,7 +109,7 @@ def _read(read: Callable[[T], int], source: T) -> float:
 
 
 class _BoundedServer(ThreadingHTTPServer):
-    """A server with a bound on its connections, each of which has a thread."""
+    """HTTP server with a limit on its connections, each of which has a thread."""
 
     daemon_threads = True
 
@@ -131,10 +131,10 @@ class _BoundedServer(ThreadingHTTPServer):
 
 
 class MetricsServer:
-    """A port of its own for these metrics, where a scraper of upstream's looks for them (`DYN_KVBM_METRICS_PORT`)."""
+    """HTTP server for these metrics on the port that upstream uses for them (`DYN_KVBM_METRICS_PORT`)."""
 
     def __init__(self, registry: MetricsRegistry, port: int) -> None:
-        """Raises `ConfigError` for a port that is taken."""
+        """Raise `ConfigError` for a port that is in use."""
 
         class Handler(BaseHTTPRequestHandler):
             timeout = SILENCE_S

@@ -1,4 +1,4 @@
-"""Orders: what the block manager is asked to do, and what it did. Pure."""
+"""Orders: requests to the block manager, and counters of its work. Pure."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from dynamo.kvbm.logical.book import Copy
 
 Array = npt.NDArray[Any]
 Fill = Callable[[Array], None]
-"""Writes a block into the array that it is given."""
+"""Function that writes a block into the given array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A block on the device that is complete, and how it is copied."""
+    """A complete block on the device, and the function that copies it."""
 
     identity: Identity
     fill: Fill
@@ -29,12 +29,12 @@ class Peer:
 
     address: str
     blocks: int
-    """How many of the blocks that are asked for, from the first on."""
+    """Number of consecutive requested blocks, from the first, that the peer has."""
 
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A prefix on its way into the host."""
+    """A prefix being copied into the host tier."""
 
     deadline: float
     copies: deque[Copy]
@@ -46,7 +46,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Traffic:
-    """What the threads did since the start."""
+    """Counters of the threads since the start."""
 
     object_bytes_out: int = 0
     object_bytes_in: int = 0
@@ -57,4 +57,4 @@ class Traffic:
     peer_failures: int = 0
     tickets: int = 0
     tickets_late: int = 0
-    """Prompts that were computed because their blocks did not come in time."""
+    """Prompts computed because their blocks did not arrive in time."""

@@ -1,12 +1,12 @@
-"""Peers: workers of the same model that copy blocks from each other's host tier rather than compute them.
+"""Peers: workers of one model copy blocks from each other's host tiers instead of computing them.
 
-    who has blocks                                 who wants them
+    worker with the blocks                         worker that needs them
     PeerServer ◀── Want(fingerprint, hashes) ────  PeerBlocks
-               ──── a descriptor, or nothing ───▶
-    Source     ◀── pull (NIXL, shared memory, TCP) ── Puller ──▶ places in the own host tier
+               ──── descriptor or None ──────────▶
+    Source     ◀── pull (NIXL, shared memory, TCP) ── Puller ──▶ slots in the own host tier
 
-The first question has a port of its own; what is pulled, and how, is `kvbm.transfer`'s. Blocks are held until they are
-pulled, or until their time has come. What arrives is not believed before the pull is over.
+The request has its own port; the transfer itself is implemented by `kvbm.transfer`. Blocks are held until they are pulled
+or their lease expires. Received bytes are used only after the pull has completed.
 """
 
 import contextlib
@@ -41,22 +41,22 @@ from dynamo.runtime.request_plane.tcp import TcpTls, local_address
 
 logger = logging.getLogger(__name__)
 
-SERVERS = 4  # Questions that are answered at once; an answer takes well under a millisecond.
-HOLD_S = 10.0  # Longer than anybody waits for a prompt's blocks.
+SERVERS = 4  # Requests answered concurrently; an answer takes well under a millisecond.
+HOLD_S = 10.0  # Longer than the longest wait for a prompt's blocks.
 QUESTION_S = 2.0
 LOOPBACK = "127.0.0.1"
-PENDING_MAX = 64  # Connections that are answered or wait for it; one more is closed, and its prompt is computed.
+PENDING_MAX = 64  # Connections answered or queued; further ones are closed, and their prompts are computed.
 
 
 class Want(msgspec.Struct, frozen=True):
-    """A prefix that somebody would like to copy."""
+    """Request for a prefix."""
 
     fingerprint: int
     hashes: list[int]
 
 
 class Lent(msgspec.Struct, frozen=True):
-    """Where its first blocks are; None: not here, or not now."""
+    """Descriptor of its first blocks; None if they are not available."""
 
     descriptor: Descriptor | None = None
 
@@ -65,7 +65,7 @@ _wants, _lents, _encoder = msgspec.msgpack.Decoder(Want), msgspec.msgpack.Decode
 
 
 class PackedLayout(Layout, frozen=True, kw_only=True):
-    """A block of the host tier as `kvbm.transfer` sees it: one piece, up to its page boundary."""
+    """Layout of a host tier's block for `kvbm.transfer`: one piece, padded to its page boundary."""
 
     @property
     def planes(self) -> int:
@@ -77,7 +77,7 @@ class PackedLayout(Layout, frozen=True, kw_only=True):
 
 
 def region_of(arena: HostArena) -> Region:
-    """The host tier as a region."""
+    """Return the host tier as a region."""
     layout: BlockLayout = arena.layout
     words = PackedLayout(
         model=f"{layout.fingerprint:016x}",
@@ -92,7 +92,7 @@ def region_of(arena: HostArena) -> Region:
 
 
 class PeerServer:
-    """Lends blocks of the host tier. `find` holds the longest prefix of some hashes, `release` lets go of places."""
+    """Server for blocks of the host tier. `find` holds the longest prefix of hashes, `release` releases slots."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class PeerServer:
         blocks_max: int = 1 << 30,
         tls: TcpTls = PLAIN,
     ) -> None:
-        """Raises `ConfigError` for an address that cannot be listened at.
+        """Raise `ConfigError` for an address that cannot be bound.
 
-        Without `host`, blocks are lent within this machine, or, where clients must show a certificate, within its network.
+        Without `host`, listen on this machine only, or, where clients must present a certificate, on its network address.
         """
         if not host:
             host = local_address() if tls.verifies_clients else LOOPBACK
-            logger.info("KV blocks are lent to peers at %s; DYN_KVBM_PEER_HOST names another address", host)
+            logger.info("serving KV blocks to peers at %s; set DYN_KVBM_PEER_HOST to use another address", host)
         self._fingerprint = arena.layout.fingerprint
         self._find = find
         self._release = release
@@ -123,7 +123,7 @@ class PeerServer:
             self._source.start()
             self._listener = socket.create_server((host, 0))
         except OSError as error:
-            raise ConfigError(f"blocks cannot be offered to peers at {host!r}: {error.strerror}") from None
+            raise ConfigError(f"cannot serve KV blocks to peers at {host!r}: {error.strerror}") from None
         bound = self._listener.getsockname()
         self.address = f"{bound[0]}:{bound[1]}"
         self._is_closed = threading.Event()
@@ -138,17 +138,17 @@ class PeerServer:
         self._thread.start()
 
     def reidentify(self, arena: HostArena) -> None:
-        """The tier's blocks are of another model now; it holds none of the former one."""
+        """Switch to another model; the tier contains no blocks of the former one."""
         self._fingerprint = arena.layout.fingerprint
         self._region.layout = region_of(arena).layout
 
     @property
     def lent(self) -> int:
-        """Blocks that are held for others."""
+        """Blocks held for peers."""
         return self._source.held
 
     def close(self) -> None:
-        """Stop serving and give up what is lent."""
+        """Stop serving and release the blocks held for peers."""
         self._is_closed.set()
         try:
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -161,7 +161,7 @@ class PeerServer:
 
     def _take(self, link: socket.socket) -> None:
         if not self._pending.acquire(blocking=False):
-            logger.info("closed the connection of a peer: %d others wait already", PENDING_MAX)
+            logger.info("closed the connection of a peer: %d connections are queued", PENDING_MAX)
             link.close()
             return
         try:
@@ -180,7 +180,7 @@ class PeerServer:
             wire.write_frame(link, _encoder.encode(Lent(self._lend(want))))
         except (OSError, TransferError, msgspec.DecodeError) as error:
             logger.info("closed the connection of a peer: %s", error)
-        except Exception:  # The request's boundary: other peers are served on.
+        except Exception:  # Request boundary: other peers are served on.
             logger.exception("closed the connection of a peer: its request failed")
         finally:
             link.close()
@@ -200,7 +200,7 @@ class PeerServer:
 
 
 class PeerBlocks:
-    """Copies blocks of peers into the own host tier."""
+    """Client that copies blocks of peers into the own host tier."""
 
     def __init__(self, arena: HostArena, *, tls: TcpTls = PLAIN, members: Iterable[PullMember] | None = None) -> None:
         self._fingerprint = arena.layout.fingerprint
@@ -212,12 +212,12 @@ class PeerBlocks:
         self._puller = Puller(region, members)
 
     def reidentify(self, arena: HostArena) -> None:
-        """From now on blocks of another model are asked for. Nothing is read at the moment."""
+        """Switch to another model. Must not be called while a read runs."""
         self._fingerprint = arena.layout.fingerprint
         self._region.layout = region_of(arena).layout
 
     def read(self, address: str, hashes: Sequence[int], slots: Sequence[int], timeout_s: float) -> int:
-        """Fills places with the longest prefix that the peer has: how many. Raises `TransferError`."""
+        """Fill slots with the longest prefix that the peer has; return its number of blocks. Raise `TransferError`."""
         deadline = Deadline.after(timeout_s)
         descriptor = self._ask(address, hashes, deadline)
         if descriptor is None:
@@ -248,11 +248,11 @@ class PeerBlocks:
             finally:
                 link.close()
         except TimeoutError:
-            raise TransferTimeout("the peer does not answer") from None
+            raise TransferTimeout("the peer did not respond in time") from None
         except msgspec.DecodeError as error:
-            raise TransferError(f"peer {address} answered something else: {error}") from None
+            raise TransferError(f"unexpected answer from peer {address}: {error}") from None
         except (OSError, ValueError) as error:
-            raise SourceUnreachable(f"peer {address}: {error}") from None
+            raise SourceUnreachable(f"cannot reach peer {address}: {error}") from None
         if lent.descriptor is None:
             return None
         layout = self._region.layout

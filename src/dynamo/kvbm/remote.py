@@ -1,7 +1,7 @@
 """Remote block manager: the scheduler's access to the block manager of a worker in another process, over a local socket.
 
-vLLM may run its scheduler and its worker as two processes; the block manager is in the worker. Both know the engine's id,
-which names the socket. The socket lies in a directory that only this user can enter, and the server also checks the user
+vLLM may run its scheduler and its worker as two processes; the block manager is in the worker. The engine's id, common to
+both, names the socket. The socket lies in a directory that only this user can enter, and the server also checks the user
 of each peer, so that the id need not be secret. A frame is a length and a msgpack message; nothing in it is executed.
 """
 
@@ -26,7 +26,7 @@ from dynamo.kvbm.transfer.base import TransferError
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 2.0  # An answer takes microseconds; a worker that is silent for so long is not used any more.
+ANSWER_S = 2.0  # An answer takes microseconds; after this time without one the worker is not used any more.
 CLOSE_S = 2.0
 CONNECTIONS_MAX = 4  # An engine has one scheduler; a restarted one may overlap with it.
 TICKETS_MAX = 4096  # Open at once by one connection; far more than the block manager accepts.
@@ -43,13 +43,13 @@ class Begin(msgspec.Struct, tag="begin", frozen=True):
 
 
 class IsOver(msgspec.Struct, tag="is_over", frozen=True):
-    """Ask whether a ticket is over."""
+    """Query whether a ticket is over."""
 
     ticket: int
 
 
 class EndTicket(msgspec.Struct, tag="end", frozen=True):
-    """Give a ticket up."""
+    """End a ticket."""
 
     ticket: int
 
@@ -67,7 +67,7 @@ class ReleaseSlots(msgspec.Struct, tag="release", frozen=True):
 
 
 class ClearTiers(msgspec.Struct, tag="clear", frozen=True):
-    """Forget all blocks."""
+    """Drop all blocks."""
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,7 +85,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def socket_path(engine_id: str) -> str:
-    """Return the socket's path, in a directory of this user. Raise `ConfigError` where there can be none."""
+    """Return the socket's path, in a directory of this user. Raise `ConfigError` if the path is too long."""
     name = hashlib.sha256(engine_id.encode()).hexdigest()[:32]
     path = os.path.join(runtime_directory(), f"{PREFIX}{name}{SUFFIX}")
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX - PID_BYTES:
@@ -94,10 +94,10 @@ def socket_path(engine_id: str) -> str:
 
 
 class ManagerServer:
-    """Serves a block manager to the scheduler of the same engine. Each connection has a thread."""
+    """Server of a block manager for the scheduler of the same engine. Each connection has a thread."""
 
     def __init__(self, manager: BlockManager, engine_id: str) -> None:
-        """Raise `ConfigError` where the socket cannot be made."""
+        """Raise `ConfigError` if the socket cannot be created."""
         self._manager = manager
         self._path = socket_path(engine_id)
         self._guard = threading.Lock()
@@ -135,13 +135,13 @@ class ManagerServer:
         if is_taken:
             threading.Thread(target=self._serve, args=(link,), name="kvbm-remote-serve", daemon=True).start()
         else:
-            logger.warning("refused a connection to the block manager: another user's, or one of too many")
+            logger.warning("refused a connection to the block manager: wrong user, or too many connections")
             link.close()
 
     def _serve(self, link: socket.socket) -> None:
         tickets: dict[int, Ticket] = {}
         try:
-            link.settimeout(None)  # A scheduler without requests is silent.
+            link.settimeout(None)  # An idle scheduler sends nothing.
             while (body := wire.read_frame(link, FRAME_BYTES_MAX)) is not None:
                 reply = self._answer(_requests.decode(body), tickets)
                 link.settimeout(ANSWER_S)
@@ -151,7 +151,7 @@ class ManagerServer:
         except (msgspec.DecodeError, TransferError, OSError) as error:
             if not self._is_closed.is_set():
                 logger.warning("closed a connection to the block manager: %s", error)
-        except Exception:  # The connection's boundary: other connections are served on.
+        except Exception:  # Connection boundary: other connections are served on.
             logger.exception("closed a connection to the block manager: its request failed")
         finally:
             for ticket in tickets.values():
@@ -188,10 +188,10 @@ class ManagerServer:
 
 
 class RemoteManager:
-    """Client of a `ManagerServer`, used by the scheduler. Without an answer it reports that nothing is found."""
+    """Client of a `ManagerServer`, used by the scheduler. After a failure it reports that nothing is found."""
 
     def __init__(self, engine_id: str) -> None:
-        """Raise `OSError` where no server listens yet, `ConfigError` where there can be none."""
+        """Raise `OSError` if no server listens yet, `ConfigError` for an invalid path."""
         link = socket.socket(socket.AF_UNIX)
         try:
             link.settimeout(ANSWER_S)
@@ -234,20 +234,20 @@ class RemoteManager:
             body = wire.read_frame(self._link, FRAME_BYTES_MAX)
             if body is not None:
                 return _replies.decode(body)
-            reason = "it closed the connection"
+            reason = "the connection was closed"
         except TimeoutError:
             reason = f"no answer within {ANSWER_S:g} s"
         except (OSError, TransferError, msgspec.DecodeError) as error:
             reason = str(error)
-        logger.warning("the worker's block manager failed (%s): KV tiers are not used any more", reason)
+        logger.warning("the worker's block manager failed (%s): KV tiers are disabled", reason)
         self.close()
         return Reply()
 
 
 def _listen(path: str) -> socket.socket:
-    """Listen at a path, and remove the sockets that killed processes left beside it. Raise `ConfigError`.
+    """Listen at a path, and remove the sockets left in its directory by killed processes. Raise `ConfigError`.
 
-    The socket gets its name when it listens already: one that refuses connections belongs to no running process.
+    The socket is renamed to its path only once it listens: one that refuses connections belongs to no running process.
     """
     fresh = f"{path[: -len(SUFFIX)]}.{os.getpid()}"
     listener = socket.socket(socket.AF_UNIX)

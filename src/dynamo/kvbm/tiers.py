@@ -1,4 +1,4 @@
-"""Tiers: what a configuration asks for, opened: the memory, the file, the store, and the book of them."""
+"""Tiers: open the configured tiers: host memory, disk file, object store, and the book of them."""
 
 import logging
 from dataclasses import dataclass
@@ -21,27 +21,27 @@ from dynamo.kvbm.transfer.shared import SharedPages, is_available
 
 logger = logging.getLogger(__name__)
 
-STATIONS = 256  # Host blocks where no host tier is wanted: what passes through on its way from and to a slower tier.
-QUEUE_SHARE = 2  # At most one block of so many in the host waits for its copy, and cannot be given away meanwhile.
+STATIONS = 256  # Host slots without a host tier: staging buffers for copies from and to slower tiers.
+QUEUE_SHARE = 2  # At most one in this many host blocks waits for its copy, during which it cannot be evicted.
 QUEUE_MAX = 4096
 
 
 @dataclass(slots=True)
 class Tiers:
-    """Everything below the device."""
+    """All tiers below the device."""
 
     book: Book
     host: HostArena
     disk: Disk | None
     objects: ObjectBlocks | None
     pages: SharedPages | None
-    """The host's memory where peers may map it."""
+    """The host tier's memory, where peers may map it."""
 
 
 def open_tiers(
     config: KvbmConfig, layout: BlockLayout, *, worker_id: str = "", store: ObjectStore | None = None
 ) -> Tiers:
-    """Raises `ConfigError` for what the user can mend; a disk without room is done without, and it is said so."""
+    """Open the tiers. Raise `ConfigError` for invalid settings; a disk without space is logged and not used."""
     wanted = config.host_blocks(layout.stride_bytes)
     blocks = wanted or STATIONS
     sketch = Sketch(blocks)
@@ -76,7 +76,7 @@ def open_tiers(
 
 
 def reopen_disk(config: KvbmConfig, layout: BlockLayout, book: Book) -> Disk | None:
-    """The disk tier of another model, in place of one whose pool is empty. Raises `ConfigError`."""
+    """Open the disk tier of another model, in place of one whose pool is empty. Raise `ConfigError`."""
     disk = _open_disk(config, layout)
     if disk is None:
         book.paused.add(Tier.DISK)
@@ -89,11 +89,11 @@ def _restore(disk: Disk, pool: Pool) -> None:
     kept = disk.restore()
     pool.restore(kept)
     if kept:
-        logger.info("%s: %d blocks from before", disk.path, len(kept))
+        logger.info("%s: restored %d blocks", disk.path, len(kept))
 
 
 def open_store(config: KvbmConfig, worker_id: str) -> ObjectStore:
-    """A directory or an S3 bucket. Raises `ConfigError`."""
+    """Open a directory or an S3 bucket. Raise `ConfigError`."""
     bucket = config.object_bucket.replace("{worker_id}", worker_id)
     endpoint = config.object_endpoint
     if endpoint.startswith("file://"):
@@ -119,7 +119,7 @@ def _open_disk(config: KvbmConfig, layout: BlockLayout) -> Disk | None:
             syncs=config.disk_fsync,
         )
     except DiskFull as error:
-        logger.warning("the disk tier is done without: %s", error)
+        logger.warning("disk tier disabled: %s", error)
         return None
     except OSError as error:
         raise ConfigError(f"DYN_KVBM_DISK_CACHE_DIR={config.disk_dir!r}: {error.strerror}") from None

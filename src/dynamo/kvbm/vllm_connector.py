@@ -1,11 +1,11 @@
-"""vLLM's connector: KV tiers below vLLM's own cache, in its process (control-plane.md §4.6). Imported by vLLM alone.
+"""vLLM's connector: KV tiers below vLLM's own cache, in its process. Imported by vLLM only.
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "DynamoConnector", "kv_role": "kv_both",
                                             "kv_connector_module_path": "dynamo.kvbm.vllm_connector"}'
 
-vLLM makes two of these, one for its scheduler and one for its worker. The block manager is the worker's; where that is a
-process of its own, as on CPU, the scheduler asks over a local socket. Several workers (tensor or pipeline parallel) are
-refused. Sizes are the block manager's variables.
+vLLM creates two instances, one in its scheduler and one in its worker. The block manager is in the worker; if that is a
+separate process, as on CPU, the scheduler uses it over a local socket. Engines with several workers (tensor or pipeline
+parallel) are refused. Sizes are set by the block manager's environment variables.
 """
 
 import logging
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """What the scheduler's connector tells the worker's."""
+    """Data that the scheduler's connector passes to the worker's."""
 
     step: Step = field(default_factory=Step)
 
 
 @dataclass(slots=True)
 class _Shared:
-    """What both connectors of an engine use."""
+    """State common to both connectors of an engine."""
 
     manager: BlockManager | None = None
     server: MetricsServer | None = None
@@ -52,18 +52,18 @@ _guard = threading.Lock()
 
 
 class DynamoConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """`KVConnectorBase_V1` over a block manager."""
+    """`KVConnectorBase_V1` backed by a block manager."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         parallel = vllm_config.parallel_config
         if parallel.world_size != 1:
-            raise ConfigError(f"{parallel.world_size} workers in one engine: the connector serves one")
+            raise ConfigError(f"{parallel.world_size} workers in one engine: DynamoConnector supports one")
         if len(kv_cache_config.kv_cache_groups) != 1:
-            raise ConfigError("a model with several kinds of KV cache: the connector serves one kind")
+            raise ConfigError("a model with several kinds of KV cache: DynamoConnector supports one kind")
         self._config = KvbmConfig.read()
         if not self._config.is_enabled:
-            raise ConfigError("no KV tier is wanted: expected DYN_KVBM_CPU_CACHE_GB or another tier's size")
+            raise ConfigError("no KV tier is configured: set DYN_KVBM_CPU_CACHE_GB or another tier's size")
         self._block_tokens = int(vllm_config.cache_config.block_size)
         self._blocks = int(kv_cache_config.num_blocks)
         model = vllm_config.model_config
@@ -72,17 +72,17 @@ class DynamoConnector(KVConnectorBase_V1):  # type: ignore[misc]
         with _guard:
             self._shared = _engines.setdefault(self._engine_id, _Shared())
         self._away: RemoteManager | None = None
-        """The manager of a worker in another process."""
+        """Client of the block manager of a worker in another process."""
         self._tracker = Tracker(self._block_tokens)
         self._caches: list[tuple[torch.Tensor, int]] = []
-        """Each layer's cache, and the dimension that counts its blocks."""
+        """Each layer's cache, and its block dimension."""
         self._sizes: list[int] = []
 
     # The scheduler's side.
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         manager = self._keeper()
-        if manager is None or request.mm_features:  # Images are not part of the tokens' hashes.
+        if manager is None or request.mm_features:  # Block hashes do not cover images.
             return 0, False
         lora = request.lora_request.lora_name if request.lora_request is not None else None
         found = self._tracker.match(
@@ -119,7 +119,7 @@ class DynamoConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return True
 
     def _keeper(self) -> BlockManager | RemoteManager | None:
-        """The block manager, wherever it is; None before the worker has its caches."""
+        """Return the block manager, local or remote; None before the worker has registered its caches."""
         if self._shared.manager is not None or self._away is not None:
             return self._shared.manager or self._away
         try:
@@ -135,7 +135,7 @@ class DynamoConnector(KVConnectorBase_V1):  # type: ignore[misc]
             dimension = next((at for at, size in enumerate(cache.shape[:2]) if size == self._blocks), None)
             if dimension is None:
                 raise ConfigError(
-                    f"{name}: a cache of shape {tuple(cache.shape)} has no place for {self._blocks} blocks"
+                    f"{name}: no dimension of the cache's shape {tuple(cache.shape)} has {self._blocks} blocks"
                 )
             self._caches.append((cache, dimension))
             self._sizes.append(cache.select(dimension, 0).nbytes)

@@ -1,1 +1,1 @@
-"""Which block is where, and which one moves: pools, policies, filters and queues. Pure: no bytes, no threads, no clock."""
+"""Placement and movement of blocks: pools, policies, filters and queues. Pure: no bytes, no threads, no clock."""

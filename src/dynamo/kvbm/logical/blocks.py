@@ -1,40 +1,40 @@
-"""Blocks: what identifies a block's content, and the states between an empty place and a readable one. Pure."""
+"""Blocks: the identity of a block's content, and the states of a slot from empty to readable. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class State(Enum):
-    """The life of a place in a pool (control-plane.md §4.4); only what is registered can be found."""
+    """The states of a slot in a pool; only registered blocks can be found."""
 
     RESET = "reset"
-    """Nobody's, without content."""
+    """Free, without content."""
     MUTABLE = "mutable"
-    """Somebody's, who fills it."""
+    """Allocated, being filled by its holder."""
     STAGED = "staged"
-    """Whole, and not yet findable."""
+    """Completely written, not yet findable."""
     REGISTERED = "registered"
-    """Whole and findable; nobody changes it any more."""
+    """Completely written, findable, and immutable."""
 
 
 class Tier(Enum):
-    """Where blocks are; the value is the routers' word for it."""
+    """Storage tiers; the value is the tier's name in KV events."""
 
     DEVICE = "device"
     HOST = "host_pinned"
     DISK = "disk"
     OBJECT = "external"
     PEER = "peer"
-    """Another worker's host; never told, for it is that worker's to tell."""
+    """Another worker's host tier; never published, because that worker publishes its own blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a block holds. The sequence hash covers the whole prefix, so equal hashes mean equal content."""
+    """Identity of a block's content. The sequence hash covers the whole prefix, so equal hashes mean equal content."""
 
     sequence_hash: int
     tokens_hash: int
     parent_hash: int | None = None
-    """The block before it in its sequence; None at the start."""
+    """Sequence hash of the preceding block; None for the first block of a sequence."""
     priority: int = 0
-    """How much it is worth to keep, from 0 to 100."""
+    """Retention priority, from 0 to 100."""

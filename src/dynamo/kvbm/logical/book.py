@@ -1,4 +1,4 @@
-"""Book: the tiers below the device, and every block's way between them. Pure.
+"""Book: the tiers below the device, and the state of every copy between them. Pure.
 
                      admit ─▶ (the engine copies) ─▶ admitted
     device ──────────────────────────────────────────────────▶ host ──offer──▶ queue ──take_offloads──▶ disk, object
@@ -6,8 +6,8 @@
        └── (the engine copies) ◀── find ────────────────────────┘ └── take_onboards ◀── disk, object
                                                                      (a thread copies) ─▶ onboarded
 
-Every place that a copy reads or writes is held from the decision until it is told how the copy went, so that nothing is
-read before it is whole, and nothing is given away while it is read.
+Every slot that a copy reads or writes is held from the decision until the result of the copy is reported, so that no
+block is read before it is complete, and no slot is reused while it is read.
 """
 
 from collections import deque
@@ -22,20 +22,20 @@ from dynamo.kvbm.logical.pool import Pool
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One block's way between the host and a slower tier; both places are held."""
+    """A copy of one block between the host tier and a slower tier; both slots are held."""
 
     tier: Tier
     host: int
     lower: int | None
-    """None for an object that nobody knows of yet: it may be there all the same."""
+    """Slot in the slower tier; None for an object that is not in the index but may exist in the store."""
     identity: Identity
     age: int
-    """How often everything was forgotten before it began."""
+    """Number of calls of `clear` before the copy began."""
 
 
 @dataclass(slots=True)
 class Onboarding:
-    """What it takes to have a prefix in the host: what is there is held, the rest is to be copied."""
+    """Plan for onboarding a prefix: blocks already in the host tier (held), and the copies for the rest."""
 
     held: list[int] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
@@ -43,22 +43,22 @@ class Onboarding:
 
 @dataclass(slots=True)
 class Counts:
-    """What happened since the start."""
+    """Counters since the start."""
 
     offloaded: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     onboarded: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     asked: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     found: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     dropped: int = 0
-    """Offers for which there was no room: in the host, in a queue, or in the tier below."""
+    """Offers dropped because the host tier, a queue, or the tier below was full."""
     failed: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
-    """Copies that did not come to an end."""
+    """Copies that failed."""
     corrupt: int = 0
-    """Blocks whose bytes were not what was written."""
+    """Blocks whose bytes differ from those written."""
 
 
 class Book:
-    """All tiers but the device."""
+    """All tiers except the device."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Book:
         self.lower = dict(lower)
         self.counts = Counts()
         self.paused: set[Tier] = set()
-        """Tiers that take nothing at the moment."""
+        """Tiers to which no blocks are written at the moment."""
         self._to_host = to_host
         self._to_lower = dict(to_lower)
         self._sketch = sketch
@@ -88,28 +88,28 @@ class Book:
     # From the device.
 
     def worthy(self, identities: Sequence[Identity], now: float) -> list[Identity]:
-        """Those of a sequence's consecutive blocks that are to be copied into the host."""
+        """Return the blocks, of a sequence's consecutive blocks, that are to be copied into the host tier."""
         chosen = worthy_prefix(identities, self._priority_min)
         return [one for one in chosen if self._to_host.passes(one, self.host, now)]
 
     def admit(self, count: int) -> list[int]:
-        """Places in the host to be filled: as many as there are, up to so many."""
+        """Allocate up to `count` host slots to be filled."""
         slots = self.host.allocate(min(count, self.host.available)) or []
         self.counts.dropped += count - len(slots)
         return slots
 
     def admitted(self, slot: int, identity: Identity, now: float) -> None:
-        """A block was copied from the device, whole."""
+        """Register a block after its copy from the device is complete."""
         self.host.stage(slot, identity)
         slot = self.host.register(slot)
         self.counts.offloaded[Tier.HOST] += 1
         self.offer(slot, now)
         self.host.release([slot])
 
-    # Questions of the device.
+    # Lookups by the device.
 
     def find(self, hashes: Sequence[int], now: float) -> list[int]:
-        """Holds the longest prefix that the host has; release it with `host.release`."""
+        """Hold the longest prefix in the host tier; release it with `host.release`."""
         for sequence_hash in hashes:
             self._sketch.observe(sequence_hash)
         slots = self.host.match(hashes)
@@ -121,7 +121,7 @@ class Book:
         return slots
 
     def touch(self, hashes: Sequence[int], now: float) -> None:
-        """The device has these and uses them again."""
+        """Record that the device uses its own copies of these blocks again."""
         for sequence_hash in hashes:
             self._sketch.observe(sequence_hash)
         slots = list(self.host.scan(hashes).values())
@@ -130,7 +130,7 @@ class Book:
         self.host.release(slots)
 
     def reach(self, hashes: Sequence[int], from_peer: int = 0) -> bool:
-        """Whether slower tiers hold what comes behind the host's part of a prefix, or may hold it."""
+        """Return whether slower tiers contain, or may contain, the blocks that follow the host's part of a prefix."""
         for at, sequence_hash in enumerate(hashes):
             if sequence_hash not in self.host:
                 is_known = any(sequence_hash in pool for pool in self.lower.values())
@@ -140,7 +140,7 @@ class Book:
     # To slower tiers.
 
     def offer(self, slot: int, now: float) -> None:
-        """A block that the host holds is to be copied further, wherever a policy wants it and there is room to wait."""
+        """Queue a held host block for copying to each lower tier whose policy accepts it and whose queue has space."""
         identity = self.host.identity(slot)
         key = identity.sequence_hash
         for tier, pool in self.lower.items():
@@ -156,11 +156,11 @@ class Book:
             self._queued[tier].add(key)
 
     def waiting(self, tier: Tier) -> int:
-        """How many blocks wait for their copy."""
+        """Return the number of blocks waiting to be copied into a tier."""
         return len(self._queues[tier])
 
     def take_offloads(self, tier: Tier, limit: int) -> list[Copy]:
-        """The next copies into a tier."""
+        """Return the next copies into a tier, at most `limit`."""
         copies: list[Copy] = []
         queue, pool = self._queues[tier], self.lower[tier]
         while queue and len(copies) < limit:
@@ -176,8 +176,8 @@ class Book:
         return copies
 
     def offloaded(self, copy: Copy, *, is_whole: bool) -> None:
-        """A copy into a slower tier came to its end."""
-        assert copy.lower is not None, "an offload without a place"
+        """Record the end of a copy into a slower tier."""
+        assert copy.lower is not None, "an offload without a slot"
         pool, slot = self.lower[copy.tier], copy.lower
         if is_whole and copy.age == self._age:
             pool.stage(slot, copy.identity)
@@ -193,7 +193,7 @@ class Book:
     # From slower tiers.
 
     def take_onboards(self, identities: Sequence[Identity], from_peer: int = 0) -> Onboarding:
-        """The copies that bring the longest prefix into the host that can be had; a peer has so many of its blocks."""
+        """Return the copies that onboard the longest available prefix; a peer has its first `from_peer` blocks."""
         found = Onboarding()
         places: list[tuple[Identity, Tier, int | None]] = []
         for at, identity in enumerate(identities):
@@ -217,7 +217,7 @@ class Book:
         return found
 
     def onboarded(self, copy: Copy, *, is_whole: bool, is_corrupt: bool = False) -> int | None:
-        """A copy into the host came to its end. The place that holds the block, which is to be released; None if none."""
+        """Record the end of a copy into the host. Return the slot of the block, which must be released; None on failure."""
         pool = self.lower.get(copy.tier)
         if pool is not None and copy.lower is not None:
             pool.release([copy.lower])
@@ -238,13 +238,13 @@ class Book:
         return None
 
     def cancelled(self, copy: Copy) -> None:
-        """A copy into the host is not made: what comes before it is missing, or nobody waits for it any more."""
+        """Cancel a copy into the host: a preceding block is missing, or the ticket was ended."""
         if copy.lower is not None:
             self.lower[copy.tier].release([copy.lower])
         self.host.release([copy.host])
 
     def clear(self) -> None:
-        """Forgets all; what is on its way is brought to its end and forgotten then."""
+        """Drop all blocks; running copies are completed, and their blocks dropped then."""
         self._age += 1
         for tier, queue in self._queues.items():
             self.host.release(list(queue))
@@ -255,22 +255,22 @@ class Book:
             pool.clear()
 
     def validate(self) -> None:
-        """Asserts what must hold between any two calls."""
+        """Assert the invariants that hold between any two calls."""
         self.host.validate()
         for tier, pool in self.lower.items():
             pool.validate()
-            assert len(self._queues[tier]) <= self._queue_max, "more blocks wait than may"
+            assert len(self._queues[tier]) <= self._queue_max, "a queue is longer than its limit"
             assert {self.host.identity(slot).sequence_hash for slot in self._queues[tier]} <= self._queued[tier]
 
     def _note(self, pool: Pool, identity: Identity) -> None:
-        """An object was there that nobody knew of."""
+        """Add an object to the index that was found in the store."""
         places = pool.allocate(1)
         if places is not None:
             pool.stage(places[0], identity)
             pool.release([pool.register(places[0])])
 
     def _look(self, key: int) -> tuple[Tier | None, int | None]:
-        """The fastest slower tier that has a block, which is held there."""
+        """Return the fastest slower tier that contains a block, and its slot, which is now held."""
         for tier, pool in self.lower.items():
             self.counts.asked[tier] += 1
             slots = pool.match([key])

@@ -1,7 +1,7 @@
-"""Consolidator: the events of an engine's cache and of the tiers below it as one stream that a router can follow. Pure.
+"""Consolidator: merge the KV events of an engine's cache and of the tiers below it into one stream for routers. Pure.
 
-A router places a block behind its parent, wherever that is held. A block whose parent nobody holds any more cannot be
-told, for it is nobody's prefix; that it is gone is not told either.
+A router places a block after its parent, in whichever tier the parent is. A block whose parent is in no tier cannot be
+published, because it is not a usable prefix; its removal is not published either.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,18 +11,18 @@ from dynamo.kvbm.logical.pool import Change
 from dynamo.protocols.kv_events import Cleared, KvEvent, Removed, Stored, StoredBlock
 
 Told = tuple[KvEvent, str]
-"""An event and the tier that it speaks of."""
+"""An event and the tier that it applies to."""
 
 
 class Consolidator:
-    """What routers were told of one worker."""
+    """The blocks of one worker as published to routers."""
 
     def __init__(self) -> None:
         self._tiers: dict[int, set[Tier]] = {}
-        """Where each block is, as was told."""
+        """Tiers of each block, as published."""
 
     def device(self, events: Iterable[KvEvent]) -> Iterator[Told]:
-        """The engine's own events."""
+        """Yield the engine's own events."""
         for event in events:
             if isinstance(event, Cleared):
                 self._tiers.clear()
@@ -33,7 +33,7 @@ class Consolidator:
                 yield from self._stored(event, Tier.DEVICE)
 
     def lower(self, tier: Tier, changes: Iterable[Change]) -> Iterator[Told]:
-        """What changed in another tier."""
+        """Yield the events for changes in another tier."""
         run: list[StoredBlock] = []
         first_parent: int | None = None
         gone: list[int] = []

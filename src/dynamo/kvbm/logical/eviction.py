@@ -1,30 +1,30 @@
-"""Eviction: which of the blocks that nobody uses is given away next. Pure."""
+"""Eviction: the order in which unused blocks are evicted. Pure."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 from dynamo.kvbm.logical.frequency import Sketch
 
-LEVELS = 4  # Seen once, up to three times, up to seven times, more often: beyond that blocks do not differ.
+LEVELS = 4  # Seen once, up to 3 times, up to 7 times, more often; higher counts are not distinguished.
 
 
 class Inactive(Protocol):
-    """The blocks that nobody uses, in the order in which they go."""
+    """Unused blocks, in order of eviction."""
 
     def add(self, slot: int, sequence_hash: int, priority: int) -> None:
-        """Its last user let go of it."""
+        """Add a block that its last holder released."""
 
     def remove(self, slot: int) -> None:
-        """Somebody uses it again, or it is gone."""
+        """Remove a block that is in use again or was dropped."""
 
     def pop(self) -> int:
-        """The next one to go. Raises `IndexError` if there is none."""
+        """Remove and return the slot to evict next. Raise `IndexError` if there is none."""
 
     def __len__(self) -> int: ...
 
 
 class _Ranked:
-    """Places in ranks: the lowest rank goes first, and in it who came first."""
+    """Slots in ranks: evicted by ascending rank, first in first out within a rank."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, dict[int, None]] = {}
@@ -54,14 +54,14 @@ class _Ranked:
 
 
 class Lru(_Ranked):
-    """The lowest priority first, and among equals the one that was used longest ago."""
+    """Evicts the lowest priority first; among equals, the least recently used block."""
 
     def add(self, slot: int, sequence_hash: int, priority: int) -> None:
         self.put(slot, priority)
 
 
 class LevelledLru(_Ranked):
-    """The lowest priority first, then what was seldom asked for, then what was used longest ago."""
+    """Evicts the lowest priority first, then the least frequently requested block, then the least recently used."""
 
     def __init__(self, frequency: Callable[[int], int]) -> None:
         super().__init__()
@@ -73,5 +73,5 @@ class LevelledLru(_Ranked):
 
 
 def make_inactive(policy: str, sketch: Sketch) -> Inactive:
-    """`lru` or `lfu`."""
+    """Return the eviction policy named `lru` or `lfu`."""
     return Lru() if policy == "lru" else LevelledLru(sketch.estimate)

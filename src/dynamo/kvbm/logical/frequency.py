@@ -1,14 +1,14 @@
-"""Frequency: how often blocks are asked for, remembered in little memory. Pure."""
+"""Frequency: approximate request counts of blocks in bounded memory. Pure."""
 
 ROWS = 4
-COUNT_MAX = 15  # What four bits of TinyLFU hold; more often is not more telling.
-AGE_AFTER = 10  # Observations for each column, after which all counts are halved: what was popular fades.
+COUNT_MAX = 15  # The 4-bit counters of TinyLFU; higher counts add no information.
+AGE_AFTER = 10  # Observations per column after which all counts are halved, so that old popularity fades.
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 _HALVES = bytes(value // 2 for value in range(256))
 
 
 class Sketch:
-    """TinyLFU's count-min sketch: estimates are never too low, but for what has aged."""
+    """Count-min sketch of TinyLFU: apart from aging, estimates are never too low."""
 
     def __init__(self, blocks: int) -> None:
         self._bits = max(6, blocks.bit_length())
@@ -16,7 +16,7 @@ class Sketch:
         self._left = AGE_AFTER << self._bits
 
     def observe(self, sequence_hash: int) -> None:
-        """Somebody asked for it."""
+        """Count one request for a block."""
         for row, place in zip(self._rows, self._places(sequence_hash), strict=True):
             if row[place] < COUNT_MAX:
                 row[place] += 1
@@ -26,7 +26,7 @@ class Sketch:
             self._rows = [row.translate(_HALVES) for row in self._rows]
 
     def estimate(self, sequence_hash: int) -> int:
-        """How often, of late."""
+        """Return the recent number of requests for a block."""
         return min(row[place] for row, place in zip(self._rows, self._places(sequence_hash), strict=True))
 
     def _places(self, sequence_hash: int) -> list[int]:
@@ -35,13 +35,13 @@ class Sketch:
 
 
 class RepeatFilter:
-    """Lets pass what was seen at least twice of late: a disk wears, and most blocks are never asked for again.
+    """Filter that passes blocks seen at least twice recently: disks wear, and most blocks are never requested again.
 
     A count begins at 1, doubles with each repetition and loses 1 with each `decay`.
     """
 
     ENOUGH = 2
-    ENTRIES_MAX = 1 << 18  # Some 20 MB; beyond, the counts are made to fade faster.
+    ENTRIES_MAX = 1 << 18  # About 20 MB; beyond it, counts decay faster.
 
     def __init__(self, decay_s: float = 60.0, entries_max: int = ENTRIES_MAX) -> None:
         self._counts: dict[int, int] = {}
@@ -53,7 +53,7 @@ class RepeatFilter:
         return len(self._counts)
 
     def passes(self, sequence_hash: int, now: float) -> bool:
-        """Counts one more request to keep the block; False where it came for the first time."""
+        """Count one more request to keep the block; return False for its first request."""
         if self._decayed_at is None:
             self._decayed_at = now
         elif now - self._decayed_at >= self._decay_s:
@@ -67,5 +67,5 @@ class RepeatFilter:
         return count >= self.ENOUGH
 
     def decay(self) -> None:
-        """Time passed."""
+        """Decrease all counts by one."""
         self._counts = {one: count - 1 for one, count in self._counts.items() if count > 1}

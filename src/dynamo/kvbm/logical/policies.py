@@ -1,4 +1,4 @@
-"""Policies: which blocks are worth a copy in the next tier. Pure."""
+"""Policies: the rules that select blocks for a copy in the next tier. Pure."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -9,7 +9,7 @@ from dynamo.kvbm.logical.pool import Pool
 
 
 class Rule(Enum):
-    """The rules of control-plane.md §4.3, by upstream's names."""
+    """Rules, by upstream's names."""
 
     PASS_ALL = "pass_all"  # noqa: S105 - a rule, not a secret
     PRESENCE = "presence"
@@ -17,7 +17,7 @@ class Rule(Enum):
 
 
 class Policy:
-    """One way from tier to tier: a block goes it if every rule lets it."""
+    """Rules for copies from one tier to another: a block is copied if every rule passes."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Policy:
         self._repeats = repeats
 
     def passes(self, identity: Identity, target: Pool, now: float) -> bool:
-        """Whether the block is to be copied into `target`."""
+        """Return whether the block is to be copied into `target`."""
         key = identity.sequence_hash
         if self._rules & {Rule.PRESENCE, Rule.PRESENCE_LFU} and key in target:
             return False
@@ -43,7 +43,7 @@ class Policy:
 
 
 def worthy_prefix(identities: Sequence[Identity], priority_min: int) -> Sequence[Identity]:
-    """The blocks before the first whose priority is too low: what follows it could not be found without it."""
+    """Return the blocks before the first whose priority is too low: later blocks could not be found without it."""
     if priority_min <= 0:
         return identities
     for at, identity in enumerate(identities):

@@ -1,10 +1,10 @@
-"""Pool: the places of one tier, who holds them, and what can be found in them. Pure.
+"""Pool: the slots of one tier, their holders, and the index of registered blocks. Pure.
 
-    allocate ─▶ mutable ─stage─▶ staged ─register─▶ registered ◀─match─ active (held) ⇄ inactive (held by nobody)
+    allocate ─▶ mutable ─stage─▶ staged ─register─▶ registered ◀─match─ active (held) ⇄ inactive (without holders)
        ▲                                                │
-       └───────────── reset ◀── release of what was never registered, eviction of what is inactive
+       └───────────── reset ◀── release of a slot that was not registered, eviction of an inactive block
 
-Places are numbers. Whoever allocates or matches holds a place once, and releases it once.
+Slots are numbers. Each `allocate` or `match` adds a holder to its slots, and each holder releases them once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from dynamo.kvbm.logical.eviction import Inactive
 
 @dataclass(slots=True)
 class PoolCounts:
-    """What happened in a pool since the start (control-plane.md §4.4)."""
+    """Counters of a pool since the start."""
 
     allocations: int = 0
     allocations_from_reset: int = 0
@@ -26,7 +26,7 @@ class PoolCounts:
     stagings: int = 0
     match_requests: int = 0
     match_blocks: int = 0
-    """Blocks that were asked for."""
+    """Blocks looked up."""
     match_hits: int = 0
     scan_requests: int = 0
     scan_hits: int = 0
@@ -34,17 +34,17 @@ class PoolCounts:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A block became readable, or is readable no longer."""
+    """A block that became readable or unreadable."""
 
     identity: Identity
     is_stored: bool
 
 
 class Pool:
-    """One tier's places."""
+    """The slots of one tier."""
 
     def __init__(self, blocks: int, inactive: Inactive, *, is_keeping: bool = True) -> None:
-        """With `is_keeping` False, what nobody holds is forgotten at once: the places are stations on a way."""
+        """If `is_keeping` is False, released blocks are dropped at once: the slots only stage copies between tiers."""
         self.total = blocks
         self.is_keeping = is_keeping
         self.counts = PoolCounts()
@@ -60,12 +60,12 @@ class Pool:
         return sequence_hash in self._slot_of
 
     def __len__(self) -> int:
-        """How many blocks can be found."""
+        """Return the number of blocks that can be found."""
         return len(self._slot_of)
 
     @property
     def available(self) -> int:
-        """How many `allocate` can give."""
+        """Number of slots that `allocate` can return."""
         return len(self._reset) + len(self._inactive)
 
     @property
@@ -77,7 +77,7 @@ class Pool:
         return len(self._reset)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Holds places to be filled: empty ones first, then those of inactive blocks; None if there are not so many."""
+        """Hold slots to be filled: empty ones first, then those of inactive blocks; None if there are too few."""
         if count > self.available:
             return None
         slots = []
@@ -95,16 +95,16 @@ class Pool:
         return slots
 
     def stage(self, slot: int, identity: Identity) -> None:
-        """All of it is written."""
-        assert self._states[slot] is State.MUTABLE, "a block was completed that nobody was filling"
+        """Mark a block as completely written."""
+        assert self._states[slot] is State.MUTABLE, "staged a block that is not being filled"
         self._states[slot], self._identities[slot] = State.STAGED, identity
         self.counts.stagings += 1
 
     def register(self, slot: int) -> int:
-        """Makes a staged block findable. The place that holds the content from now on: an older one of it stays."""
+        """Make a staged block findable. Return the slot of its content: that of an older copy if there is one."""
         identity = self._identities[slot]
-        assert self._states[slot] is State.STAGED, "a block was registered before it was whole"
-        assert identity is not None, "a block was registered that was forgotten meanwhile"
+        assert self._states[slot] is State.STAGED, "registered a block that is not staged"
+        assert identity is not None, "registered a block without an identity"
         older = self._slot_of.get(identity.sequence_hash)
         if older is not None:
             self.counts.duplicate_blocks += 1
@@ -118,7 +118,7 @@ class Pool:
         return slot
 
     def match(self, hashes: Sequence[int]) -> list[int]:
-        """Holds the blocks of the longest prefix of these that is here."""
+        """Hold the blocks of the longest prefix of `hashes` in the pool; return their slots."""
         self.counts.match_requests += 1
         self.counts.match_blocks += len(hashes)
         slots: list[int] = []
@@ -132,7 +132,7 @@ class Pool:
         return slots
 
     def scan(self, hashes: Sequence[int]) -> dict[int, int]:
-        """Holds whichever of these are here: their places by their hashes."""
+        """Hold every block of `hashes` in the pool; return their slots by hash."""
         self.counts.scan_requests += 1
         found: dict[int, int] = {}
         for sequence_hash in hashes:
@@ -144,12 +144,12 @@ class Pool:
         return found
 
     def hold_again(self, slot: int) -> None:
-        """One more holder of a block that somebody holds."""
-        assert self._holders[slot] > 0, "a block was passed on by somebody who did not hold it"
+        """Add a holder to a held block."""
+        assert self._holders[slot] > 0, "added a holder to a block that is not held"
         self._holders[slot] += 1
 
     def release(self, slots: Sequence[int]) -> None:
-        """Lets go. The end of a sequence becomes unused before its beginning, which more others may share."""
+        """Release held slots. A sequence's last blocks become unused first: its first ones are more likely to be shared."""
         for slot in reversed(slots):
             self._holders[slot] -= 1
             assert self._holders[slot] >= 0, "a block was released twice"
@@ -165,7 +165,7 @@ class Pool:
                 self._empty(slot)
 
     def forget(self, sequence_hash: int) -> bool:
-        """Its content is no good: nobody finds it from now on. False where it is not here."""
+        """Make a block with invalid content unfindable. Return False if it is not in the pool."""
         slot = self._slot_of.get(sequence_hash)
         if slot is None:
             return False
@@ -178,22 +178,22 @@ class Pool:
         return True
 
     def clear(self) -> None:
-        """Forgets all; what is held stays with its holders."""
+        """Drop all blocks; held slots stay with their holders."""
         for sequence_hash in list(self._slot_of):
             self.forget(sequence_hash)
 
     def identity(self, slot: int) -> Identity:
-        """What a registered or staged block holds."""
+        """Return the identity of a registered or staged block."""
         identity = self._identities[slot]
         assert identity is not None, "an empty block has no content"
         return identity
 
     def held(self) -> int:
-        """Places that somebody holds."""
+        """Return the number of held slots."""
         return self.total - self.available
 
     def restore(self, content: Mapping[int, Identity]) -> list[int]:
-        """What the places of an unused pool hold from before, parents first. The places whose content is a duplicate."""
+        """Restore the content of an unused pool, parents first. Return the slots whose content is a duplicate."""
         assert len(self._reset) == self.total, "a pool in use was restored"
         duplicates = []
         for slot, identity in content.items():
@@ -211,29 +211,29 @@ class Pool:
         return duplicates
 
     def content(self) -> list[Identity]:
-        """All that can be found."""
+        """Return the identities of all blocks that can be found."""
         return [self.identity(slot) for slot in self._slot_of.values()]
 
     def take_changes(self) -> list[Change]:
-        """What became readable or unreadable since the last call, in order."""
+        """Return the blocks that became readable or unreadable since the last call, in order."""
         changes, self._changes = self._changes, []
         return changes
 
     def validate(self) -> None:
-        """Asserts what must hold between any two calls."""
+        """Assert the invariants that hold between any two calls."""
         held = sum(1 for count in self._holders if count > 0)
-        assert held + self.available == self.total, "a place was lost"
-        assert len(set(self._reset)) == len(self._reset), "a place is empty twice"
+        assert held + self.available == self.total, "a slot was lost"
+        assert len(set(self._reset)) == len(self._reset), "a slot is in the free list twice"
         for slot in self._reset:
-            assert self._states[slot] is State.RESET, "an empty place has content"
-            assert self._holders[slot] == 0, "an empty place is held"
+            assert self._states[slot] is State.RESET, "an empty slot has content"
+            assert self._holders[slot] == 0, "an empty slot is held"
         for sequence_hash, slot in self._slot_of.items():
             identity = self._identities[slot]
-            assert self._states[slot] is State.REGISTERED, "a block can be found that is not whole"
-            assert identity is not None, "a block can be found that is nothing"
-            assert identity.sequence_hash == sequence_hash, "a block is found under a wrong name"
+            assert self._states[slot] is State.REGISTERED, "an indexed block is not registered"
+            assert identity is not None, "an indexed block has no identity"
+            assert identity.sequence_hash == sequence_hash, "a block is indexed under a wrong hash"
         registered = sum(1 for state in self._states if state is State.REGISTERED)
-        assert registered == len(self._slot_of), "a registered block cannot be found"
+        assert registered == len(self._slot_of), "a registered block is not indexed"
 
     def _hold(self, slot: int) -> None:
         if self._holders[slot] == 0:
@@ -252,7 +252,7 @@ class Pool:
 
 
 def told_anew(content: Mapping[Tier, Sequence[Identity]]) -> list[tuple[Tier, list[Change]]]:
-    """Changes that lead from nothing to what tiers hold, each block after its parent, wherever that is."""
+    """Return the changes from an empty state to the tiers' content, each block after its parent in any tier."""
     nearest: dict[int, tuple[Tier, Identity]] = {}
     found = [(tier, identity) for tier, identities in content.items() for identity in identities]
     for tier, identity in found:

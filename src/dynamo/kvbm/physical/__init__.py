@@ -1,1 +1,1 @@
-"""Where the bytes of blocks are: memory, a file, an object store. What they mean is for others to say."""
+"""Storage of the bytes of blocks: memory, a file, an object store, without interpreting them."""

@@ -1,10 +1,10 @@
-"""Disk: blocks in fixed places of one file, each behind a header that says what it is.
+"""Disk: blocks at fixed offsets of one file, each after a header that identifies it.
 
-    page 0       the file's own header: fingerprint, bytes of a place
-    place n      a page with the block's header, then its bytes up to a page boundary
+    page 0       the file's own header: fingerprint, bytes per slot
+    slot n       a page with the block's header, then its bytes up to a page boundary
 
-A block is whole if its header's checksum and its bytes' agree; whatever a crash left half written is found out by that, and
-what is intact serves again after a restart. One process has a file at a time; the next one takes another.
+A block is valid if the checksums of its header and of its bytes match, which detects blocks half written at a crash;
+valid blocks are reused after a restart. One process uses a file at a time; further processes use further files.
 """
 
 import contextlib
@@ -34,19 +34,19 @@ from dynamo.kvbm.physical.layout import (
 logger = logging.getLogger(__name__)
 
 FILES_MAX = 64  # Processes that share a directory, each with its own file.
-TOGETHER_MAX = 64  # Neighbours that are read or written by one call; far below what a system takes (IOV_MAX).
+TOGETHER_MAX = 64  # Adjacent slots read or written by one call; far below the system's limit (IOV_MAX).
 Placed = TypeVar("Placed", bound=tuple[int, Any, Any])
-"""Something about a place, which is named first."""
+"""A tuple that begins with a slot."""
 _FILE = struct.Struct("<8sQQ")
 _MAGIC = b"DYNKVFS1"
 
 
 class DiskFull(Exception):
-    """The file system takes no more."""
+    """The file system is full."""
 
 
 class Disk:
-    """One file of blocks."""
+    """A file of blocks."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Disk:
         fills_with_zeros: bool = False,
         syncs: bool = False,
     ) -> None:
-        """Raises `ConfigError` for a directory that cannot be used, `DiskFull` where there is no room."""
+        """Raise `ConfigError` for an unusable directory, `DiskFull` if there is too little space."""
         self.layout = layout
         self.blocks = blocks
         self.syncs = syncs
@@ -78,7 +78,7 @@ class Disk:
         return PAGE_BYTES + self.blocks * self._stride
 
     def restore(self) -> dict[int, Identity]:
-        """What the places hold from before, parents first. The bytes themselves are looked at when they are read."""
+        """Return the content of the slots from before, parents first. Block bytes are checked only when they are read."""
         found: list[tuple[int, Identity]] = []
         page = mmap.mmap(-1, PAGE_BYTES)
         for slot in range(self.blocks):
@@ -91,7 +91,7 @@ class Disk:
         return parents_first(found)
 
     def write(self, blocks: Sequence[tuple[int, Identity, Bytes]]) -> None:
-        """Writes blocks, given with their bytes up to the page boundary. Raises `DiskFull` and `OSError`."""
+        """Write blocks, given with their bytes padded to a page boundary. Raise `DiskFull` and `OSError`."""
         for run in _runs(blocks):
             parts: list[memoryview] = []
             for number, (_, identity, data) in enumerate(run):
@@ -109,14 +109,14 @@ class Disk:
                 for part in parts:
                     part.release()
             if written < len(run) * self._stride:
-                raise DiskFull(f"{self.path}: {written} of {len(run) * self._stride} bytes were taken")
+                raise DiskFull(f"{self.path}: wrote {written} of {len(run) * self._stride} bytes")
         if self.syncs:
             os.fdatasync(self._file)
 
     def read(self, blocks: Sequence[tuple[int, int, Bytes]]) -> list[Corrupt | None]:
-        """Reads places, given with their sequence hashes and the memory for their bytes; what is wrong with each.
+        """Read slots, given with their sequence hashes and buffers; return the error of each, or None.
 
-        Raises `OSError`.
+        Raise `OSError`.
         """
         outcomes: list[Corrupt | None] = []
         for run in _runs(blocks):
@@ -124,7 +124,7 @@ class Disk:
             parts: list[memoryview] = []
             for number, (_, _, data) in enumerate(run):
                 parts += [memoryview(headers)[number * PAGE_BYTES : (number + 1) * PAGE_BYTES], data.data]
-            os.preadv(self._file, parts, self._place(run[0][0]))  # Where the file ends too early, headers stay empty.
+            os.preadv(self._file, parts, self._place(run[0][0]))  # Beyond the end of the file, headers stay empty.
             for number, (_, sequence_hash, data) in enumerate(run):
                 try:
                     header = unpack_header(parts[2 * number], self._fingerprint)
@@ -139,17 +139,17 @@ class Disk:
         return outcomes
 
     def erase(self, slot: int) -> None:
-        """Its content is no good, now and after a restart. Raises `OSError`."""
+        """Invalidate a slot's content, also for later restarts. Raise `OSError`."""
         with mmap.mmap(-1, PAGE_BYTES) as page:
             os.pwritev(self._file, [page], self._place(slot))
 
     def clear(self) -> None:
-        """Forgets all, now and after a restart. Raises `OSError`."""
+        """Drop all blocks, also for later restarts. Raise `OSError`."""
         os.ftruncate(self._file, PAGE_BYTES)
         os.ftruncate(self._file, self.size_bytes)
 
     def discard(self) -> None:
-        """Removes the file, for good; its room is free at once. Raises nothing: what cannot be removed stays."""
+        """Remove the file; its space is free at once. Errors are ignored, and leave the file in place."""
         with contextlib.suppress(OSError):
             os.unlink(self.path)
         self.close()
@@ -163,7 +163,7 @@ class Disk:
         return PAGE_BYTES + slot * self._stride
 
     def _prepare(self, *, fills_with_zeros: bool) -> None:
-        """Gives the file its size, and empties one that was made for something else."""
+        """Set the file's size, and clear a file of another layout."""
         mark = _FILE.pack(_MAGIC, self._fingerprint, self._stride)
         if os.pread(self._file, len(mark), 0) != mark:
             os.ftruncate(self._file, 0)
@@ -174,12 +174,12 @@ class Disk:
             os.posix_fallocate(self._file, 0, self.size_bytes)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise DiskFull(f"{self.path}: no room for {self.size_bytes} bytes") from error
+                raise DiskFull(f"{self.path}: no space for {self.size_bytes} bytes") from error
             if fills_with_zeros:
                 self._fill()
             else:
                 os.ftruncate(self._file, self.size_bytes)
-                logger.warning("%s: the file system does not reserve room (%s); it may run out later", self.path, error)
+                logger.warning("%s: cannot reserve space (%s); writes may fail later on a full disk", self.path, error)
 
     def _fill(self) -> None:
         zeros = bytes(1 << 20)
@@ -188,7 +188,7 @@ class Disk:
             at += os.pwrite(self._file, zeros[: self.size_bytes - at], at)
 
     def _go_direct(self) -> bool:
-        """Past the system's own cache, which would keep everything twice; False where the file system cannot."""
+        """Bypass the page cache, which would store everything twice; return False if the file system does not support it."""
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_DIRECT)
@@ -196,13 +196,13 @@ class Disk:
                 os.preadv(self._file, [page], 0)
         except OSError:
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags)
-            logger.info("%s: no direct I/O on this file system", self.path)
+            logger.info("%s: the file system does not support direct I/O", self.path)
             return False
         return True
 
 
 def _own_file(directory: str, fingerprint: int) -> tuple[str, int]:
-    """Open the first file of this fingerprint that no other process has, and that is this user's. Raise `ConfigError`."""
+    """Open this user's first file of this fingerprint that no other process uses. Raise `ConfigError`."""
     try:
         os.makedirs(directory, exist_ok=True)
         for number in range(FILES_MAX):
@@ -211,10 +211,10 @@ def _own_file(directory: str, fingerprint: int) -> tuple[str, int]:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.ELOOP, errno.EISDIR) and os.path.lexists(path):
-                    continue  # Another user's, or what is no file.
+                    continue  # Another user's file, or not a regular file.
                 raise
             if not _is_own(file):
-                logger.warning("%s: passed over, for other users own it or can write to it", path)
+                logger.warning("ignored %s: other users own it or can write to it", path)
                 os.close(file)
                 continue
             try:
@@ -226,18 +226,18 @@ def _own_file(directory: str, fingerprint: int) -> tuple[str, int]:
     except OSError as error:
         raise ConfigError(f"DYN_KVBM_DISK_CACHE_DIR={directory!r}: {error.strerror}") from None
     raise ConfigError(
-        f"DYN_KVBM_DISK_CACHE_DIR={directory!r}: {FILES_MAX} processes use it already, or other users' files lie there"
+        f"DYN_KVBM_DISK_CACHE_DIR={directory!r}: used by {FILES_MAX} processes, or contains other users' files"
     )
 
 
 def _is_own(file: int) -> bool:
-    """Return whether this user alone can have written the file: its blocks are trusted."""
+    """Return whether only this user can have written the file, so that its blocks can be trusted."""
     found = os.fstat(file)
     return stat.S_ISREG(found.st_mode) and found.st_uid == user_id() and not found.st_mode & 0o022
 
 
 def _runs(blocks: Sequence[Placed]) -> list[list[Placed]]:
-    """Neighbouring places together."""
+    """Group adjacent slots."""
     runs: list[list[Placed]] = []
     for block in blocks:
         if runs and runs[-1][-1][0] + 1 == block[0] and len(runs[-1]) < TOGETHER_MAX:

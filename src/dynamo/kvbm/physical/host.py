@@ -1,4 +1,4 @@
-"""Host arena: one stretch of memory for all blocks of the host tier; pages are taken when they are first written."""
+"""Host arena: contiguous memory for all blocks of the host tier; pages are allocated when first written."""
 
 import mmap
 
@@ -8,15 +8,15 @@ from dynamo.kvbm.physical.layout import BlockLayout, Bytes
 
 
 class HostArena:
-    """Blocks at page boundaries, in place: nothing is allocated later, and nothing moves."""
+    """Blocks at page boundaries, at fixed addresses: nothing is allocated or moved later."""
 
     def __init__(self, layout: BlockLayout, blocks: int, memory: Bytes | None = None) -> None:
-        """`memory`: somebody else's, which other processes may map."""
+        """`memory`: memory of the caller, which other processes may map."""
         self.layout = layout
         self.blocks = blocks
         self._stride = layout.stride_bytes
         if memory is None:
-            # Private, so that no other process sees it; the system gives pages as they are touched.
+            # A private mapping, invisible to other processes; pages are allocated when touched.
             own = mmap.mmap(-1, max(1, blocks) * self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory = np.frombuffer(own, np.uint8)
         assert memory.nbytes >= blocks * self._stride, "the memory is too small for the blocks"
@@ -25,19 +25,19 @@ class HostArena:
 
     @property
     def memory(self) -> Bytes:
-        """All of it: what is registered with a transfer library or pinned for a device."""
+        """All of the memory, to be registered with a transfer library or pinned for a device."""
         return self._bytes
 
     def raw(self, slot: int) -> Bytes:
-        """A block's bytes."""
+        """Return a block's bytes."""
         start = slot * self._stride
         return self._bytes[start : start + self._used]
 
     def padded(self, slot: int) -> Bytes:
-        """A block's bytes up to the page boundary."""
+        """Return a block's bytes up to the page boundary."""
         start = slot * self._stride
         return self._bytes[start : start + self._stride]
 
     def array(self, slot: int) -> "np.typing.NDArray[np.generic]":
-        """A block as it lies on the device."""
+        """Return a block in the device's layout."""
         return self.raw(slot).view(self.layout.dtype).reshape(self.layout.shape)

@@ -1,4 +1,4 @@
-"""Layout: how the bytes of a block lie, and the header by which they are known again outside of memory. Pure."""
+"""Layout: the layout of a block's bytes, and the header that identifies a block outside memory. Pure."""
 
 import struct
 from collections.abc import Iterable
@@ -11,24 +11,24 @@ from xxhash import xxh3_64_intdigest
 from dynamo.kvbm.logical.blocks import Identity
 
 PAGE_BYTES = 4096
-"""What direct I/O wants addresses, lengths and places in a file to be multiples of."""
+"""Alignment that direct I/O requires for addresses, lengths and file offsets."""
 
 Bytes = npt.NDArray[np.uint8]
 
 _MAGIC = b"DYNKVBM1"
 _HEADER = struct.Struct("<8sQQQQIIQQ")
 HEADER_BYTES = _HEADER.size + 8
-"""With its own checksum at the end."""
+"""Size of a header, including its own checksum at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """One block: an array of this shape and type, of this model."""
+    """Shape, data type and model of a block."""
 
     shape: tuple[int, ...]
     dtype: str
     model: str
-    """Whatever changes the meaning of the numbers: the model, its revision, its quantisation."""
+    """Everything that determines the meaning of the numbers: the model, its revision, its quantisation."""
 
     @property
     def block_bytes(self) -> int:
@@ -36,17 +36,17 @@ class BlockLayout:
 
     @property
     def stride_bytes(self) -> int:
-        """From one block to the next: whole pages."""
+        """Distance between two blocks, in whole pages."""
         return -(-self.block_bytes // PAGE_BYTES) * PAGE_BYTES
 
     @property
     def fingerprint(self) -> int:
-        """Equal for layouts whose blocks can stand for each other, and for no others."""
+        """Hash that is equal for layouts with interchangeable blocks, and differs for all others."""
         return xxh3_64_intdigest(repr((self.shape, self.dtype, self.model)).encode())
 
 
 class Corrupt(Exception):
-    """The bytes are not those that were written."""
+    """The bytes differ from those that were written."""
 
 
 def checksum(data: Bytes) -> int:
@@ -54,7 +54,7 @@ def checksum(data: Bytes) -> int:
 
 
 def pack_header(identity: Identity, data: Bytes, fingerprint: int) -> bytes:
-    """What is written before a block's bytes."""
+    """Return the header of a block."""
     parent = identity.parent_hash
     has_parent = 0 if parent is None else 1
     body = _HEADER.pack(
@@ -73,27 +73,27 @@ def pack_header(identity: Identity, data: Bytes, fingerprint: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What was written before a block's bytes."""
+    """Parsed header of a block."""
 
     identity: Identity
     length: int
     data_checksum: int
 
     def check(self, data: Bytes, sequence_hash: int) -> None:
-        """Raises `Corrupt` for bytes that are others."""
+        """Raise `Corrupt` if the bytes do not match the header."""
         if self.identity.sequence_hash != sequence_hash:
             raise Corrupt("another block")
         if self.length != data.nbytes:
-            raise Corrupt(f"{self.length} bytes were written, {data.nbytes} expected")
+            raise Corrupt(f"wrong length: {self.length} bytes were written, {data.nbytes} expected")
         if self.data_checksum != checksum(data):
-            raise Corrupt("the checksum is another")
+            raise Corrupt("checksum mismatch")
 
 
 def unpack_header(raw: bytes | memoryview, fingerprint: int) -> Header:
-    """Raises `Corrupt` for what is no header, a torn one, or one of another model or layout."""
+    """Parse a header. Raise `Corrupt` for a missing or torn one, or one of another model or layout."""
     body, seal = bytes(raw[: _HEADER.size]), bytes(raw[_HEADER.size : HEADER_BYTES])
     if len(seal) < 8 or not body.startswith(_MAGIC):
-        raise Corrupt("no block begins here")
+        raise Corrupt("no block header found")
     if xxh3_64_intdigest(body) != int.from_bytes(seal, "little"):
         raise Corrupt("the header is torn")
     _, found, key, tokens_hash, parent, has_parent, priority, length, data_checksum = _HEADER.unpack(body)
@@ -103,7 +103,7 @@ def unpack_header(raw: bytes | memoryview, fingerprint: int) -> Header:
 
 
 def parents_first(content: Iterable[tuple[int, Identity]]) -> dict[int, Identity]:
-    """The same, with each block behind its parent where that is among them."""
+    """Order blocks such that each follows its parent, if the parent is among them."""
     items = list(content)
     by_parent: dict[int | None, list[tuple[int, Identity]]] = {}
     present = {identity.sequence_hash for _, identity in items}

@@ -1,6 +1,6 @@
-"""Objects: blocks in a store that many workers share, each under its hash (control-plane.md §4.1, G4).
+"""Objects: blocks in an object store that many workers share, each under its hash.
 
-The store is opaque: a block is put, had and asked for by name, and never deleted by us. Every call has a deadline.
+The store is opaque: blocks are written, read and looked up by name, and never deleted here. Every call has a deadline.
 """
 
 import contextlib
@@ -16,36 +16,36 @@ from dynamo.kvbm.logical.blocks import Identity
 from dynamo.kvbm.physical.layout import HEADER_BYTES, BlockLayout, Bytes, Corrupt, pack_header, unpack_header
 
 UNFINISHED = ".unfinished"
-"""Directory of objects that are being written; on the same file system, so that they can be renamed into place."""
+"""Directory for objects being written; on the same file system, so that they can be renamed into place."""
 NEW = "new-"
-ABANDONED_S = 3600.0  # Writing an object takes less than a second: what is older was left by a killed process.
+ABANDONED_S = 3600.0  # Writing an object takes less than a second: older files were left by killed processes.
 
 
 class ObjectFailure(Exception):
-    """The store did not answer in time, or not as it should."""
+    """The object store timed out or returned an error."""
 
 
 class ObjectStore(Protocol):
-    """Names and bytes. All methods raise `ObjectFailure`, and return within about `timeout_s`."""
+    """Bytes by name. All methods raise `ObjectFailure`, and return within about `timeout_s`."""
 
     def put(self, name: str, parts: tuple[bytes, memoryview], timeout_s: float) -> None:
-        """Writes an object, whole or not at all; one that is there already stays as it is."""
+        """Write an object atomically; an existing object is left unchanged."""
 
     def get(self, name: str, size: int, timeout_s: float) -> bytes | None:
-        """An object of so many bytes at most; None if there is none."""
+        """Return an object of at most `size` bytes; None if it does not exist."""
 
     def has(self, name: str, timeout_s: float) -> bool:
-        """Whether there is one."""
+        """Return whether an object exists."""
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Close the connections."""
 
 
 class LocalObjects:
-    """The embedded member: a directory, on a disk or a network file system. Its deadlines are the file system's."""
+    """Object store in a local or network directory; its deadlines are those of the file system."""
 
     def __init__(self, directory: str) -> None:
-        """Raises `ConfigError` for a directory that cannot be used."""
+        """Raise `ConfigError` for an unusable directory."""
         self._directory = directory
         try:
             self._unfinished = os.path.join(directory, UNFINISHED)
@@ -89,7 +89,7 @@ class LocalObjects:
 
 
 class ObjectBlocks:
-    """Blocks as objects: a header and the bytes, under the layout's fingerprint and the block's hash."""
+    """Blocks as objects: header and bytes, named by the layout's fingerprint and the block's hash."""
 
     def __init__(self, store: ObjectStore, layout: BlockLayout, timeout_s: float) -> None:
         self.store = store
@@ -101,19 +101,19 @@ class ObjectBlocks:
         return f"{self._fingerprint:016x}/{sequence_hash:016x}"
 
     def write(self, identity: Identity, data: Bytes) -> int:
-        """How many bytes were written. Raises `ObjectFailure`."""
+        """Write a block and return the number of bytes written. Raise `ObjectFailure`."""
         header = pack_header(identity, data, self._fingerprint)
         self.store.put(self.name(identity.sequence_hash), (header, data.data), self.timeout_s)
         return len(header) + data.nbytes
 
     def read(self, sequence_hash: int, data: Bytes, timeout_s: float) -> int:
-        """Fills `data`; how many bytes were read, 0 if there is no such block. Raises `ObjectFailure`, `Corrupt`."""
+        """Read a block into `data`; return the number of bytes, 0 if it does not exist. Raise `ObjectFailure`, `Corrupt`."""
         size = HEADER_BYTES + data.nbytes
         found = self.store.get(self.name(sequence_hash), size + 1, min(timeout_s, self.timeout_s))
         if found is None:
             return 0
         if len(found) != size:
-            raise Corrupt(f"{len(found)} bytes, expected {size}")
+            raise Corrupt(f"wrong size: {len(found)} bytes, expected {size}")
         header = unpack_header(found[:HEADER_BYTES], self._fingerprint)
         bytes_found = np.frombuffer(found, np.uint8, offset=HEADER_BYTES)
         header.check(bytes_found, sequence_hash)

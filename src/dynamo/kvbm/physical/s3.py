@@ -1,4 +1,4 @@
-"""S3: an object store over HTTP, as much of the protocol as blocks and files need: put if absent, get, head."""
+"""S3: an object store over HTTP, with the operations that blocks and files need: put if absent, get, head."""
 
 import hashlib
 import http.client
@@ -14,11 +14,11 @@ from dynamo.core.errors import ConfigError
 from dynamo.kvbm.physical.objects import ObjectFailure
 from dynamo.kvbm.physical.sigv4 import EMPTY_SHA256, Credentials, signed
 
-READ_BYTES = 1 << 18  # Between two looks at the clock.
+READ_BYTES = 1 << 18  # Bytes read between two checks of the deadline.
 
 
 class S3Objects:
-    """One bucket, addressed by path. Each thread keeps one connection."""
+    """One bucket, with path-style addresses. Each thread keeps one connection."""
 
     def __init__(
         self,
@@ -29,12 +29,12 @@ class S3Objects:
         wall_clock: Callable[[], float] = time.time,
         variable: str = "DYN_KVBM_OBJECT_ENDPOINT",
     ) -> None:
-        """Raises `ConfigError` for an endpoint that is none, which `variable` said."""
+        """Raise `ConfigError` for an invalid endpoint, naming its variable `variable`."""
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{variable}={endpoint!r}: expected http(s)://host[:port] or file:///path")
+            raise ConfigError(f"{variable}={endpoint!r}: must be http(s)://host[:port] or file:///path")
         if not bucket:
-            raise ConfigError("DYN_KVBM_OBJECT_BUCKET: expected the bucket's name")
+            raise ConfigError("DYN_KVBM_OBJECT_BUCKET: must be set to the bucket's name")
         self._is_secure = parts.scheme == "https"
         self._host, self._port = parts.hostname, parts.port
         self._authority = parts.netloc.rsplit("@", 1)[-1]
@@ -60,7 +60,7 @@ class S3Objects:
         return body
 
     def download(self, name: str, file: BinaryIO, size: int, timeout_s: float) -> bool:
-        """Fills a file with an object of so many bytes at most; False if there is none. Raises `ObjectFailure`."""
+        """Download an object of at most `size` bytes to a file; return False if none exists. Raise `ObjectFailure`."""
         status, _ = self._ask("GET", name, timeout_s, size=size, into=file)
         if status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
             raise ObjectFailure(f"GET {name}: status {status}")
@@ -88,7 +88,7 @@ class S3Objects:
         size: int = 1 << 16,
         into: BinaryIO | None = None,
     ) -> tuple[int, bytes]:
-        """One request; a second try where a kept connection had been closed. Raises `ObjectFailure`."""
+        """Send one request; retry once if a kept connection was closed. Raise `ObjectFailure`."""
         deadline = time.monotonic() + timeout_s
         for is_last in (False, True):
             connection, is_fresh = self._connection(max(0.001, deadline - time.monotonic()))
@@ -99,7 +99,7 @@ class S3Objects:
                 is_stale = not is_fresh and isinstance(error, http.client.RemoteDisconnected | ConnectionError)
                 if is_last or not is_stale:
                     raise ObjectFailure(f"{method} {name}: {error or type(error).__name__}") from error
-        raise AssertionError("the second try ends the loop")
+        raise AssertionError("unreachable: the second try returns or raises")
 
     def _exchange(
         self,
@@ -112,7 +112,7 @@ class S3Objects:
         deadline: float,
         into: BinaryIO | None,
     ) -> tuple[int, bytes]:
-        """The answer's status and body; the body of a good one goes `into` a file where one is given."""
+        """Return the status and body of the response; a successful body is written to `into` if given."""
         digest = EMPTY_SHA256 if body is None else hashlib.sha256(body).hexdigest()
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._wall_clock()))
         headers = {"host": self._authority, **(more or {})}
@@ -134,13 +134,13 @@ class S3Objects:
             if read > size:
                 raise http.client.HTTPException(f"more than {size} bytes")
             if time.monotonic() > deadline:
-                raise TimeoutError("the answer took too long")
+                raise TimeoutError("response not complete before the deadline")
         if told is not None and read != told:
-            raise http.client.HTTPException(f"cut short: {read} of {told} bytes")
+            raise http.client.HTTPException(f"truncated response: {read} of {told} bytes")
         return response.status, b"".join(pieces)
 
     def _connection(self, timeout_s: float) -> tuple[http.client.HTTPConnection, bool]:
-        """The connection of the current thread, and whether it is new."""
+        """Return the connection of the current thread, and whether it is new."""
         known: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if known is not None and known.sock is not None:
             known.sock.settimeout(timeout_s)

@@ -1,4 +1,4 @@
-"""Signature: what AWS and those who speak its protocol want under a request (Signature Version 4). Pure."""
+"""Signature: AWS Signature Version 4 for requests to S3 and compatible stores. Pure."""
 
 import hashlib
 import hmac
@@ -12,13 +12,13 @@ EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who asks; without a key, nobody: requests are not signed then."""
+    """Credentials of requests; without a key, requests are not signed."""
 
     access_key: str = ""
     secret_key: str = ""
     region: str = "us-east-1"
     session_token: str = ""
-    """Of keys that are lent for a while."""
+    """Session token of temporary keys."""
 
 
 def signed(
@@ -30,7 +30,7 @@ def signed(
     stamp: str,
     service: str = "s3",
 ) -> dict[str, str]:
-    """The headers (`host` among them) with what proves who sends them; `stamp` is the time, as `20130524T000000Z`."""
+    """Return the headers (`host` among them) with the signature; `stamp` is the time, as `20130524T000000Z`."""
     full = {name.lower(): value.strip() for name, value in headers.items()}
     full |= {"x-amz-date": stamp, "x-amz-content-sha256": payload_sha256}
     if not credentials.access_key:

@@ -1,4 +1,4 @@
-"""Accepting connections on threads: the accept loop, and the check of a local peer's user."""
+"""Accept loop for connections that are served by threads, and the check of a local peer's user."""
 
 import logging
 import random
@@ -12,7 +12,7 @@ from dynamo.core.private_paths import user_id
 
 logger = logging.getLogger(__name__)
 
-RETRY_FIRST_S, RETRY_MAX_S = 0.05, 1.0  # A failed accept is most likely a lack of file descriptors, which passes.
+RETRY_FIRST_S, RETRY_MAX_S = 0.05, 1.0  # A failed accept usually means too few file descriptors, which is temporary.
 _CREDENTIALS = struct.Struct("3i")  # <sys/socket.h>: process, user and group of a peer.
 
 
@@ -21,7 +21,7 @@ def accept_connections(
 ) -> None:
     """Pass each new connection to `take`, which owns it from then on, until `is_closed` is set.
 
-    The one who closes sets the event and then shuts the listener down. `subject` names the connections in the log.
+    To stop, set the event and then shut the listener down. `subject` names the connections in the log.
     """
     backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
     is_failing = False
@@ -37,7 +37,7 @@ def accept_connections(
             is_closed.wait(backoff.next(random.random()))
             continue
         if is_failing:
-            logger.warning("connections %s are accepted again", subject)
+            logger.warning("accepting connections %s again", subject)
         is_failing = False
         backoff.reset()
         take(link)

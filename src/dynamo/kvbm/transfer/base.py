@@ -1,11 +1,11 @@
-"""Interface: regions of pages, what a source publishes of them, and how pulling can fail.
+"""Interface of transfers: regions of pages, descriptors of published blocks, and errors of pulls.
 
-    source = Source(region, …); descriptor = source.publish(blocks)       # the one who computed them
-    puller = Puller(region, …); puller.pull(descriptor, pairs, deadline)  # the one who needs them; blocks its thread
-    puller.release(descriptor)                                            # the source need not hold them any longer
+    source = Source(region, …); descriptor = source.publish(blocks)       # the worker that computed the blocks
+    puller = Puller(region, …); puller.pull(descriptor, pairs, deadline)  # the worker that needs them; blocks its thread
+    puller.release(descriptor)                                            # end the lease at the source
 
-A descriptor travels as plain values in whatever message there is. What it names may be gone when somebody comes: every
-pull ends in whole blocks or in a `TransferError`, and after an error nothing in the destination may be believed.
+A descriptor travels as plain values in any message. Its blocks may have been released before they are pulled: every
+pull ends in complete blocks or in a `TransferError`, and after an error the destination's content is undefined.
 """
 
 import enum
@@ -22,11 +22,11 @@ import numpy.typing as npt
 from dynamo.core.errors import DynamoException
 
 Bytes = npt.NDArray[np.uint8]
-VERSION = 1  # Of the descriptor and the frames; who speaks another is not understood.
+VERSION = 1  # Version of the descriptor and the frames; other versions are rejected.
 
 
 class Transport(enum.Enum):
-    """The ways in which blocks can travel."""
+    """Transports for blocks."""
 
     NIXL = "nixl"
     SHARED_MEMORY = "shm"
@@ -39,50 +39,50 @@ class TransferError(DynamoException):
     """The blocks were not transferred."""
 
     kind = "failed"
-    """One word for metrics."""
+    """One word that identifies the error in metrics."""
 
 
 class LayoutMismatch(TransferError):
-    """The blocks of the two caches do not mean the same."""
+    """The layouts of the two caches differ."""
 
     kind = "layout"
 
 
 class NotHeld(TransferError):
-    """The source does not hold these blocks, or held them no longer before they were read whole."""
+    """The source does not hold these blocks, or released them before they were completely read."""
 
     kind = "not_held"
 
 
 class SourceUnreachable(TransferError):
-    """The source does not answer in this way."""
+    """The source cannot be reached by this transport."""
 
     kind = "unreachable"
 
 
 class TransferTimeout(TransferError):
-    """The source was silent for too long, or the deadline has passed."""
+    """The source sent nothing for too long, or the deadline has passed."""
 
     kind = "timeout"
 
 
 class TransferAborted(TransferError):
-    """Nobody wants the blocks any more."""
+    """The pull was cancelled."""
 
     kind = "aborted"
 
 
 class Corrupt(TransferError):
-    """The bytes that arrived are not those that were sent."""
+    """The bytes received differ from those sent."""
 
     kind = "corrupt"
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """What the bytes of a block mean; two caches exchange blocks only if theirs are equal."""
+    """Layout and meaning of a block's bytes; two caches exchange blocks only if their layouts are equal."""
 
     model: str
-    """Whose keys and values they are: the same words only for the same weights."""
+    """Model that computed the keys and values; must be equal only for equal weights."""
     dtype: str
     item_bytes: int
     block_tokens: int
@@ -92,12 +92,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def planes(self) -> int:
-        """Parts that a block consists of: keys and values of every head in every layer."""
+        """Number of planes of a block: keys and values of every head in every layer."""
         return self.layers * 2 * self.kv_heads
 
     @property
     def piece_bytes(self) -> int:
-        """Of a block in one plane."""
+        """Bytes of a block in one plane."""
         return self.block_tokens * self.head_dim * self.item_bytes
 
     @property
@@ -105,18 +105,18 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.planes * self.piece_bytes
 
     def check(self, theirs: "Layout") -> None:
-        """Raises `LayoutMismatch` that names what differs."""
+        """Raise `LayoutMismatch` with the differing field."""
         for name in self.__struct_fields__:
             ours, other = getattr(self, name), getattr(theirs, name)
             if ours != other:
-                raise LayoutMismatch(f"{name} is {other!r} there and {ours!r} here")
+                raise LayoutMismatch(f"layouts differ: {name} is {other!r} at the source and {ours!r} at the puller")
 
 
 class Region:
-    """A cache's memory as (planes, blocks, bytes). A block's pieces lie in as many places as there are planes."""
+    """A cache's memory as (planes, blocks, bytes). A block has one piece in each plane."""
 
     def __init__(self, layout: Layout, pages: npt.NDArray[Any]) -> None:
-        """`pages` is what the engine computes with: contiguous, planes outermost, then slots."""
+        """`pages` is the engine's cache: contiguous, planes outermost, then slots."""
         assert pages.flags.c_contiguous, "a region must be contiguous"
         flat = pages.reshape(-1).view(np.uint8)
         assert flat.size % layout.block_bytes == 0, "the memory is not a whole number of blocks"
@@ -126,71 +126,71 @@ class Region:
         self.pages: Bytes = flat.reshape(layout.planes, self.blocks, layout.piece_bytes)
 
     def pieces(self, blocks: Sequence[int]) -> list[memoryview]:
-        """The blocks' memory, plane by plane, as few and as long pieces as can be."""
+        """Return the blocks' memory, plane by plane, in the fewest contiguous pieces."""
         return [memoryview(plane[first:end]).cast("B") for plane in self.pages for first, end in runs(blocks)]
 
     def copy(self, source: "Region", pairs: "Sequence[Pair]") -> None:
-        """Copies blocks of another region of the same layout."""
+        """Copy blocks of another region of the same layout."""
         for theirs, ours, count in pair_runs(pairs):
             self.pages[:, ours : ours + count] = source.pages[:, theirs : theirs + count]
 
 
 Pair = tuple[int, int]
-"""A place among the blocks that a descriptor names, or their block there; and the block here."""
+"""Source and destination of a block: its index in the descriptor or its source block, and the block in the own region."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One way to reach published blocks."""
+    """One transport to published blocks, and its address."""
 
     transport: str
     address: str
     slot: int | None = None
-    """Shared memory: where the source says that it still holds them."""
+    """Shared memory: row of the source's table that indicates whether the blocks are still held."""
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """What a source publishes: enough to pull blocks, and to see beforehand that it is of no use."""
+    """Published blocks: everything needed to pull them, and to reject them beforehand."""
 
     version: int = VERSION
     engine_id: str
     transfer_id: str
-    """Unguessable: who knows it may read the blocks."""
+    """Unguessable id; grants access to the blocks."""
     layout: Layout
     blocks: list[int]
     expires_at: float
-    """Seconds since 1970 by the source's clock, for people and for logs: the source alone judges."""
+    """Expiry by the source's clock, in seconds since 1970; informational, because only the source enforces it."""
     offers: list[Offer]
 
     def to_builtins(self) -> dict[str, Any]:
-        """As plain values."""
+        """Convert to plain values."""
         value: dict[str, Any] = msgspec.to_builtins(self)
         return value
 
     @classmethod
     def read(cls, value: object) -> "Descriptor":
-        """Raises `TransferError` for what is none."""
+        """Parse a descriptor. Raise `TransferError` for an invalid one."""
         try:
             descriptor = msgspec.convert(value, cls)
         except msgspec.ValidationError as error:
-            raise TransferError(f"this is no descriptor of blocks: {error}") from None
+            raise TransferError(f"invalid block descriptor: {error}") from None
         return cls.check(descriptor)
 
     @staticmethod
     def check(descriptor: "Descriptor") -> "Descriptor":
-        """Raises `TransferError` for one that only a later version understands."""
+        """Raise `TransferError` for a descriptor of a later version."""
         if descriptor.version != VERSION:
-            raise TransferError(f"the descriptor is of version {descriptor.version}; {VERSION} is understood")
+            raise TransferError(f"descriptor version {descriptor.version} is not supported: expected {VERSION}")
         return descriptor
 
 
 @dataclass(slots=True)
 class Deadline:
-    """Until when, and whether, somebody waits."""
+    """Time limit and cancellation of a transfer."""
 
     at: float
-    """By `time.monotonic`."""
+    """Deadline by `time.monotonic`."""
     stall_s: float = 2.0
-    """The longest silence of a source that still counts as one."""
+    """Maximum time without data before the source counts as stalled."""
     aborted: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
@@ -198,9 +198,9 @@ class Deadline:
         return cls(time.monotonic() + seconds, stall_s)
 
     def left(self) -> float:
-        """Seconds to wait for the next sign of life. Raises `TransferTimeout` or `TransferAborted` if none are left."""
+        """Return the seconds to wait for the next data. Raise `TransferTimeout` or `TransferAborted` if none are left."""
         if self.aborted.is_set():
-            raise TransferAborted("nobody wants the blocks any more")
+            raise TransferAborted("the transfer was cancelled")
         left = self.at - time.monotonic()
         if left <= 0:
             raise TransferTimeout("the deadline of the transfer has passed")
@@ -208,26 +208,26 @@ class Deadline:
 
 
 class PullMember(Protocol):
-    """One way to pull. Its methods block their thread; several threads may be in them."""
+    """One transport for pulls. Its methods block their thread, and are thread-safe."""
 
     transport: Transport
 
     def pull(self, descriptor: Descriptor, offer: Offer, pairs: Sequence[Pair], deadline: Deadline) -> None:
-        """Fills the blocks here with those at the places there. Raises `TransferError`."""
+        """Fill the destination blocks of `pairs` from their sources. Raise `TransferError`."""
 
     def release(self, descriptor: Descriptor, offer: Offer) -> None:
-        """Release the blocks at the source. Raise `SourceUnreachable` where this way does not reach it."""
+        """Release the blocks at the source. Raise `SourceUnreachable` if this transport does not reach it."""
 
     def close(self) -> None:
-        """Frees what it took."""
+        """Release all resources."""
 
 
 Freed = Callable[[Sequence[int]], None]
-"""Told once for each transfer, on any thread, when its blocks may be used for something else."""
+"""Callback, called once per transfer, on any thread, when its blocks may be reused."""
 
 
 def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Consecutive blocks as ranges: the first, and the one after the last."""
+    """Yield consecutive blocks as ranges: the first, and the one after the last."""
     first = end = -1
     for block in blocks:
         if block == end:
@@ -241,7 +241,7 @@ def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def pair_runs(pairs: Sequence[Pair]) -> Iterator[tuple[int, int, int]]:
-    """Pairs whose both sides are consecutive, as (first there, first here, count)."""
+    """Yield pairs with both sides consecutive, as (first source block, first own block, count)."""
     theirs = ours = count = 0
     for one, other in pairs:
         if count and one == theirs + count and other == ours + count:

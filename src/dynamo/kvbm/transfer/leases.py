@@ -1,7 +1,7 @@
-"""Leases: which blocks are held for whom, until when, and how many at most. Pure.
+"""Leases: blocks held for pullers, with expiry times and a limit on their number. Pure.
 
-A lease is *over* when its puller released it, when its time has come, or when newer ones need its room; while somebody
-reads its blocks it is pinned, and they are free only afterwards.
+A lease is *over* when its puller released it, when it expired, or when newer leases need its blocks; while its blocks are
+read it is pinned, and they are freed only afterwards.
 """
 
 from collections.abc import Sequence
@@ -21,27 +21,27 @@ class Lease:
 
 
 class Leases:
-    """All leases of one source. Times are those of one clock, whichever."""
+    """All leases of one source. All times are of the same clock."""
 
     def __init__(self, *, blocks_max: int, slots: int) -> None:
         self._blocks_max = blocks_max
         self._leases: dict[str, Lease] = {}  # Oldest first.
         self._slots = list(range(slots - 1, -1, -1))
         self.held = 0
-        """Blocks that leases name; one in two leases counts twice."""
+        """Blocks under lease; a block in two leases counts twice."""
         self.expired = 0
-        """Leases whose time came before their puller."""
+        """Leases that ended before they were pulled."""
 
     def __len__(self) -> int:
         return len(self._leases)
 
     @property
     def next_expiry(self) -> float | None:
-        """When `expire` is due."""
+        """Time at which `expire` is due."""
         return min((lease.expires_at for lease in self._leases.values() if not lease.is_over), default=None)
 
     def grant(self, transfer_id: str, blocks: Sequence[int], expires_at: float) -> tuple[Lease | None, list[Lease]]:
-        """A lease, and the older ones that had to make room and are free; None where there is no room for it."""
+        """Return a new lease, or None if the limit does not allow one, and the older leases that were freed for it."""
         freed: list[Lease] = []
         if len(blocks) > self._blocks_max:
             return None, freed
@@ -57,36 +57,36 @@ class Leases:
         return lease, freed
 
     def find(self, transfer_id: str) -> Lease | None:
-        """A lease that is not over."""
+        """Return a lease that is not over."""
         lease = self._leases.get(transfer_id)
         return None if lease is None or lease.is_over else lease
 
     def pin(self, transfer_id: str) -> Lease | None:
-        """Begins to read; None for what is not held. `unpin` is due."""
+        """Begin to read a lease's blocks, until `unpin`; return None if they are not held."""
         lease = self.find(transfer_id)
         if lease is not None:
             lease.readers += 1
         return lease
 
     def unpin(self, lease: Lease) -> list[Lease]:
-        """Ends reading; what is free now."""
+        """End a read; return the leases freed."""
         lease.readers -= 1
         assert lease.readers >= 0, "a lease was unpinned twice"
         return self._end(lease) if lease.is_over else []
 
     def release(self, transfer_id: str) -> tuple[bool, list[Lease]]:
-        """Whether it was held until now, and what is free."""
+        """Return whether the lease was held until now, and the leases freed."""
         lease = self.find(transfer_id)
         return (True, self._end(lease)) if lease is not None else (False, [])
 
     def expire(self, now: float) -> list[Lease]:
-        """Ends those whose time has come; what is free."""
+        """End the expired leases; return those freed."""
         due = [lease for lease in self._leases.values() if not lease.is_over and lease.expires_at <= now]
         self.expired += len(due)
         return [freed for lease in due for freed in self._end(lease)]
 
     def drop_oldest(self) -> list[Lease]:
-        """Gives up the oldest that nobody reads, because blocks are needed at once; what is free."""
+        """End the oldest lease that is not being read, to free its blocks at once; return the leases freed."""
         oldest = next((one for one in self._leases.values() if not one.readers), None)
         if oldest is None:
             return []
@@ -94,17 +94,17 @@ class Leases:
         return self._end(oldest)
 
     def clear(self) -> list[Lease]:
-        """Ends all of them; what is free."""
+        """End all leases; return those freed."""
         return [freed for lease in list(self._leases.values()) for freed in self._end(lease)]
 
     def validate(self) -> None:
-        """Asserts what must hold between any two calls."""
+        """Assert the invariants that hold between any two calls."""
         assert self.held == sum(len(lease.blocks) for lease in self._leases.values()), "held blocks are miscounted"
-        assert self.held <= self._blocks_max, "more is held than may be"
+        assert self.held <= self._blocks_max, "more blocks are held than allowed"
         slots = [lease.slot for lease in self._leases.values()] + self._slots
         assert len(set(slots)) == len(slots), "a slot is used twice"
         for lease in self._leases.values():
-            assert lease.readers or not lease.is_over, "a lease that is over, and that nobody reads, was kept"
+            assert lease.readers or not lease.is_over, "a lease is over and not being read, but was kept"
 
     def _end(self, lease: Lease) -> list[Lease]:
         lease.is_over = True

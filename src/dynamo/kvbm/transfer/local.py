@@ -1,4 +1,4 @@
-"""Local: the member within one process: a source without sockets, and the puller that knows it."""
+"""Local: transfers within one process: a source without sockets, and its puller."""
 
 import secrets
 import time
@@ -20,7 +20,7 @@ from dynamo.kvbm.transfer.shared import SLOTS
 
 
 class LocalSource:
-    """What `Source` is to other processes, for this one. Nothing expires by itself: `expire` is told the time."""
+    """Counterpart of `Source` within one process. Leases do not expire by themselves: the caller calls `expire`."""
 
     def __init__(self, region: Region, freed: Freed, *, blocks_max: int = 1 << 30, ttl_s: float = 30.0) -> None:
         self.engine_id = secrets.token_hex(16)
@@ -75,12 +75,12 @@ class LocalSource:
         return bool(freed)
 
     def expire(self, now: float) -> None:
-        """Ends what is due at that time of `time.monotonic`."""
+        """End the leases due at that time of `time.monotonic`."""
         for lease in self._leases.expire(now):
             self._freed(lease.blocks)
 
     def held_blocks(self, transfer_id: str) -> Sequence[int] | None:
-        """The blocks of a transfer, while they are held."""
+        """Return the blocks of a transfer while they are held."""
         lease = self._leases.find(transfer_id)
         return None if lease is None else lease.blocks
 
@@ -102,7 +102,7 @@ class LocalPuller:
         deadline.left()
         source = self._sources.get(offer.address)
         if source is None:
-            raise SourceUnreachable("the source is not of this process")
+            raise SourceUnreachable("the source is in another process")
         blocks = source.held_blocks(descriptor.transfer_id)
         if blocks is None:
             raise NotHeld("the source does not hold these blocks")

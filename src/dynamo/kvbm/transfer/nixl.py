@@ -1,7 +1,7 @@
 """NIXL: blocks read out of a source's memory by NVIDIA's transfer library, where that is installed.
 
-A read asks nothing of the source, so nothing tells it that the blocks are being read. Whether they were held to the
-end is asked afterwards, with the release; what the source does not confirm is not believed.
+The source does not take part in a read, and cannot detect that its blocks are being read. The release after the read
+therefore returns whether the blocks were held until then; without that confirmation the read fails.
 """
 
 import contextlib
@@ -29,17 +29,17 @@ from dynamo.kvbm.transfer.tcp import TcpPuller
 
 BACKEND = "UCX"
 MEMORY = "DRAM"
-LINGER_S = 5.0  # For what nobody waits for any more.
-POLL_FIRST_S, POLL_MAX_S = 5e-5, 2e-3  # Small transfers take tens of microseconds; long ones need no haste.
+LINGER_S = 5.0  # Maximum wait for an abandoned transfer to end.
+POLL_FIRST_S, POLL_MAX_S = 5e-5, 2e-3  # Small transfers take tens of microseconds; long ones are polled less often.
 
 
 def is_available() -> bool:
-    """Whether the library is installed."""
+    """Return whether the library is installed."""
     return importlib.util.find_spec("nixl") is not None
 
 
 class NixlAgent:
-    """Our end of NIXL: an agent with one region of memory."""
+    """NIXL agent of this process, with one region of memory."""
 
     def __init__(self, region: Region) -> None:
         from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -51,27 +51,27 @@ class NixlAgent:
         self._registered: Any = self._agent.register_memory([(self.address, region.flat.nbytes, 0, "")], MEMORY)
         self.metadata: bytes = self._agent.get_agent_metadata()
         self._guard = threading.Lock()
-        """The library's objects are one thread's at a time."""
+        """Serializes calls: the library's objects are not thread-safe."""
 
     def description(self) -> wire.AgentIs:
-        """What others must know to read here."""
+        """Return the metadata that other agents need to read this memory."""
         return wire.AgentIs(self.name, self.metadata, self.address, self.region.flat.nbytes)
 
     def meet(self, other: wire.AgentIs) -> None:
-        """Makes another agent known. Raises `TransferError`."""
+        """Add a remote agent. Raise `TransferError`."""
         with self._guard:
             try:
                 self._agent.add_remote_agent(other.metadata)
             except Exception as error:
-                raise SourceUnreachable(f"NIXL does not take the source's metadata: {error}") from None
+                raise SourceUnreachable(f"NIXL rejected the source's metadata: {error}") from None
 
     def forget(self, name: str) -> None:
-        """The other agent has ended."""
+        """Remove a remote agent that ended."""
         with self._guard, contextlib.suppress(Exception):
             self._agent.remove_remote_agent(name)
 
     def read(self, other: wire.AgentIs, pairs: Sequence[Pair], deadline: Deadline) -> None:
-        """Copies blocks of the other's region. Raises `TransferError`."""
+        """Copy blocks of a remote agent's region. Raise `TransferError`."""
         theirs, ours = _places(self.region, other.size), _places(self.region, self.region.flat.nbytes)
         remote = [place for there, _, count in pair_runs(pairs) for place in theirs(there, count, other.address)]
         local = [place for _, here, count in pair_runs(pairs) for place in ours(here, count, self.address)]
@@ -93,16 +93,16 @@ class NixlAgent:
                     state = self._agent.check_xfer_state(handle)
         except TransferError:
             raise
-        except Exception as error:  # The library's errors have no common ancestor.
+        except Exception as error:  # The library's errors have no common base class.
             raise SourceUnreachable(f"NIXL: {error}") from None
         finally:
             if handle is not None:
                 self._finish(handle)
         if state != "DONE":
-            raise SourceUnreachable(f"NIXL: the transfer ended as {state}")
+            raise SourceUnreachable(f"NIXL: transfer ended in state {state}")
 
     def _finish(self, handle: Any) -> None:
-        """Gives a transfer up. One that still runs writes into our blocks: it is given some time to end."""
+        """Abandon a transfer, after waiting up to `LINGER_S` for it to end, because it writes into our blocks."""
         until = time.monotonic() + LINGER_S
         with contextlib.suppress(Exception):
             while self._agent.check_xfer_state(handle) == "PROC" and time.monotonic() < until:
@@ -111,13 +111,13 @@ class NixlAgent:
             self._agent.release_xfer_handle(handle)
 
     def close(self) -> None:
-        """Takes the memory out of the library's books."""
+        """Deregister the memory."""
         with self._guard, contextlib.suppress(Exception):
             self._agent.deregister_memory(self._registered)
 
 
 class NixlPuller:
-    """`PullMember` by NIXL; agents meet over the source's TCP port."""
+    """`PullMember` for NIXL; agents exchange metadata over the source's TCP port."""
 
     transport = Transport.NIXL
 
@@ -132,7 +132,7 @@ class NixlPuller:
         of_source = [(descriptor.blocks[place], block) for place, block in pairs]
         blocks = other.size // descriptor.layout.block_bytes
         if any(not 0 <= theirs < blocks for theirs, _ in of_source):
-            raise TransferError("the descriptor names blocks that the source does not have")
+            raise TransferError("the descriptor has blocks outside the source's memory")
         try:
             self._agent.read(other, of_source, deadline)
         except SourceUnreachable:
@@ -140,7 +140,7 @@ class NixlPuller:
             raise
         answer = self._tcp.ask(offer, wire.Release(descriptor.transfer_id), deadline)
         if not isinstance(answer, wire.Released) or not answer.was_held:
-            raise NotHeld("the source gave the blocks up while they were read")
+            raise NotHeld("the source released the blocks while they were read")
 
     def release(self, descriptor: Descriptor, offer: Offer) -> None:
         self._tcp.release(descriptor, offer)
@@ -156,7 +156,7 @@ class NixlPuller:
             return known
         answer = self._tcp.ask(offer, wire.Agent(descriptor.transfer_id), deadline)
         if not isinstance(answer, wire.AgentIs):
-            raise TransferError("the source answered something else")
+            raise TransferError("unexpected message from the source")
         if not answer.size or answer.size % descriptor.layout.block_bytes:
             raise TransferError("the source's memory is not a whole number of blocks")
         with self._guard:
@@ -173,7 +173,7 @@ class NixlPuller:
 
 
 def _places(region: Region, size: int) -> Any:
-    """Where consecutive blocks lie in memory of that size, plane by plane, as NIXL is told."""
+    """Return the NIXL descriptors of consecutive blocks in memory of `size` bytes, plane by plane."""
     layout = region.layout
     plane_bytes = size // layout.planes
 

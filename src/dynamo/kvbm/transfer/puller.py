@@ -1,4 +1,4 @@
-"""Puller: the side that needs blocks: it chooses among the ways that a source offers, and the next where one fails."""
+"""Puller: the side that needs blocks; it tries the transports that a source offers in order of preference."""
 
 import logging
 import threading
@@ -20,13 +20,13 @@ from dynamo.kvbm.transfer.base import (
 
 logger = logging.getLogger(__name__)
 
-SUSPECT_S = 3.0  # After a stall nobody else waits for that source in vain; a restart or a hiccup takes no longer.
+SUSPECT_S = 3.0  # Time for which a stalled source is not tried again; a restart takes no longer.
 SUSPECTS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What one pull did."""
+    """Result of one pull."""
 
     transport: Transport
     bytes: int
@@ -34,7 +34,7 @@ class Pulled:
 
 
 class Puller:
-    """All ways that this process has, the best first."""
+    """All transports of this process, in order of preference."""
 
     def __init__(self, region: Region, members: Iterable[PullMember]) -> None:
         self._region = region
@@ -43,12 +43,12 @@ class Puller:
         self._guard = threading.Lock()
 
     def pull(self, descriptor: Descriptor, pairs: Sequence[Pair], deadline: Deadline) -> Pulled:
-        """Fills blocks here with those at places of the descriptor. Blocks its thread. Raises `TransferError`."""
+        """Fill own blocks with those at indices of the descriptor. Block the thread. Raise `TransferError`."""
         self._region.layout.check(descriptor.layout)
-        assert all(0 <= place < len(descriptor.blocks) for place, _ in pairs), "a place that the descriptor has not"
-        deadline.left()  # Whoever waited too long for a turn has no complaint against the source.
+        assert all(0 <= place < len(descriptor.blocks) for place, _ in pairs), "a pair is outside the descriptor"
+        deadline.left()  # A pull that is already late must not mark the source as stalled.
         self._check_suspect(descriptor.engine_id)
-        unreachable = "it offers none that we have"
+        unreachable = "no transport in common"
         for member, offer in self._ways(descriptor):
             began = time.monotonic()
             try:
@@ -63,12 +63,12 @@ class Puller:
             size = len(pairs) * self._region.layout.block_bytes
             return Pulled(member.transport, size, time.monotonic() - began)
         self._suspect(descriptor.engine_id)
-        raise SourceUnreachable(f"no way to the source is open: {unreachable}")
+        raise SourceUnreachable(f"no transport to the source works: {unreachable}")
 
     def release(self, descriptor: Descriptor) -> None:
-        """Release the blocks at the source by the first way that reaches it; wait a moment at most.
+        """Release the blocks at the source by the first transport that reaches it, with a short timeout.
 
-        Raise `TransferError` where none does: the source then releases them when the lease expires.
+        Raise `TransferError` if none does: the source then releases them when the lease expires.
         """
         if self._is_suspect(descriptor.engine_id):
             return
@@ -84,12 +84,12 @@ class Puller:
             raise unreachable
 
     def close(self) -> None:
-        """Frees what the members took."""
+        """Close the members."""
         for member in self._members.values():
             member.close()
 
     def _ways(self, descriptor: Descriptor) -> list[tuple[PullMember, Offer]]:
-        """In our order: we know what we are good at."""
+        """Return the offered transports in this process's order of preference."""
         offers = {offer.transport: offer for offer in descriptor.offers}
         return [
             (member, offers[transport.value])
@@ -109,4 +109,4 @@ class Puller:
 
     def _check_suspect(self, engine_id: str) -> None:
         if self._is_suspect(engine_id):
-            raise SourceUnreachable("the source did not answer a moment ago")
+            raise SourceUnreachable("the source stalled recently")

@@ -1,13 +1,13 @@
-"""Rooms: where a prefill worker and a decode worker meet over one prompt while it is still computed.
+"""Rooms: transfer sessions, in which a decode worker receives a prompt's blocks while the prefill worker computes them.
 
     decode                      prefill
-    Enter(room)        ──▶      the request may come before or after
-                       ◀──      Part: blocks that are complete, and where they come in the prompt
-                       ◀──      Beat: nothing new, but I live
-                       ◀──      End: what a prefill worker says when it is done
+    Enter(room)        ──▶      may arrive before or after the prefill request
+                       ◀──      Part: completed blocks, and their position in the prompt
+                       ◀──      Beat: keep-alive
+                       ◀──      End: the final response of the prefill worker
 
-Each part is a transfer of its own, held and pulled like any other. Each visitor has a thread of the server, which waits
-for the engine most of the time. `open`, `add`, `end` and `fail` wait for nothing.
+Each part is a separate transfer, held and pulled like any other. Each connection has a thread of the server, which mostly
+waits for the engine. `open`, `add`, `end` and `fail` do not block.
 """
 
 import logging
@@ -29,18 +29,18 @@ from dynamo.runtime.request_plane.tcp import TcpTls, local_address
 
 logger = logging.getLogger(__name__)
 
-VISITORS_MAX = 256  # Prompts that are computed and fetched at the same time.
+VISITORS_MAX = 256  # Prompts computed and fetched concurrently.
 ROOMS_MAX = 4096
 QUESTION_S = 5.0
-ARRIVAL_S = 10.0  # Between the two legs of a request lies a frontend's turn; who comes alone is alone.
+ARRIVAL_S = 10.0  # Maximum wait for the prefill request: the frontend sends the requests of both phases in turn.
 BEAT_S = 1.0
-SILENCE_S = 3.0  # Three beats that did not come.
-WHOLE_S = 300.0  # The longest that a prompt may wait and be computed, as for a prefill that is asked alone.
+SILENCE_S = 3.0  # Three missed heartbeats.
+WHOLE_S = 300.0  # Maximum time for a prompt to queue and be computed, as for a prefill without a session.
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """Where, and by which name that only the two sides know."""
+    """Address and secret name of a session, shared by its two sides."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class Meeting(msgspec.Struct, frozen=True):
 
 
 class Enter(msgspec.Struct, tag="enter", frozen=True):
-    """I wait for the prompt of this room; or nobody needs it any more."""
+    """Subscription to a session's prompt, or its cancellation."""
 
     room: int
     key: bytes
@@ -57,24 +57,24 @@ class Enter(msgspec.Struct, tag="enter", frozen=True):
 
 
 class Part(msgspec.Struct, tag="part", frozen=True):
-    """The prompt's blocks from `first` on are complete."""
+    """Descriptor of completed blocks of the prompt, from `first` on."""
 
     first: int
     descriptor: Descriptor
 
 
 class Beat(msgspec.Struct, tag="beat", frozen=True):
-    """There is nothing new."""
+    """Keep-alive without news."""
 
 
 class End(msgspec.Struct, tag="end", frozen=True):
-    """All is computed: the worker's `disaggregated_params`, about what no part has told."""
+    """End of the prompt: the worker's `disaggregated_params`, for everything not sent in parts."""
 
     params: dict[str, Any]
 
 
 class Broken(msgspec.Struct, tag="broken", frozen=True):
-    """Nothing more will come."""
+    """Failure of the prompt; nothing follows."""
 
     reason: str
 
@@ -86,10 +86,10 @@ _words, _questions, _encoder = msgspec.msgpack.Decoder(Word), msgspec.msgpack.De
 @dataclass(eq=False, slots=True)
 class _Room:
     until: float
-    """When it is forgotten, if nobody is in it."""
+    """Time at which an unconnected session is dropped."""
     is_open: bool = False
     is_left: bool = False
-    """Whoever was to fetch the blocks does not want them."""
+    """The decode worker cancelled."""
     visitors: int = 0
     words: list[Word] = field(default_factory=list)
 
@@ -99,10 +99,10 @@ class _Room:
 
 
 class Rooms:
-    """The prefill worker's side."""
+    """Server of sessions, on the prefill worker."""
 
     def __init__(self, host: str, port: int, *, release: Callable[[str], object], tls: TcpTls = PLAIN) -> None:
-        """`release` gives a transfer up that nobody will pull. Raises `OSError` where it cannot listen."""
+        """`release` ends a transfer that will not be pulled. Raise `OSError` if the address cannot be bound."""
         self._release = release
         self._tls = tls
         self._changed = threading.Condition()
@@ -117,21 +117,21 @@ class Rooms:
         threading.Thread(target=accept_connections, args=arguments, name="dynamo-kv-rooms", daemon=True).start()
 
     def open(self, room: int, key: bytes) -> None:
-        """A prompt is to be computed for who enters."""
+        """Open a session for a prompt that is to be computed."""
         with self._changed:
             self._room(room, key).is_open = True
             self._changed.notify_all()
 
     def add(self, room: int, key: bytes, first: int, descriptor: Descriptor) -> None:
-        """More of its blocks are complete."""
+        """Send further completed blocks."""
         self._say(room, key, Part(first, descriptor))
 
     def end(self, room: int, key: bytes, params: dict[str, Any]) -> None:
-        """It is computed."""
+        """End a session whose prompt is computed."""
         self._say(room, key, End(params))
 
     def fail(self, room: int, key: bytes, reason: str) -> None:
-        """It will not be computed; harmless for one that is."""
+        """End a session whose prompt will not be computed; no effect if it has ended already."""
         self._say(room, key, Broken(reason))
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class Rooms:
         for one in (self._listener, *links):
             try:
                 one.shutdown(socket.SHUT_RDWR)
-            except OSError:  # Not connected, or not any more.
+            except OSError:  # Not connected, or no longer connected.
                 continue
         self._listener.close()
 
@@ -161,7 +161,7 @@ class Rooms:
             self._give_up([word])
 
     def _room(self, room: int, key: bytes) -> _Room:
-        """With the lock. The oldest that nobody is in makes room."""
+        """Return a session, with the lock held. If there are too many, drop the oldest unconnected one."""
         now = time.monotonic()
         found = self._rooms.get((room, key))
         if found is None:
@@ -197,9 +197,9 @@ class Rooms:
             if body is not None:
                 self._attend(link, _questions.decode(body))
         except (OSError, TransferError, msgspec.DecodeError) as error:
-            logger.debug("a visitor of a room left: %s", error)
+            logger.debug("the connection of a transfer session ended: %s", error)
         except Exception:
-            logger.exception("a visitor of a room failed")
+            logger.exception("the connection of a transfer session failed")
         finally:
             with self._changed:
                 self._links.discard(raw)
@@ -223,7 +223,7 @@ class Rooms:
             self._give_up(words)
 
     def _tell(self, link: socket.socket, room: _Room) -> None:
-        """Says everything that is said in the room, as it comes."""
+        """Send a session's messages as they are added."""
         said, arrives_by = 0, time.monotonic() + ARRIVAL_S
         while True:
             with self._changed:
@@ -232,9 +232,9 @@ class Rooms:
                 words: list[Word] = list(room.words[said:]) or [Beat()]
                 said = len(room.words)
                 if not room.is_open and time.monotonic() > arrives_by:
-                    words = [Broken("the prompt never came")]
+                    words = [Broken("no prefill request arrived")]
                 if self._is_closed.is_set():
-                    words = [Broken("the prefill worker ends")]
+                    words = [Broken("the prefill worker is shutting down")]
             for word in words:
                 write_frame(link, _encoder.encode(word))
                 if isinstance(word, End | Broken):
@@ -252,7 +252,7 @@ class Rooms:
 
 
 def attend(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> Iterator[Part | End]:
-    """The decode worker's side: what is told, the end last. Blocks its thread. Raises `TransferError`."""
+    """Yield the messages of a session on the decode worker, `End` last. Block the thread. Raise `TransferError`."""
     link = _enter(meeting, deadline, tls, is_leaving=False)
     try:
         while True:
@@ -261,17 +261,17 @@ def attend(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> Iterato
             try:
                 body = read_frame(link)
             except TimeoutError:
-                raise TransferTimeout(f"the prefill worker was silent for {SILENCE_S:g} s") from None
+                raise TransferTimeout(f"the prefill worker sent nothing for {SILENCE_S:g} s") from None
             except OSError as error:
-                raise SourceUnreachable(f"the line to the prefill worker broke: {error}") from None
+                raise SourceUnreachable(f"lost the connection to the prefill worker: {error}") from None
             if body is None:
-                raise SourceUnreachable("the prefill worker ended the line")
+                raise SourceUnreachable("the prefill worker closed the connection")
             try:
                 word = _words.decode(body)
             except msgspec.DecodeError as error:
-                raise TransferError(f"a frame is no word: {error}") from None
+                raise TransferError(f"cannot decode message: {error}") from None
             if isinstance(word, Broken):
-                raise TransferError(f"the prompt is not computed elsewhere: {word.reason}")
+                raise TransferError(f"remote prefill failed: {word.reason}")
             if isinstance(word, Part | End):
                 yield word
                 if isinstance(word, End):
@@ -281,7 +281,7 @@ def attend(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> Iterato
 
 
 def leave(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> None:
-    """Nobody will enter. Raises `TransferError`."""
+    """Cancel a session that will not be subscribed to. Raise `TransferError`."""
     _enter(meeting, deadline, tls, is_leaving=True).close()
 
 
@@ -298,7 +298,7 @@ def _enter(meeting: Meeting, deadline: Deadline, tls: TcpTls, *, is_leaving: boo
             link.close()
             raise
     except TimeoutError:
-        raise TransferTimeout("the prefill worker does not answer") from None
+        raise TransferTimeout("the prefill worker did not respond in time") from None
     except (OSError, ValueError, OverflowError) as error:
-        raise SourceUnreachable(f"no way to the prefill worker: {error}") from None
+        raise SourceUnreachable(f"cannot connect to the prefill worker: {error}") from None
     return link

@@ -1,15 +1,15 @@
-"""Shared memory: pages that other processes of this machine may read where they lie, and how they read them.
+"""Shared memory: pages that other processes of this machine can map, and the puller that copies from them.
 
-The memory has no name. A puller asks for it over a socket of the machine, by a transfer id, and is given a file
-descriptor that can only read; when the last process that has it ends, however it ends, the kernel takes the memory
-back, so that nothing is ever left over.
+The memory has no name. A puller requests it over a local socket, by a transfer id, and receives a read-only file
+descriptor; when the last process that has it ends, for whatever reason, the kernel frees the memory, so that nothing is
+left over.
 
 The descriptor opens all of the memory, beyond the lease's blocks. Both sides therefore refuse a peer of another user:
 a process of the same user could read this process's memory anyway.
 
-Behind the pages lies a table with a row for each lease: its id for as long as the blocks are held. A puller copies, and
-then looks whether the id still stands there: the source strikes it out before the blocks are used for anything else, so
-an id that stands means that what was copied is right, even where the source stands still or has died.
+After the pages lies a table with a row for each lease: its id for as long as the blocks are held. A puller copies, and
+then checks that the id is still there: the source clears it before the blocks are reused, so an id that is present means
+that the copy is valid, even if the source is unresponsive or has died.
 """
 
 import array
@@ -41,19 +41,19 @@ from dynamo.kvbm.transfer.base import (
 )
 
 SLOTS = 4096
-"""Leases that can be held at once."""
+"""Maximum number of leases held at once."""
 ID_BYTES = 16
 _PAGE = mmap.PAGESIZE
-COPIED_AT_ONCE = 64 << 20  # Bytes between two looks at the deadline.
+COPIED_AT_ONCE = 64 << 20  # Bytes between two checks of the deadline.
 
 
 def is_available() -> bool:
-    """Whether this machine can share memory without a name."""
+    """Return whether this machine supports anonymous shared memory."""
     return hasattr(os, "memfd_create") and hasattr(socket, "AF_UNIX")
 
 
 class SharedPages:
-    """Memory for a cache, and the table of what is held in it. It is taken as it is used."""
+    """Memory of a cache, and the table of its leases. Pages are allocated when touched."""
 
     def __init__(self, size: int) -> None:
         self.pages_bytes = size
@@ -65,25 +65,25 @@ class SharedPages:
         self._table = memory[_table_at(size) :].reshape(SLOTS, ID_BYTES)
 
     def mark(self, slot: int, transfer_id: str) -> None:
-        """The blocks of that lease are held."""
+        """Record that the blocks of a lease are held."""
         self._table[slot] = np.frombuffer(bytes.fromhex(transfer_id), np.uint8)
 
     def strike(self, slot: int) -> None:
-        """They are not, from now on."""
+        """Record that the blocks of a lease are no longer held."""
         self._table[slot] = 0
 
     def readable(self) -> int:
-        """A new file descriptor that can read the memory, and not write it."""
+        """Return a new read-only file descriptor of the memory."""
         return os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Gives up the file; the memory lives as long as somebody uses it."""
+        """Close the file; the memory lives as long as it is mapped."""
         with contextlib.suppress(OSError):
             os.close(self._file)
 
 
 def listener() -> tuple[socket.socket, str]:
-    """A socket of this machine under an unguessable name, which ends with the process."""
+    """Return a local socket with an unguessable name, which vanishes with the process."""
     name = f"dynamo-kv-{secrets.token_hex(16)}"
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     made.bind(f"\0{name}")
@@ -92,7 +92,7 @@ def listener() -> tuple[socket.socket, str]:
 
 
 def send_memory(link: socket.socket, shared: SharedPages) -> None:
-    """Answers a `Map`."""
+    """Answer a `Map`."""
     wire.write(link, wire.Mapped(shared.bytes_total, shared.pages_bytes))
     file = shared.readable()
     try:
@@ -102,7 +102,7 @@ def send_memory(link: socket.socket, shared: SharedPages) -> None:
 
 
 class _Mapping:
-    """The memory of one source, as this process reads it, and the line to the source."""
+    """Memory of one source, mapped into this process, and the connection to the source."""
 
     def __init__(self, link: socket.socket, memory: Bytes, pages_bytes: int, layout: Layout) -> None:
         self.link = link
@@ -112,7 +112,7 @@ class _Mapping:
 
 
 class SharedMemoryPuller:
-    """`PullMember` within one machine. A source's memory is mapped once, and let go when the source ends."""
+    """`PullMember` for sources on this machine. A source's memory is mapped once, and unmapped when the source ends."""
 
     transport = Transport.SHARED_MEMORY
 
@@ -124,22 +124,22 @@ class SharedMemoryPuller:
 
     @property
     def mapped(self) -> int:
-        """Sources whose memory is mapped."""
+        """Number of sources whose memory is mapped."""
         return len(self._mappings)
 
     def pull(self, descriptor: Descriptor, offer: Offer, pairs: Sequence[Pair], deadline: Deadline) -> None:
         mapping = self._mapping(descriptor, offer, deadline)
         if offer.slot is None or not 0 <= offer.slot < SLOTS:
-            raise TransferError("the descriptor names no slot of the source's table")
+            raise TransferError("the descriptor has no slot in the source's table")
         of_source = [(descriptor.blocks[place], block) for place, block in pairs]
         if any(not 0 <= theirs < mapping.region.blocks for theirs, _ in of_source):
-            raise TransferError("the descriptor names blocks that the source does not have")
+            raise TransferError("the descriptor has blocks outside the source's memory")
         at_once = max(1, COPIED_AT_ONCE // self._region.layout.block_bytes)
         for first in range(0, len(of_source), at_once):
             deadline.left()
             self._region.copy(mapping.region, of_source[first : first + at_once])
         if mapping.table[offer.slot].tobytes().hex() != descriptor.transfer_id:
-            raise NotHeld("the source gave the blocks up while they were read")
+            raise NotHeld("the source released the blocks while they were read")
 
     def release(self, descriptor: Descriptor, offer: Offer) -> None:
         mapping = self._mappings.get(offer.address)
@@ -147,7 +147,7 @@ class SharedMemoryPuller:
             with _connect(offer, 1.0) as link, contextlib.suppress(OSError):
                 wire.write(link, wire.Release(descriptor.transfer_id, is_answered=False))
             return
-        with mapping.sends, contextlib.suppress(OSError):  # A source that is gone holds nothing.
+        with mapping.sends, contextlib.suppress(OSError):  # A source that has ended holds nothing.
             wire.write(mapping.link, wire.Release(descriptor.transfer_id, is_answered=False))
 
     def close(self) -> None:
@@ -182,16 +182,16 @@ class SharedMemoryPuller:
             return _mapped(link, descriptor, deadline)
         except TimeoutError:
             link.close()
-            raise TransferTimeout("the source does not answer") from None
+            raise TransferTimeout("the source did not respond in time") from None
         except (OSError, ValueError) as error:
             link.close()
-            raise SourceUnreachable(f"the source's memory cannot be mapped: {error}") from None
+            raise SourceUnreachable(f"cannot map the source's memory: {error}") from None
         except BaseException:
             link.close()
             raise
 
     def _watch(self, address: str, link: socket.socket) -> None:
-        """Lets the memory go when the source ends: as long as it is mapped, it takes room."""
+        """Unmap the memory when the source ends, because mapped memory is not freed."""
         with contextlib.suppress(OSError):
             while link.recv(1):
                 pass
@@ -203,25 +203,25 @@ class SharedMemoryPuller:
 def _mapped(link: socket.socket, descriptor: Descriptor, deadline: Deadline) -> _Mapping:
     answer = wire.ask(link, wire.Map(descriptor.transfer_id), deadline)
     if not isinstance(answer, wire.Mapped):
-        raise TransferError("the source answered something else")
+        raise TransferError("unexpected message from the source")
     _, files, _, _ = socket.recv_fds(link, 1, 1)
     try:
         if len(files) != 1:
-            raise TransferError("the source gave no memory")
+            raise TransferError("the source sent no file descriptor")
         expected = _table_at(answer.pages) + SLOTS * ID_BYTES
         whole = answer.pages > 0 and answer.pages % descriptor.layout.block_bytes == 0
         if not whole or not expected == answer.size == os.fstat(files[0]).st_size:
-            raise TransferError("the source's memory is not as large as it says")
+            raise TransferError("the source's memory is smaller than announced")
         memory = np.frombuffer(mmap.mmap(files[0], answer.size, prot=mmap.PROT_READ), np.uint8)
     finally:
         for file in files:
             os.close(file)
-    link.settimeout(None)  # The line stays silent until the source ends.
+    link.settimeout(None)  # Idle until the source ends.
     return _Mapping(link, memory, answer.pages, descriptor.layout)
 
 
 def _table_at(pages_bytes: int) -> int:
-    """Where the table begins: at the next page of the machine's."""
+    """Return the offset of the table: the next page boundary."""
     return -(-pages_bytes // _PAGE) * _PAGE
 
 
@@ -232,11 +232,11 @@ def _connect(offer: Offer, timeout_s: float) -> socket.socket:
         link.connect(f"\0{offer.address}")
     except TimeoutError:
         link.close()
-        raise TransferTimeout("the source does not take connections") from None
+        raise TransferTimeout("the source did not accept the connection in time") from None
     except OSError as error:
         link.close()
-        raise SourceUnreachable(f"the source is not on this machine, or has ended: {error.strerror}") from None
+        raise SourceUnreachable(f"the source is on another machine or has ended: {error.strerror}") from None
     if not is_own_user(link):
         link.close()
-        raise SourceUnreachable("the source belongs to another user of this machine, with whom no memory is shared")
+        raise SourceUnreachable("the source runs as another user, to whom shared memory is refused")
     return link

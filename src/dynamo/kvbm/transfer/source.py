@@ -1,7 +1,7 @@
-"""Source: the side that computed blocks: it publishes them, holds them for their puller, and serves it.
+"""Source: the side that computed blocks: it publishes them, holds them for their puller, and sends them.
 
-Each connection has a thread; there are few of them, they wait for the kernel most of the time, and a puller that stalls
-holds up nobody but itself. `publish` and `release` may be called from any thread and wait for nothing.
+Each connection has a thread; there are few of them, they mostly wait for the kernel, and a stalled puller delays no other.
+`publish` and `release` are thread-safe and do not block.
 """
 
 import contextlib
@@ -24,19 +24,19 @@ from dynamo.runtime.request_plane.tcp import TcpTls, local_address
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS_MAX = 64  # Pullers that are served at once; each may keep a few connections.
-QUESTION_S = 5.0  # Who connects without asking anything is not one of ours.
-IDLE_S = 120.0  # A kept connection that nobody uses.
-STALL_S = 10.0  # A puller that takes nothing for so long has lost its interest, and its blocks are wanted back.
+CONNECTIONS_MAX = 64  # Connections served concurrently; each puller may keep a few.
+QUESTION_S = 5.0  # Maximum wait for the first request of a connection.
+IDLE_S = 120.0  # Maximum age of an unused kept connection.
+STALL_S = 10.0  # Maximum time in which a puller reads nothing; then its blocks are released for others.
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """Where a source is reached, and how much it holds for how long."""
+    """Address of a source, and limits of its leases."""
 
     host: str = ""
-    """Advertised and bound; empty: this machine's address in its network; a wildcard is bound, and that advertised."""
+    """Host to advertise and bind; empty: this machine's network address; a wildcard is bound, and that address advertised."""
     port: int = 0
     ttl_s: float = 30.0
     blocks_max: int = 1 << 30
@@ -44,7 +44,7 @@ class SourceOptions:
 
 
 class Source:
-    """Publishes blocks of one region. It offers TCP, and what it was given the means for."""
+    """Publisher of blocks of one region. It offers TCP, and shared memory or NIXL if it was given them."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Source:
         agent: NixlAgent | None = None,
         is_tcp_offered: bool = True,
     ) -> None:
-        """`pages` is the memory of the region, where it can be shared; `agent` has registered it, where there is one."""
+        """`pages`: the region's memory, if it can be shared; `agent`: the NIXL agent that registered it, if any."""
         self.engine_id = secrets.token_hex(16)
         self._region = region
         self._freed = freed
@@ -71,11 +71,11 @@ class Source:
         self._offers: list[tuple[Transport, str]] = []
         self._is_closed = threading.Event()
         self.pulled = 0
-        """Leases that were released by their puller."""
+        """Leases released by their puller."""
 
     @property
     def held(self) -> int:
-        """Blocks that are held."""
+        """Blocks held."""
         return self._leases.held
 
     @property
@@ -84,11 +84,11 @@ class Source:
 
     @property
     def expired(self) -> int:
-        """Leases that ended before their puller came."""
+        """Leases that ended before they were pulled."""
         return self._leases.expired
 
     def start(self) -> None:
-        """Begins to listen. Raises `OSError` where it cannot."""
+        """Start to listen. Raise `OSError` if the address cannot be bound."""
         host = self._options.host or local_address()
         listener = socket.create_server((host, self._options.port), backlog=CONNECTIONS_MAX)
         advertised = local_address() if host in WILDCARDS else host
@@ -105,7 +105,7 @@ class Source:
         threading.Thread(target=self._expire, name="dynamo-kv-expiry", daemon=True).start()
 
     def publish(self, blocks: Sequence[int]) -> Descriptor | None:
-        """Holds the blocks until they are pulled or their time has come; None where too many are held already."""
+        """Hold the blocks until they are pulled or their lease expires; return None if too many are held already."""
         transfer_id = secrets.token_hex(16)
         with self._changed:
             lease, freed = self._leases.grant(transfer_id, blocks, time.monotonic() + self._options.ttl_s)
@@ -133,7 +133,7 @@ class Source:
         )
 
     def release(self, transfer_id: str) -> bool:
-        """Gives a transfer's blocks up; whether they were held until now."""
+        """Release a transfer's blocks; return whether they were held until now."""
         with self._changed:
             was_held, freed = self._leases.release(transfer_id)
             self.pulled += was_held
@@ -142,7 +142,7 @@ class Source:
         return was_held
 
     def drop_oldest(self) -> bool:
-        """Gives up the blocks that wait longest, because they are needed; False if there are none."""
+        """Release the blocks held longest, to free them; return False if there are none."""
         with self._changed:
             freed = self._leases.drop_oldest()
             self._strike(freed)
@@ -150,7 +150,7 @@ class Source:
         return bool(freed)
 
     def close(self) -> None:
-        """Serves nobody any more, and gives everything up that nobody reads just now."""
+        """Stop serving, and release all blocks that are not being read."""
         with self._changed:
             if self._is_closed.is_set():
                 return
@@ -183,7 +183,7 @@ class Source:
 
     def _take(self, link: socket.socket) -> None:
         with self._changed:
-            # A line of this machine leads to all of the memory, not to a lease's blocks alone.
+            # A local connection gives access to all of the memory, not only to a lease's blocks.
             is_trusted = link.family != socket.AF_UNIX or is_own_user(link)
             is_taken = is_trusted and len(self._links) < CONNECTIONS_MAX
             if is_taken:
@@ -206,19 +206,19 @@ class Source:
                 link.settimeout(STALL_S)
                 if not self._answer(link, question):
                     return
-                # A puller of this machine keeps its line for as long as it maps our memory.
+                # A local puller keeps its connection for as long as it maps our memory.
                 link.settimeout(None if raw.family == socket.AF_UNIX else IDLE_S)
         except (OSError, TransferError) as error:
-            logger.debug("a connection for blocks ended: %s", error)
+            logger.debug("a connection of a puller ended: %s", error)
         except Exception:
-            logger.exception("a connection for blocks failed")
+            logger.exception("a connection of a puller failed")
         finally:
             with self._changed:
                 self._links.discard(raw)
             link.close()
 
     def _answer(self, link: socket.socket, question: wire.Question) -> bool:
-        """Whether the connection stays."""
+        """Answer a request; return whether the connection is kept."""
         if isinstance(question, wire.Release):
             was_held = self.release(question.transfer_id)
             if question.is_answered:
@@ -240,7 +240,7 @@ class Source:
     def _give(self, link: socket.socket, question: wire.Pull | wire.Map | wire.Agent, lease: Lease) -> bool:
         if isinstance(question, wire.Pull):
             if question.batch < 1 or any(not 0 <= place < len(lease.blocks) for place in question.places):
-                wire.write(link, wire.Refused("the transfer has no such places"))
+                wire.write(link, wire.Refused("requested blocks are outside the transfer"))
                 return False
             blocks = [lease.blocks[place] for place in question.places]
             wire.write(link, wire.Granted(len(blocks) * self._region.layout.block_bytes))
@@ -250,7 +250,7 @@ class Source:
         elif isinstance(question, wire.Agent) and self._agent is not None:
             wire.write(link, self._agent.description())
         else:
-            wire.write(link, wire.Refused("this source does not offer that"))
+            wire.write(link, wire.Refused("this source does not offer this transport"))
             return False
         return True
 
@@ -269,7 +269,7 @@ class Source:
             self._tell(freed)
 
     def _strike(self, leases: Sequence[Lease]) -> None:
-        """Before anything else is written to them, readers must know."""
+        """Clear the leases' rows in the shared table, before their blocks are reused."""
         if self._pages is not None:
             for lease in leases:
                 self._pages.strike(lease.slot)

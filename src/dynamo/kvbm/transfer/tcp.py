@@ -1,4 +1,4 @@
-"""TCP: blocks over a stream between hosts, secured as the request plane is."""
+"""TCP: blocks over TCP connections between hosts, secured as the request plane is."""
 
 import contextlib
 import socket
@@ -21,13 +21,13 @@ from dynamo.kvbm.transfer.base import (
 )
 from dynamo.runtime.request_plane.tcp import TcpTls
 
-KEPT_MAX = 4  # Idle connections to one source; as many as this process pulls at once.
-SOURCES_MAX = 256  # Of which idle connections are kept.
+KEPT_MAX = 4  # Idle connections per source; the number of concurrent pulls of this process.
+SOURCES_MAX = 256  # Sources with idle connections.
 PLAIN = TcpTls()
 
 
 class TcpPuller:
-    """`PullMember` over TCP. Connections are kept for the next pull."""
+    """`PullMember` for TCP. Connections are reused for later pulls."""
 
     transport = Transport.TCP
 
@@ -54,11 +54,11 @@ class TcpPuller:
         self._keep(offer.address, link)
 
     def release(self, descriptor: Descriptor, offer: Offer) -> None:
-        with contextlib.suppress(TransferError):  # Then the source gives them up when their time has come.
+        with contextlib.suppress(TransferError):  # The source then releases them when the lease expires.
             self.ask(offer, wire.Release(descriptor.transfer_id), Deadline.after(2.0))
 
     def ask(self, offer: Offer, question: wire.Question, deadline: Deadline) -> wire.Answer:
-        """A question whose answer is all there is. Raises `TransferError`."""
+        """Send a request that is answered by a single message. Raise `TransferError`."""
         link, answer = self._ask(offer.address, question, deadline)
         self._keep(offer.address, link)
         return answer
@@ -72,7 +72,7 @@ class TcpPuller:
             link.close()
 
     def _ask(self, address: str, question: wire.Question, deadline: Deadline) -> tuple[socket.socket, wire.Answer]:
-        """A kept connection may have ended meanwhile, which only its use can tell; a new one has not."""
+        """Send a request; if a kept connection turns out to be closed, use a new one."""
         kept = self._take(address)
         if kept is not None:
             try:
@@ -101,7 +101,7 @@ class TcpPuller:
             link.settimeout(min(timeout_s, self._tls.handshake_timeout_s))
             return self._tls.client.wrap_socket(link, server_hostname=self._tls.server_name or host.strip("[]"))
         except TimeoutError:
-            raise TransferTimeout(f"the source at {address} does not take connections") from None
+            raise TransferTimeout(f"the source at {address} did not accept the connection in time") from None
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError.
             reason = error.reason if isinstance(error, ssl.SSLError) else error
             raise SourceUnreachable(f"cannot connect to the source at {address}: {reason}") from None
@@ -129,6 +129,6 @@ class TcpPuller:
 
 def _check_granted(answer: wire.Answer, size: int) -> None:
     if not isinstance(answer, wire.Granted):
-        raise TransferError("the source answered something else")
+        raise TransferError("unexpected message from the source")
     if answer.size != size:
-        raise TransferError(f"the source sends {answer.size} bytes: {size} were asked for")
+        raise TransferError(f"the source sends {answer.size} bytes, {size} were requested")

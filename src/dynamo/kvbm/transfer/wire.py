@@ -1,8 +1,8 @@
-"""Wire: what a puller and a source say to each other, on a socket of whatever kind, and bytes after it.
+"""Wire: the messages between a puller and a source on a stream socket, and the blocks that follow them.
 
 A frame is its length in four bytes, big-endian, and a tagged message in msgpack. Blocks follow a `Granted` as bare
-bytes: batch by batch, within a batch plane by plane, within a plane in the order that was asked for. Neither side
-copies them: both give the kernel the places where they lie.
+bytes: batch by batch, within a batch plane by plane, within a plane in the requested order. Neither side copies them: both
+pass the addresses of the blocks to the kernel.
 """
 
 import socket
@@ -24,59 +24,59 @@ from dynamo.kvbm.transfer.base import (
     TransferTimeout,
 )
 
-FRAME_BYTES_MAX = 1 << 20  # The places of a quarter of a million blocks; more is not one of ours.
+FRAME_BYTES_MAX = 1 << 20  # The indices of a quarter of a million blocks; longer frames are rejected.
 FRAME_S = 5.0  # From a frame's first byte to its last; a megabyte takes milliseconds.
 PART_BYTES = 64 << 10
-BATCH_BYTES = 32 << 20  # Between two batches a puller may think again; each is worth the thought.
-BUFFERS_MAX = 512  # Of one call of the kernel; it takes 1024.
+BATCH_BYTES = 32 << 20  # Between two batches a puller may check its deadline; each is large enough to amortize that.
+BUFFERS_MAX = 512  # Buffers per system call, whose limit is 1024.
 _LENGTH = struct.Struct(">I")
 _DIGEST = struct.Struct(">Q")
 
 
 class Pull(msgspec.Struct, tag="pull", frozen=True):
-    """Send these blocks; `Granted`, the blocks and, if asked for, a digest of them follow."""
+    """Request for blocks; answered by `Granted`, the blocks and, if requested, a digest of them."""
 
     transfer_id: str
     places: list[int]
     batch: int
-    """Blocks between two thoughts."""
+    """Number of blocks per batch."""
     is_checked: bool = False
 
 
 class Map(msgspec.Struct, tag="map", frozen=True):
-    """Give me the memory itself; `Mapped` follows, and a file descriptor with it."""
+    """Request for the shared memory; answered by `Mapped`, with a file descriptor."""
 
     transfer_id: str
 
 
 class Agent(msgspec.Struct, tag="agent", frozen=True):
-    """How is your NIXL agent reached; `AgentIs` follows."""
+    """Request for the address of the NIXL agent; answered by `AgentIs`."""
 
     transfer_id: str
 
 
 class Release(msgspec.Struct, tag="release", frozen=True):
-    """I need the blocks no longer; `Released` follows where it is wanted."""
+    """Notice that the blocks are no longer needed; answered by `Released` if requested."""
 
     transfer_id: str
     is_answered: bool = True
 
 
 class Granted(msgspec.Struct, tag="granted", frozen=True):
-    """The blocks follow."""
+    """Acceptance of a `Pull`; the blocks follow."""
 
     size: int
 
 
 class Mapped(msgspec.Struct, tag="mapped", frozen=True):
-    """The memory's size, and that of the pages, behind which the table of what is held lies."""
+    """Size of the shared memory, and of its pages, which the table of leases follows."""
 
     size: int
     pages: int
 
 
 class AgentIs(msgspec.Struct, tag="agent_is", frozen=True):
-    """What others must know of a NIXL agent, and the address of its pages."""
+    """Metadata of a NIXL agent, and the address of its pages."""
 
     name: str
     metadata: bytes
@@ -85,13 +85,13 @@ class AgentIs(msgspec.Struct, tag="agent_is", frozen=True):
 
 
 class Released(msgspec.Struct, tag="released", frozen=True):
-    """Whether the blocks were held until now, so that what was read of them is right."""
+    """Whether the blocks were held until now, so that a preceding read of them is valid."""
 
     was_held: bool
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
-    """No; the connection is closed after it."""
+    """Rejection of a request; the connection is closed after it."""
 
     reason: str
     is_not_held: bool = False
@@ -105,58 +105,58 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def write(link: socket.socket, message: Question | Answer) -> None:
-    """Sends one frame within the socket's timeout."""
+    """Send one frame within the socket's timeout."""
     write_frame(link, _encoder.encode(message))
 
 
 def write_frame(link: socket.socket, body: bytes) -> None:
-    """Sends bytes with their length before them, within the socket's timeout."""
+    """Send bytes, prefixed with their length, within the socket's timeout."""
     link.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def read_question(link: socket.socket) -> Question | None:
-    """The next question within the socket's timeout; None at the end. Raises `TransferError` for what is none."""
+    """Return the next request within the socket's timeout; None at the end. Raise `TransferError` for an invalid one."""
     body = read_frame(link)
     try:
         return None if body is None else _questions.decode(body)
     except msgspec.DecodeError as error:
-        raise TransferError(f"a frame is no question: {error}") from None
+        raise TransferError(f"cannot decode request: {error}") from None
 
 
 def ask(link: socket.socket, question: Question, deadline: Deadline) -> Answer:
-    """Sends a question and hears the answer. Raises `TransferError`, also for a `Refused`."""
+    """Send a request and return the answer. Raise `TransferError`, also for a `Refused`."""
     try:
         link.settimeout(deadline.left())
         write(link, question)
         body = read_frame(link)
     except TimeoutError:
-        raise TransferTimeout("the source does not answer") from None
+        raise TransferTimeout("the source did not respond in time") from None
     except OSError as error:
-        raise SourceUnreachable(f"the connection to the source broke: {error}") from None
+        raise SourceUnreachable(f"lost the connection to the source: {error}") from None
     if body is None:
         raise SourceUnreachable("the source closed the connection")
     try:
         answer: Answer = _answers.decode(body)
     except msgspec.DecodeError as error:
-        raise TransferError(f"a frame is no answer: {error}") from None
+        raise TransferError(f"cannot decode answer: {error}") from None
     if isinstance(answer, Refused):
         raise (NotHeld if answer.is_not_held else TransferError)(answer.reason)
     return answer
 
 
 def batches(blocks: Sequence[int], batch: int) -> Iterator[Sequence[int]]:
-    """The blocks in the portions in which they travel."""
+    """Yield the blocks in the batches in which they are sent."""
     for first in range(0, len(blocks), batch):
         yield blocks[first : first + batch]
 
 
 def batch_of(region: Region) -> int:
-    """Blocks of a portion."""
+    """Return the number of blocks per batch."""
     return max(1, BATCH_BYTES // region.layout.block_bytes)
 
 
 def send_blocks(link: socket.socket, region: Region, blocks: Sequence[int], batch: int, *, is_checked: bool) -> None:
-    """The blocks, each call of the kernel within the socket's timeout."""
+    """Send blocks, each system call within the socket's timeout."""
     digest = xxh3_64() if is_checked else None
     for portion in batches(blocks, batch):
         pieces = region.pieces(portion)
@@ -171,7 +171,7 @@ def send_blocks(link: socket.socket, region: Region, blocks: Sequence[int], batc
 def receive_blocks(
     link: socket.socket, region: Region, blocks: Sequence[int], batch: int, deadline: Deadline, *, is_checked: bool
 ) -> None:
-    """The blocks into their places. Raises `TransferError`."""
+    """Receive blocks into their destinations. Raise `TransferError`."""
     digest = xxh3_64() if is_checked else None
     try:
         for portion in batches(blocks, batch):
@@ -184,12 +184,12 @@ def receive_blocks(
             theirs = bytearray(_DIGEST.size)
             _receive(link, [memoryview(theirs)], deadline)
             if bytes(theirs) != _DIGEST.pack(digest.intdigest()):
-                raise Corrupt("the digest of the blocks is not that of the source")
+                raise Corrupt("the digest of the blocks does not match")
     except TimeoutError:
-        deadline.left()  # The deadline, or else the silence.
-        raise TransferTimeout(f"the source was silent for {deadline.stall_s:g} s") from None
+        deadline.left()  # Raises if the deadline has passed; else the source stalled.
+        raise TransferTimeout(f"the source sent nothing for {deadline.stall_s:g} s") from None
     except OSError as error:
-        raise SourceUnreachable(f"the connection to the source broke: {error}") from None
+        raise SourceUnreachable(f"lost the connection to the source: {error}") from None
 
 
 def _send(link: socket.socket, pieces: list[memoryview]) -> None:
@@ -219,7 +219,7 @@ def _windows(pieces: list[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _advance(window: list[memoryview], count: int) -> None:
-    """Takes away what the kernel has done."""
+    """Remove the bytes that the kernel has transferred."""
     done = 0
     while done < len(window) and count >= len(window[done]):
         count -= len(window[done])
@@ -247,7 +247,7 @@ def read_frame(link: socket.socket, bytes_max: int = FRAME_BYTES_MAX) -> bytes |
         if size > bytes_max:
             raise TransferError(f"a frame of {size} bytes: expected at most {bytes_max}")
         body = bytearray()
-        while len(body) < size:  # Memory is taken as bytes arrive, not as the length announces.
+        while len(body) < size:  # Allocated as bytes arrive, not by the announced length.
             part = bytearray(min(PART_BYTES, size - len(body)))
             _read_rest(link, memoryview(part), until, idle_s)
             body += part
@@ -260,7 +260,7 @@ def _read_rest(link: socket.socket, rest: memoryview, until: float, idle_s: floa
     while rest:
         left = until - time.monotonic()
         if left <= 0:
-            raise TimeoutError("an unfinished frame")
+            raise TimeoutError("incomplete frame")
         link.settimeout(left if idle_s is None else min(left, idle_s))
         count = link.recv_into(rest)
         if count == 0:

@@ -197,5 +197,5 @@ def test_disk_tier_does_not_follow_a_link(tmp_path: Path) -> None:
 
 def test_disk_tier_passes_over_files_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "user_id", lambda: os.geteuid() + 1)
-    with pytest.raises(ConfigError, match="64 processes use it already, or other users' files"):
+    with pytest.raises(ConfigError, match="used by 64 processes, or contains other users' files"):
         Disk(str(tmp_path), LAYOUT, 2)
