@@ -1,1 +1,1 @@
-"""Parsers: a model's text into content, reasoning and tool calls, however the text is cut. Pure."""
+"""Parsers: split a model's text into content, reasoning and tool calls, independent of chunk boundaries. Pure."""

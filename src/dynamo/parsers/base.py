@@ -1,4 +1,4 @@
-"""Events: what parsers find in a model's text, and the shape of a parser.
+"""Events that parsers find in a model's text, and the interface of a parser.
 
     text so far            events
     "Let me look. <tool"   Content("Let me look. ")
@@ -6,15 +6,15 @@
     ", "arguments": {"a"   CallArguments(0, '{"a"')
     ": 1}}</tool_call>"    CallArguments(0, ": 1}")
 
-A parser is fed text in pieces of any size and says what is certain; what may still turn out to be a marker it holds
-back until it is decided. Laws, which the contract suite (tests/contract/test_parsers.py) holds every family to:
+A parser is fed text in pieces of any size and returns the events that are certain; text that may still turn out to be a
+marker is held back until that is decided. Laws, checked for every family by tests/contract/test_parsers.py:
 
-- **Cuts do not matter.** The joined events are the same for every division of the same text.
+- **Chunk boundaries do not matter.** The joined events are the same for every division of the same text.
 - **No marker text in content or reasoning**, and no text lost that is not part of a marker or a call.
-- **Nothing raises**, on any text; a call that does not parse is handled as the family's policy says.
-- **Time is linear** in the text: nothing already read is read again from its start.
+- **No exceptions**, on any text; a call that does not parse is handled by the family's policy.
+- **Time is linear** in the text: text is never read again from its start.
 - The `arguments` of a call are one JSON object once joined; a call that was cut off by the end of the text is closed or
-  dropped as docs/parsers.md says, one policy for all families; it is never left half open.
+  dropped as docs/parsers.md specifies, one policy for all families; it is never left half open.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,31 +24,31 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text for the user."""
+    """Text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text of the model's thoughts."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A tool call begins: its number in the answer, counted from 0, and the tool's whole name."""
+    """Start of a tool call: its index in the answer, counted from 0, and the tool's complete name."""
 
     index: int
     name: str
     call_id: str | None = None
-    """The id that the text itself gives the call; most families give none."""
+    """Id of the call in the text; most families write none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of the JSON text of a call's arguments."""
+    """Next piece of the JSON text of a call's arguments."""
 
     index: int
     text: str
@@ -58,27 +58,27 @@ Event = Content | Reasoning | CallBegin | CallArguments
 
 
 class Parser(Protocol):
-    """One choice's text, read once from front to back."""
+    """Parser of one choice's text, read once from front to back."""
 
     def feed(self, text: str) -> list[Event]:
-        """What is certain now. Pieces of content and arguments are given as soon as they cannot be anything else."""
+        """Return the events that are certain. Pieces of content and arguments are returned as soon as they are unambiguous."""
 
     def finish(self) -> list[Event]:
-        """The text is over: what was held back is decided. Nothing is fed afterwards."""
+        """Return the remaining events at the end of the text. No `feed` may follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that the request offers; its schema tells families without types in their text how to read a value."""
+    """A tool offered by the request; its schema gives the types of values for families that write none."""
 
     name: str
     parameters: Mapping[str, Any]
-    """JSON schema of the arguments' object; empty where the request gives none."""
+    """JSON schema of the arguments' object; empty if the request has none."""
     strict: bool = False
 
 
 def tools_of(given: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
-    """The tools of an OpenAI request, already validated."""
+    """Return the tools of an OpenAI request, already validated."""
     return tuple(
         Tool(
             name=one["function"]["name"],
@@ -95,39 +95,39 @@ class ToolCallFamily:
 
     name: str
     make: Callable[[Sequence[Tool]], Parser]
-    """Makes the parser of one choice."""
+    """Factory of the parser of one choice."""
     markers: tuple[str, ...]
-    """Texts that begin or end parts of the format. Those that the tokenizer knows as special tokens must be shown."""
+    """Texts that begin or end parts of the format. Those that are special tokens of the tokenizer must not be skipped."""
     example: str
-    """What a model writes to call `get_weather(city="Oslo", days=2)`."""
+    """Text of the model for the call `get_weather(city="Oslo", days=2)`."""
     aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFamily:
-    """A format of thoughts."""
+    """A format of reasoning."""
 
     name: str
     make: Callable[[bool], Parser]
-    """Makes the parser of one choice; told whether the prompt itself has opened the thoughts, so that the text
-    begins inside them."""
+    """Factory of the parser of one choice; its argument is whether the prompt has opened the reasoning, so that the text
+    begins inside it."""
     markers: tuple[str, ...]
     starts_inside: bool
-    """Whether text begins inside the thoughts where nobody knows better."""
+    """Whether text begins inside the reasoning if the prompt does not decide it."""
     example: str
-    """What a model writes to think "two and two" and then say "Four."."""
+    """Text of the model for the reasoning "two and two" and the content "Four."."""
     aliases: tuple[str, ...] = ()
     make_before_calls: Callable[[bool, Sequence[str]], Parser] | None = None
-    """The same where a parser of tool calls with these markers reads the content: calls are left to it as they are.
-    None: as `make`."""
+    """Factory for use before a parser of tool calls with the given markers, which receives calls unchanged as content.
+    None: `make`."""
     opened_by: tuple[str, ...] = ()
-    """Ends of a prompt that have opened the thoughts."""
+    """Endings of a prompt that have opened the reasoning."""
     closed_by: tuple[str, ...] = ()
-    """Ends of a prompt after which there are none."""
+    """Endings of a prompt after which no reasoning follows."""
 
 
 class Chain:
-    """Two parsers in a row: what the first finds to be content is text for the second."""
+    """Two parsers in sequence: the content found by the first is the text of the second."""
 
     def __init__(self, first: Parser, second: Parser) -> None:
         self._first = first

@@ -1,11 +1,11 @@
-"""GuidedCalls: the calls in an answer that was held to JSON because its request wanted a call (serving-plane.md §2.1). Pure.
+"""GuidedCalls: tool calls in an answer that was constrained to JSON because its request requires a call. Pure.
 
     [{"name": "get_weather", "parameters": {"city": "Oslo"}}]    `tool_choice` required: a list of calls of any tools
     {"city": "Oslo"}                                              a named tool: its arguments
 
-The arguments are passed on as they are written. A call that breaks off before its arguments begin is dropped; arguments
-that break off are made a whole object. An engine that does not know guided decoding may answer in prose: text that does
-not begin like calls is content.
+The arguments are passed on as written. A call that breaks off before its arguments begin is dropped; arguments that
+break off are completed to an object. An engine without guided decoding may answer in prose: text that does not begin
+like calls is content.
 """
 
 import re
@@ -19,7 +19,7 @@ ARGUMENT_KEYS = ("parameters", "arguments")
 
 
 class GuidedCalls:
-    """One choice; with the name of the tool where the caller named one."""
+    """Parser of one choice; `tool` is the name of the tool if the request names one."""
 
     def __init__(self, tool: str | None = None) -> None:
         self._reader = Reader()
@@ -63,7 +63,7 @@ class GuidedCalls:
         yield from self._rest()
 
     def _list(self) -> Reading[None]:
-        """A list of calls; a single one may stand alone."""
+        """Read a list of calls; a single call without a list is accepted."""
         reader = self._reader
         tape = yield from reader.space()
         is_list = (yield from reader.peek()) == "["
@@ -83,7 +83,7 @@ class GuidedCalls:
         yield from self._rest()
 
     def _call(self) -> Reading[bool]:
-        """The members of a call, and the brace behind them; whether it was whole."""
+        """Read the members of a call, and the brace after them; return whether it was complete."""
         reader, values = self._reader, self._values
         name = ""
         before: list[str] = []
@@ -124,7 +124,7 @@ class GuidedCalls:
                 return False
 
     def _prose(self, begun: str) -> Reading[None]:
-        """All text is content."""
+        """Pass all text on as content."""
         if begun:
             self._content.append(begun)
         yield from self._reader.run(REST, self._content.append)
@@ -132,7 +132,7 @@ class GuidedCalls:
             yield from self._reader.run(REST, self._content.append)
 
     def _rest(self) -> Reading[None]:
-        """What stands behind the calls is neither a call nor meant for anybody."""
+        """Drop the text after the calls: it is neither a call nor content."""
         while (yield from self._reader.peek()):
             yield from self._reader.run(REST, ignore)
 
@@ -142,7 +142,7 @@ class GuidedCalls:
         self._events.append(CallBegin(self._index, name))
 
     def _close_arguments(self) -> None:
-        """What was read of a call's arguments becomes one event."""
+        """Emit the arguments read so far as one event."""
         text = "".join(self._arguments)
         self._arguments.clear()
         if text:

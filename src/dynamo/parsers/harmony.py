@@ -1,13 +1,13 @@
-"""Harmony: gpt-oss's channels, read by one parser: thoughts, content and tool calls. Pure.
+"""Harmony: gpt-oss's channels, read by one parser for reasoning, content and tool calls. Pure.
 
-    <|channel|>analysis<|message|>Two and two.<|end|>                               thoughts
+    <|channel|>analysis<|message|>Two and two.<|end|>                               reasoning
     <|start|>assistant<|channel|>commentary<|message|>I will look.<|end|>           content
     <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
     <|start|>assistant<|channel|>final<|message|>Four.<|return|>                    content
 
-A message addressed to a tool that the request does not know of (`to=python`) is not the user's: it counts as thoughts.
+A message addressed to a tool that the request does not offer (`to=python`) is not for the user: it counts as reasoning.
 Several messages to the same output are separated by a line break. A call that was cut off is closed: its arguments are
-what was written of them, made a whole object.
+completed to an object.
 """
 
 import re
@@ -35,7 +35,7 @@ MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 ANALYSIS = "analysis"
 FUNCTIONS = "functions."
 
-HEADER_CHARS_MAX = 1024  # Longer than any header; what goes on is not one.
+HEADER_CHARS_MAX = 1024  # Longer than any header; longer text is not one.
 
 SEPARATOR = "\n"  # Between two messages to the same output.
 
@@ -43,19 +43,19 @@ _RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
 
 
 class _At(Enum):
-    """Where the text is."""
+    """Position in the format."""
 
     OUTSIDE = "between messages"
     HEADER = "in a message's header"
-    TEXT = "in a message to somebody"
+    TEXT = "in a message"
     CALL = "in the arguments of a call"
 
 
 class HarmonyParser:
-    """One choice."""
+    """Parser of one choice."""
 
     def __init__(self, tools: Sequence[Tool] | None = None, is_inside: bool = False) -> None:
-        """`tools` None: calls are not looked for. `is_inside`: the prompt has opened a message of thoughts."""
+        """`tools` None: calls are not parsed. `is_inside`: the prompt has opened a message of reasoning."""
         self._scanner = Scanner(MARKERS)
         self._output = Output(MARKERS)
         self._has_calls = tools is not None
@@ -63,10 +63,10 @@ class HarmonyParser:
         self._at = _At.TEXT if is_inside else _At.OUTSIDE
         self._header = ""
         self._channel_at: int | None = None
-        """Where in the header the channel begins; None while there is none."""
+        """Offset of the channel in the header; None if there is none yet."""
         self._kind: Said = Reasoning if is_inside else Content
         self._is_new = False
-        """Whether a message has begun and nothing was said of it."""
+        """Whether a message has begun of which nothing was emitted."""
         self._spoken: set[Said] = set()
         self._calls = 0
         self._arguments = JsonObject()
@@ -131,7 +131,7 @@ class HarmonyParser:
             self._end_message()
 
     def _begin_message(self) -> None:
-        """The header is whole."""
+        """Process a complete header."""
         channel = [] if self._channel_at is None else self._header[self._channel_at :].split()
         found = _RECIPIENT.search(self._header)
         recipient = found[1] if found else None
@@ -145,7 +145,7 @@ class HarmonyParser:
             self._open(Content)
 
     def _tool_of(self, recipient: str | None) -> str | None:
-        """The tool that a message calls, None where it is no call."""
+        """Return the tool that a message calls, or None if it is no call."""
         if recipient is None or not self._has_calls:
             return None
         name = recipient.removeprefix(FUNCTIONS)
@@ -166,7 +166,7 @@ class HarmonyParser:
 
 
 def harmony(tools: Sequence[Tool], is_reasoning: bool = False) -> Parser:
-    """The parser of a choice that may call tools."""
+    """Return the parser of a choice that may call tools."""
     return HarmonyParser(tools, is_reasoning)
 
 

@@ -1,11 +1,12 @@
-"""JsonObject: a JSON object read as it is written, so that what is passed on can always be made whole. Pure.
+"""JsonObject: streaming reader of a JSON object whose output can be completed to valid JSON at any time. Pure.
 
     reader = JsonObject()
     reader.feed('{"city": "Os')    '{"city": "Os'
     reader.close()                 '"}'
 
-What a model writes is taken as far as it is JSON; from the first mistake on it is ignored. What could not be completed
-is held back: a comma until something follows it, half an escape. A raw control character in a string is escaped.
+Model output is accepted as long as it is valid JSON; from the first error on it is ignored. Text that could not be
+completed is held back: a comma until something follows it, an incomplete escape. A raw control character in a string is
+escaped.
 """
 
 import re
@@ -18,12 +19,12 @@ _NUMBER_BEGUN = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:(?<=[0-9])[eE
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _WORDS = ("true", "false", "null")
-_DEPTH_MAX = 500  # Deeper than any tool's arguments, and less than the readers of JSON give up at.
-_NUMBER_CHARS_MAX = 400  # More digits than a double has; a number is held back until it is whole.
+_DEPTH_MAX = 500  # Deeper than any tool's arguments, and below the limits of JSON readers.
+_NUMBER_CHARS_MAX = 400  # More digits than a double has; a number is held back until it is complete.
 
 
 class _Awaits(Enum):
-    """What may come next, white space aside."""
+    """Tokens allowed next, apart from white space."""
 
     OBJECT = "the object itself"
     KEY_OR_END = "a first key, or the end of the object"
@@ -31,29 +32,29 @@ class _Awaits(Enum):
     COLON = "a colon"
     VALUE = "a value"
     VALUE_OR_END = "a first value, or the end of the array"
-    COMMA_OR_END = "a comma, or the end of what is open"
+    COMMA_OR_END = "a comma, or the end of the innermost object or array"
     STRING = "more of a string"
     ATOM = "more of a number or word"
-    NOTHING = "nothing: the object is whole"
-    BROKEN = "nothing: what came was no JSON"
+    NOTHING = "nothing: the object is complete"
+    BROKEN = "nothing: the text was invalid JSON"
 
 
 class JsonObject:
-    """One object."""
+    """Reader of one object."""
 
     __slots__ = ("_awaits", "_gap", "_has_begun", "_held", "_is_key", "_open")
 
     def __init__(self) -> None:
         self._awaits = _Awaits.OBJECT
         self._open: list[str] = []
-        """What closes the objects and arrays that are open."""
+        """Closing characters of the open objects and arrays."""
         self._has_begun = False
         self._is_key = False
-        """Whether the string that is being read is a key."""
+        """Whether the string being read is a key."""
         self._held = ""
-        """The beginning of an escape, a number or a word."""
+        """Beginning of an escape, a number or a word."""
         self._gap: list[str] = []
-        """A comma and the white space behind it, while nothing follows."""
+        """A comma and the white space after it, until something follows."""
 
     @property
     def is_whole(self) -> bool:
@@ -62,16 +63,16 @@ class JsonObject:
 
     @property
     def is_broken(self) -> bool:
-        """Whether something came that is no JSON."""
+        """Whether invalid JSON was read."""
         return self._awaits is _Awaits.BROKEN
 
     @property
     def is_in_string(self) -> bool:
-        """Whether what comes next belongs to a string."""
+        """Whether the next character belongs to a string."""
         return self._awaits is _Awaits.STRING
 
     def feed(self, text: str) -> str:
-        """What of the text so far may be passed on now."""
+        """Return the text that can be passed on now."""
         text, self._held = self._held + text, ""
         said: list[str] = []
         at = 0
@@ -84,7 +85,7 @@ class JsonObject:
         return "".join(said)
 
     def close(self) -> str:
-        """What makes the text that was passed on an object."""
+        """Return the text that completes the text passed on so far to an object."""
         awaits, self._awaits = self._awaits, _Awaits.NOTHING
         ends = "".join(reversed(self._open))
         self._open.clear()
@@ -103,7 +104,7 @@ class JsonObject:
         return ends
 
     def _step(self, text: str, at: int, said: list[str]) -> int:
-        """Reads one thing. Returns where it ends, or where it began if there is not enough of it yet."""
+        """Read one token. Return the offset of its end, or of its beginning if it is incomplete."""
         if self._awaits is _Awaits.STRING:
             return self._string(text, at, said)
         if self._awaits is _Awaits.ATOM:
@@ -118,7 +119,7 @@ class JsonObject:
         return space.end()
 
     def _token(self, text: str, at: int, said: list[str]) -> int:
-        """What begins here and is no white space."""
+        """Read one token that is not white space."""
         char, awaits = text[at], self._awaits
         may_end = awaits in (_Awaits.KEY_OR_END, _Awaits.VALUE_OR_END, _Awaits.COMMA_OR_END)
         may_be_value = awaits in (_Awaits.VALUE, _Awaits.VALUE_OR_END)
@@ -153,7 +154,7 @@ class JsonObject:
         self._gap.clear()
 
     def _break(self, text: str, said: list[str]) -> int:
-        """From here on it is no JSON: the text that was passed on is completed, and the rest ignored."""
+        """Stop at invalid JSON: complete the text that was passed on, and ignore the rest."""
         if self._open:
             said.append(self.close())
         self._awaits = _Awaits.BROKEN
@@ -186,11 +187,11 @@ class JsonObject:
         begun = _ESCAPE_BEGUN.match(text, at)
         if begun is not None and begun.end() == len(text):
             return at
-        said.append("\\\\")  # A backslash that escapes nothing stands for itself.
+        said.append("\\\\")  # A backslash that escapes nothing is kept as a literal backslash.
         return at + 1
 
     def _atom(self, text: str, at: int, said: list[str]) -> int:
-        """A number or a word, passed on once it is whole."""
+        """Read a number or a word, which is passed on once it is complete."""
         for word in _WORDS:
             if text.startswith(word, at):
                 return self._said_atom(word, at, said)
@@ -213,7 +214,7 @@ class JsonObject:
 
 
 def _finished(begun: str) -> str:
-    """A number or word that was cut off; `null` where it was cut too early to be known."""
+    """Complete a number or word that was cut off; `null` if it is ambiguous."""
     for word in _WORDS:
         if begun and word.startswith(begun):
             return word

@@ -1,4 +1,4 @@
-"""Markers: found in text that comes in pieces, and kept out of what parsers say. Pure.
+"""Markers: detection of markers in streamed text, and their removal from the parsers' output. Pure.
 
 scanner = Scanner(("<think>", "</think>"))
 scanner.feed("So. </thi")    [("So. ", "")]         the rest may begin a marker
@@ -15,7 +15,7 @@ Said = type[Content] | type[Reasoning]
 
 
 class Markers:
-    """A set of markers, none of which is part of another."""
+    """A set of markers, none of which is a substring of another."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         assert texts, "a format without markers needs no scanner"
@@ -25,11 +25,11 @@ class Markers:
         self.search = re.compile("|".join(map(re.escape, texts))).search
         self.beginnings = frozenset(text[:length] for text in texts for length in range(1, len(text)))
         self.longest = max(len(text) for text in texts) - 1
-        """Characters of the longest text that only begins a marker."""
+        """Length of the longest incomplete prefix of a marker."""
         self.first = re.compile("[" + "".join(re.escape(text[0]) for text in texts) + "]").search
 
     def begun_at(self, text: str) -> int:
-        """Where the last characters of a text may be the beginning of a marker; its length where they are not."""
+        """Return the offset at which the end of a text may begin a marker; its length if there is none."""
         end = len(text)
         found = self.first(text, max(0, end - self.longest))
         while found is not None:
@@ -39,7 +39,7 @@ class Markers:
         return end
 
     def rests(self, text: str) -> list[str]:
-        """What would complete a marker that the last characters of a text begin; the shortest first."""
+        """Return the texts that would complete a marker begun by the end of a text; the shortest first."""
         rests: set[str] = set()
         for length in range(1, min(self.longest, len(text)) + 1):
             ending = text[-length:]
@@ -50,12 +50,12 @@ class Markers:
 
 @cache
 def markers(texts: tuple[str, ...]) -> Markers:
-    """The set of those texts, made once."""
+    """Return the cached set of those texts."""
     return Markers(texts)
 
 
 class Scanner:
-    """Text in, stretches between markers out."""
+    """Splits text into stretches between markers."""
 
     __slots__ = ("_held", "_markers")
 
@@ -64,7 +64,7 @@ class Scanner:
         self._held = ""
 
     def feed(self, text: str) -> list[tuple[str, str]]:
-        """Stretches, each with the marker that ends it; the last has none. What may begin a marker is held back."""
+        """Return stretches, each with the marker that ends it; the last has none. A possible marker at the end is held back."""
         if self._held:
             text = self._held + text
         elif self._markers.first(text) is None:
@@ -81,13 +81,13 @@ class Scanner:
         return found
 
     def finish(self) -> str:
-        """The text that was held back and is no marker."""
+        """Return the text that was held back and is no marker."""
         held, self._held = self._held, ""
         return held
 
 
 class Output:
-    """The content and the thoughts that a parser says. Taking markers out never puts a new one together."""
+    """Content and reasoning emitted by a parser. Removing markers never creates new ones."""
 
     __slots__ = ("_events", "_kind", "_parts", "_seams")
 
@@ -98,36 +98,36 @@ class Output:
         self._seams: dict[Said, _Seam] = {Content: _Seam(markers(texts)), Reasoning: _Seam(markers(texts))}
 
     def say(self, kind: Said, text: str) -> None:
-        """More content, or more thoughts."""
+        """Emit more content or reasoning."""
         if text and (text := self._seams[kind].push(text)):
             self._put(kind, text)
 
     def say_as_is(self, kind: Said, text: str) -> None:
-        """The same for text that may hold markers: whoever reads it next knows them."""
+        """Emit text that may contain markers, for a next parser that handles them."""
         if held := self._seams[kind].open():
             self._put(kind, held)
         if text:
             self._put(kind, text)
 
     def add(self, event: Event) -> None:
-        """An event that is neither."""
+        """Emit any other event."""
         self._join()
         self._events.append(event)
 
     def cut(self) -> None:
-        """Something was taken out of the text here."""
+        """Record that something was removed from the text at this position."""
         for kind, seam in self._seams.items():
             if text := seam.open():
                 self._put(kind, text)
 
     def take(self) -> list[Event]:
-        """What was said since the last time."""
+        """Return the events since the last call."""
         self._join()
         events, self._events = self._events, []
         return events
 
     def finish(self) -> list[Event]:
-        """The last of it."""
+        """Return the last events."""
         self.cut()
         return self.take()
 
@@ -144,7 +144,7 @@ class Output:
 
 
 class _Seam:
-    """One output where it was cut: what would complete a marker across the cut is dropped, as part of a marker."""
+    """One output at a cut: text that would complete a marker across the cut is dropped, as part of a marker."""
 
     __slots__ = ("_held", "_markers", "_rests", "_tail")
 
@@ -155,18 +155,18 @@ class _Seam:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """The text that may be said now."""
+        """Return the text that can be emitted now."""
         if self._rests:
             text = self._across(self._held + text)
             self._tail = (self._tail + text)[-self._markers.longest :]
         else:
-            # Text may come in pieces: a bracket that might have begun a call comes alone.
+            # Text may arrive in pieces: a bracket that might begin a call arrives alone.
             longest = self._markers.longest
             self._tail = text if len(text) >= longest else (self._tail + text)[-longest:]
         return text
 
     def open(self) -> str:
-        """A cut here. Returns the text that was held back for the last one."""
+        """Begin a cut. Return the text that was held back for the previous one."""
         text, self._held = self._held, ""
         if text:
             self._tail += text
@@ -190,7 +190,7 @@ class _Seam:
 
 
 class MarkedText:
-    """A parser's two doors, for one that reads stretches of text and the markers between them."""
+    """Base of parsers that read stretches of text and the markers between them."""
 
     _scanner: Scanner
     _output: Output
@@ -212,12 +212,12 @@ class MarkedText:
         return self._output.finish()
 
     def _read(self, text: str) -> None:
-        """Text without a marker in it."""
+        """Read text without a marker in it."""
         raise AssertionError
 
     def _pass(self, marker: str) -> None:
-        """A marker."""
+        """Read a marker."""
         raise AssertionError
 
     def _end(self) -> None:
-        """Nothing more comes: what is held is said."""
+        """Emit the text held back at the end."""

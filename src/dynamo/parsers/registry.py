@@ -1,4 +1,4 @@
-"""Registry: every parser by its name (serving-plane.md §1.7, §1.8), and the parser of a request.
+"""Registry: every parser by its name, and the parser of a request.
 
 `output_parser(tool_calls="hermes", reasoning="qwen3", tools=tools)` makes the parser of one choice.
 """
@@ -20,22 +20,22 @@ REASONING: Mapping[str, ReasoningFamily] = {name: one for one in thoughts.FAMILI
 
 
 def tool_call_family(name: str) -> ToolCallFamily:
-    """Raises `ConfigError` that lists the names."""
+    """Return a family of tool calls. Raise `ConfigError` with the known names."""
     return _known(TOOL_CALLS, name, "--dyn-tool-call-parser")
 
 
 def reasoning_family(name: str) -> ReasoningFamily:
-    """Raises `ConfigError` that lists the names."""
+    """Return a family of reasoning. Raise `ConfigError` with the known names."""
     return _known(REASONING, name, "--dyn-reasoning-parser")
 
 
 def tool_call_names() -> list[str]:
-    """Every spelling of every family of calls."""
+    """Return all names and aliases of the families of tool calls."""
     return sorted(TOOL_CALLS)
 
 
 def reasoning_names() -> list[str]:
-    """Every spelling of every family of thoughts."""
+    """Return all names and aliases of the families of reasoning."""
     return sorted(REASONING)
 
 
@@ -46,16 +46,16 @@ def output_parser(
     tools: Sequence[Tool],
     is_reasoning: bool | None = None,
 ) -> Parser | None:
-    """The parser of one choice; None where its text is plain content.
+    """Return the parser of one choice; None if its text is plain content.
 
-    `tool_calls` and `reasoning` are family names. Tools are looked for only where the request offers some.
-    `is_reasoning` says whether the prompt has opened the thoughts; None: as the family usually begins.
+    `tool_calls` and `reasoning` are family names. Tool calls are parsed only if the request offers tools.
+    `is_reasoning`: whether the prompt has opened the reasoning; None: as is usual for the family.
     """
     first = second = None
     if tool_calls is not None and tools:
         calls_family = tool_call_family(tool_calls)
         if calls_family is harmony.TOOL_CALLS and reasoning in (None, harmony.THOUGHTS.name):
-            return harmony.harmony(tools, bool(is_reasoning))  # One parser for everything in these channels.
+            return harmony.harmony(tools, bool(is_reasoning))  # One parser for all channels.
         second = calls_family.make(tools)
     if reasoning is not None:
         family = reasoning_family(reasoning)
@@ -67,7 +67,7 @@ def output_parser(
 
 
 def before_calls(family: ReasoningFamily, is_inside: bool, call_markers: Sequence[str]) -> Parser:
-    """The parser of thoughts where a parser of calls with those markers reads what it finds to be content."""
+    """Return the reasoning parser for use before a parser of tool calls with those markers."""
     if family.make_before_calls is None:
         return family.make(is_inside)
     return family.make_before_calls(is_inside, call_markers)
@@ -77,4 +77,4 @@ def _known(table: Mapping[str, F], name: str, flag: str) -> F:
     try:
         return table[name]
     except KeyError:
-        raise ConfigError(f"{flag} {name}: expected one of {', '.join(sorted(table))}") from None
+        raise ConfigError(f"{flag} {name}: must be one of {', '.join(sorted(table))}") from None

@@ -1,4 +1,4 @@
-"""Reasoning: one module for each group of formats; `FAMILIES` are all of them."""
+"""Reasoning: one module for each group of formats; `FAMILIES` lists all of them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +28,7 @@ GEMMA4 = Brackets(("<|channel>",), ("<channel|>",), label="thought\n")
 
 
 def bracketed(name: str, brackets: Brackets, *aliases: str, starts_inside: bool = False) -> ReasoningFamily:
-    """A family whose thoughts stand between two markers."""
+    """Return a family whose reasoning is enclosed in two markers."""
     opening = "" if starts_inside else brackets.opens[0] + brackets.label
     return ReasoningFamily(
         name=name,
@@ -52,7 +52,7 @@ def in_messages(
     opened_by: tuple[str, ...],
     closed_by: tuple[str, ...],
 ) -> ReasoningFamily:
-    """A family whose thoughts, content and calls are messages of one kind of frame."""
+    """Return a family whose reasoning, content and calls are messages of one kind of frame."""
     return ReasoningFamily(
         name=name,
         make=lambda is_inside: make(is_inside, False),
@@ -123,11 +123,11 @@ FAMILIES: tuple[ReasoningFamily, ...] = (
 
 
 def opened_by_prompt(family: ReasoningFamily | str, prompt: str, *, is_continued: bool = False) -> bool | None:
-    """Whether a prompt, of which the last few hundred characters do, has opened the thoughts.
+    """Return whether the end of a prompt, of which the last few hundred characters suffice, opens the reasoning.
 
-    True: it ends with their opening, and the text begins inside. False: it ends with their end. None: neither, and the
-    text begins as the family's usually does. `is_continued`: the prompt ends within the answer that is continued, and
-    `prompt` is that answer.
+    True: it ends with the opening marker, and the text begins inside. False: it ends with the closing marker. None:
+    neither, and the text begins as is usual for the family. `is_continued`: the prompt ends within the answer that is
+    continued, and `prompt` is that answer.
     """
     if isinstance(family, str):
         known = next((one for one in FAMILIES if family in (one.name, *one.aliases)), None)

@@ -1,10 +1,10 @@
-"""Inkling: messages whose kind is said by a marker: thoughts, text, tool calls. Pure.
+"""Inkling: messages whose kind is given by a marker: reasoning, text, tool calls. Pure.
 
     <|content_thinking|>Two and two.<|end_message|><|message_model|><|content_text|>Four.<|end_message|>
     <|message_model|>get_weather<|content_invoke_tool_json|>{"name": "get_weather", "args": {…}}<|end_message|>
 
-The prompt ends with `<|message_model|>`, so the first message comes without it. A tool call is left as it is to the
-parser of tool calls where one follows, and counts as thoughts otherwise. Images and audio are dropped.
+The prompt ends with `<|message_model|>`, so the first message comes without it. A tool call is passed on unchanged if a
+parser of tool calls follows, and counts as reasoning otherwise. Images and audio are dropped.
 """
 
 import re
@@ -27,31 +27,31 @@ _MAY_BE_NAME = re.compile(r"[ \t]*[\w.:-]*")
 
 
 class _At(Enum):
-    """Where the text is."""
+    """Position in the format."""
 
-    HEAD = "where a message begins, and the name of a tool may come"
+    HEAD = "at the beginning of a message, where a tool's name may follow"
     CONTENT = "in a message of text, or between messages"
-    THOUGHTS = "in a message of thoughts"
+    THOUGHTS = "in a message of reasoning"
     TOOL = "in a tool call"
-    DROPPED = "in what is not text"
+    DROPPED = "in a message that is not text"
 
 
 class StringEnd:
-    """Text from a marker in a JSON string on, read until it is known whether the string is closed behind it.
+    """Text from a marker in a JSON string on, read until it is decided whether the string is closed after it.
 
-    It is if a quote comes that something follows which may follow a string. A call whose last string is not closed thus
-    ends at its marker, as the parsers of tool calls read it.
+    It is closed if a quote follows with a character after it that may follow a string. A call whose last string is not
+    closed in this way ends at its marker, as in the parsers of tool calls.
     """
 
     __slots__ = ("_is_escaped", "has_quote")
 
     def __init__(self) -> None:
         self.has_quote = False
-        """Whether the quote came."""
+        """Whether the quote was found."""
         self._is_escaped = False
 
     def feed(self, text: str) -> bool | None:
-        """Return whether the string is closed; None while that is not known."""
+        """Return whether the string is closed; None while that is undecided."""
         at = 0
         if not self.has_quote:
             inside = _INSIDE.match(text, int(self._is_escaped and bool(text)))
@@ -67,22 +67,22 @@ class StringEnd:
 
 
 class InklingParser(MarkedText):
-    """One choice."""
+    """Parser of one choice."""
 
     def __init__(self, is_inside: bool, leaves_calls: bool) -> None:
-        """`leaves_calls`: a parser of tool calls follows, and needs their messages whole."""
+        """`leaves_calls`: a parser of tool calls follows, and needs their messages unchanged."""
         self._scanner = Scanner(MARKERS)
         self._output = Output(MARKERS)
         self._leaves_calls = leaves_calls
         self._at = _At.THOUGHTS if is_inside else _At.HEAD
         self._name = ""
-        """What may be the name of a tool."""
+        """Text that may be the name of a tool."""
         self._call = JsonObject()
         self._undecided: list[tuple[str, str]] = []
-        """Texts and markers from a marker in a string of a call on, until it is known whether the string is closed."""
+        """Texts and markers from a marker in a string of a call on, until it is decided whether the string is closed."""
         self._string_end = StringEnd()
         self._waiting: deque[tuple[str, str]] = deque()
-        """Texts and markers that are to be read."""
+        """Texts and markers still to be read."""
 
     def _end(self) -> None:
         while self._undecided:
@@ -174,7 +174,7 @@ class InklingParser(MarkedText):
             self._output.say(Reasoning, text)
 
     def _release(self) -> None:
-        """What was held back is no name."""
+        """Emit the text held back, which is no name."""
         text, self._name = self._name, ""
         self._output.say(Content, text)
 
@@ -186,4 +186,4 @@ _AFTER = {
     IMAGE: _At.DROPPED,
     AUDIO: _At.DROPPED,
 }
-"""Where a marker leads; the others lead out of a message."""
+"""Position after each marker; the others end a message."""

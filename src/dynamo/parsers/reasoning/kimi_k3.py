@@ -3,7 +3,7 @@
     <|open|>think<|sep|>Two and two.<|close|>think<|sep|><|open|>response<|sep|>Four.<|close|>response<|sep|>
     <|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>…<|close|>call<|sep|><|close|>tools<|sep|>
 
-The channel `tools` is left as it is to the parser of tool calls where one follows, and counts as thoughts otherwise.
+The channel `tools` is passed on unchanged if a parser of tool calls follows, and counts as reasoning otherwise.
 """
 
 from dynamo.parsers.base import Content, Reasoning
@@ -18,17 +18,17 @@ TAG_CHARS_MAX = 4096  # Longer than any tag.
 
 
 class KimiK3Parser(MarkedText):
-    """One choice."""
+    """Parser of one choice."""
 
     def __init__(self, is_inside: bool, leaves_calls: bool) -> None:
-        """`leaves_calls`: a parser of tool calls follows, and needs their channel whole."""
+        """`leaves_calls`: a parser of tool calls follows, and needs their channel unchanged."""
         self._scanner = Scanner(MARKERS)
         self._output = Output(MARKERS)
         self._leaves_calls = leaves_calls
         self._kind: Said = Reasoning if is_inside else Content
         self._is_in_tools = False
         self._tag: str | None = None
-        """The tag that is being read, from its first marker on."""
+        """The tag being read, from its first marker on."""
 
     def _end(self) -> None:
         if self._tag is not None and self._is_in_tools and self._leaves_calls:
@@ -63,7 +63,7 @@ class KimiK3Parser(MarkedText):
             self._say(marker)
 
     def _enter(self, tag: str) -> None:
-        """A tag is whole but for its last marker."""
+        """Process a tag that is complete except for its last marker."""
         is_opening = tag.startswith(OPEN)
         words = tag.removeprefix(OPEN).removeprefix(CLOSE).split()
         name = words[0] if words else ""

@@ -1,10 +1,10 @@
-"""Muse: messages that say to whom they go; those to the model itself are its thoughts. Pure.
+"""Muse: messages with recipients; those to the model itself are its reasoning. Pure.
 
      to=self<|message|>Two and two.<|eom|><|start|>assistant to=user<|message|>Four.<|eot|>
 
-The prompt ends with `<|start|>assistant`, so the first header comes without it. The model has been seen to leave its
-thoughts without `<|eom|>`, writing the next header behind a space or line break: there, too, the thoughts end. Messages
-to anybody else are tool calls: left to the parser of tool calls as they are where one follows, thoughts otherwise.
+The prompt ends with `<|start|>assistant`, so the first header comes without it. The model has been observed to end its
+reasoning without `<|eom|>`, with the next header after a space or line break; that ends the reasoning too. Messages to
+other recipients are tool calls: passed on unchanged if a parser of tool calls follows, reasoning otherwise.
 """
 
 import re
@@ -16,9 +16,9 @@ from dynamo.parsers.markers import MarkedText, Output, Scanner
 START, MESSAGE, EOM, EOT = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
 MARKERS = (START, MESSAGE, EOM, EOT)
 
-HEADER_CHARS_MAX = 256  # Longer than any header; what goes on is not one.
+HEADER_CHARS_MAX = 256  # Longer than any header; longer text is not one.
 
-SEPARATOR = "\n"  # Between two messages of thoughts.
+SEPARATOR = "\n"  # Between two messages of reasoning.
 
 _RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)\s*\Z")
 _MAY_BE_HEADER = re.compile(r"\s*(?:t|to|to=[^\s<]*\s*)?")
@@ -27,9 +27,9 @@ _HEADER_IN_THOUGHTS = re.compile(r"(?:(?<=\s)|^)(?:t|to|to=[^\s<]*)\Z")
 
 
 class _At(Enum):
-    """Where the text is."""
+    """Position in the format."""
 
-    BEGINNING = "where a header without its beginning may come"
+    BEGINNING = "where a header without its beginning may follow"
     HEADER = "in a header"
     CONTENT = "in a message to the user, or between messages"
     THOUGHTS = "in a message to the model itself"
@@ -37,18 +37,18 @@ class _At(Enum):
 
 
 class MuseParser(MarkedText):
-    """One choice."""
+    """Parser of one choice."""
 
     def __init__(self, is_inside: bool, leaves_calls: bool) -> None:
-        """`leaves_calls`: a parser of tool calls follows, and needs their messages whole."""
+        """`leaves_calls`: a parser of tool calls follows, and needs their messages unchanged."""
         self._scanner = Scanner(MARKERS)
         self._output = Output(MARKERS)
         self._leaves_calls = leaves_calls
         self._at = _At.THOUGHTS if is_inside else _At.BEGINNING
         self._held = ""
-        """What is, or may be, a header."""
+        """Text that is, or may be, a header."""
         self._last = ""
-        """The last character of the thoughts before what is held."""
+        """Last character of the reasoning before the text held back."""
         self._has_thought = False
 
     def _end(self) -> None:
@@ -73,7 +73,7 @@ class MuseParser(MarkedText):
             self._release()
 
     def _think(self, text: str) -> None:
-        """Thoughts, but for what may be a header at their end."""
+        """Emit reasoning, except for a possible header at its end."""
         text, self._held = self._held + text, ""
         found = _HEADER_IN_THOUGHTS.search(self._last + text[-HEADER_CHARS_MAX:], len(self._last))
         if found is not None and len(found[0]) < HEADER_CHARS_MAX:
@@ -84,7 +84,7 @@ class MuseParser(MarkedText):
             self._output.say(Reasoning, text)
 
     def _release(self) -> None:
-        """What was held back is no header."""
+        """Emit the text held back, which is no header."""
         text, self._held = self._held, ""
         if self._at is _At.THOUGHTS:
             self._output.say(Reasoning, text)

@@ -1,4 +1,4 @@
-"""Thoughts: text between a marker that opens them and one that closes them. Pure."""
+"""Reasoning between an opening and a closing marker. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from dynamo.parsers.markers import MarkedText, Output, Scanner
 
 @dataclass(frozen=True, slots=True)
 class Brackets:
-    """How a format marks thoughts."""
+    """Markers of a format's reasoning."""
 
     opens: tuple[str, ...] = ("<think>",)
     closes: tuple[str, ...] = ("</think>",)
     leaves: tuple[str, ...] = ()
-    """What begins a tool call. A model may write it without closing its thoughts; it ends them and is content."""
+    """Beginnings of a tool call. Models may write one without closing their reasoning; it ends it and is content."""
     label: str = ""
-    """What follows the opening marker and says only that thoughts follow."""
+    """Text after the opening marker that only announces the reasoning."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The markers that belong to nobody else."""
+        """The markers used for reasoning only."""
         return (*self.opens, *self.closes)
 
 
 def blocks_of(call_markers: Sequence[str], brackets: Brackets) -> dict[str, str]:
-    """What begins a block of tool calls among the markers of their format, and what ends it."""
+    """Return the markers that begin a block of tool calls in a format, with the markers that end it."""
     ours = {*brackets.markers, *brackets.leaves}
     blocks: dict[str, str] = {}
     for opening in call_markers:
@@ -38,7 +38,7 @@ def blocks_of(call_markers: Sequence[str], brackets: Brackets) -> dict[str, str]
 
 
 def _closings(opening: str) -> list[str]:
-    """How formats spell the end of what this opens."""
+    """Return the possible closing markers for an opening one."""
     found = [opening.replace("begin", "end")] if "begin" in opening else []
     if opening[0] in "<[":
         found.append(f"{opening[0]}/{opening[1:]}")
@@ -48,10 +48,10 @@ def _closings(opening: str) -> list[str]:
 
 
 class BracketParser(MarkedText):
-    """One choice. A marker that opens or closes what is open or closed already is dropped.
+    """Parser of one choice. A marker that opens an open section, or closes a closed one, is dropped.
 
-    In a block of tool calls nothing is a marker of thoughts: an argument may speak of them. `blocks` are those that
-    whoever reads the content next knows, by `blocks_of`.
+    Markers of reasoning are ignored inside a block of tool calls, because arguments may contain them. `blocks` are the
+    blocks that the next parser handles, as returned by `blocks_of`.
     """
 
     def __init__(self, brackets: Brackets, is_inside: bool, blocks: Mapping[str, str] | None = None) -> None:
@@ -59,12 +59,12 @@ class BracketParser(MarkedText):
         self._is_inside = is_inside
         self._blocks = blocks or {}
         self._until: str | None = None
-        """The marker that ends the block that is being passed on."""
+        """The marker that ends the block being passed on."""
         every = (*brackets.markers, *brackets.leaves, *self._blocks, *self._blocks.values())
         self._scanner = Scanner(tuple(dict.fromkeys(every)))
         self._output = Output(brackets.markers)
         self._label = brackets.label if is_inside else ""
-        """The label that may still come."""
+        """The label that may still follow."""
         self._label_read = ""
 
     def _end(self) -> None:
@@ -107,13 +107,13 @@ class BracketParser(MarkedText):
         return text
 
     def _end_label(self) -> None:
-        """What was read of a label that never became one is thought like any other."""
+        """Emit the beginning of a label that was not completed as reasoning."""
         text, self._label, self._label_read = self._label_read, "", ""
         self._output.say(Reasoning, text)
 
 
 class InlineParser:
-    """MiniMax's `append_think`: the thoughts stay in the content, behind the marker that the prompt has opened."""
+    """MiniMax's `append_think`: reasoning stays in the content, after the opening marker from the prompt."""
 
     def __init__(self, opening: str) -> None:
         self._opening = opening

@@ -1,4 +1,4 @@
-"""Tool calls: one module for each group of formats; `FAMILIES` are all of them."""
+"""Tool calls: one module for each group of formats; `FAMILIES` lists all of them."""
 
 from dynamo.parsers import harmony
 from dynamo.parsers.base import ToolCallFamily

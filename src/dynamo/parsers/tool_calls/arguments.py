@@ -1,7 +1,7 @@
 """Arguments: a call's JSON object, written parameter by parameter from formats that are not JSON. Pure.
 
-A string is written as it comes. A value of another type is written when it is whole, for only then it is known what it
-is; if it breaks off it is left out.
+A string is written as it arrives. A value of another type is written once it is complete, because only then its type is
+decided; if it breaks off it is left out.
 """
 
 from typing import Protocol
@@ -10,11 +10,11 @@ from dynamo.parsers.tool_calls.reader import Landmarks, Reader, Reading, Write
 from dynamo.parsers.tool_calls.schemas import NULLS, STRING, typed_json
 from dynamo.parsers.tool_calls.values import escaped, quoted
 
-NULL_CHARS_MAX = 16  # Longer text, white space included, is no longer taken for `null`.
+NULL_CHARS_MAX = 16  # Longer text, white space included, is not parsed as `null`.
 
 
 class Arguments:
-    """The object."""
+    """Writer of the object."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -26,16 +26,16 @@ class Arguments:
         return self._before == "{"
 
     def key(self, name: str) -> None:
-        """A key; its value is written next."""
+        """Write a key; its value is written next."""
         self._write(f"{self._before}{quoted(name)}:")
         self._before = ","
 
     def put(self, text: str) -> None:
-        """A value, or a part of it."""
+        """Write a value, or a part of it."""
         self._write(text)
 
     def value(self, name: str) -> Write:
-        """Writes a value, and its key before the first text of it."""
+        """Return a writer of a value, which writes the key before the first text of it."""
         is_new = True
 
         def write(text: str) -> None:
@@ -49,24 +49,24 @@ class Arguments:
         return write
 
     def close(self) -> None:
-        """The end of the object."""
+        """Write the end of the object."""
         self._write("{}" if self.is_empty else "}")
 
     def parameter(self, name: str, types: frozenset[str], *, is_framed: bool = False) -> "Parameter":
-        """A parameter whose text follows. Framed text stands on lines of its own."""
+        """Return a parameter whose text follows. Framed text is on lines of its own."""
         if types == STRING or types == STRING | {"null"}:
             return Text(self, name, is_nullable="null" in types, is_framed=is_framed)
         return Typed(self, name, types, is_framed=is_framed)
 
 
 class Parameter(Protocol):
-    """A parameter while its text is read."""
+    """A parameter whose text is being read."""
 
     def piece(self, text: str) -> None:
-        """More of its text."""
+        """Add more of its text."""
 
     def end(self, *, is_whole: bool) -> None:
-        """Its text is over."""
+        """End its text."""
 
 
 class Text:
@@ -146,12 +146,12 @@ class Typed:
 
 
 def may_be_null(text: str) -> bool:
-    """Whether a text may still turn out to be `null`."""
+    """Return whether a text may still turn out to be `null`."""
     return len(text) <= NULL_CHARS_MAX and any(null.startswith(text.strip()) for null in NULLS)
 
 
 def read_parameter(reader: Reader, parameter: Parameter, ends: Landmarks) -> Reading[str]:
-    """Reads the text of a parameter up to what ends it; returns that, or nothing if the text breaks off."""
+    """Read the text of a parameter up to one of `ends`; return that, or an empty string if the text breaks off."""
     end = yield from reader.until(ends, parameter.piece)
     parameter.end(is_whole=bool(end))
     return end

@@ -1,15 +1,15 @@
-"""Calls: what the parsers of all formats of tool calls share. Pure.
+"""Calls: common base and policies of the parsers of all formats of tool calls. Pure.
 
-What happens to text that is not as it should be is the same in all formats:
+Malformed text is handled in the same way in all formats:
 
-- A call is announced when its name is whole and its arguments begin; one that breaks off before that is dropped.
-- What was announced is never taken back. Arguments that break off, or stop being what the format allows, are made a
-  whole JSON object from what could be read of them.
-- What else stands between the markers of a call is dropped. Dropped text is never content, and a marker in the wrong
-  place is dropped alone.
-- White space between two calls, and behind the last one, is part of the format; all other text is content as it is.
-- In formats that write calls without a marker, text is a call only if it names a tool that the request offers. Behind
-  a marker any name is passed on: it is the client who knows what it can do.
+- A call is announced when its name is complete and its arguments begin; one that breaks off before that is dropped.
+- Announced calls are never taken back. Arguments that break off, or violate the format, are completed to a JSON object
+  from the part that could be read.
+- Other text between the markers of a call is dropped. Dropped text is never content, and of a misplaced marker only the
+  marker itself is dropped.
+- White space between two calls, and after the last one, is part of the format; all other text is content, unchanged.
+- In formats that write calls without a marker, text is a call only if it names a tool that the request offers. After
+  a marker any name is passed on: the client decides which tools it supports.
 """
 
 from abc import ABC, abstractmethod
@@ -23,10 +23,10 @@ from dynamo.parsers.tool_calls.values import Values
 
 
 class CallParser(ABC):
-    """One choice. A format says in `marked` what follows each of its markers."""
+    """Parser of one choice. `marked` of each format reads the text after its markers."""
 
     def __init__(self, tools: Sequence[Tool], markers: Sequence[str], stops: Sequence[str] = ()) -> None:
-        """`stops` are looked for in content besides the markers, and are content unless they begin a call."""
+        """`stops` are searched in content like the markers, but are content unless they begin a call."""
         self.reader = Reader()
         self.marks = landmarks(*markers)
         self.values = Values(self.reader, self.marks)
@@ -37,12 +37,12 @@ class CallParser(ABC):
         self._reading = self.read()
         self._has_ended = False
         self._is_content = False
-        """Whether what comes next is content unless a landmark begins in it."""
+        """Whether the next text is content unless a landmark begins in it."""
 
     def feed(self, text: str) -> list[Event]:
         """See `Parser.feed`."""
         if self._is_content and not self.reader.kept_chars and self._stops.first(text) is None:
-            self.content(text)  # As most text is: no landmark can begin in it.
+            self.content(text)  # The common case: no landmark can begin in the text.
             return self._output.take()
         self.reader.push(text)
         self._go_on()
@@ -55,7 +55,7 @@ class CallParser(ABC):
         return joined(self._output.finish())
 
     def read(self) -> Reading[None]:
-        """The whole text: content, and what its markers begin."""
+        """Read the whole text: content, and the calls begun by markers."""
         while True:
             self._is_content = True
             mark = yield from self.reader.until(self._stops, self.content)
@@ -68,40 +68,40 @@ class CallParser(ABC):
 
     @abstractmethod
     def marked(self, mark: str) -> Reading[None]:
-        """What follows a marker."""
+        """Read the text after a marker."""
 
     def content(self, text: str) -> None:
-        """Text for the user."""
+        """Emit content."""
         self._output.say(Content, text)
 
     def unstop(self, tape: Sequence[str]) -> None:
-        """What was read from a stop on begins no call: the stop is content, and the rest is read again."""
+        """Turn a stop that begins no call into content, and read the text after it again."""
         self.content(tape[0])
         self.reader.restore("".join(tape[1:]))
 
     def cut(self) -> None:
-        """A marker, or a call, was taken out of the content."""
+        """Record that a marker or a call was removed from the content."""
         self._output.cut()
 
     def begin(self, name: str, call_id: str | None = None) -> None:
-        """A call."""
+        """Begin a call."""
         self.cut()
         self._index += 1
         self._output.add(CallBegin(self._index, name, call_id))
 
     def argue(self, text: str) -> None:
-        """More of its arguments."""
+        """Emit more of its arguments."""
         if text:
             self._output.add(CallArguments(self._index, text))
 
     def drop(self) -> Reading[str]:
-        """Drops everything up to the next marker, and returns that; it is read again by whoever comes next."""
+        """Drop everything up to the next marker, and return that; the marker is not consumed."""
         mark = yield from self.reader.until(self.marks, ignore)
         self.reader.back(mark)
         return mark
 
     def separate(self, *strays: str) -> Reading[None]:
-        """White space behind a call: content only where other content follows. Stray markers are dropped."""
+        """Read white space after a call: content only if other content follows. Stray markers are dropped."""
         while True:
             space = yield from self.reader.space()
             stray = (yield from self.reader.at_any(landmarks(*strays))) if strays else ""
@@ -117,7 +117,7 @@ class CallParser(ABC):
 
 
 def joined(events: list[Event]) -> list[Event]:
-    """Events with the pieces of one call's arguments in one."""
+    """Return the events with adjacent pieces of one call's arguments joined."""
     if len(events) < 2:
         return events
     found: list[Event] = []

@@ -1,4 +1,4 @@
-"""Gemma 4: calls in a notation of its own: bare keys, and strings between marks that no text holds.
+"""Gemma 4: calls in a special notation: bare keys, and strings between marks that do not occur in text.
 
 <|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>
 """
@@ -18,7 +18,7 @@ MARKERS = (OPEN, CLOSE, QUOTE)
 _KEY = re.compile(r"[\w.\-]*")
 _WORD = re.compile(r"[^,{}\[\]<\r\n]*")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null", "nil": "null"}
-"""Words with a meaning, in any case: the released parser reads them so."""
+"""Words with a meaning, in any case, as in the released parser."""
 _STRING_ENDS = landmarks(QUOTE, OPEN, CLOSE)
 _CALL = landmarks("call:")
 
@@ -52,14 +52,14 @@ class GemmaValues(Values):
         return closed
 
     def key(self) -> Reading[str]:
-        """See `Values.key`. A key may be quoted all the same."""
+        """See `Values.key`. Quoted keys are accepted too."""
         word = yield from self.reader.word(_KEY)
         if word:
             return quoted(word) if (yield from self.reader.peek()) else ""
         return (yield from super().key())
 
     def scalar(self) -> Reading[str]:
-        """See `Values.scalar`. What is neither a number nor a word of JSON is a string without quotes."""
+        """See `Values.scalar`. Anything but a number or a word of JSON is a string without quotes."""
         word = (yield from self.reader.word(_WORD)).strip()
         char = yield from self.reader.peek()
         if not char or (not word and char not in ",}]"):
@@ -68,7 +68,7 @@ class GemmaValues(Values):
 
 
 class GemmaCallParser(CallParser):
-    """One choice."""
+    """Parser of one choice."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools, MARKERS)

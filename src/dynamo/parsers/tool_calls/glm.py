@@ -2,7 +2,7 @@
 
     <tool_call>get_weather<arg_key>city</arg_key><arg_value>Oslo</arg_value></tool_call>
 
-GLM 4.5 puts each of them on a line of its own, later ones do not; values are taken as they are in both.
+GLM 4.5 puts each of them on a line of its own, later versions do not; values are taken unchanged in both.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 MARKERS = (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END)
 
 CONTAINERS = STRING | {"object", "array"}
-"""What a value may be that the tool's schema does not know."""
+"""Types of a parameter that the tool's schema does not list."""
 
 _CALL_ENDS = landmarks(CLOSE, OPEN)
 _VALUE_ENDS = landmarks(VALUE_END, KEY, CLOSE, OPEN)
 
 
 class GlmCallParser(CallParser):
-    """One choice."""
+    """Parser of one choice."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools, MARKERS)
@@ -38,7 +38,7 @@ class GlmCallParser(CallParser):
             yield from self.separate()
 
     def call(self) -> Reading[None]:
-        """A call up to and with its closing marker."""
+        """Read a call up to and including its closing marker."""
         parts: list[str] = []
         mark = yield from self.reader.until(self.marks, parts.append)
         name = "".join(parts).strip()
@@ -57,11 +57,11 @@ class GlmCallParser(CallParser):
             self.reader.back(mark)
 
     def next_mark(self) -> Reading[str]:
-        """What comes next inside a call; text between the markers is no part of it."""
+        """Return the next marker inside a call; text between the markers is dropped."""
         return (yield from self.reader.until(self.marks, ignore))
 
     def parameter(self, tool: str, arguments: Arguments) -> Reading[str]:
-        """A key behind its opening marker, and its value; returns the marker that comes next."""
+        """Read a key after its opening marker, and its value; return the next marker."""
         parts: list[str] = []
         mark = yield from self.reader.until(self.marks, parts.append)
         key = "".join(parts).strip()
@@ -76,7 +76,7 @@ class GlmCallParser(CallParser):
 
 
 def example(between: str) -> str:
-    """The call of the examples, with something between its parts."""
+    """Return the call of the examples, with `between` between its parts."""
     city = f"{KEY}city{KEY_END}{between}{VALUE}Oslo{VALUE_END}"
     days = f"{KEY}days{KEY_END}{between}{VALUE}2{VALUE_END}"
     return between.join((f"{OPEN}get_weather", city, days, CLOSE))

@@ -3,7 +3,7 @@
     <tool_call>{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}</tool_call>
     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}]
 
-A block holds one object, a list of them, or several in a row. The arguments are passed on as they were written.
+A block contains one object, a list of them, or several in a row. The arguments are passed on as written.
 """
 
 import re
@@ -22,7 +22,7 @@ EXAMPLE = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}'
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """What stands around the objects, and how their keys are called."""
+    """Markers around the objects, and names of their keys."""
 
     openers: tuple[str, ...]
     """`functools[` opens a list itself."""
@@ -31,16 +31,16 @@ class JsonFormat:
     """Openers without a closer: a block ends with its JSON."""
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
     is_bare: bool = True
-    """Whether a call may also stand in the text without a marker."""
+    """Whether a call may also appear in the text without a marker."""
 
 
 class JsonCallParser(CallParser):
-    """One choice."""
+    """Parser of one choice."""
 
     def __init__(
         self, tools: Sequence[Tool], form: JsonFormat, markers: Sequence[str] = (), stops: Sequence[str] = ()
     ) -> None:
-        """`markers` and `stops` are those that the format has besides its openers and closers."""
+        """`markers` and `stops` are those that the format has in addition to its openers and closers."""
         super().__init__(tools, (*form.openers, *form.closers, *markers), (*stops, *(BARE if form.is_bare else ())))
         self.form = form
         self._items = landmarks("{", *self.marks.texts)
@@ -53,7 +53,7 @@ class JsonCallParser(CallParser):
             yield from self.block(mark)
 
     def block(self, opener: str) -> Reading[None]:
-        """What stands between an opener and its closer, or behind an opener that has none."""
+        """Read the text between an opener and its closer, or after an opener that has none."""
         reader = self.reader
         is_closed = opener not in self.form.unclosed
         depth = int(opener.endswith("["))
@@ -91,9 +91,9 @@ class JsonCallParser(CallParser):
         yield from self.separate()
 
     def recover(self) -> Reading[bool]:
-        """Read the next call to an offered tool behind something that is no call; return whether there was one.
+        """Read the next call to an offered tool after text that is no call; return whether there was one.
 
-        A marker ends the search and is left.
+        A marker ends the search and is not consumed.
         """
         reader = self.reader
         mark = ""
@@ -115,7 +115,7 @@ class JsonCallParser(CallParser):
         return False
 
     def members(self, name: str = "", *, has_begun: bool = False) -> Reading[bool]:
-        """The members of a call's object, and its end; whether it was whole."""
+        """Read the members of a call's object, and its end; return whether it was complete."""
         reader, values = self.reader, self.values
         held: list[str] = []
         while True:
@@ -158,7 +158,7 @@ class JsonCallParser(CallParser):
                 return False
 
     def bare(self, mark: str) -> Reading[None]:
-        """What may be a call without a marker, or a list of such calls: content unless it names a tool."""
+        """Read a possible call, or list of calls, without a marker: content unless it names a tool."""
         tape = [mark]
         is_list = mark == "["
         if is_list:
@@ -192,7 +192,7 @@ class JsonCallParser(CallParser):
         yield from self.separate()
 
     def _bare_name(self, tape: list[str]) -> Reading[str]:
-        """Reads up to the arguments of a call; its name, or nothing if this is no call."""
+        """Read up to the arguments of a call; return its name, or an empty string if this is no call."""
         name = ""
         for expected in (landmarks('"name"'), landmarks(":"), landmarks('"'), None, landmarks('"'), landmarks(","),
                          self._argument_keys(), landmarks(":"), landmarks("{")):  # fmt: skip
@@ -220,7 +220,7 @@ END, END_SAMPLING, THINKING = "<|end_message|>", "<|content_model_end_sampling|>
 
 
 class InklingCallParser(JsonCallParser):
-    """One choice of Inkling: every message says by a marker what it is, and a call has its name before that."""
+    """Parser of one choice of Inkling: a marker gives each message's kind, and a call's name precedes its marker."""
 
     def read(self) -> Reading[None]:
         """See `CallParser.read`. The prompt ends with the marker that begins a message."""
@@ -234,7 +234,7 @@ class InklingCallParser(JsonCallParser):
             yield from self.headed()
 
     def headed(self) -> Reading[None]:
-        """The tool's name before a call, which is in the call as well."""
+        """Read the tool's name before a call, which is repeated in the call."""
         name = yield from self.reader.word(NAME)
         if (yield from self.reader.at_any(self.marks)) != INVOKE:
             self.content(name)
@@ -244,7 +244,7 @@ TOOL_CALLS_MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
 class MistralCallParser(JsonCallParser):
-    """One choice of Mistral: a list of objects, or, since 2025, the name before the arguments."""
+    """Parser of one choice of Mistral: a list of objects, or, since 2025, the name before the arguments."""
 
     def block(self, opener: str) -> Reading[None]:
         """See `JsonCallParser.block`."""
@@ -275,7 +275,7 @@ _FUNCTOOLS_SPACE = re.compile(r"[ \t\r\n:=]*")
 
 
 class Phi4CallParser(JsonCallParser):
-    """One choice of Phi 4: a list behind `functools[`; the model also writes white space, or no list, behind the word."""
+    """Parser of one choice of Phi 4: a list after `functools[`; the model also writes white space, or no list, after it."""
 
     def marked(self, mark: str) -> Reading[None]:
         """See `CallParser.marked`. The word alone is a marker only if JSON that may be a call follows."""
@@ -300,7 +300,7 @@ class Phi4CallParser(JsonCallParser):
 
 
 def family(name: str, form: JsonFormat, example: str, aliases: tuple[str, ...] = ()) -> ToolCallFamily:
-    """A family of this kind."""
+    """Return a family of this kind."""
     return ToolCallFamily(
         name=name,
         make=lambda tools: JsonCallParser(tools, form),

@@ -3,7 +3,7 @@
     <|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>
     <|open|>argument key="city" type="string"<|sep|>Oslo<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>
 
-A call may hold its arguments as one object instead, tagged `json`. The tags of other channels are dropped, what is in
+A call may contain its arguments as one object instead, tagged `json`. The tags of other channels are dropped, the text in
 them is content. Attributes are unescaped, values are not.
 """
 
@@ -25,7 +25,7 @@ _VALUE_ENDS = landmarks(CLOSE, OPEN, END)
 
 
 class KimiK3CallParser(CallParser):
-    """One choice."""
+    """Parser of one choice."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools, MARKERS)
@@ -45,7 +45,7 @@ class KimiK3CallParser(CallParser):
         yield from self.separate()
 
     def tag(self, mark: str) -> Reading[tuple[str, dict[str, str]]]:
-        """The name and the attributes of the tag that a marker begins; no name if it begins none."""
+        """Return the name and the attributes of the tag that a marker begins; an empty name if it begins none."""
         if mark not in (OPEN, CLOSE):
             return "", {}
         parts: list[str] = []
@@ -60,7 +60,7 @@ class KimiK3CallParser(CallParser):
         return name, {key: html.unescape(value) for key, value in found.items()}
 
     def call(self, name: str) -> Reading[None]:
-        """A call behind its opening tag, up to and with its closing one."""
+        """Read a call after its opening tag, up to and including its closing one."""
         self.begin(name)
         arguments = Arguments(self.argue)
         while mark := (yield from self.reader.until(self.marks, ignore)):
@@ -76,7 +76,7 @@ class KimiK3CallParser(CallParser):
         arguments.close()
 
     def argument(self, tool: str, attributes: dict[str, str], arguments: Arguments) -> Reading[None]:
-        """An argument behind its opening tag; its closing one is left."""
+        """Read an argument after its opening tag; its closing tag is not consumed."""
         given = attributes.get("type", "")
         types = (
             STRING

@@ -1,10 +1,10 @@
-"""MiniMax M3: tags with a token of its own before each, and parameters named by their tags, one inside the other.
+"""MiniMax M3: tags with a special token before each, and parameters named by their tags, which may be nested.
 
     ]<]minimax[>[<tool_call>
     ]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Oslo]<]minimax[>[</city>]<]minimax[>[</invoke>
     ]<]minimax[>[</tool_call>
 
-Tags inside a parameter make an object, `<item>` tags an array, and a tag that comes again makes its value an array.
+Tags inside a parameter make an object, `<item>` tags an array, and a repeated tag makes its value an array.
 """
 
 import re
@@ -23,7 +23,7 @@ from dynamo.parsers.tool_calls.values import quoted
 MARK = "]<]minimax[>["
 MARKERS = (MARK,)
 ITEM, TEXT = "item", "$text"
-DEPTH_MAX = 32  # Deeper than any tool's parameters; tags that are deeper are dropped.
+DEPTH_MAX = 32  # Deeper than any tool's parameters; tags nested deeper are dropped.
 
 _TAG = re.compile(r"<?[^<>\[\]\n]*")
 _PARTS = re.compile(r"<(/?)([^\s<>/]+)(?:\s([^<>]*))?")
@@ -31,16 +31,16 @@ _PARTS = re.compile(r"<(/?)([^\s<>/]+)(?:\s([^<>]*))?")
 
 @dataclass(slots=True)
 class Element:
-    """A parameter, or a part of one, while it is read."""
+    """A parameter, or a part of one, that is being read."""
 
     tag: str
     schema: Mapping[str, Any]
     texts: list[str] = field(default_factory=list)
     children: dict[str, list[str]] = field(default_factory=dict)
-    """The JSON of the values in each child tag."""
+    """JSON of the values of each child tag."""
 
     def json(self, root: Mapping[str, Any]) -> str:
-        """Its value."""
+        """Return its value as JSON."""
         text = "".join(self.texts)
         if not self.children:
             return typed_json(text, types_of(self.schema, root) or STRING)
@@ -53,7 +53,7 @@ class Element:
         return f"{{{','.join(members)}}}"
 
     def schema_of(self, tag: str) -> Mapping[str, Any]:
-        """The schema of a child."""
+        """Return the schema of a child."""
         items, properties = self.schema.get("items"), self.schema.get("properties")
         child = items if tag == ITEM and items is not None else None
         if child is None and isinstance(properties, Mapping):
@@ -62,12 +62,12 @@ class Element:
 
 
 def folded(values: Sequence[str]) -> str:
-    """The JSON of the values of a tag: an array where there are several."""
+    """Return the values of a tag as JSON: an array if there are several."""
     return values[0] if len(values) == 1 else f"[{','.join(values)}]"
 
 
 class MiniMaxM3CallParser(CallParser):
-    """One choice."""
+    """Parser of one choice."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools, MARKERS)
@@ -85,7 +85,7 @@ class MiniMaxM3CallParser(CallParser):
         yield from self.separate()
 
     def tag(self, write: Write) -> Reading["Tag"]:
-        """The tag behind its token; a nameless one if it is none, and then its text is written."""
+        """Return the tag after its token; a nameless one if it is none, and then its text is written."""
         text = yield from self.reader.word(_TAG)
         is_closed = bool(text) and (yield from self.reader.peek()) == ">"
         found = _PARTS.fullmatch(text) if is_closed and len(text) <= HEADER_CHARS_MAX else None
@@ -103,14 +103,14 @@ class Tag(NamedTuple):
     name: str
     is_end: bool = False
     called: str = ""
-    """The tool that an `invoke` calls."""
+    """Tool called by an `invoke`."""
 
 
 CALL_END, BLOCK_END = Tag("invoke", is_end=True), Tag("tool_call", is_end=True)
 
 
 class Invoke:
-    """One call while it is read."""
+    """One call that is being read."""
 
     def __init__(self, host: MiniMaxM3CallParser, tool: str) -> None:
         self._host = host
@@ -118,15 +118,15 @@ class Invoke:
         self._root = host.schemas.root(tool)
         self._arguments = Arguments(host.argue)
         self._open: list[Element] = []
-        """The parameter, and what is open in it."""
+        """The parameter, and the elements open in it."""
         self._text: Parameter | None = None
         """The parameter, if it is a string and thus written while it is read."""
         self._folding: tuple[str, list[str]] = "", []
-        """The last parameter, and the JSON of its values: it is written when another tag follows."""
+        """The last parameter, and the JSON of its values: written when another tag follows."""
         host.begin(tool)
 
     def read(self) -> Reading[Tag]:
-        """The whole call; returns the tag that ended it, or a nameless one at the end of the text."""
+        """Read the whole call; return the tag that ended it, or a nameless one at the end of the text."""
         host, tag = self._host, Tag("")
         while (yield from host.reader.until(host.marks, self._piece)):
             tag = yield from host.tag(self._piece)
@@ -169,7 +169,7 @@ class Invoke:
             self._end(depth)
 
     def _end(self, depth: int) -> None:
-        """Ends what is open, down to a depth."""
+        """End the open elements down to a depth."""
         while len(self._open) > depth:
             ended = self._open.pop()
             if self._open:
@@ -182,7 +182,7 @@ class Invoke:
                 self._folding[1].append(ended.json(self._root))
 
     def _fold(self, name: str) -> None:
-        """Another value of the parameter that came last, or, if its name is another one, the end of that."""
+        """Add a value to the last parameter, or, if its name differs, write the last parameter."""
         last, values = self._folding
         if name and name == last:
             return
@@ -193,7 +193,7 @@ class Invoke:
 
 
 def example(*lines: str) -> str:
-    """Tags, each with its token."""
+    """Return the tags, each with its token."""
     return "".join(line.replace("<", f"{MARK}<") for line in lines)
 
 

@@ -1,9 +1,9 @@
-"""Named calls: formats that write the tool's name between two markers, and the arguments as JSON behind them.
+"""Named calls: formats that write the tool's name between two markers, and the arguments as JSON after them.
 
     <｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Oslo", "days": 2}<｜tool▁call▁end｜>
     <|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Oslo"}<|tool_call_end|>
 
-The arguments are passed on as they were written.
+The arguments are passed on as written.
 """
 
 import re
@@ -20,27 +20,27 @@ ARGUMENTS = '{"city": "Oslo", "days": 2}'
 
 @dataclass(frozen=True, slots=True)
 class NamedFormat:
-    """The markers."""
+    """Markers of a format."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...]
-    """Around all calls."""
+    """Closing markers around all calls."""
     call: tuple[str, str]
     separator: str
-    """Between the name and the arguments."""
+    """Marker between the name and the arguments."""
     named: Callable[[str], tuple[str, str | None]]
-    """The name in what stands before the separator, and the call's id, if it is one."""
+    """Function from the text before the separator to the name, and the call's id if that text is one."""
     is_fenced: bool = False
-    """Whether the name stands behind the separator, before a fence of Markdown with the arguments in it."""
+    """Whether the name follows the separator, before a Markdown fence that contains the arguments."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What is never content."""
+        """Markers that are never content."""
         return (*self.openers, *self.closers, *self.call, self.separator)
 
 
 class NamedCallParser(CallParser):
-    """One choice."""
+    """Parser of one choice."""
 
     def __init__(self, tools: Sequence[Tool], form: NamedFormat) -> None:
         super().__init__(tools, form.markers)
@@ -59,7 +59,7 @@ class NamedCallParser(CallParser):
         yield from self.separate()
 
     def call(self) -> Reading[None]:
-        """A call behind its opening marker, up to and with its closing one."""
+        """Read a call after its opening marker, up to and including its closing one."""
         header: list[str] = []
         mark = yield from self.reader.until(self.marks, header.append)
         if mark != self.form.separator:
@@ -69,7 +69,7 @@ class NamedCallParser(CallParser):
         if self.form.is_fenced:
             name = (yield from self.reader.word(_LINE)).strip()
             if not (yield from self.reader.peek()):
-                return  # The name may not be whole.
+                return  # The name may be incomplete.
             yield from self.reader.run(_FENCE, ignore)
         if name:
             self.begin(name, call_id)
@@ -85,12 +85,12 @@ _KIMI = re.compile(r"(?:functions\.)?(.*?)(?::[0-9]+)?", re.DOTALL)
 
 
 def plain(header: str) -> tuple[str, None]:
-    """The name alone."""
+    """Return the name, and no id."""
     return header.strip(), None
 
 
 def numbered(header: str) -> tuple[str, str | None]:
-    """Kimi's `functions.get_weather:0`, which is also the call's id."""
+    """Return name and id of Kimi's `functions.get_weather:0`, which is also the call's id."""
     found = _KIMI.fullmatch(header.strip())
     name = found[1] if found is not None else ""
     return name, header.strip() if name and name != header.strip() else None
@@ -123,7 +123,7 @@ KIMI = NamedFormat(
 
 
 def family(name: str, form: NamedFormat, call: str, aliases: tuple[str, ...] = ()) -> ToolCallFamily:
-    """A family of this kind; `call` is what stands between the markers of a call in its example."""
+    """Return a family of this kind; `call` is the text between the markers of a call in its example."""
     return ToolCallFamily(
         name=name,
         make=lambda tools: NamedCallParser(tools, form),

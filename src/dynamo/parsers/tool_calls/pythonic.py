@@ -1,9 +1,9 @@
-"""Pythonic: a list of calls as Python writes them.
+"""Pythonic: a list of calls in Python syntax.
 
     [get_weather(city="Oslo", days=2), now()]
 
-There is no marker, so it is a list of calls only if it begins with the name of a tool that the request offers, and that
-is called with keywords.
+There is no marker, so text is a list of calls only if it begins with the name of a tool that the request offers, called
+with keywords.
 """
 
 import re
@@ -22,7 +22,7 @@ _END = landmarks("]", START, END)
 
 
 class PythonicCallParser(CallParser):
-    """One choice."""
+    """Parser of one choice."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools, (START, END), (LIST,))
@@ -48,7 +48,7 @@ class PythonicCallParser(CallParser):
         yield from self.separate()
 
     def head(self, tape: list[str]) -> Reading[tuple[str, str]]:
-        """A call's name and its first keyword, if it has one; no name if this is no call. Notes what it read."""
+        """Read a call's name and its first keyword, if any; the name is empty if this is no call. Record the text on `tape`."""
         reader = self.reader
         tape.append((yield from reader.space()))
         name = yield from reader.word(_NAME)
@@ -66,7 +66,7 @@ class PythonicCallParser(CallParser):
         return (name, key) if key and (yield from reader.peek()) == "=" else ("", "")
 
     def call(self, key: str) -> Reading[bool]:
-        """The arguments of a call, of which the first keyword was read; whether they were whole."""
+        """Read the arguments of a call, whose first keyword was read; return whether they were complete."""
         reader = self.reader
         arguments = Arguments(self.argue)
         whole = True
@@ -85,7 +85,7 @@ class PythonicCallParser(CallParser):
         return whole
 
     def comma(self) -> Reading[bool]:
-        """A comma and what is around it; whether there was one."""
+        """Read a comma and the white space around it; return whether there was one."""
         yield from self.reader.space()
         if (yield from self.reader.peek()) != ",":
             return False

@@ -1,12 +1,12 @@
-"""Reader: text that comes in pieces, read from front to back by grammars that are written as if it were all there.
+"""Reader: streamed text, read from front to back by grammars that are written as if all of it were available.
 
     def greeting(reader: Reader) -> Reading[str]:
-        yield from reader.until(HELLO, ignore)      # waits until more text comes
+        yield from reader.until(HELLO, ignore)      # waits until more text arrives
         return (yield from reader.run(NAME))
 
-A grammar is a generator that yields when it needs more text. What it finds cannot depend on how the text was cut, for
-it never sees a cut: a step that could go either way waits. What was read is let go, so that the text kept is never
-longer than the longest landmark, and reading is linear.
+A grammar is a generator that yields when it needs more text. Its results do not depend on the chunk boundaries, which it
+cannot see: an ambiguous step waits. Text that was read is discarded, so that the text kept is never longer than the
+longest landmark, and reading is linear.
 """
 
 import re
@@ -17,7 +17,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Reading = Generator[None, None, T]
-"""A reading under way: yields when it needs more text, returns what it found."""
+"""A reading in progress: yields when it needs more text, returns its result."""
 
 Write = Callable[[str], object]
 
@@ -25,11 +25,11 @@ SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def ignore(text: str) -> None:
-    """Takes text that nobody wants."""
+    """Discard the text."""
 
 
 class Landmarks:
-    """Texts that a grammar looks for; where two begin at the same place the longer one is meant."""
+    """Texts that a grammar searches for; if two begin at the same offset, the longer one is found."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
@@ -42,7 +42,7 @@ class Landmarks:
         self.first = re.compile(f"[{firsts}]").search
 
     def begun_at(self, text: str, at: int) -> int:
-        """Where, at or behind `at`, the end of a text may begin a landmark; its length where it does not."""
+        """Return the offset, from `at` on, at which the end of a text may begin a landmark; its length if there is none."""
         end = len(text)
         found = self.first(text, max(at, end - self.longest + 1))
         while found is not None:
@@ -54,12 +54,12 @@ class Landmarks:
 
 @cache
 def landmarks(*texts: str) -> Landmarks:
-    """The set of those texts, made once."""
+    """Return the cached set of those texts."""
     return Landmarks(texts)
 
 
 class Reader:
-    """The text of one choice."""
+    """Text of one choice."""
 
     __slots__ = ("_at", "_text", "is_over")
 
@@ -67,28 +67,28 @@ class Reader:
         self._text = text
         self._at = 0
         self.is_over = is_over
-        """Whether no more text will come."""
+        """Whether no more text will arrive."""
 
     @property
     def kept_chars(self) -> int:
-        """How much text is kept because it was not read yet."""
+        """Return the number of characters kept because they were not read yet."""
         return len(self._text) - self._at
 
     def push(self, text: str) -> None:
-        """More text."""
+        """Add text."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
     def skip(self, count: int = 1) -> None:
-        """Goes on behind characters that were looked at."""
+        """Skip characters that were peeked at."""
         self._at += count
 
     def back(self, text: str) -> None:
-        """Returns before a landmark that was just read."""
+        """Return to before a landmark that was just read."""
         self._at -= len(text)
 
     def restore(self, text: str) -> None:
-        """Returns before text that was read some time ago. It is put back only where it is no longer kept."""
+        """Return to before text that was read earlier. Text that is no longer kept is put back."""
         before = self._at - len(text)
         if before >= 0 and self._text.startswith(text, before):
             self._at = before
@@ -97,7 +97,7 @@ class Reader:
             self._at = 0
 
     def peek(self) -> Reading[str]:
-        """The next character; empty at the end of the text."""
+        """Return the next character; empty at the end of the text."""
         while self._at == len(self._text):
             if self.is_over:
                 return ""
@@ -105,7 +105,7 @@ class Reader:
         return self._text[self._at]
 
     def run(self, pattern: re.Pattern[str], write: Write) -> Reading[None]:
-        """Writes all characters from here on that the pattern, a run of one class of characters, allows."""
+        """Write all following characters that the pattern, a run of one class of characters, matches."""
         while True:
             found = pattern.match(self._text, self._at)
             if found is not None and found.end() > self._at:
@@ -116,17 +116,17 @@ class Reader:
             yield
 
     def word(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """The same, returned when it is whole."""
+        """Return all following characters that the pattern matches, once they are complete."""
         parts: list[str] = []
         yield from self.run(pattern, parts.append)
         return "".join(parts)
 
     def space(self) -> Reading[str]:
-        """The white space that comes next."""
+        """Read and return the white space that follows."""
         return (yield from self.word(SPACE))
 
     def at_any(self, marks: Landmarks) -> Reading[str]:
-        """The landmark that begins right here; empty where none does. Nothing is read."""
+        """Return the landmark that begins at this position; empty if there is none. Nothing is consumed."""
         while True:
             begun = self._text[self._at : self._at + marks.longest]
             if self.is_over or (begun and begun not in marks.beginnings):
@@ -135,7 +135,7 @@ class Reader:
             yield
 
     def until(self, marks: Landmarks, write: Write) -> Reading[str]:
-        """Writes the text up to the next landmark, and reads that too; returns it, or nothing at the end."""
+        """Write the text up to the next landmark, and consume that too; return it, or an empty string at the end."""
         while True:
             text, at = self._text, self._at
             found = marks.search(text, at)

@@ -1,4 +1,4 @@
-"""Schemas: what a tool's JSON schema says of a parameter, for formats that write values without their type. Pure."""
+"""Schemas: types of parameters from a tool's JSON schema, for formats that write values without a type. Pure."""
 
 import json
 import re
@@ -23,30 +23,30 @@ _TYPE_NAMES = {
     "array": ("array", "arr", "list", "tuple", "set", "sequence"),
     "null": ("null", "none", "nonetype", "nil"),
 }
-"""Names that tool schemas give to JSON types: those of JSON Schema, and those that Python, C and SQL have for them."""
+"""Type names in tool schemas and their JSON types: names of JSON Schema, and of Python, C and SQL."""
 _JSON_TYPES = {name: json_type for json_type, names in _TYPE_NAMES.items() for name in names}
 _TYPE_NAME = re.compile(r"(?:typing\.)?([a-z]+)\d*(?:\s*[\[(].*|\s+[a-z]+)?", re.DOTALL)
-_TYPE_NAME_CHARS_MAX = 256  # A longer name, unions included, is not one that a schema's author wrote.
+_TYPE_NAME_CHARS_MAX = 256  # Longer than any type name, unions included, that a schema's author writes.
 _LOOSE_NUMBER = re.compile(r"([+-]?)0*(\d*)(?:\.(\d*))?([eE][+-]?\d+)?")
 
 _BRANCHES = ("anyOf", "oneOf", "allOf")
-_BRANCHES_MAX = 1000  # A schema with more of them is not worth its reading.
+_BRANCHES_MAX = 1000  # Schemas with more branches are not evaluated further.
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
 class Schemas:
-    """The parameters of a request's tools."""
+    """Parameters of a request's tools."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._known: dict[tuple[str, str], frozenset[str]] = {}
 
     def has(self, name: str) -> bool:
-        """Whether the request offers such a tool."""
+        """Return whether the request offers such a tool."""
         return name in self._tools
 
     def schema(self, tool: str, key: str) -> Mapping[str, Any]:
-        """The schema of a parameter; empty where none is given."""
+        """Return the schema of a parameter; empty if there is none."""
         root = self.root(tool)
         properties = root.get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None
@@ -58,12 +58,12 @@ class Schemas:
         return isinstance(properties, Mapping) and key in properties
 
     def root(self, tool: str) -> Mapping[str, Any]:
-        """The schema of a tool's arguments, in which references are looked up."""
+        """Return the schema of a tool's arguments, in which references are resolved."""
         known = self._tools.get(tool)
         return known.parameters if known is not None and isinstance(known.parameters, Mapping) else {}
 
     def types(self, tool: str, key: str) -> frozenset[str]:
-        """The types that a parameter may have; empty where nothing is known."""
+        """Return the types that a parameter may have; empty if unknown."""
         found = self._known.get((tool, key))
         if found is None:
             found = types_of(self.schema(tool, key), self.root(tool))
@@ -73,7 +73,7 @@ class Schemas:
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """The types that a schema allows; empty where it does not say."""
+    """Return the types that a schema allows; empty if it does not specify any."""
     found: set[str] = set()
     seen: set[int] = set()
     waiting = [schema]
@@ -96,7 +96,7 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
 
 
 def json_types(name: str) -> frozenset[str]:
-    """Return the JSON types that a type name of a schema stands for; all of them where the name is unknown.
+    """Return the JSON types of a type name in a schema; all types if the name is unknown.
 
     Schemas generated from signatures hold names such as `int`, `list[str]`, `Optional[float]` and `dict | None`.
     """
@@ -131,7 +131,7 @@ def union_members(name: str) -> list[str]:
 
 
 def referred(reference: Any, root: Mapping[str, Any]) -> Any:
-    """The schema that a reference within the same document names; None where there is none."""
+    """Return the schema referenced within the same document; None if there is none."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     place: Any = root
@@ -141,12 +141,12 @@ def referred(reference: Any, root: Mapping[str, Any]) -> Any:
 
 
 def listed(value: Any) -> list[Any]:
-    """A list, or nothing."""
+    """Return a list unchanged, and anything else as an empty one."""
     return value if isinstance(value, list) else []
 
 
 def typed_json(text: str, types: frozenset[str]) -> str:
-    """A value written without quotes as JSON: of the first of its types that it fits, and otherwise a string."""
+    """Return a value written without quotes as JSON: the first of its types that matches, otherwise a string."""
     bare = text.strip()
     if "null" in types and bare in NULLS:
         return "null"
@@ -177,7 +177,7 @@ def loose_number(bare: str) -> str:
 
 
 def string_json(bare: str) -> str | None:
-    """A string that was written with its quotes."""
+    """Return a string that was written with its quotes as JSON; None if it is no such string."""
     try:
         return bare if isinstance(json.loads(bare), str) else None
     except ValueError:
@@ -185,4 +185,4 @@ def string_json(bare: str) -> str | None:
 
 
 NAME = re.compile(r"[\w.\-/:]*")
-"""What a tool's name is made of."""
+"""Characters of a tool's name."""

@@ -3,8 +3,8 @@
     <tool_call><function=get_weather><parameter=city>Oslo</parameter></function></tool_call>
     <minimax:tool_call><invoke name="get_weather"><parameter name="city">Oslo</parameter></invoke></minimax:tool_call>
 
-A value ends at the first tag that ends it: the formats have no way to write such a tag inside a value. Nothing is
-unescaped, for models write `&lt;` where they mean it. A call is also one where the block around it is missing.
+A value ends at the first tag that ends it: the formats cannot express such a tag inside a value. Nothing is unescaped,
+because models write `&lt;` literally. A call without the block around it is accepted too.
 """
 
 import re
@@ -26,35 +26,35 @@ ATTRIBUTE = re.compile(r"""([\w:-]+) ?= ?(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 
 @dataclass(frozen=True, slots=True)
 class TagFormat:
-    """The tags. Openers are without what comes behind the name."""
+    """Tags of a format. Openers exclude the text after the name."""
 
     blocks: tuple[tuple[str, str], ...]
     """Openers and closers of blocks of calls."""
     call: tuple[str, str]
     parameter: tuple[str, str]
     named: Callable[[str], tuple[str, str]]
-    """The name in the rest of a tag, and what the tag says of a string: `true`, `false` or nothing."""
+    """Function from the rest of a tag to the name, and the tag's string attribute: `true`, `false` or empty."""
     ends: tuple[str, ...]
-    """What ends a value besides its own closer."""
+    """Texts that end a value, in addition to its own closer."""
     is_framed: bool = False
-    """Whether a value stands on lines of its own."""
+    """Whether a value is on lines of its own."""
     unknown: frozenset[str] = STRING
-    """The types of a parameter that the tool's schema does not know."""
+    """Types of a parameter that the tool's schema does not list."""
     is_json: bool = False
-    """Whether a call may hold a JSON object instead of parameters, and a block such an object with the name in it."""
+    """Whether a call may contain a JSON object instead of parameters, and a block such an object with the name in it."""
     strays: tuple[str, ...] = ()
-    """Closers that are dropped behind a call, though elsewhere they may be content."""
+    """Closers that are dropped after a call, though elsewhere they may be content."""
     others: tuple[str, ...] = ()
     """Further markers, which are dropped."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What is never content."""
+        """Markers that are never content."""
         return tuple(dict.fromkeys([*(tag for block in self.blocks for tag in block), self.call[0], *self.others]))
 
 
 class Tags:
-    """Reads calls of such a format for a parser."""
+    """Reader of calls of such a format for a parser."""
 
     def __init__(self, host: CallParser, form: TagFormat) -> None:
         self.host = host
@@ -69,7 +69,7 @@ class Tags:
         )
 
     def block(self) -> Reading[None]:
-        """Calls up to the end of their block."""
+        """Read calls up to the end of their block."""
         reader = self.host.reader
         while (mark := (yield from reader.until(self._in_block, ignore))) and mark not in self._closers:
             if mark == self.form.call[0]:
@@ -78,12 +78,12 @@ class Tags:
         yield from self.host.separate(*self.form.strays)
 
     def bare(self) -> Reading[None]:
-        """A call without a block around it."""
+        """Read a call without a block around it."""
         yield from self.call()
         yield from self.host.separate(*self.form.strays)
 
     def call(self) -> Reading[None]:
-        """A call behind the opening of its tag."""
+        """Read a call after the opening of its tag."""
         host, reader = self.host, self.host.reader
         header, is_tag = yield from self._header()
         name = self._named(header)[0] if is_tag else ""
@@ -105,7 +105,7 @@ class Tags:
             reader.back(mark)
 
     def _parameters(self, tool: str, arguments: Arguments) -> Reading[str]:
-        """The parameters of a call; returns what ended it."""
+        """Read the parameters of a call; return the text that ended it."""
         reader, form = self.host.reader, self.form
         while (mark := (yield from reader.until(self._in_call, ignore))) == form.parameter[0]:
             header, is_tag = yield from self._header()
@@ -119,7 +119,7 @@ class Tags:
         return mark
 
     def _value(self, parameter: Parameter, tool: str) -> Reading[None]:
-        """Read the text of a parameter up to its closer, or, where that is missing, up to the tag that shows it."""
+        """Read the text of a parameter up to its closer, or, if that is missing, up to the next tag."""
         reader, form = self.host.reader, self.form
         while end := (yield from reader.until(self._value_ends, parameter.piece)):
             if end == form.parameter[1]:
@@ -133,10 +133,10 @@ class Tags:
         parameter.end(is_whole=bool(end))
 
     def _is_tag(self, opening: str, tool: str, tape: list[str]) -> Reading[bool]:
-        """Return whether an opening in a value is a tag of the format, not text. Notes on the tape what it reads.
+        """Return whether an opening in a value is a tag of the format, not text. Record the text read on `tape`.
 
-        It is a tag if it begins a parameter that the tool has, or a call to an offered tool; and the closer of a call is
-        one where another call, the end of the block or the end of the text follows.
+        It is a tag if it begins a parameter that the tool has, or a call to an offered tool; the closer of a call is one
+        if another call, the end of the block or the end of the text follows.
         """
         reader, form, schemas = self.host.reader, self.form, self.host.schemas
         if opening == form.parameter[0]:
@@ -153,7 +153,7 @@ class Tags:
         return schemas.has(self._named((yield from self._taped_header(tape)))[0])
 
     def _taped_header(self, tape: list[str]) -> Reading[str]:
-        """Read the rest of a tag and note it; return it without its end, or nothing if it is no tag."""
+        """Read the rest of a tag and record it; return it without its end, or an empty string if it is no tag."""
         header, is_tag = yield from self._header()
         tape += (header, ">" if is_tag else "")
         return header if is_tag else ""
@@ -167,12 +167,12 @@ class Tags:
         return "".join(parts), end == ">"
 
     def _named(self, header: str) -> tuple[str, str]:
-        """Return what the rest of a tag holds, as `TagFormat.named` does; an empty name if it is too long."""
+        """Return the name in the rest of a tag, as `TagFormat.named` does; an empty name if it is too long."""
         return self.form.named(header) if len(header) <= HEADER_CHARS_MAX else ("", "")
 
 
 class TagCallParser(CallParser):
-    """One choice."""
+    """Parser of one choice."""
 
     def __init__(self, tools: Sequence[Tool], form: TagFormat, stops: Sequence[str] = ()) -> None:
         super().__init__(tools, form.markers, stops)
@@ -192,12 +192,12 @@ _TAG_ENDS = landmarks(">", "<", "\n")
 
 
 def plain(header: str) -> tuple[str, str]:
-    """`<function=get_weather>`, with or without quotes."""
+    """Return the name of `<function=get_weather>`, with or without quotes."""
     return header.strip().strip("\"'"), ""
 
 
 def attributes(header: str) -> tuple[str, str]:
-    """`<invoke name="get_weather">`, of which the header begins behind `name=`."""
+    """Return the name of `<invoke name="get_weather">`, whose header begins after `name=`."""
     found = {match[1]: match[2] or match[3] or match[4] or "" for match in ATTRIBUTE.finditer("name=" + header)}
     return found.get("name", "").strip(), found.get("string", "")
 
@@ -233,7 +233,7 @@ MUSE = TagFormat(
 
 
 def dsml(block: str, between: str = "") -> TagFormat:
-    """DeepSeek's markup. Version 4.1 writes a space in every tag but the bar's own."""
+    """Return DeepSeek's format. Version 4.1 writes a space in every tag except its separator."""
     start, end = f"<｜DSML｜{between}", f"</｜DSML｜{between}"
     return TagFormat(
         blocks=((f"{start}{block}>", f"{end}{block}>"),),
@@ -248,7 +248,7 @@ def dsml(block: str, between: str = "") -> TagFormat:
 
 
 class QwenCallParser(JsonCallParser):
-    """One choice of Qwen 3: tags, as Coder and 3.5 write them, or objects as in Hermes, as the first of them did."""
+    """Parser of one choice of Qwen 3: tags, as in Coder and 3.5, or objects as in Hermes, as in the first version."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools, HERMES, (QWEN.call[0],))
@@ -271,7 +271,7 @@ class QwenCallParser(JsonCallParser):
 
 
 class MuseCallParser(TagCallParser):
-    """One choice of Muse: every message says to whom it goes, and the first one without its beginning."""
+    """Parser of one choice of Muse: messages with recipients, the first one without its beginning."""
 
     def __init__(self, tools: Sequence[Tool], form: TagFormat) -> None:
         super().__init__(tools, form, (RECIPIENT,))
@@ -284,7 +284,7 @@ class MuseCallParser(TagCallParser):
         yield from super().read()
 
     def marked(self, mark: str) -> Reading[None]:
-        """See `CallParser.marked`. The model sometimes goes on to the next message without ending the last one."""
+        """See `CallParser.marked`. The model sometimes begins the next message without ending the last one."""
         if mark == RECIPIENT:
             tape = [mark, (yield from self.reader.word(_RECIPIENT_NAME)), (yield from self.reader.space())]
             if (yield from self.reader.at_any(self.marks)) != MUSE_HEADER[1]:
@@ -300,7 +300,7 @@ _RECIPIENT_NAME = re.compile(r"[^\s<]*")
 
 
 def family(name: str, form: TagFormat, example: str, aliases: tuple[str, ...] = ()) -> ToolCallFamily:
-    """A family of this kind."""
+    """Return a family of this kind."""
     return ToolCallFamily(
         name=name,
         make=lambda tools: TagCallParser(tools, form),
@@ -311,7 +311,7 @@ def family(name: str, form: TagFormat, example: str, aliases: tuple[str, ...] = 
 
 
 def example(form: TagFormat, name: str, city: str, days: str, line: str = "") -> str:
-    """The example of a format, given its tags without their openers."""
+    """Return the example of a format, given its tags without their openers."""
     (opener, closer), call, parameter = form.blocks[0], form.call, form.parameter
     cities = f"{parameter[0]}{city}>{line}Oslo{line}{parameter[1]}"
     number = f"{parameter[0]}{days}>{line}2{line}{parameter[1]}"

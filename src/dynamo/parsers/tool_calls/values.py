@@ -1,10 +1,10 @@
-"""Values: JSON written on while it is read, in a way that can be made whole at any time. Pure.
+"""Values: JSON written while it is read, such that it can be completed at any time. Pure.
 
-    {"city": "Os      is written as it comes; if the text ends here, `"}` is added
-    , "da             is held back: a key is written when its value begins, a number when it is whole
+    {"city": "Os      is written as it arrives; if the text ends here, `"}` is added
+    , "da             is held back: a key is written when its value begins, a number when it is complete
 
-What models write beside JSON is understood where it has one meaning: `True`, `False` and `None`, single quotes, a
-comma too many, line breaks and stray backslashes in strings. What is written is JSON always.
+Deviations from JSON are accepted where they have one meaning: `True`, `False` and `None`, single quotes, a trailing
+comma, line breaks and stray backslashes in strings. The output is always JSON.
 """
 
 import json
@@ -16,54 +16,54 @@ from dynamo.parsers.tool_calls.reader import Landmarks, Reader, Reading, Write, 
 
 T = TypeVar("T")
 
-DEPTH_MAX = 500  # Deeper than any tool's arguments, and less than readers of JSON give up at.
-SCALAR_CHARS_MAX = 4096  # Longer than any number; a longer one is a mistake.
+DEPTH_MAX = 500  # Deeper than any tool's arguments, and below the limits of JSON readers.
+SCALAR_CHARS_MAX = 4096  # Longer than any number; longer text is an error.
 
 CLOSERS = {"{": "}", "[": "]"}
 WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 SCALAR = re.compile(r"[\w+\-.]*")
-TAIL = "]}{[,; "  # What stands between the last string of a call and the next call, besides line breaks.
-TAIL_CHARS_MAX = 64  # More than the ends of any call's arguments.
+TAIL = "]}{[,; "  # Characters, besides line breaks, between the last string of a call and the next call.
+TAIL_CHARS_MAX = 64  # Longer than the end of any call's arguments.
 STRING_FOLLOWERS = (",", "}", "]", ":", "")  # What may follow the closing quote of a string, white space aside.
 HEX = re.compile(r"[0-9a-fA-F]{4}")
 CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def quoted(text: str) -> str:
-    """A string as JSON."""
+    """Return a string as JSON."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def escaped(text: str) -> str:
-    """The inside of a string as JSON; a part of a text gives the same part of it."""
+    """Return the inside of a string as JSON; equal for a text and for its concatenated parts."""
     return quoted(text)[1:-1]
 
 
 @cache
 def plain(quote: str, marks: Landmarks | None) -> re.Pattern[str]:
-    """Return the run of characters that stand for themselves in a string and begin no marker."""
+    """Return the run of literal characters in a string that begin no marker."""
     firsts = {quote[0], '"', "\\", *(mark[0] for mark in marks.texts)} if marks is not None else {quote[0], '"', "\\"}
     return re.compile(f"[^\\x00-\\x1f{''.join(map(re.escape, sorted(firsts)))}]*")
 
 
 class Values:
-    """JSON, and what models take for it.
+    """Reader of JSON and of the deviations accepted from models.
 
-    A string may hold the text of a marker. A string that is never closed would thus hide the end of its call and the
-    calls behind it. So a marker in a string is text only if the string is closed further on, by a quote with a comma,
-    a colon or a closing bracket behind it; otherwise the string, and all that is open around it, ends at the marker.
+    A string may contain the text of a marker. A string that is never closed would thus hide the end of its call and the
+    calls after it. So a marker in a string is text only if the string is closed later, by a quote with a comma, a colon
+    or a closing bracket after it; otherwise the string, and everything open around it, ends at the marker.
     """
 
     quotes: Landmarks = landmarks('"', "'")
 
     def __init__(self, reader: Reader, marks: Landmarks | None = None) -> None:
-        """`marks`: the markers of the format that the values stand in."""
+        """`marks`: the markers of the surrounding format."""
         self.reader = reader
         self.marks = marks
 
     def value(self, write: Write) -> Reading[bool]:
-        """Writes the value that begins here, made whole if it breaks off; whether it was whole."""
+        """Write the value that begins here, completed if it breaks off; return whether it was complete."""
         reader = self.reader
         opened: list[str] = []
         before = ""
@@ -92,7 +92,7 @@ class Values:
             before = following.before
 
     def string(self, quote: str, write: Write) -> Reading[bool]:
-        """Write the inside of a string; return whether its end came."""
+        """Write the inside of a string; return whether its end was found."""
         reader, marks = self.reader, self.marks
         text = StringText(write)
         while True:
@@ -102,11 +102,11 @@ class Values:
                 if (yield from self._is_closed(quote)):
                     marks = None
                     continue
-                return False  # The end of the string and of what is open around it is missing; so it is not text.
+                return False  # The string, and everything open around it, is not closed; so the marker is not text.
             char = yield from reader.peek()
             reader.skip(len(char))
             if char == quote and text.ends_with_brace and (yield from reader.at_any(NEXT_ITEM)):
-                return False  # The quote is that of the next call's first key; this string was not closed.
+                return False  # The quote opens the next call's first key; this string was not closed.
             if not char or char == quote:
                 text.flush()
                 return bool(char)
@@ -120,7 +120,7 @@ class Values:
                 text.put('\\"' if char == '"' else char)
 
     def _is_closed(self, quote: str) -> Reading[bool]:
-        """Return whether the string that goes on here is closed before something that is no JSON. Reads nothing."""
+        """Return whether the string at this position is closed before something that is no JSON. Consumes nothing."""
         reader = self.reader
         tape: list[str] = []
         inside = _INSIDE[quote]
@@ -142,7 +142,7 @@ class Values:
         return closed
 
     def key(self) -> Reading[str]:
-        """The key that begins here, as JSON; empty if it is none or breaks off."""
+        """Return the key that begins here, as JSON; empty if it is none or breaks off."""
         quote = yield from self.reader.at_any(self.quotes)
         if not quote:
             return ""
@@ -152,17 +152,17 @@ class Values:
         return "".join([*parts, '"']) if whole else ""
 
     def scalar(self) -> Reading[str]:
-        """The number or word that begins here, as JSON; empty if it is neither."""
+        """Return the number or word that begins here, as JSON; empty if it is neither."""
         word = yield from self.reader.word(SCALAR)
         if (yield from self.reader.peek()) == "" and not self.ends_with_text:
             return ""
         return scalar_json(word)
 
     ends_with_text = False
-    """Whether a number may be ended by the end of the text: it may where the text is one value."""
+    """Whether the end of the text may end a number: it may if the text is one value."""
 
     def text(self, write: Write) -> Reading[bool]:
-        """The string that begins here, unescaped; whether it is one and whole."""
+        """Write the string that begins here, unescaped; return whether it is one and complete."""
         inside = yield from self.key()
         if not inside:
             return False
@@ -170,7 +170,7 @@ class Values:
         return True
 
     def _first_of(self, opened: list[str], write: Write) -> Reading["_Following"]:
-        """What comes behind an opening brace or bracket."""
+        """Read the text after an opening brace or bracket."""
         space = yield from self.reader.space()
         if (yield from self.reader.peek()) == opened[-1]:
             self.reader.skip()
@@ -179,7 +179,7 @@ class Values:
         return (yield from self._member(opened, space, write))
 
     def _next_of(self, opened: list[str], write: Write) -> Reading["_Following"]:
-        """What comes behind a value: the ends of what is open, and then the next member."""
+        """Read the text after a value: closing brackets, and then the next member."""
         reader = self.reader
         while opened:
             space = yield from reader.space()
@@ -197,7 +197,7 @@ class Values:
         return _Following(is_end=True, is_whole=True)
 
     def _member(self, opened: list[str], before: str, write: Write) -> Reading["_Following"]:
-        """What must be written before the value of the member that begins here."""
+        """Return the text to write before the value of the member that begins here."""
         if opened[-1] == "]":
             return _Following(before=before)
         key = yield from self.key()
@@ -209,7 +209,7 @@ class Values:
         return broken(opened, write)
 
     def _escape(self, write: Write) -> Reading[bool]:
-        """What comes behind a backslash; false at the end of the text."""
+        """Read the text after a backslash; return False at the end of the text."""
         char = yield from self.reader.peek()
         if char in '"\\/bfnrt':
             self.reader.skip(len(char))
@@ -222,11 +222,11 @@ class Values:
             self.reader.skip()
             return (yield from self._unicode(write))
         else:
-            write("\\\\")  # A backslash that escapes nothing stands for itself.
+            write("\\\\")  # A backslash that escapes nothing is kept as a literal backslash.
         return True
 
     def _unicode(self, write: Write) -> Reading[bool]:
-        """What comes behind a backslash and `u`. Half a pair of surrogates waits for its other half."""
+        """Read the text after a backslash and `u`. Half a surrogate pair waits for its other half."""
         code = yield from self._hex()
         if len(code) < 4:
             at_end = not (yield from self.reader.peek())
@@ -253,7 +253,7 @@ class Values:
         return True
 
     def _hex(self) -> Reading[str]:
-        """Up to four hexadecimal digits."""
+        """Read up to four hexadecimal digits."""
         digits = ""
         while len(digits) < 4:
             char = yield from self.reader.peek()
@@ -265,10 +265,10 @@ class Values:
 
 
 class StringText:
-    """The inside of a string on its way out.
+    """Output of the inside of a string.
 
-    Brackets and white space at its end are held back until more follows: if the string breaks off at a marker they are
-    the ends of what is around it, and dropped.
+    Brackets and white space at its end are held back until more follows: if the string breaks off at a marker, they
+    close the surrounding values, and are dropped.
     """
 
     __slots__ = ("_held", "_write")
@@ -279,7 +279,7 @@ class StringText:
 
     @property
     def ends_with_brace(self) -> bool:
-        """Whether the text up to here ends with an opening brace."""
+        """Whether the text so far ends with an opening brace."""
         return self._held.endswith("{")
 
     def put(self, text: str) -> None:
@@ -297,7 +297,7 @@ class StringText:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was held back."""
+        """Write the text held back."""
         held, self._held = self._held, ""
         if held:
             self._write(held)
@@ -307,35 +307,35 @@ _INSIDE = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
 
 
 class _Following(NamedTuple):
-    """What follows a value."""
+    """Result of reading the text after a value."""
 
     is_end: bool = False
-    """Whether the whole value, with all it is part of, ended."""
+    """Whether the outermost value ended."""
     is_whole: bool = True
     before: str = ""
-    """What must be written before the next value."""
+    """Text to write before the next value."""
 
 
 def broken(opened: list[str], write: Write) -> _Following:
-    """Ends a value that cannot go on, with everything that is open."""
+    """End a value that cannot be continued, and all open brackets."""
     write("".join(reversed(opened)))
     return _Following(is_end=True, is_whole=False)
 
 
 _UNICODE = landmarks("\\u")
 NEXT_ITEM = landmarks('name"')
-"""What follows the opening quote of a call's first key."""
+"""Text after the opening quote of a call's first key."""
 
 
 def scalar_json(word: str) -> str:
-    """A number or word as JSON; empty if it is neither."""
+    """Return a number or word as JSON; empty if it is neither."""
     if word in WORDS:
         return WORDS[word]
     return word if len(word) <= SCALAR_CHARS_MAX and NUMBER.fullmatch(word) else ""
 
 
 def whole_json(text: str) -> str | None:
-    """A text that is one value and nothing else, as JSON; None if it is not."""
+    """Return a text that is exactly one value, as JSON; None if it is not."""
     reader = Reader(text, is_over=True)
     values = Values(reader)
     values.ends_with_text = True
@@ -347,7 +347,7 @@ def whole_json(text: str) -> str | None:
 
 
 def object_json(text: str) -> str:
-    """The JSON object that a text begins with, made whole; an empty one if it begins with none."""
+    """Return the JSON object at the beginning of a text, completed; an empty one if there is none."""
     values = Values(Reader(text.lstrip(), is_over=True))
     if not text.lstrip().startswith("{"):
         return "{}"
@@ -357,18 +357,18 @@ def object_json(text: str) -> str:
 
 
 def finished(reading: Reading[T]) -> T:
-    """What a reading of text that is all there returns."""
+    """Return the result of a reading of a complete text."""
     try:
         next(reading)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
-    raise AssertionError("a reading waited for text that is over")
+    raise AssertionError("a reading waited for more text after the end")
 
 
 def object_value(values: Values, write: Write) -> Reading[bool]:
-    """Writes the arguments that begin here as one JSON object, whatever they are; whether they were whole.
+    """Write the arguments that begin here as one JSON object, whatever they are; return whether they were complete.
 
-    A string holds the object as text; anything else counts as an empty object.
+    A string contains the object as text; anything else counts as an empty object.
     """
     yield from values.reader.space()
     char = yield from values.reader.peek()
