@@ -1,6 +1,6 @@
-"""Compiled module, by its address: where upstream's users find every class and function of the bindings in one place.
+"""Upstream's compiled module `dynamo._core`: every class and function of its Python bindings, importable from one place.
 
-Nothing is compiled here. A name that `dynamo.runtime`, `dynamo.llm` or `dynamo.llm.exceptions` shows is shown here too.
+Nothing is compiled here. The public names of `dynamo.runtime`, `dynamo.llm` and `dynamo.llm.exceptions` are exported.
 """
 
 import importlib
@@ -22,18 +22,18 @@ ELSEWHERE = {
     "get_reasoning_parser_names": ("dynamo.parsers.registry", "reasoning_names"),
     "get_tool_parser_names": ("dynamo.parsers.registry", "tool_call_names"),
 }
-"""Upstream's names of what has another name, or no public one, here."""
+"""Upstream's names of objects with another name, or no public one, here."""
 SERVICES = {
     "run_kv_indexer": "dynamo.indexer.main",
     "run_select_service": "dynamo.select_service.main",
     "run_slot_tracker": "dynamo.slot_tracker.main",
 }
-"""Commands that upstream's programs call with their arguments."""
+"""Commands that programs for upstream call with their arguments."""
 
 
 def _service(address: str) -> Callable[[Sequence[str]], None]:
     def run(args: Sequence[str]) -> None:
-        """Runs the service with these arguments until it is told to stop. Leaves the program where they are wrong."""
+        """Run the service with these arguments until it is stopped. Exit the program if they are invalid."""
         main: Callable[[Sequence[str]], int] = importlib.import_module(address).main
         try:
             main(args)

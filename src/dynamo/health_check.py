@@ -1,4 +1,4 @@
-"""Health-check payloads, under the address that upstream's users import them from: what the canary asks an idle endpoint.
+"""Health-check payloads, importable as in upstream: requests that the canary sends to idle endpoints.
 
 class Payload(HealthCheckPayload):
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ from typing import Any
 from dynamo.core.config import environ
 
 HEALTH_CHECK_KEY = "_HEALTH_CHECK"
-"""The key by which a handler can tell that it is asked by the canary."""
+"""Key that marks a request of the canary for its handler."""
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ __all__ = ["HEALTH_CHECK_KEY", "HealthCheckPayload", "load_health_check_from_env
 
 
 def load_health_check_from_env(env_var: str = "DYN_HEALTH_CHECK_PAYLOAD") -> dict[str, Any] | None:
-    """The payload that a variable holds, as JSON or as `@file` of it; None where there is none that can be read."""
+    """Return the payload in a variable, as JSON or as `@file` with it; None if it is unset or invalid."""
     text = environ().get(env_var)
     if not text:
         return None
@@ -33,24 +33,24 @@ def load_health_check_from_env(env_var: str = "DYN_HEALTH_CHECK_PAYLOAD") -> dic
                 text = file.read()
         payload = json.loads(text)
     except (OSError, ValueError) as error:
-        logger.warning("%s=%.200r: no JSON (%s); it is not used", env_var, text, error)
+        logger.warning("ignored %s=%.200r: must be JSON or @FILE with JSON: %s", env_var, text, error)
         return None
     if not isinstance(payload, dict):
-        logger.warning("%s=%.200r: expected a JSON object; it is not used", env_var, text)
+        logger.warning("ignored %s=%.200r: must be a JSON object", env_var, text)
         return None
     return payload
 
 
 class HealthCheckPayload:
-    """A payload that the environment may replace; a subclass sets `default_payload` before it calls `__init__`."""
+    """A payload with an override from the environment; subclasses set `default_payload` before they call `__init__`."""
 
     default_payload: dict[str, Any]
 
     def __init__(self) -> None:
         if getattr(self, "default_payload", None) is None:
-            raise ValueError(f"{type(self).__name__} sets no default_payload")
+            raise ValueError(f"{type(self).__name__} must set default_payload before it calls __init__")
         self._payload = load_health_check_from_env() or self.default_payload
 
     def to_dict(self) -> dict[str, Any]:
-        """What `serve_endpoint` takes."""
+        """Return the payload for `serve_endpoint`."""
         return self._payload

@@ -1,6 +1,6 @@
-"""Prometheus names: of metrics and labels, as upstream's users import them (serving-plane.md §7). A table.
+"""Prometheus names of metrics and labels, importable as in upstream.
 
-Left out are the families of what does not exist here: the KV block manager, TensorRT-LLM's extras, tokio.
+Families of components that do not exist here are omitted: the KV block manager, TensorRT-LLM's extras, tokio.
 """
 
 

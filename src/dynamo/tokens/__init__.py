@@ -1,4 +1,4 @@
-"""Block hashing: the names by which a router and its workers speak of the same prefix.
+"""Block hashing: hashes that identify equal prefixes in a router and its workers.
 
-Pure. Must not know: who holds a block, or what a model is.
+Pure. The package has no notion of workers or models.
 """

@@ -1,4 +1,4 @@
-"""Block and sequence hashes, equal to Dynamo 1.6.1's to the bit (serving-plane.md §4.6).
+"""Block and sequence hashes, bit-identical to those of Dynamo 1.6.1.
 
     tokens_hash   = XXH3-64(seed S, the block's tokens as little-endian u32)
     sequence_hash = tokens_hash of the first block, then XXH3-64(seed 1337, LE u64 previous, LE u64 tokens_hash)
@@ -19,7 +19,7 @@ U64 = (1 << 64) - 1
 
 
 def seed_of(lora_name: str | None = None, cache_salt: str | None = None) -> int:
-    """The seed of a request's block hashes; an adapter or a salt keeps its blocks apart."""
+    """Return the seed of a request's block hashes; it depends on the adapter and the salt, so that blocks are not shared."""
     seed = SEED
     if lora_name:
         seed += xxh3_64_intdigest(lora_name.encode(), 0)
@@ -29,19 +29,19 @@ def seed_of(lora_name: str | None = None, cache_salt: str | None = None) -> int:
 
 
 def block_hashes(tokens: Sequence[int], block_size: int, seed: int = SEED) -> list[int]:
-    """The hash of each complete block's tokens, first to last."""
+    """Return the hash of each complete block's tokens, first to last."""
     view, width = memoryview(as_u32(tokens)), block_size * 4
     return [xxh3_64_intdigest(view[at : at + width], seed) for at in range(0, len(view) - width + 1, width)]
 
 
 def packed_block_hashes(tokens: Sequence[int], block_size: int, seed: int = SEED) -> bytes:
-    """The same, eight bytes each, most significant first: prompts in this form are compared as memory."""
+    """Return the block hashes, eight bytes each, most significant first, to compare prompts as memory."""
     view, width = memoryview(as_u32(tokens)), block_size * 4
     return b"".join([xxh3_64_digest(view[at : at + width], seed) for at in range(0, len(view) - width + 1, width)])
 
 
 def as_u32(tokens: Sequence[int]) -> bytes:
-    """Tokens as they are hashed: four bytes each, least significant first."""
+    """Return tokens in the form that is hashed: four bytes each, least significant first."""
     data = array("I", tokens)
     if sys.byteorder == "big":
         data.byteswap()
@@ -49,14 +49,14 @@ def as_u32(tokens: Sequence[int]) -> bytes:
 
 
 def next_sequence_hash(previous: int | None, tokens_hash: int) -> int:
-    """The sequence hash of a block, given the one before it (None: it is the first)."""
+    """Return the sequence hash of a block, given that of the preceding one (None for the first block)."""
     if previous is None:
         return tokens_hash
     return xxh3_64_intdigest(struct.pack("<QQ", previous, tokens_hash), SEED)
 
 
 def sequence_hashes(tokens_hashes: Sequence[int]) -> list[int]:
-    """The sequence hash of each block of a prefix."""
+    """Return the sequence hash of each block of a prefix."""
     hashes: list[int] = []
     previous: int | None = None
     for tokens_hash in tokens_hashes:
@@ -73,10 +73,10 @@ def mixed_block_hashes(
     *,
     is_eagle: bool = False,
 ) -> list[int]:
-    """The same for prompts with images, and for engines that look a token ahead.
+    """Return the block hashes for prompts with images, and for engines that look one token ahead.
 
-    `media` are, by block, the hashes of the images, videos and sounds that it shows a part of; a block beyond them shows
-    none. With `is_eagle` a block is hashed with the token behind it, and one without such a token has no hash.
+    `media` are, by block, the hashes of the images, videos and sounds that overlap it; a block beyond them has none.
+    With `is_eagle` a block is hashed together with the next token, and a block without one has no hash.
     """
     view, stride = memoryview(as_u32(tokens)), block_size * 4
     width = stride + 4 if is_eagle else stride
