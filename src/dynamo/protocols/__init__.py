@@ -1,5 +1,5 @@
-"""The words said on the wire: Structs without behaviour.
+"""Protocols: the types that are sent between processes, as Structs without behaviour.
 
-Lives here: what crosses a process border (requests, outputs, discovery records, events), field for field as
-upstream 1.6.1 writes it. Must not know: how it is sent, who decides on it.
+Contains requests, outputs, discovery records and events, field for field as upstream 1.6.1 writes them. Must not depend
+on how they are sent or on the components that act on them.
 """

@@ -1,8 +1,8 @@
-"""Anthropic: the requests and answers of `/v1/messages` and `/v1/messages/count_tokens` (serving-plane.md §1.2, §1.5).
+"""Anthropic: the requests and responses of `/v1/messages` and `/v1/messages/count_tokens`.
 
     decode_messages(body), decode_message_count(body)   bytes -> a typed request, or InvalidArgument
 
-Content blocks are told apart by their `type`; a type that is not here is refused by its name.
+Content blocks are distinguished by their `type`; an unsupported type is rejected by name.
 """
 
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from dynamo.protocols.strict import StrictDecoder
 
 
 class CacheControl(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A hint where a prefix ends that is worth keeping. The KV cache here keeps prefixes without being told."""
+    """A cache breakpoint hint. Has no effect: the KV cache detects shared prefixes automatically."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -37,34 +37,34 @@ class TextBlock(Block, tag="text"):
 
 
 class Base64Source(msgspec.Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
-    """A picture inline."""
+    """An inline image."""
 
     media_type: str
     data: str
 
 
 class UrlSource(msgspec.Struct, tag_field="type", tag="url", forbid_unknown_fields=True):
-    """A picture elsewhere."""
+    """An image at a URL."""
 
     url: str
 
 
 class ImageBlock(Block, tag="image"):
-    """A picture."""
+    """An image."""
 
     source: Base64Source | UrlSource
     cache_control: CacheControl | None = None
 
 
 class TextSource(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A document inline, as plain text."""
+    """An inline plain-text document."""
 
     data: str
     media_type: str = "text/plain"
 
 
 class DocumentBlock(Block, tag="document"):
-    """A document of plain text; other kinds have no place in a prompt of text."""
+    """A plain-text document; other formats cannot be part of a text prompt."""
 
     source: TextSource
     title: str | None = None
@@ -74,20 +74,20 @@ class DocumentBlock(Block, tag="document"):
 
 
 class ThinkingBlock(Block, tag="thinking"):
-    """What the model thought."""
+    """The model's reasoning."""
 
     thinking: str
     signature: str = ""
 
 
 class RedactedThinkingBlock(Block, tag="redacted_thinking"):
-    """What another model thought, and only its maker can read."""
+    """Encrypted reasoning that only its provider can read."""
 
     data: str
 
 
 class ToolUseBlock(Block, tag="tool_use"):
-    """A call of the model."""
+    """A tool call of the model."""
 
     id: str
     name: str
@@ -101,7 +101,7 @@ ResultPart = TextBlock | ImageBlock | DocumentBlock
 
 
 class ToolResultBlock(Block, tag="tool_result"):
-    """What a call returned."""
+    """The result of a tool call."""
 
     tool_use_id: str
     content: str | list[ResultPart] | None = None
@@ -116,7 +116,7 @@ InputBlock = (
 
 
 class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[InputBlock]
@@ -126,7 +126,7 @@ class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CustomTool(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A tool that the client runs itself. Tools of other types would run on Anthropic's servers."""
+    """A tool that the client executes. Tools of other types would be executed on Anthropic's servers."""
 
     name: str
     type: str | None = None
@@ -141,69 +141,69 @@ class CustomTool(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 
 
 class AutoChoice(msgspec.Struct, tag_field="type", tag="auto", forbid_unknown_fields=True):
-    """The model decides."""
+    """The model decides whether to call a tool."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class AnyChoice(msgspec.Struct, tag_field="type", tag="any", forbid_unknown_fields=True):
-    """The model calls some tool."""
+    """The model must call a tool."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class NamedChoice(msgspec.Struct, tag_field="type", tag="tool", forbid_unknown_fields=True):
-    """The model calls this tool."""
+    """The model must call this tool."""
 
     name: str
     disable_parallel_tool_use: bool | None = None
 
 
 class NoChoice(msgspec.Struct, tag_field="type", tag="none", forbid_unknown_fields=True):
-    """The model calls none."""
+    """The model must not call a tool."""
 
 
 Display = Literal["summarized", "omitted"]
 
 
 class ThinkingEnabled(msgspec.Struct, tag_field="type", tag="enabled", forbid_unknown_fields=True):
-    """The model thinks, in so many tokens at most."""
+    """Reasoning is enabled, with a token budget."""
 
     budget_tokens: int
     display: Display | None = None
 
 
 class ThinkingAdaptive(msgspec.Struct, tag_field="type", tag="adaptive", forbid_unknown_fields=True):
-    """The model thinks as much as it finds right."""
+    """The model decides the amount of reasoning."""
 
     display: Display | None = None
 
 
 class ThinkingDisabled(msgspec.Struct, tag_field="type", tag="disabled", forbid_unknown_fields=True):
-    """The model does not think."""
+    """Reasoning is disabled."""
 
 
 class JsonOutput(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """A JSON object of this schema."""
+    """A JSON object that matches this schema."""
 
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """How much is spent on the answer, and what form it has."""
+    """Effort and format of the output."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonOutput | None = None
 
 
 class Metadata(msgspec.Struct, forbid_unknown_fields=True):
-    """For whom the request is."""
+    """The end user of the request."""
 
     user_id: str | None = None
 
 
 class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields that make the prompt: those of a message and of a count."""
+    """The fields that define the prompt, shared by message and token count requests."""
 
     model: str
     messages: list[InputMessage]
@@ -213,10 +213,10 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
     output_format: JsonOutput | None = None
-    # Refused where they ask for something.
+    # Rejected if set to a value with an effect.
     context_management: Any = None
     mcp_servers: Any = None
-    # Accepted: they do not change the answer here.
+    # Accepted without an effect on the output.
     cache_control: CacheControl | None = None
     speed: Literal["standard", "fast"] | None = None
     user_profile_id: str | None = None
@@ -234,11 +234,11 @@ class MessagesRequest(PromptFields, kw_only=True):
     top_k: int | None = None
     metadata: Metadata | None = None
     nvext: NvExt | None = None
-    # Refused where they ask for something.
+    # Rejected if set to a value with an effect.
     container: Any = None
     diagnostics: Any = None
     inference_geo: Any = None
-    # Accepted: it does not change the answer here.
+    # Accepted without an effect on the output.
     service_tier: str | None = None
 
 
@@ -251,28 +251,28 @@ _count = StrictDecoder(MessageCountRequest)
 
 
 def decode_messages(body: bytes, *, ignore_unknown: bool = False) -> MessagesRequest:
-    """A request for an answer. Raises `InvalidArgument`."""
+    """Decode a message request. Raise `InvalidArgument`."""
     return _messages.decode(body, ignore_unknown=ignore_unknown)
 
 
 def decode_message_count(body: bytes, *, ignore_unknown: bool = False) -> MessageCountRequest:
-    """A request for a number of tokens. Raises `InvalidArgument`."""
+    """Decode a token count request. Raise `InvalidArgument`."""
     return _count.decode(body, ignore_unknown=ignore_unknown)
 
 
-# ---- answers --------------------------------------------------------------------------------------------------------
+# ---- responses ------------------------------------------------------------------------------------------------------
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 
 
 class ThinkingTokens(msgspec.Struct):
-    """How much of the output was thought."""
+    """Output tokens of the reasoning."""
 
     thinking_tokens: int
 
 
 class MessageUsage(msgspec.Struct):
-    """Token counts of a whole message. What the cache held is not counted as input again."""
+    """Token counts of a whole message. Cached prompt tokens are not counted as input tokens."""
 
     input_tokens: int
     output_tokens: int
@@ -282,20 +282,20 @@ class MessageUsage(msgspec.Struct):
 
 
 class AnswerText(msgspec.Struct, tag_field="type", tag="text"):
-    """Text of an answer."""
+    """Text of a response."""
 
     text: str
 
 
 class AnswerThinking(msgspec.Struct, tag_field="type", tag="thinking"):
-    """Thoughts of an answer; clients hand them back only with a signature."""
+    """Reasoning of a response; clients send it back only if it has a signature."""
 
     thinking: str
     signature: str
 
 
 class AnswerToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
-    """A call of an answer."""
+    """A tool call of a response."""
 
     id: str
     name: str
@@ -306,7 +306,7 @@ AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
 
 
 class Message(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
-    """A whole answer, or its beginning."""
+    """A whole response, or the start of a streamed one."""
 
     id: str
     role: Literal["assistant"] = "assistant"
@@ -318,25 +318,25 @@ class Message(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
 
 
 class MessageTokens(msgspec.Struct):
-    """The answer of `POST /v1/messages/count_tokens`."""
+    """The response of `POST /v1/messages/count_tokens`."""
 
     input_tokens: int
 
 
 class ModelInfo(msgspec.Struct, tag_field="type", tag="model"):
-    """A model that is served, to a client that says `anthropic-version`."""
+    """A served model, for clients that send the `anthropic-version` header."""
 
     id: str
     display_name: str
     max_input_tokens: int | None = None
     max_tokens: int | None = None
     created_at: str = "1970-01-01T00:00:00Z"
-    """What Anthropic says of a date that is not known."""
+    """The value that Anthropic uses for an unknown date."""
     lifecycle: Literal["active"] = "active"
 
 
 class ModelPage(msgspec.Struct):
-    """All of them."""
+    """The list of served models."""
 
     data: list[ModelInfo]
     first_id: str | None = None
@@ -345,13 +345,13 @@ class ModelPage(msgspec.Struct):
 
 
 class ErrorDetails(msgspec.Struct):
-    """What went wrong."""
+    """Type and text of an error."""
 
     type: str
     message: str
 
 
 class ErrorMessage(msgspec.Struct, tag_field="type", tag="error"):
-    """An error, before a stream and in it."""
+    """An error, as a response body or as an event of a stream."""
 
     error: ErrorDetails

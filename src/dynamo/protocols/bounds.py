@@ -1,7 +1,7 @@
-"""RequestBounds: how many entries and characters the lists and texts of a request may have.
+"""RequestBounds: maximum number of entries and characters of the lists and texts of a request.
 
-They bound the work that one request causes before it reaches a worker. Each refusal names the field, what it has and
-the limit; limits that a deployment may want to change have a variable.
+The limits bound the work that one request causes before it reaches a worker. Each error names the field, the value seen
+and the limit; limits that deployments may need to change can be set by an environment variable.
 """
 
 import functools
@@ -20,23 +20,23 @@ STOP_VARIABLE = "DYN_HTTP_MAX_STOP_CHARS"
 VARIABLES = (MESSAGES_VARIABLE, TOKENS_VARIABLE, TEXT_VARIABLE, STOP_VARIABLE)
 
 TOOLS_MAX = 2048  # OpenAI allows 128.
-TOKEN_IDS_MAX = 1 << 18  # Of stop_token_ids, allowed_token_ids and logit_bias: the largest vocabularies.
-OBJECTS_MAX = 1 << 17  # Objects and lists of a whole body; a conversation has four for each message.
-ENTRIES_MAX = 1024  # Of lists of names, such as annotations.
+TOKEN_IDS_MAX = 1 << 18  # In stop_token_ids, allowed_token_ids and logit_bias: the size of the largest vocabularies.
+OBJECTS_MAX = 1 << 17  # Objects and lists in a whole body; a conversation has four per message.
+ENTRIES_MAX = 1024  # In lists of names, such as annotations.
 
 
 @dataclass(frozen=True, slots=True)
 class RequestBounds:
-    """The limits of every request."""
+    """The limits of a request."""
 
     messages: int = 16_384
-    """Messages, and parts of messages."""
+    """Maximum number of messages, and of parts of messages."""
     prompt_tokens: int = 1 << 20
-    """Token ids of all prompts."""
+    """Maximum number of token ids of all prompts."""
     text_chars: int = 16 << 20
-    """Characters of all messages or prompts, without media: about four million tokens."""
+    """Maximum characters of all messages or prompts, without media: about four million tokens."""
     stop_chars: int = 4096
-    """Characters of each stop sequence."""
+    """Maximum characters of each stop sequence."""
 
     @classmethod
     def from_environment(cls) -> "RequestBounds":
@@ -63,7 +63,7 @@ def check_count(values: Sequence[Any] | dict[Any, Any] | None, most: int, field:
 
 
 def refuse_count(seen: int, most: int, field: str, unit: str, variable: str = "") -> NoReturn:
-    """Raise the `InvalidArgument` for too many of something."""
+    """Raise `InvalidArgument` for a count above its maximum."""
     hint = f" ({variable})" if variable else ""
     raise InvalidArgument(f"{INVALID}{field} has {seen} {unit}; at most {most} are allowed{hint}", param=field)
 

@@ -1,4 +1,4 @@
-"""Discovery records: who can be called and who can be listened to (serving-plane.md §3.2)."""
+"""Discovery records: the instances, event channels and event sources that processes register."""
 
 import re
 
@@ -12,7 +12,7 @@ EVENT_CHANNELS = "v1/event_channels"
 EVENT_SOURCES = "v1/event_sources"
 
 RESPONSE_FRAMES = 2
-"""The version of our batched response frames: 1 carries answers, 2 also tells at any time that it lives.
+"""Version of the batched response frames: version 1 carries responses, version 2 adds heartbeats at any time.
 
 A released peer ignores the key that advertises it.
 """
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[^\s./%]+")
 
 
 class EndpointId(msgspec.Struct, frozen=True):
-    """Where a service is: `namespace.component.endpoint`."""
+    """The name of an endpoint: `namespace.component.endpoint`."""
 
     namespace: str
     component: str
@@ -29,7 +29,7 @@ class EndpointId(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "EndpointId":
-        """Reads `ns.comp.ep` or `dyn://ns.comp.ep`. Raises `InvalidArgument` for anything else."""
+        """Parse `ns.comp.ep` or `dyn://ns.comp.ep`. Raise `InvalidArgument` for any other text."""
         parts = text.removeprefix("dyn://").split(".")
         if len(parts) != 3 or not all(_NAME.fullmatch(part) for part in parts):
             raise InvalidArgument(f"endpoint {text!r}: expected namespace.component.endpoint")
@@ -37,7 +37,7 @@ class EndpointId(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        """`ns/comp/ep`, as keys and handler paths begin."""
+        """`ns/comp/ep`, the prefix of keys and handler paths."""
         return f"{self.namespace}/{self.component}/{self.name}"
 
     def __str__(self) -> str:
@@ -45,29 +45,29 @@ class EndpointId(msgspec.Struct, frozen=True):
 
 
 def record_key(endpoint: EndpointId, instance_id: int) -> str:
-    """The key of an instance in `v1/instances` and of its card in `v1/mdc`."""
+    """Return the key of an instance in `v1/instances` and of its card in `v1/mdc`."""
     return f"{endpoint.path}/{instance_id:x}"
 
 
 class TransportAddress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How an instance is reached; exactly one is set. `tcp` is `host:port/<instance hex>/<ns>/<comp>/<ep>`."""
+    """The address of an instance; exactly one field is set. `tcp` is `host:port/<instance hex>/<ns>/<comp>/<ep>`."""
 
     tcp: str | None = None
     nats_tcp: str | None = None
 
     @property
     def kind(self) -> str:
-        """Which of them is set."""
+        """The name of the field that is set."""
         return "tcp" if self.tcp is not None else "nats_tcp"
 
     @property
     def address(self) -> str:
-        """Its value."""
+        """The value of the field that is set."""
         return self.tcp or self.nats_tcp or ""
 
 
 class Callee(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One process that serves one endpoint, as other records speak of it."""
+    """One instance of an endpoint, as embedded in other records."""
 
     component: str
     endpoint: str
@@ -76,9 +76,9 @@ class Callee(msgspec.Struct, frozen=True, omit_defaults=True):
     transport: TransportAddress
     device_type: str | None = None
     request_plane_codec: str | None = None
-    """What the worker reads: `msgpack` or `json`; a record without it means json."""
+    """Codec of the requests that the worker accepts: `msgpack` or `json`; a record without it means json."""
     response_frames: int = 0
-    """The version of batched response frames it speaks; 0 is upstream's framing alone."""
+    """Version of the batched response frames that the instance supports; 0 is upstream's framing only."""
 
     @property
     def endpoint_id(self) -> EndpointId:
@@ -93,40 +93,40 @@ class Callee(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Instance(Callee, frozen=True, omit_defaults=True, tag_field="type", tag="Endpoint"):
-    """One process that serves one endpoint, as its own record."""
+    """The discovery record of one instance of an endpoint."""
 
     def callee(self) -> Callee:
-        """The same for another record, without what is our own."""
+        """Return the form for other records, without the fields that upstream does not define."""
         return Callee(*msgspec.structs.astuple(msgspec.structs.replace(self, response_frames=0)))
 
 
 class EventScope(msgspec.Struct, frozen=True):
-    """What a channel's events are about."""
+    """The endpoint that the events of a channel concern."""
 
     kind: str
     endpoint: EndpointId
 
 
 class ZmqConfig(msgspec.Struct, frozen=True):
-    """Where a publisher's socket is bound."""
+    """The address to which a publisher's ZMQ socket is bound."""
 
     endpoint: str
 
 
 class NatsConfig(msgspec.Struct, frozen=True):
-    """What the subjects of an endpoint begin with; `.` and the topic follow."""
+    """The subject prefix of an endpoint; `.` and the topic follow."""
 
     subject_prefix: str
 
 
 class EventTransport(msgspec.Struct, frozen=True, tag_field="kind", tag="Zmq"):
-    """A channel that is listened to at its publisher's socket."""
+    """A channel over the publisher's ZMQ socket, to which subscribers connect."""
 
     config: ZmqConfig
 
 
 class NatsEventTransport(msgspec.Struct, frozen=True, tag_field="kind", tag="Nats"):
-    """A channel that is listened to on a NATS subject, which all publishers of its topic share."""
+    """A channel over a NATS subject that all publishers of its topic share."""
 
     config: NatsConfig
 
@@ -137,7 +137,7 @@ class EventChannel(msgspec.Struct, frozen=True, tag_field="type", tag="EventChan
     scope: EventScope
     topic: str
     instance_id: int
-    """The publisher's id; not the worker's."""
+    """The id of the publisher, which differs from the worker's id."""
     transport: EventTransport | NatsEventTransport
 
     @property
@@ -153,17 +153,17 @@ class WorkerRank(msgspec.Struct, frozen=True):
 
 
 class EventSourceMetadata(msgspec.Struct, frozen=True):
-    """Whose blocks a source speaks of, and who answers for what was lost on the way."""
+    """The worker whose blocks a source reports, and the endpoint that returns lost events."""
 
     kv_state_endpoint: EndpointId
-    """Where the requests go that use these blocks."""
+    """The endpoint that receives the requests which use these blocks."""
     worker: WorkerRank
     publisher_id: int
     recovery_target: Callee
 
 
 class EventSource(msgspec.Struct, frozen=True, tag_field="type", tag="EventSource"):
-    """A publisher of KV events that can be asked for what it holds. A router listens to no other."""
+    """A publisher of KV events that can be queried for its current blocks; routers subscribe to such publishers only."""
 
     scope: EventScope
     topic: str
@@ -176,5 +176,5 @@ class EventSource(msgspec.Struct, frozen=True, tag_field="type", tag="EventSourc
 
 
 def topic_prefix(endpoint: EndpointId, topic: str) -> str:
-    """What the keys of all publishers of a topic begin with."""
+    """Return the key prefix of all publishers of a topic."""
     return f"namespace/{endpoint.namespace}/component/{endpoint.component}/endpoint/{endpoint.name}/topic/{topic}/"

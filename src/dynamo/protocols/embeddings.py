@@ -1,7 +1,7 @@
-"""Embeddings: `/v1/embeddings`, `/v1/classify`, `/v1/pooling` and `/v1/rerank`, and what their workers are asked.
+"""Requests and responses of `/v1/embeddings`, `/v1/classify`, `/v1/pooling` and `/v1/rerank`, and of their workers.
 
-A worker that takes text is asked what the client asked. One that takes tokens, which only embeddings know, is asked an
-`EmbeddingWork` and answers an `EmbeddingOutput` (observed of the released frontend).
+A worker that takes text receives the client's request. A worker that takes tokens, which exists for embeddings only,
+receives an `EmbeddingWork` and returns an `EmbeddingOutput` (as observed with the released frontend).
 """
 
 from typing import Any, Literal
@@ -14,10 +14,10 @@ from dynamo.protocols.nvext import NvExt
 from dynamo.protocols.strict import INVALID, MALFORMED, StrictDecoder
 
 INPUTS_MAX = 2048
-"""Inputs in one request, as OpenAI has it."""
+"""Maximum number of inputs of one request, as in OpenAI's API."""
 
 Input = str | list[str | int | list[int]]
-"""A text, texts, token ids, or lists of token ids; what a list mixes is refused by `check_input`."""
+"""A text, a list of texts, token ids, or lists of token ids; `check_input` rejects mixed lists."""
 Inputs = str | list[str] | list[int] | list[list[int]]
 EncodingFormat = Literal["float", "base64"]
 PoolingFormat = Literal["float", "base64", "bytes", "bytes_only"]
@@ -38,7 +38,7 @@ class EmbeddingRequest(msgspec.Struct, omit_defaults=True, forbid_unknown_fields
 
 
 class EmbeddingWork(msgspec.Struct, kw_only=True):
-    """What a worker that takes tokens is asked."""
+    """The request to a worker that takes tokens."""
 
     token_ids: list[list[int]]
     model: str
@@ -50,7 +50,7 @@ class EmbeddingWork(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingOutput(msgspec.Struct, kw_only=True):
-    """What it answers: each input's numbers, little-endian float32 in base64."""
+    """The worker's output: each input's vector, little-endian float32 in base64."""
 
     embeddings: list[str | list[float]]
     prompt_tokens: int
@@ -58,14 +58,14 @@ class EmbeddingOutput(msgspec.Struct, kw_only=True):
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """What embeddings cost."""
+    """Token counts of an embeddings request."""
 
     prompt_tokens: int = 0
     total_tokens: int = 0
 
 
 class Embedding(msgspec.Struct, kw_only=True):
-    """One input's numbers."""
+    """The vector of one input."""
 
     index: int
     embedding: str | list[float]
@@ -73,7 +73,7 @@ class Embedding(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingList(msgspec.Struct, kw_only=True):
-    """The answer of `/v1/embeddings`."""
+    """The response of `/v1/embeddings`."""
 
     object: Literal["list"]
     model: str
@@ -82,13 +82,13 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 
 
 class PooledRequest(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
-    """What classification and pooling share."""
+    """The fields that classification and pooling share."""
 
     model: str
     input: Input
     user: str | None = None
     request_id: str | None = None
-    priority: int = msgspec.field(default_factory=int)  # Always said: a default of this kind is not left out.
+    priority: int = msgspec.field(default_factory=int)  # Always sent: a factory default is not omitted.
     use_activation: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
@@ -123,7 +123,7 @@ class RerankRequest(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
 
 
 class Ranked(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One document's place."""
+    """Index and score of one document."""
 
     score: float
     index: int
@@ -138,7 +138,7 @@ _rerank = StrictDecoder(RerankRequest)
 
 
 def decode_embedding(body: bytes, *, ignore_unknown: bool = False) -> EmbeddingRequest:
-    """Raises `InvalidArgument`."""
+    """Decode the body of `/v1/embeddings`. Raise `InvalidArgument`."""
     request = _embedding.decode(body, ignore_unknown=ignore_unknown)
     check_input(request.input)
     if request.dimensions is not None and request.dimensions < 1:
@@ -147,21 +147,21 @@ def decode_embedding(body: bytes, *, ignore_unknown: bool = False) -> EmbeddingR
         request.truncate_prompt_tokens < -1 or request.truncate_prompt_tokens == 0
     ):
         raise InvalidArgument(
-            f"{INVALID}truncate_prompt_tokens must be at least 1, or -1 for what the model takes",
+            f"{INVALID}truncate_prompt_tokens must be at least 1, or -1 for the model's maximum",
             param="truncate_prompt_tokens",
         )
     return request
 
 
 def decode_classify(body: bytes, *, ignore_unknown: bool = False) -> ClassifyRequest:
-    """Raises `InvalidArgument`."""
+    """Decode the body of `/v1/classify`. Raise `InvalidArgument`."""
     request = _classify.decode(body, ignore_unknown=ignore_unknown)
     check_input(request.input)
     return request
 
 
 def decode_pooling(body: bytes, *, ignore_unknown: bool = False) -> PoolingRequest:
-    """Raises `InvalidArgument`."""
+    """Decode the body of `/v1/pooling`. Raise `InvalidArgument`."""
     request = _pooling.decode(body, ignore_unknown=ignore_unknown)
     check_input(request.input)
     if request.dimensions is not None:
@@ -170,9 +170,9 @@ def decode_pooling(body: bytes, *, ignore_unknown: bool = False) -> PoolingReque
 
 
 def decode_rerank(body: bytes, *, ignore_unknown: bool = False) -> RerankRequest:
-    """Raises `InvalidArgument`."""
+    """Decode the body of `/v1/rerank`. Raise `InvalidArgument`."""
     request = _rerank.decode(body, ignore_unknown=ignore_unknown)
-    request.user = UNSET  # Who asks is no business of the engine, and upstream does not tell it.
+    request.user = UNSET  # The engine does not need the caller's name, and upstream does not send it.
     if not request.query.strip():
         raise InvalidArgument("Query cannot be empty or whitespace only", param="query")
     if not request.documents:
@@ -187,7 +187,7 @@ def decode_rerank(body: bytes, *, ignore_unknown: bool = False) -> RerankRequest
 
 
 def check_input(given: Input) -> None:
-    """Raises `InvalidArgument` for what is none of the four kinds, for nothing, and for too many."""
+    """Raise `InvalidArgument` for an input of another type, without entries or with too many."""
     if isinstance(given, str):
         return
     if not given:
@@ -202,7 +202,7 @@ def check_input(given: Input) -> None:
 
 
 def inputs_of(given: Input) -> list[str | list[int]]:
-    """The inputs one by one."""
+    """Return the inputs as a list."""
     if isinstance(given, str):
         return [given]
     if given and isinstance(given[0], int):

@@ -1,4 +1,4 @@
-"""What a worker is asked, and what it answers: PreprocessedRequest and EngineOutput (serving-plane.md §2.1, §2.2)."""
+"""Worker requests and outputs: PreprocessedRequest and EngineOutput."""
 
 from typing import Any
 
@@ -6,17 +6,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 BYPASS_REMOTE_PREFILL = "x-bypass-remote-prefill"
-"""The annotation that tells a decode worker to compute the prompt itself: nobody did it for it."""
+"""The annotation that makes a decode worker compute the prompt itself, without a prefill worker."""
 
 RESUMED = "resumed"
-"""In `extra_args`: a `Resumed`, where a stream that moved is continued."""
+"""Key in `extra_args` of a `Resumed`, set when a migrated stream is continued."""
 
 RESUMES_SAMPLING = "resumes_sampling"
-"""In a worker's `runtime_data`: true where penalties and seeded sampling of a resumed request go on as if uninterrupted."""
+"""Key in a worker's `runtime_data`: true if penalties and seeded sampling of a resumed request continue seamlessly."""
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """What the end of a resumed request's prompt is."""
+    """The part of a resumed request's prompt that was generated."""
 
     output_tokens: int = 0
     """Tokens at the end of the prompt that other workers generated."""
@@ -25,7 +25,7 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 class GuidedDecoding(msgspec.Struct, omit_defaults=True):
-    """One constraint on the text; exactly one of the first five is set."""
+    """One constraint of the output; exactly one of the first five fields is set."""
 
     json: Any = None
     regex: str | None = None
@@ -37,7 +37,7 @@ class GuidedDecoding(msgspec.Struct, omit_defaults=True):
 
 
 class StopConditions(msgspec.Struct):
-    """When generation ends. `max_tokens` None means: up to the context length."""
+    """When generation ends. `max_tokens` None: up to the context length."""
 
     max_tokens: int | None = None
     stop: list[str] | None = None
@@ -50,7 +50,7 @@ class StopConditions(msgspec.Struct):
 
 
 class SamplingOptions(msgspec.Struct):
-    """How the next token is chosen. None means: the engine's default."""
+    """How the next token is chosen. None selects the engine's default."""
 
     n: int | None = None
     best_of: int | None = None
@@ -69,7 +69,7 @@ class SamplingOptions(msgspec.Struct):
 
 
 class OutputOptions(msgspec.Struct):
-    """What the answer carries beside the tokens. `logprobs` is the number of alternatives per token (0: the token's own)."""
+    """Additional output. `logprobs` is the number of alternatives per token (0: the sampled token only)."""
 
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -80,7 +80,7 @@ class OutputOptions(msgspec.Struct):
 
 
 class Routing(msgspec.Struct, omit_defaults=True):
-    """Where the request may or must go."""
+    """Required and preferred workers and other routing inputs of the request."""
 
     backend_instance_id: int | None = None
     prefill_worker_id: int | None = None
@@ -98,28 +98,28 @@ class Routing(msgspec.Struct, omit_defaults=True):
 
 
 class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
-    """How much of the prompt was not computed again."""
+    """Prompt tokens that were read from the cache."""
 
     cached_tokens: int | None = None
 
 
 class PrefillDetails(msgspec.Struct):
-    """How much of the prompt the prefill worker did not compute again."""
+    """Prompt tokens that the prefill worker read from its cache."""
 
     audio_tokens: int | None = None
     cached_tokens: int | None = None
 
 
 class PrefillResult(msgspec.Struct, omit_defaults=True):
-    """What a decode worker is told of the prefill that was done for it."""
+    """The result of a remote prefill, for the decode worker."""
 
     disaggregated_params: Any
-    """The two engines' own words: where the KV blocks lie. Most write a mapping, released mockers a text."""
+    """Engine-specific location of the KV blocks. Most engines send a mapping, released mockers a string."""
     prompt_tokens_details: PrefillDetails | None = None
 
 
 class BootstrapInfo(msgspec.Struct):
-    """Where both legs of a request meet when they are sent at once; the same on both."""
+    """Rendezvous of the prefill and decode requests that are sent concurrently; equal in both."""
 
     bootstrap_host: str
     bootstrap_port: int
@@ -130,11 +130,11 @@ class BootstrapInfo(msgspec.Struct):
 
 
 class PreprocessedRequest(msgspec.Struct):
-    """A request in tokens: what the frontend sends to a worker, in upstream's key order."""
+    """A tokenized request from the frontend to a worker, with upstream's key order."""
 
     model: str
     token_ids: list[int]
-    """Empty where the prompt is `prompt_embeds`."""
+    """Token ids of the prompt; empty if the prompt is `prompt_embeds`."""
     stop_conditions: StopConditions = msgspec.field(default_factory=StopConditions)
     sampling_options: SamplingOptions = msgspec.field(default_factory=SamplingOptions)
     output_options: OutputOptions = msgspec.field(default_factory=OutputOptions)
@@ -144,32 +144,32 @@ class PreprocessedRequest(msgspec.Struct):
     routing: Routing | None = None
     router_config_override: dict[str, Any] | None = None
     prefill_result: PrefillResult | UnsetType | None = UNSET
-    """For a decode worker: what became of the prompt."""
+    """For a decode worker: the result of the remote prefill."""
     bootstrap_info: BootstrapInfo | UnsetType | None = UNSET
-    """For both legs of a request that go out at once."""
+    """Set in concurrently sent prefill and decode requests."""
     extra_args: dict[str, Any] | UnsetType = UNSET
-    """Engine-specific extras; `logit_bias` travels here as `{"sampling_options": {"logit_bias": {"id": bias}}}`."""
+    """Engine-specific extras; `logit_bias` is sent here as `{"sampling_options": {"logit_bias": {"id": bias}}}`."""
     require_reasoning: bool | UnsetType = UNSET
-    """True where guided decoding begins only after the model's thoughts."""
+    """True if guided decoding begins after the model's reasoning."""
     request_timestamp_ms: float | UnsetType = UNSET
     multi_modal_data: dict[str, list[dict[str, str]]] | UnsetType = UNSET
-    """Images, videos and sounds of the prompt in their order: `{"image_url": [{"Url": "https://…"}]}`."""
+    """Images, videos and audio clips of the prompt, in order: `{"image_url": [{"Url": "https://…"}]}`."""
     mm_processor_kwargs: Any = UNSET
     media_io_kwargs: Any = UNSET
     prompt_embeds: str | UnsetType | None = UNSET
     """The prompt as embeddings: a saved PyTorch tensor in base64."""
     router: dict[str, Any] | UnsetType = UNSET
-    """The service levels that a request asks for."""
+    """The service level objectives of the request."""
     agent_context: dict[str, Any] | UnsetType = UNSET
     """The agent's session that the request belongs to."""
     image_cache_scope: str | UnsetType = UNSET
-    """Whose images may be kept together: the session's."""
+    """Session whose requests may share cached images."""
     mm_routing_info: dict[str, Any] | UnsetType = UNSET
-    """For routing alone, where the prompt shows something: `{"routing_token_ids": […], "block_mm_infos": […]}`."""
+    """For routing only, if the prompt contains media: `{"routing_token_ids": […], "block_mm_infos": […]}`."""
 
 
 def resumed_of(request: PreprocessedRequest) -> Resumed:
-    """Return what a request resumes; nothing for a new one, or for a value that cannot be read."""
+    """Return the `Resumed` of a request; an empty one for a new request or an invalid value."""
     extra = request.extra_args
     try:
         return msgspec.convert({} if extra is UNSET else extra.get(RESUMED) or {}, Resumed)
@@ -188,7 +188,7 @@ class TopLogprob(msgspec.Struct, omit_defaults=True):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """How much of the output was thought."""
+    """Output tokens of the reasoning."""
 
     reasoning_tokens: int = 0
 
@@ -201,11 +201,11 @@ class CompletionUsage(msgspec.Struct, omit_defaults=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: CompletionTokensDetails | None = None
-    """There where thoughts are told from the rest."""
+    """Set if reasoning tokens are counted separately."""
 
 
 class EngineOutput(msgspec.Struct, omit_defaults=True):
-    """A piece of an answer: the new tokens since the last piece. The last one has a `finish_reason`."""
+    """A piece of a response: the tokens generated since the previous piece. The last piece has a `finish_reason`."""
 
     token_ids: list[int]
     index: int | None

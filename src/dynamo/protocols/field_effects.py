@@ -1,8 +1,8 @@
-"""Field effects: the request fields that are not simply honoured, and what becomes of each of them.
+"""Field effects: the request fields that are not simply honoured, and how each is handled.
 
-A field that is not listed here is read by the code that answers the request; a test walks the request types and fails for
+A field that is not listed here is read by the code that serves the request; a test walks the request types and fails for
 one that is neither listed nor read. The tables of docs/request-fields.md and the descriptions in the OpenAPI document are
-made from this list.
+generated from this list.
 """
 
 import enum
@@ -15,7 +15,7 @@ from dynamo.protocols import anthropic, embeddings, media, native, nvext, openai
 
 
 class Effect(enum.Enum):
-    """What becomes of a field; the value completes "the field is …"."""
+    """Handling of a field; the value completes "the field is …"."""
 
     HONOURED = "honoured"
     CARRIED = "passed to the worker"
@@ -25,7 +25,7 @@ class Effect(enum.Enum):
 
 
 class FieldEffect(NamedTuple):
-    """What becomes of one field, and the details."""
+    """The handling of one field, and details."""
 
     effect: Effect
     note: str = ""
@@ -53,9 +53,9 @@ def _ignored(note: str) -> FieldEffect:
     return FieldEffect(Effect.IGNORED, note)
 
 
-KV_CACHE = _ignored("the KV cache finds shared prefixes by itself")
+KV_CACHE = _ignored("the KV cache detects shared prefixes automatically")
 KEPT = _ignored("kept with the item in a stored response")
-TO_TEXT_WORKERS = _ignored("workers that take text are sent it")
+TO_TEXT_WORKERS = _ignored("forwarded to workers that take text")
 BY_ROUTERS = FieldEffect(Effect.HONOURED, "by KV routers")
 WITH_MEDIA = _carried("in `extra_args.messages`, for conversations with media")
 
@@ -63,26 +63,26 @@ EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
     openai.CommonRequest: {
         "user": TO_TEXT_WORKERS,
         "metadata": TO_TEXT_WORKERS,
-        "store": _ignored("chats and completions are not stored; workers that take text are sent it"),
+        "store": _ignored("chats and completions are not stored; forwarded to workers that take text"),
         "safety_identifier": TO_TEXT_WORKERS,
         "prompt_cache_retention": TO_TEXT_WORKERS,
-        "service_tier": _echoed("the response says `default`, the only tier"),
-        "guided_decoding_backend": _carried("the engines of this release use the one that they were started with"),
-        "detokenize": _carried("engines are asked for tokens in any case"),
+        "service_tier": _echoed("the response contains `default`, the only tier"),
+        "guided_decoding_backend": _carried("the engines of this release use the backend they were started with"),
+        "detokenize": _carried("engines always return tokens"),
     },
     openai.ChatCompletionRequest: {
         "function_call": _refused("with 501: `tool_choice` replaces it"),
         "functions": _refused("with 501: `tools` replaces it"),
         "audio": _refused(),
-        "modalities": _refused("for anything but `text`"),
+        "modalities": _refused("for values other than `text`"),
         "web_search_options": _refused(),
         "prediction": TO_TEXT_WORKERS,
-        "media_io_kwargs": _carried("with media: vLLM honours it; other engines refuse it or take no media"),
-        "mm_processor_kwargs": _carried("with media: vLLM honours it; other engines refuse it or take no media"),
+        "media_io_kwargs": _carried("with media: vLLM honours it; other engines reject it or take no media"),
+        "mm_processor_kwargs": _carried("with media: vLLM honours it; other engines reject it or take no media"),
     },
     openai.CompletionRequest: {
         "service_tier": TO_TEXT_WORKERS,
-        "prompt_embeds": _carried("vLLM reads it with `--enable-prompt-embeds`; other engines refuse it by name"),
+        "prompt_embeds": _carried("vLLM reads it with `--enable-prompt-embeds`; other engines reject it by name"),
     },
     openai.Message: {"function_call": _refused("`tool_calls` replaces it")},
     openai.MediaUrl: {"detail": WITH_MEDIA, "uuid": WITH_MEDIA},
@@ -107,7 +107,7 @@ EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
         "background": _refused("for `true`"),
         "max_tool_calls": _refused("there are no built-in tools"),
         "prompt": _refused("there are no stored prompts"),
-        "context_management": _refused("for anything but an empty list"),
+        "context_management": _refused("for values other than an empty list"),
         "moderation": _refused(),
         "image": _refused(),
         "access_programs": _refused(),
@@ -119,10 +119,10 @@ EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
         "is_async": _refused("for `true`"),
     },
     responses.ReasoningOptions: {
-        "summary": _echoed("thoughts are sent whole"),
+        "summary": _echoed("reasoning is always sent whole"),
         "generate_summary": ECHOED,
-        "context": _refused("for anything but `auto`"),
-        "mode": _refused("for anything but `standard`"),
+        "context": _refused("for values other than `auto`"),
+        "mode": _refused("for values other than `standard`"),
     },
     responses.ResponseStreamOptions: {"include_obfuscation": _ignored("events are never padded")},
     responses.InputText: {"prompt_cache_breakpoint": KV_CACHE},
@@ -155,16 +155,16 @@ EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
     anthropic.ImageBlock: {"cache_control": KV_CACHE},
     anthropic.TextSource: {"media_type": IGNORED},
     anthropic.DocumentBlock: {"cache_control": KV_CACHE, "citations": _refused("where they are enabled")},
-    anthropic.RedactedThinkingBlock: {"data": _ignored("another model's sealed thoughts")},
+    anthropic.RedactedThinkingBlock: {"data": _ignored("encrypted reasoning of another provider's model")},
     anthropic.ToolUseBlock: {"cache_control": KV_CACHE, "caller": IGNORED, "toolset_name": IGNORED},
     anthropic.ToolResultBlock: {
         "cache_control": KV_CACHE,
-        "is_error": _ignored("chat templates have no mark for it: the text of the result has to say so"),
+        "is_error": _ignored("chat templates have no marker for it: state the error in the text of the result"),
         "toolset_name": IGNORED,
     },
     anthropic.CustomTool: {
         "cache_control": KV_CACHE,
-        "eager_input_streaming": _ignored("arguments are always streamed as they are written"),
+        "eager_input_streaming": _ignored("arguments are always streamed as they are generated"),
         "defer_loading": _refused("for `true`"),
         "allowed_callers": _refused("without `direct`"),
     },
@@ -173,13 +173,13 @@ EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
     },
     embeddings.EmbeddingRequest: {
         "user": TO_TEXT_WORKERS,
-        "nvext": _carried("`annotations` alone; workers that take text are sent all of it"),
+        "nvext": _carried("`annotations` only; workers that take text receive the whole object"),
     },
     embeddings.RerankRequest: {"user": IGNORED},
     embeddings.PoolingRequest: {"dimensions": _refused()},
     media.ImageRequest: {"stream": _refused("for `true`")},
 }
-"""By type and field. What a type inherits holds for its subclasses unless they say otherwise."""
+"""Effects by type and field. Entries of a type hold for its subclasses unless these override them."""
 
 SENT_WHOLE: frozenset[type[msgspec.Struct]] = frozenset(
     {
@@ -191,7 +191,7 @@ SENT_WHOLE: frozenset[type[msgspec.Struct]] = frozenset(
         media.VideoRequest,
     }
 )
-"""Types that are sent to the worker as they are: every field that is not listed is the worker's to read."""
+"""Types that are forwarded to the worker unchanged: the worker reads every field that is not listed."""
 
 ENDPOINTS: Mapping[str, type[msgspec.Struct]] = {
     "POST /v1/chat/completions": openai.ChatCompletionRequest,
@@ -210,14 +210,14 @@ ENDPOINTS: Mapping[str, type[msgspec.Struct]] = {
     "POST /inference/v1/generate": native.VllmRequest,
     "POST /generate": native.SglangRequest,
 }
-"""The request type of each route that asks a model."""
+"""The request type of each route that calls a model."""
 
 ITEMS: Mapping[type[msgspec.Struct], Any] = {responses.PromptFields: responses.InputItem}
-"""Types that are decoded later than the request that holds them."""
+"""Types that are decoded later than the request that contains them."""
 
 
 def effect_of(kind: type[msgspec.Struct], field: str) -> FieldEffect:
-    """Return what becomes of a field, by its name in Python."""
+    """Return the effect of a field, by its name in Python."""
     for base in kind.__mro__:
         found = EFFECTS.get(base, {}).get(field)
         if found is not None:
@@ -226,7 +226,7 @@ def effect_of(kind: type[msgspec.Struct], field: str) -> FieldEffect:
 
 
 def types_within(kind: Any) -> Iterator[type[msgspec.Struct]]:
-    """Yield the request types that an annotation holds, each once, outer ones first."""
+    """Yield the request types inside an annotation, each once, outer types first."""
     waiting, seen = [kind], set()
     while waiting:
         one = waiting.pop(0)

@@ -1,4 +1,4 @@
-"""KV cache events: which blocks a worker holds, and how it is asked for them (docs/kv-events.md)."""
+"""KV cache events: changes of a worker's cached blocks, and queries for them (docs/kv-events.md)."""
 
 from typing import Any, Literal
 
@@ -28,21 +28,21 @@ class Removed(msgspec.Struct):
 
 
 class Cleared(msgspec.Struct):
-    """The whole cache was dropped. On the wire the bare word `cleared`."""
+    """The whole cache was dropped. On the wire the bare string `cleared`."""
 
 
 KvEvent = Stored | Removed | Cleared
 
 
 class KvEventData(msgspec.Struct, omit_defaults=True):
-    """What happened; exactly one is set. `Cleared` travels as the word `cleared` in its place."""
+    """One change of the cache; exactly one field is set. `Cleared` is sent as the string `cleared`."""
 
     stored: Stored | None = None
     removed: Removed | None = None
 
 
 class NumberedKvEvent(msgspec.Struct):
-    """An event of one rank; ids count from 1, so that a gap is seen."""
+    """An event of one rank; ids count from 1, so that gaps can be detected."""
 
     event_id: int
     data: KvEventData | Literal["cleared"]
@@ -56,12 +56,12 @@ class WorkerKvEvent(msgspec.Struct):
     storage_tier: str
     """`device`, `host_pinned`, `disk` or `external`."""
     residency_domain: str
-    """Whose cache it is: `worker` for a worker's own."""
+    """Owner of the cache: `worker` for a worker's own."""
     event: NumberedKvEvent
 
 
 class KvSourceQuery(msgspec.Struct):
-    """What a router asks a source: the events from one id on, or, without a start, all that it holds."""
+    """A router's query to a source: the events from an id on or, without a start, all cached blocks."""
 
     worker_id: int
     dp_rank: int
@@ -70,14 +70,14 @@ class KvSourceQuery(msgspec.Struct):
 
 
 class KvSourceEvents(msgspec.Struct):
-    """The events from the one that was asked for to the newest."""
+    """The events from the requested id to the newest."""
 
     events: list[WorkerKvEvent]
     last_event_id: int
 
 
 class KvSourceDump(msgspec.Struct):
-    """Events that lead from nothing to what the source holds; what came after the last id follows live."""
+    """Events that rebuild the source's current blocks from an empty state; events after the last id follow live."""
 
     events: list[WorkerKvEvent]
     last_event_id: int
@@ -85,7 +85,7 @@ class KvSourceDump(msgspec.Struct):
 
 
 class KvSourceTooNew(msgspec.Struct):
-    """The events that were asked for have not happened yet."""
+    """The requested events have not occurred yet."""
 
     requested_start: int
     requested_end: int
@@ -93,14 +93,14 @@ class KvSourceTooNew(msgspec.Struct):
 
 
 class KvSourceInvalidRange(msgspec.Struct):
-    """The end that was asked for is before the start."""
+    """The requested end is before the start."""
 
     start_id: int
     end_id: int
 
 
 class KvSourceAnswer(msgspec.Struct, omit_defaults=True):
-    """What a source answers; exactly one is set."""
+    """A source's reply to a query; exactly one field is set."""
 
     events: KvSourceEvents | None = msgspec.field(default=None, name="Events")
     dump: KvSourceDump | None = msgspec.field(default=None, name="TreeDump")

@@ -1,4 +1,4 @@
-"""How busy a worker is (serving-plane.md §3.4: topics `kv_metrics` and `forward-pass-metrics`)."""
+"""Worker load: messages of the topics `kv_metrics` and `forward-pass-metrics`."""
 
 import msgspec
 
@@ -28,21 +28,21 @@ class KvMetrics(msgspec.Struct):
 
 
 class ScheduledRequests(msgspec.Struct):
-    """What one step computed. A length is a whole prompt's; KV tokens are those read, and the one being computed."""
+    """Requests computed in one step. Lengths are those of whole prompts; KV tokens include the token being computed."""
 
     num_prefill_requests: int = 0
     sum_prefill_tokens: int = 0
-    """Tokens that were computed, not those that the cache held."""
+    """Prompt tokens that were computed, without cached ones."""
     var_prefill_length: float = 0.0
     sum_prefill_kv_tokens: int = 0
-    """Tokens of those prompts that were in the cache already."""
+    """Cached tokens of those prompts."""
     num_decode_requests: int = 0
     sum_decode_kv_tokens: int = 0
     var_decode_kv_tokens: float = 0.0
 
 
 class QueuedRequests(msgspec.Struct):
-    """What waited meanwhile: prompts, and answers that were preempted."""
+    """Requests queued during the step: prompts, and preempted decode requests."""
 
     num_prefill_requests: int = 0
     sum_prefill_tokens: int = 0
@@ -53,10 +53,10 @@ class QueuedRequests(msgspec.Struct):
 
 
 class ForwardPass(msgspec.Struct):
-    """One step of one rank. All zero: nothing was computed for a second."""
+    """One step of one rank. All zero: no computation for one second."""
 
     wall_time: float = 0.0
-    """Seconds from its beginning to its end."""
+    """Duration of the step in seconds."""
     scheduled_requests: ScheduledRequests = msgspec.field(default_factory=ScheduledRequests)
     queued_requests: QueuedRequests = msgspec.field(default_factory=QueuedRequests)
 
@@ -69,7 +69,7 @@ class ForwardPassMetrics(msgspec.Struct):
     """The instance id in decimal digits."""
     dp_rank: int
     counter_id: int
-    """Numbered by rank, from 1."""
+    """Sequence number per rank, from 1."""
     wall_time: float
     scheduled_requests: ScheduledRequests
     queued_requests: QueuedRequests

@@ -1,7 +1,7 @@
-"""Media: `/v1/images/generations`, `/v1/images/edits`, `/v1/audio/speech` and `/v1/videos`, and what workers answer.
+"""Requests and responses of `/v1/images/generations`, `/v1/images/edits`, `/v1/audio/speech` and `/v1/videos`.
 
-A field that is not declared here is the engine's own: it travels as `extra_args.media_passthrough`, where upstream's
-workers look for it.
+Fields that are not declared here are engine-specific: they are sent as `extra_args.media_passthrough`, where upstream's
+workers read them.
 """
 
 from typing import Any, Literal, TypeVar
@@ -14,13 +14,13 @@ from dynamo.protocols.strict import INVALID, MALFORMED, fail, refuse
 
 PASSTHROUGH = "media_passthrough"
 SPEED_MIN, SPEED_MAX = 0.25, 4.0
-DIGITS_MAX = 10  # Of a number that is written as text.
+DIGITS_MAX = 10  # In a number that is sent as text.
 
 R = TypeVar("R", "ImageRequest", "SpeechRequest", "VideoRequest")
 
 
 class ImageRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The body of `/v1/images/generations` and, with an image to begin with, of `/v1/images/edits`."""
+    """The body of `/v1/images/generations` and, with an input image, of `/v1/images/edits`."""
 
     prompt: str
     model: str | None = None
@@ -37,7 +37,7 @@ class ImageRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
     style: str | None = None
     user: str | None = None
     input_reference: str | None = None
-    """An image, as a URL; `data:` ones too."""
+    """An input image, as a URL; `data:` URLs too."""
     nvext: dict[str, Any] | None = None
     extra_args: dict[str, Any] | UnsetType = UNSET
 
@@ -59,7 +59,7 @@ class SpeechRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
     max_new_tokens: int | None = None
     user: str | None = None
     stream_format: Literal["audio", "sse"] | UnsetType = UNSET
-    """How the client is told, which is no business of the worker."""
+    """Format of the response stream; not used by the worker."""
     nvext: dict[str, Any] | None = None
     extra_args: dict[str, Any] | UnsetType = UNSET
 
@@ -81,7 +81,7 @@ class VideoRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Image(msgspec.Struct, kw_only=True):
-    """One image of an answer: by URL, or in base64."""
+    """One image of a response: by URL, or in base64."""
 
     url: str | UnsetType = UNSET
     b64_json: str | UnsetType = UNSET
@@ -89,7 +89,7 @@ class Image(msgspec.Struct, kw_only=True):
 
 
 class Images(msgspec.Struct, kw_only=True):
-    """What a worker answers to a request for images, and a client is told."""
+    """A worker's output for an image request, and the response to the client."""
 
     created: int
     data: list[Image] = msgspec.field(default_factory=list)
@@ -101,7 +101,7 @@ class Images(msgspec.Struct, kw_only=True):
 
 
 class Clip(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One sound or film, or a piece of one: by URL, or in base64."""
+    """One audio or video clip, or a piece of one: by URL, or in base64."""
 
     output_format: str
     url: str | None = None
@@ -111,7 +111,7 @@ class Clip(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Clips(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What a worker answers to a request for speech or a video."""
+    """A worker's output for a speech or video request."""
 
     id: str
     object: str | UnsetType = UNSET
@@ -119,13 +119,13 @@ class Clips(msgspec.Struct, omit_defaults=True, kw_only=True):
     status: str = msgspec.field(default_factory=lambda: "completed")
     progress: int = msgspec.field(default_factory=lambda: 100)
     created: int
-    data: list[Clip] = msgspec.field(default_factory=lambda: [])  # noqa: PIE807 - `list` would be left out when empty
+    data: list[Clip] = msgspec.field(default_factory=lambda: [])  # noqa: PIE807 - `list` would be omitted when empty
     error: str | None = None
     inference_time_s: float | None = None
 
 
 def read_media(given: Any, kind: type[R]) -> R:
-    """A request out of a decoded body. Raises `InvalidArgument`."""
+    """Return the typed request of a decoded body. Raise `InvalidArgument`."""
     if not isinstance(given, dict):
         raise InvalidArgument(f"{MALFORMED}expected an object")
     known: dict[str, Any] = {}
@@ -134,7 +134,7 @@ def read_media(given: Any, kind: type[R]) -> R:
         (known if name in kind.__struct_fields__ and name != "extra_args" else others)[name] = value
     seconds = known.get("seconds")
     if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit() and len(seconds) < DIGITS_MAX:
-        known["seconds"] = int(seconds)  # As OpenAI's client writes it.
+        known["seconds"] = int(seconds)  # OpenAI's client sends it as text.
     try:
         request = msgspec.convert(known, kind)
     except msgspec.ValidationError as error:

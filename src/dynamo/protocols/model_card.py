@@ -1,4 +1,4 @@
-"""ModelDeploymentCard: what a worker publishes about the model it serves (serving-plane.md §2.4)."""
+"""ModelDeploymentCard: the description of a model that its workers publish."""
 
 from typing import Any, Literal
 
@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 
 class FileReference(msgspec.Struct):
-    """One asset of a model: a local path or a URL, and what its bytes hash to (`blake3:<hex>`)."""
+    """One asset of a model: a local path or a URL, and the hash of its content (`blake3:<hex>`)."""
 
     path: str
     checksum: str
@@ -15,21 +15,21 @@ class FileReference(msgspec.Struct):
 
 
 class ChatTemplateFile(msgspec.Struct):
-    """A chat template outside the tokenizer's configuration; custom when the worker was given one by flag."""
+    """A chat template outside the tokenizer's configuration; custom when it was set by a flag of the worker."""
 
     file: FileReference
     is_custom: bool = False
 
 
 class DisaggregatedEndpoint(msgspec.Struct):
-    """Where a decode worker meets this prefill worker."""
+    """The address at which a decode worker connects to this prefill worker."""
 
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
 
 
 class RuntimeConfig(msgspec.Struct, kw_only=True):
-    """What the engine says about itself. Zero or None where it says nothing."""
+    """Capacities and features that the engine reports; zero or None if it does not report them."""
 
     context_length: int | None = None
     total_kv_blocks: int | None = None
@@ -40,7 +40,7 @@ class RuntimeConfig(msgspec.Struct, kw_only=True):
     tokenizer_backend: str | UnsetType | None = UNSET
     tool_call_arguments_format: str = "json_string"
     structural_tag: dict[str, Any] | UnsetType | None = UNSET
-    """When answers are held to the model's own format of tool calls; the three below are how it was first written."""
+    """When output is constrained to the model's tool call format; the three fields below are the older form."""
     structural_tag_mode: str = "off"
     structural_tag_scope: str = "auto"
     structural_tag_schema: str = "auto"
@@ -63,7 +63,7 @@ class RuntimeConfig(msgspec.Struct, kw_only=True):
 
 
 class ModelDeploymentCard(msgspec.Struct, kw_only=True):
-    """One model as one worker serves it. Assets are keyed by their format, e.g. `hf_tokenizer_json`."""
+    """One model of one worker. Assets are keyed by their format, e.g. `hf_tokenizer_json`."""
 
     display_name: str
     slug: str
@@ -75,7 +75,7 @@ class ModelDeploymentCard(msgspec.Struct, kw_only=True):
     gen_config: dict[str, FileReference] | UnsetType | None = UNSET
     architectural_max_context_length: int | UnsetType | None = UNSET
     context_length: int = 0
-    """Prompt and output together, in tokens; 0 where the worker publishes no limit of its own."""
+    """Maximum of prompt and output tokens; 0 if the worker publishes no limit of its own."""
     kv_cache_block_size: int = 0
     migration_limit: int = 0
     model_type: str = "Chat | Completions"
@@ -88,7 +88,7 @@ class ModelDeploymentCard(msgspec.Struct, kw_only=True):
     model_aliases: list[str] | UnsetType | None = msgspec.field(default=UNSET, name="aliases")
     runtime_config: RuntimeConfig = msgspec.field(default_factory=RuntimeConfig)
     tensor_model_config: dict[str, Any] | UnsetType | None = UNSET
-    """Inputs and outputs of a model of tensors."""
+    """Inputs and outputs of a tensor model."""
     media_decoder: Any = None
     media_fetcher: Any = None
 
@@ -103,4 +103,4 @@ class ModelRecord(msgspec.Struct, kw_only=True):
     instance_id: int
     card_json: ModelDeploymentCard
     model_suffix: str | UnsetType = UNSET
-    """What ends the key of a LoRA adapter's card; upstream takes no such card without it."""
+    """The suffix of the key of a LoRA adapter's card; upstream rejects such a card without it."""

@@ -1,6 +1,6 @@
-"""Native generation: the engines' own tokens-in, tokens-out requests (serving-plane.md §1.2).
+"""Native generation: the engines' own token-in, token-out requests of `/inference/v1/generate` and `/generate`.
 
-What the engine is asked besides is carried whole: vLLM's as `extra_args.vllm_tito`, SGLang's as `extra_args.sglang_tito`.
+The rest of the request is forwarded whole: vLLM's as `extra_args.vllm_tito`, SGLang's as `extra_args.sglang_tito`.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from dynamo.protocols.strict import MALFORMED, fail
 
 VLLM_CAPABILITY = "vllm_inference_v1_generate"
 SGLANG_CAPABILITY = "sglang_generate"
-"""What the card of a worker says that answers such requests."""
+"""Card capability of a worker that serves `/generate`."""
 
 
 VLLM_EXTRA, SGLANG_EXTRA = "vllm_tito", "sglang_tito"
@@ -30,7 +30,7 @@ VLLM_EXTRA, SGLANG_EXTRA = "vllm_tito", "sglang_tito"
 
 
 class VllmStructuredOutputs(msgspec.Struct):
-    """vLLM's `structured_outputs`; the fields that engines other than vLLM support too."""
+    """vLLM's `structured_outputs`: the fields that other engines support too."""
 
     json: Any = None
     regex: str | None = None
@@ -41,7 +41,7 @@ class VllmStructuredOutputs(msgspec.Struct):
 
 
 class VllmSampling(msgspec.Struct):
-    """What of vLLM's sampling parameters the router and simpler engines understand."""
+    """The subset of vLLM's sampling parameters that the router and other engines use."""
 
     n: int | None = None
     presence_penalty: float | None = None
@@ -74,7 +74,7 @@ class VllmStreamOptions(msgspec.Struct):
 
 
 class VllmRequest(msgspec.Struct):
-    """The body of `/inference/v1/generate`, as far as it is read here."""
+    """The body of `/inference/v1/generate`, limited to the fields that are read here."""
 
     token_ids: list[int]
     sampling_params: VllmSampling
@@ -88,7 +88,7 @@ class VllmRequest(msgspec.Struct):
 
 
 class SglangSampling(msgspec.Struct):
-    """The same of SGLang's."""
+    """The subset of SGLang's sampling parameters that the router and other engines use."""
 
     n: int | None = None
     max_new_tokens: int | None = None
@@ -107,7 +107,7 @@ class SglangSampling(msgspec.Struct):
 
 
 class SglangRequest(msgspec.Struct):
-    """The body of `/generate`, as far as it is read here."""
+    """The body of `/generate`, limited to the fields that are read here."""
 
     input_ids: list[int]
     sampling_params: SglangSampling | None = None
@@ -120,7 +120,7 @@ class SglangRequest(msgspec.Struct):
 
 
 class NativeLogprob(msgspec.Struct, kw_only=True):
-    """One token's, or one alternative's."""
+    """The log-probability of one token or of one alternative."""
 
     token: str
     logprob: float
@@ -128,13 +128,13 @@ class NativeLogprob(msgspec.Struct, kw_only=True):
 
 
 class NativeLogprobs(NativeLogprob, kw_only=True):
-    """A token's, with its alternatives."""
+    """The log-probability of a token and those of its alternatives."""
 
     top_logprobs: list[NativeLogprob]
 
 
 class VllmLogprobs(msgspec.Struct):
-    """Those of a choice."""
+    """The log-probabilities of a choice."""
 
     content: list[NativeLogprobs]
 
@@ -151,7 +151,7 @@ class VllmChoice(msgspec.Struct, kw_only=True):
 
 
 class VllmResponse(msgspec.Struct, kw_only=True):
-    """The answer of `/inference/v1/generate`."""
+    """The response of `/inference/v1/generate`."""
 
     request_id: str
     choices: list[VllmChoice]
@@ -178,9 +178,9 @@ class VllmStreamResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def decode_vllm(body: bytes) -> tuple[VllmRequest, dict[str, Any]]:
-    """The request, and everything that it said. Raises `InvalidArgument`."""
-    said = decoded(body)
-    request: VllmRequest = _converted(said, VllmRequest)
+    """Return the typed request and all fields of the body. Raise `InvalidArgument`."""
+    fields = decoded(body)
+    request: VllmRequest = _converted(fields, VllmRequest)
     if not request.token_ids:
         raise InvalidArgument("token_ids must contain at least one token ID.", param="token_ids")
     _check_ids(request.token_ids, "token_ids")
@@ -189,35 +189,35 @@ def decode_vllm(body: bytes) -> tuple[VllmRequest, dict[str, Any]]:
     limit = request.sampling_params.max_tokens
     if limit is not None and limit < 1:
         raise InvalidArgument("sampling_params.max_tokens must be greater than 0.", param="sampling_params.max_tokens")
-    return request, said
+    return request, fields
 
 
 def decode_sglang(body: bytes) -> tuple[SglangRequest, dict[str, Any]]:
-    """The request, and everything that it said. Raises `InvalidArgument`."""
-    said = decoded(body)
-    request: SglangRequest = _converted(said, SglangRequest)
+    """Return the typed request and all fields of the body. Raise `InvalidArgument`."""
+    fields = decoded(body)
+    request: SglangRequest = _converted(fields, SglangRequest)
     if not request.input_ids:
         raise InvalidArgument("input_ids must contain at least one token ID.", param="input_ids")
     _check_ids(request.input_ids, "input_ids")
-    return request, said
+    return request, fields
 
 
 def decoded(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises `InvalidArgument`."""
+    """Decode a JSON object. Raise `InvalidArgument`."""
     try:
-        said = json_decode(body)
+        fields = json_decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{MALFORMED}{error}") from None
     except RecursionError:
         raise InvalidArgument(f"{MALFORMED}it is nested too deeply") from None
-    if not isinstance(said, dict):
+    if not isinstance(fields, dict):
         raise InvalidArgument(f"{MALFORMED}expected an object")
-    return said
+    return fields
 
 
-def _converted(said: dict[str, Any], kind: Any) -> Any:
+def _converted(fields: dict[str, Any], kind: Any) -> Any:
     try:
-        return msgspec.convert(said, kind, str_keys=True)
+        return msgspec.convert(fields, kind, str_keys=True)
     except msgspec.ValidationError as error:
         fail(str(error), "")
 
@@ -227,10 +227,10 @@ def _check_ids(ids: list[int], param: str) -> None:
         raise InvalidArgument(f"{MALFORMED}{param}: expected token ids", param=param)
 
 
-def vllm_work(request: VllmRequest, said: dict[str, Any], request_id: str) -> PreprocessedRequest:
-    """What a worker is asked."""
+def vllm_work(request: VllmRequest, fields: dict[str, Any], request_id: str) -> PreprocessedRequest:
+    """Return the worker's request for a vLLM request."""
     params = request.sampling_params
-    carried = {name: value for name, value in said.items() if name != "token_ids"}
+    carried = {name: value for name, value in fields.items() if name != "token_ids"}
     carried |= {"request_id": request.request_id or request_id, "stream": False, "priority": request.priority}
     extra: dict[str, Any] = {VLLM_EXTRA: carried}
     sampling: dict[str, Any] = {}
@@ -275,26 +275,26 @@ def vllm_work(request: VllmRequest, said: dict[str, Any], request_id: str) -> Pr
     )
 
 
-def _guided(asked: VllmStructuredOutputs | None) -> GuidedDecoding | None:
+def _guided(constraint: VllmStructuredOutputs | None) -> GuidedDecoding | None:
     """Return the constraint in the form that all engines read."""
-    if asked is None:
+    if constraint is None:
         return None
     return GuidedDecoding(
-        json=asked.json,
-        regex=asked.regex,
-        choice=asked.choice,
-        grammar=asked.grammar,
-        structural_tag=asked.structural_tag,
-        whitespace_pattern=asked.whitespace_pattern,
+        json=constraint.json,
+        regex=constraint.regex,
+        choice=constraint.choice,
+        grammar=constraint.grammar,
+        structural_tag=constraint.structural_tag,
+        whitespace_pattern=constraint.whitespace_pattern,
     )
 
 
-def sglang_work(request: SglangRequest, said: dict[str, Any], request_id: str) -> PreprocessedRequest:
-    """What a worker is asked."""
+def sglang_work(request: SglangRequest, fields: dict[str, Any], request_id: str) -> PreprocessedRequest:
+    """Return the worker's request for an SGLang request."""
     params = request.sampling_params or SglangSampling()
-    carried = {name: value for name, value in said.items() if name != "input_ids"}
+    carried = {name: value for name, value in fields.items() if name != "input_ids"}
     carried |= {
-        "sampling_params": said.get("sampling_params"),
+        "sampling_params": fields.get("sampling_params"),
         "rid": request.rid or request_id,
         "stream": True,
     }

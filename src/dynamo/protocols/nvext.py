@@ -1,4 +1,4 @@
-"""NvExt: what a request may say to this system beyond OpenAI's fields (serving-plane.md §1.6)."""
+"""NvExt: the `nvext` object of a request, with the options that are not part of OpenAI's API."""
 
 from typing import Annotated, Any
 
@@ -8,11 +8,11 @@ from msgspec import Meta
 U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 I32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 WorkerNumber = Annotated[int, Meta(ge=0)]
-"""A u64; JSON decoding already refuses what is larger."""
+"""An unsigned 64-bit number; JSON decoding rejects larger values."""
 
 
 class AgentHints(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """What an agent framework knows about the call before it is made."""
+    """Hints of an agent framework about a call."""
 
     priority: I32 | None = None
     strict_priority: U32 | None = None
@@ -23,15 +23,15 @@ class AgentHints(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True)
 
 
 class RoutingConstraints(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Which workers may take the request, and which should."""
+    """Required and preferred workers of a request."""
 
     required_taints: list[str] = msgspec.field(default_factory=list)
     preferred_taints: dict[str, float] = msgspec.field(default_factory=dict)
-    """A taint to its weight."""
+    """Weights by taint."""
 
 
 class NvExt(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """The `nvext` object of a request. An unknown key is an error that names the known ones."""
+    """The `nvext` object of a request. An unknown key is an error that lists the known keys."""
 
     annotations: list[str] | None = None
     greed_sampling: bool | None = None

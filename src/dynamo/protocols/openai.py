@@ -1,11 +1,11 @@
-"""OpenAI: the requests of `/v1/chat/completions` and `/v1/completions` (serving-plane.md §1.4).
+"""OpenAI requests: the bodies of `/v1/chat/completions` and `/v1/completions`.
 
     decode_chat(body), decode_completion(body)   bytes -> a typed, validated request, or InvalidArgument
 
-Three kinds of mistake, in upstream's words: a body that is not JSON of the right shape ("Failed to deserialize …"),
-a value out of range ("Validation: …"), and a field nobody knows ("Validation: Unsupported parameter(s): …"). A fourth is
-ours: a field that would change the answer but that this release cannot honour is refused by name, never silently dropped.
-What is in range is said in `openai_ranges`, what is answered in `openai_answers`.
+Three kinds of error, with upstream's texts: a body that is not JSON of the right shape ("Failed to deserialize …"),
+a value out of range ("Validation: …"), and an unknown field ("Validation: Unsupported parameter(s): …"). A fourth kind
+has no counterpart in upstream: a field that would change the response but is not supported is rejected by name, never
+dropped silently. `openai_ranges` checks the values, `openai_answers` defines the responses.
 """
 
 from collections.abc import Mapping
@@ -24,26 +24,26 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream carries beside the text."""
+    """Options of a streamed response."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct):
-    """What the text must be."""
+    """The format of the output text."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: Any = None
     format: Any = None
-    """Of a structural tag; upstream's engines know them, its frontend does not."""
+    """Format of a structural tag; upstream's engines support it, its frontend does not."""
     structures: Any = None
     triggers: Any = None
-    """Of a structural tag as they were first written."""
+    """Triggers of a structural tag in its older form."""
 
 
 class FunctionCall(msgspec.Struct):
-    """A call an assistant made. OpenAI writes `arguments` as a JSON string; some clients send the object itself."""
+    """A function call of an assistant message. OpenAI writes `arguments` as a JSON string; some clients send an object."""
 
     name: str
     arguments: str | dict[str, Any] = ""
@@ -58,7 +58,7 @@ class ToolCall(msgspec.Struct):
 
 
 class MediaUrl(msgspec.Struct, omit_defaults=True):
-    """Where an image, a video or a sound is; a `data:` URL holds it."""
+    """The location of an image, a video or an audio clip; a `data:` URL contains it."""
 
     url: str
     detail: str | None = None
@@ -66,14 +66,14 @@ class MediaUrl(msgspec.Struct, omit_defaults=True):
 
 
 class InputAudio(msgspec.Struct):
-    """A sound in the request itself, in base64."""
+    """An audio clip inside the request, in base64."""
 
     data: str
     format: str
 
 
 class ContentPart(msgspec.Struct, omit_defaults=True):
-    """One part of a message whose content is a list: the field that its type names is set."""
+    """One part of a message whose content is a list; the field named by its type is set."""
 
     type: str
     text: str | None = None
@@ -85,7 +85,7 @@ class ContentPart(msgspec.Struct, omit_defaults=True):
 
 
 class Message(msgspec.Struct):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     role: Role
     content: str | list[ContentPart] | None = None
@@ -135,7 +135,7 @@ class CommonRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_tokens_as_token_ids: bool | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
-    # Accepted without effect (`protocols.field_effects`); workers that take text are sent them.
+    # Accepted without effect (`protocols.field_effects`); forwarded to workers that take text.
     user: str | None = None
     metadata: Any = None
     store: bool | None = None
@@ -144,7 +144,7 @@ class CommonRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def stop_strings(self) -> list[str] | None:
-        """`stop` as a list, None where there is none."""
+        """Return `stop` as a list; None if there is none."""
         return ([self.stop] if isinstance(self.stop, str) else self.stop) or None
 
 
@@ -172,7 +172,7 @@ class ChatCompletionRequest(CommonRequest, kw_only=True):
     functions: Any = None
     audio: Any = None
     web_search_options: Any = None
-    # Accepted without effect: a guess of the answer, which may make it faster and never changes it.
+    # Accepted without effect: a predicted output can speed up generation and never changes the result.
     prediction: Any = None
 
 
@@ -189,7 +189,7 @@ class CompletionRequest(CommonRequest, kw_only=True):
 
     @property
     def is_echo_alone(self) -> bool:
-        """Whether the answer is the prompt and nothing else."""
+        """Return whether the response is the prompt only."""
         return self.max_tokens == 0
 
 
@@ -198,11 +198,11 @@ STRICT: Mapping[str, type[msgspec.Struct]] = {
     "nvext.agent_hints": AgentHints,
     "nvext.routing_constraints": RoutingConstraints,
 }
-"""The objects inside a request in which an unknown field is an error."""
+"""The nested objects in which an unknown field is an error."""
 
 
 def _fail(text: str, _: str) -> NoReturn:
-    """Raises `InvalidArgument` for a body of the wrong shape, with the field named where msgspec names it."""
+    """Raise `InvalidArgument` for a body of the wrong shape, with the field named where msgspec names it."""
     what, _, where = text.partition(" - at ")
     param = where.partition("$")[2].rstrip("`").lstrip(".") or None
     strict = STRICT.get(param or "")
@@ -220,20 +220,20 @@ _completion = StrictDecoder(CompletionRequest, _fail)
 
 
 def decode_chat(body: bytes, *, ignore_unsupported: bool = False) -> ChatCompletionRequest:
-    """A chat request. Raises `InvalidArgument`; `HttpError` 501 for what OpenAI has deprecated."""
+    """Decode a chat request. Raise `InvalidArgument`, or `HttpError` 501 for fields that OpenAI has deprecated."""
     request = _chat.decode(body, ignore_unknown=ignore_unsupported)
     validate_chat(request)
     return request
 
 
 def validate_chat(request: ChatCompletionRequest) -> None:
-    """Judges a request that was made of another API's, as `decode_chat` judges a client's. Raises `InvalidArgument`."""
+    """Check a chat request converted from another API like one from a client. Raise `InvalidArgument`."""
     check_common(request)
     check_chat(request)
 
 
 def decode_completion(body: bytes, *, ignore_unsupported: bool = False) -> CompletionRequest:
-    """A text completion request. Raises `InvalidArgument`."""
+    """Decode a text completion request. Raise `InvalidArgument`."""
     request = _completion.decode(body, ignore_unknown=ignore_unsupported)
     check_common(request, may_be_empty=bool(request.echo))
     check_completion(request)

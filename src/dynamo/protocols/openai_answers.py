@@ -1,4 +1,4 @@
-"""Answers: what `/v1/chat/completions`, `/v1/completions` and `/v1/models` say, whole and in chunks (serving-plane.md §1.5)."""
+"""Responses of `/v1/chat/completions`, `/v1/completions` and `/v1/models`, whole and in chunks."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from dynamo.protocols.engine import CompletionUsage
 
 
 class FunctionCalled(msgspec.Struct):
-    """The function of a tool call in an answer; `arguments` is a JSON string."""
+    """The function of a tool call in a response; `arguments` is a JSON string."""
 
     name: str
     arguments: str
 
 
 class ResponseToolCall(msgspec.Struct):
-    """A tool call in an answer. `index` is there in streams only."""
+    """A tool call in a response. `index` is set in streams only."""
 
     id: str
     function: FunctionCalled
@@ -25,7 +25,7 @@ class ResponseToolCall(msgspec.Struct):
 
 
 class TopTokenLogprob(msgspec.Struct):
-    """An alternative for a token of a chat answer."""
+    """An alternative for a token of a chat response."""
 
     token: str
     logprob: float
@@ -33,7 +33,7 @@ class TopTokenLogprob(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """A token of a chat answer and its alternatives."""
+    """A token of a chat response and its alternatives."""
 
     token: str
     logprob: float
@@ -50,7 +50,7 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class ResponseMessage(msgspec.Struct):
-    """An assistant's whole answer; `content` is null where there is no text."""
+    """The assistant's whole message; `content` is null if there is no text."""
 
     content: str | None
     refusal: None = None
@@ -58,11 +58,11 @@ class ResponseMessage(msgspec.Struct):
     tool_calls: list[ResponseToolCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    """The same, where `--reasoning-field-name` says so."""
+    """The reasoning text, if `--reasoning-field-name` selects this field."""
 
 
 class ChatChoice(msgspec.Struct):
-    """A choice of a whole chat answer."""
+    """A choice of a whole chat response."""
 
     index: int
     message: ResponseMessage
@@ -71,7 +71,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct):
-    """A whole chat answer."""
+    """A whole chat response."""
 
     id: str
     choices: list[ChatChoice]
@@ -79,15 +79,15 @@ class ChatCompletion(msgspec.Struct):
     model: str
     object: str = "chat.completion"
     service_tier: str | UnsetType = UNSET
-    """Told where the request names one."""
+    """The service tier; present if the request names one."""
     usage: CompletionUsage | UnsetType = UNSET
     prompt_logprobs: list[Any] | UnsetType = UNSET
-    """As vLLM has it; only where the request asks for it."""
+    """Log-probabilities of the prompt in vLLM's format; present if the request selects them."""
     nvext: dict[str, Any] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct):
-    """What a chunk adds to the answer."""
+    """The part of the message that a chunk adds."""
 
     content: str | UnsetType | None = UNSET
     role: str | UnsetType = UNSET
@@ -105,7 +105,7 @@ class ChunkChoice(msgspec.Struct):
 
 
 class ChatCompletionChunk(msgspec.Struct):
-    """A piece of a chat answer."""
+    """A chunk of a chat response."""
 
     id: str
     choices: list[ChunkChoice]
@@ -134,11 +134,11 @@ class TextChoice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: TextLogprobs | None = None
     prompt_logprobs: list[Any] | UnsetType = UNSET
-    """As vLLM has it; only where the request asks for it."""
+    """Log-probabilities of the prompt in vLLM's format; present if the request selects them."""
 
 
 class TextCompletion(msgspec.Struct):
-    """A text completion, whole or a chunk: `usage` is null in a chunk unless it was asked for."""
+    """A text completion, whole or a chunk: `usage` is null in a chunk unless the request selects it."""
 
     id: str
     choices: list[TextChoice]
@@ -151,7 +151,7 @@ class TextCompletion(msgspec.Struct):
 
 
 class ModelObject(msgspec.Struct):
-    """A model that is served. `context_window` is 0 where no worker published its context length."""
+    """A served model. `context_window` is 0 if no worker published its context length."""
 
     id: str
     object: str = "model"
@@ -162,7 +162,7 @@ class ModelObject(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """The answer of `GET /v1/models`."""
+    """The response of `GET /v1/models`."""
 
     data: list[ModelObject]
     object: str = "list"

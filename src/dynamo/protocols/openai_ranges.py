@@ -1,8 +1,8 @@
-"""Ranges: which values of a request of OpenAI's are in range, and which cannot be honoured (serving-plane.md §1.4).
+"""Value checks of OpenAI requests: ranges, combinations, and options that are not supported.
 
     check_common(request), check_chat(request), check_completion(request)   raise `InvalidArgument`
 
-The wording is upstream's.
+The error texts are upstream's.
 """
 
 import binascii
@@ -39,18 +39,18 @@ TOP_LOGPROBS_MAX = 20  # OpenAI's limit, as the three below are upstream's.
 MAX_TOKENS_MAX = 1 << 20
 STOPS_MAX = 32
 CACHE_KEY_CHARS_MAX = 512  # OpenAI allows 64; routers keep a session under each.
-EMBEDS_BYTES_MIN, EMBEDS_BYTES_MAX = 100, 10 << 20  # Of `prompt_embeds`, as in the released frontend.
+EMBEDS_BYTES_MIN, EMBEDS_BYTES_MAX = 100, 10 << 20  # Size of `prompt_embeds`, as in the released frontend.
 DESCRIPTION_CHARS_MAX = 1 << 20
 CHOICES_MAX = 128  # Prompts of a batch times `n`.
 
 TEXT_PARTS = ("text", "refusal")
 MEDIA_PARTS = ("image_url", "video_url", "audio_url")
-MEDIA_ROLES = ("user", "tool", "system", "developer")  # An assistant has shown nothing.
+MEDIA_ROLES = ("user", "tool", "system", "developer")  # Assistant messages cannot contain media.
 AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "aac", "opus", "m4a", "pcm16")
 PARTS = (*TEXT_PARTS, *MEDIA_PARTS, "input_audio")
 MODALITIES = ("text",)
 URL = re.compile(r"(?:data:[^,]*,|[a-z][a-z0-9+.-]*://)[^\s]", re.IGNORECASE)
-"""How a URL begins. Which ones may be fetched is for those to say who fetch them."""
+"""The start of a URL. The component that fetches media decides which URLs are allowed."""
 
 RANGES: Sequence[tuple[str, str, float, float]] = (
     ("temperature", "Temperature", 0, 2),
@@ -66,7 +66,7 @@ GUIDED = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
 DEPRECATED = (("function_call", "tool_choice"), ("functions", "tools"))
 
 Refusal = tuple[str, Callable[[Any], bool], str]
-"""A field, which of its values would change the answer, and what to tell the caller."""
+"""A field, a predicate for the values that would change the response, and the error text."""
 
 NOT_YET = "is not supported by this release"
 
@@ -82,7 +82,7 @@ def _is_more_than_text(value: Any) -> bool:
 REFUSALS_CHAT: Sequence[Refusal] = (
     ("audio", _always, f"audio output {NOT_YET}"),
     ("modalities", _is_more_than_text, f"modalities other than `text` {NOT_YET}"),
-    ("web_search_options", _always, f"web_search_options {NOT_YET}: no search stands behind it"),
+    ("web_search_options", _always, f"web_search_options {NOT_YET}: there is no search backend"),
 )
 
 
@@ -91,7 +91,7 @@ def _invalid(message: str, param: str) -> NoReturn:
 
 
 def check_common(request: "CommonRequest", *, may_be_empty: bool = False) -> None:
-    """Check what chats and completions share; `max_tokens` may be 0 where `may_be_empty`."""
+    """Check the fields that chats and completions share; `max_tokens` may be 0 where `may_be_empty`."""
     for name, label, low, high in RANGES:
         value = getattr(request, name)
         if value is not None and not low <= value <= high:
@@ -124,7 +124,7 @@ def check_common(request: "CommonRequest", *, may_be_empty: bool = False) -> Non
         _invalid("The 'stream_options' field is only allowed when 'stream' is set to true.", "stream_options")
     if request.prompt_logprobs is not None and request.stream and not _names_extra(request, "prompt_logprobs"):
         _invalid(
-            "prompt_logprobs cannot be streamed: leave out `stream`, or name them in nvext.extra_fields",
+            "prompt_logprobs cannot be streamed: omit `stream`, or list prompt_logprobs in nvext.extra_fields",
             "prompt_logprobs",
         )
     given = [name for name in GUIDED if getattr(request, name) is not None]
@@ -134,7 +134,7 @@ def check_common(request: "CommonRequest", *, may_be_empty: bool = False) -> Non
 
 
 def _names_extra(request: "CommonRequest", name: str) -> bool:
-    """Whether the request asks for a field of `nvext`, or for all that the engine reports."""
+    """Return whether the request selects a field of `nvext`, or every field that the engine reports."""
     wanted = request.nvext.extra_fields if request.nvext is not None else None
     return any(one in (name, "engine_data") for one in wanted or ())
 
@@ -170,7 +170,7 @@ def _check_logit_bias(logit_bias: dict[int, float]) -> None:
 
 
 def check_chat(request: "ChatCompletionRequest") -> None:
-    """What chats have of their own. Raises `HttpError` 501 for what OpenAI has deprecated."""
+    """Check the fields of chats alone. Raise `HttpError` 501 for fields that OpenAI has deprecated."""
     for name, instead in DEPRECATED:
         if getattr(request, name) is not None:
             raise HttpError(501, f"{INVALID}`{name}` is deprecated. Please migrate to use `{instead}` instead.")
@@ -231,7 +231,7 @@ def _check_conversation(request: "ChatCompletionRequest") -> None:
 
 
 def _check_unusual_message(message: "Message", where: str) -> None:
-    """A tool's message, or one whose content is not plain text."""
+    """Check a tool message, or a message whose content is not plain text."""
     if message.function_call is not None:
         _invalid(f"{where}.function_call is deprecated. Please migrate to use `tool_calls` instead.", where)
     if message.role == "tool" and message.tool_call_id is None:
@@ -262,7 +262,7 @@ def _check_part(part: "ContentPart", role: "Role", spot: str) -> None:
             expected = ", ".join(AUDIO_FORMATS)
             _invalid(f"{spot}.input_audio.format: expected one of {expected}", f"{spot}.input_audio.format")
     elif not URL.match(value.url):
-        _invalid(f"{spot}.{kind}.url is no URL", f"{spot}.{kind}.url")
+        _invalid(f"{spot}.{kind}.url is not a URL", f"{spot}.{kind}.url")
 
 
 def _check_tool(tool: dict[str, Any], where: str) -> None:
@@ -294,7 +294,7 @@ def _check_tool_choice(request: "ChatCompletionRequest") -> None:
 
 
 def chosen_tool(choice: str | dict[str, Any] | None) -> str | None:
-    """The name of the function that `tool_choice` names, None where it names none."""
+    """Return the function name in `tool_choice`; None if it contains none."""
     if not isinstance(choice, dict) or choice.get("type") != "function":
         return None
     function = choice.get("function")
@@ -308,7 +308,7 @@ def _check_thinking(thinking: bool | dict[str, Any]) -> None:
 
 
 def check_completion(request: "CompletionRequest") -> None:
-    """What completions have of their own."""
+    """Check the fields of completions alone."""
     if request.prompt_embeds is not None:
         _check_prompt_embeds(request)
     elif request.prompt is None:
@@ -330,21 +330,21 @@ def check_completion(request: "CompletionRequest") -> None:
     if (request.best_of or 1) > (request.n or 1):
         _check_best_of(request)
     if request.suffix and request.echo:
-        _invalid("echo and suffix exclude each other: the response is the text between prompt and suffix", "echo")
+        _invalid("echo and suffix are mutually exclusive: the response is the text between prompt and suffix", "echo")
     if request.echo and request.logprobs is not None and request.stream:
         _invalid("echo together with logprobs cannot be streamed", "echo")
 
 
 def _check_prompt_embeds(request: "CompletionRequest") -> None:
-    """Check what can be checked without PyTorch: the worker reads the tensor."""
+    """Check the properties that need no PyTorch: the worker decodes the tensor."""
     name = "prompt_embeds"
     if request.prompt:
-        _invalid("prompt and prompt_embeds exclude each other: prompt must be missing or empty", name)
+        _invalid("prompt and prompt_embeds are mutually exclusive: prompt must be missing or empty", name)
     for other in ("suffix", "echo"):
         if getattr(request, other):
             _invalid(f"{other} is not supported together with prompt_embeds", other)
     if request.nvext is not None and request.nvext.token_data is not None:
-        _invalid("prompt_embeds and nvext.token_data exclude each other", name)
+        _invalid("prompt_embeds and nvext.token_data are mutually exclusive", name)
     text = request.prompt_embeds or ""
     size = len(text) * 3 // 4
     if size > EMBEDS_BYTES_MAX + 2:
@@ -361,7 +361,7 @@ def _check_prompt_embeds(request: "CompletionRequest") -> None:
 
 def _check_best_of(request: "CompletionRequest") -> None:
     if request.stream:
-        _invalid("best_of greater than n cannot be streamed: which texts are best is known at their end", "best_of")
+        _invalid("best_of greater than n cannot be streamed: candidates are ranked when all are complete", "best_of")
     if request.best_of is not None and request.best_of > CHOICES_MAX:
         _invalid(f"Best_of must be between 1 and {CHOICES_MAX}, got {request.best_of}", "best_of")
 
@@ -371,7 +371,7 @@ def _check_prompts(prompts: list[str | int | list[int]], n: int) -> None:
     kinds = set(map(type, prompts))
     if len(kinds) > 1:
         raise InvalidArgument(
-            f"{MALFORMED}prompt must be a string, a list of strings, a list of token ids or a list of those",
+            f"{MALFORMED}prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids",
             param="prompt",
         )
     if int in kinds:

@@ -1,4 +1,4 @@
-"""What a planner sees at each tick, and what it answers (control-plane.md §1.3). Pure data: who plans knows no cluster."""
+"""Planner interface: observations at each tick, and the resulting decisions. Pure data, independent of the cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,27 +7,27 @@ from typing import Any, Protocol
 from dynamo.protocols.load import ForwardPassMetrics
 
 RankKey = tuple[int, int]
-"""A worker, and one of its ranks."""
+"""A worker id and a data-parallel rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficObservation:
-    """What came in during the time that the tick asked about."""
+    """Traffic during the interval that the tick covers."""
 
     duration_s: float
     num_req: int
     isl: float
-    """Mean tokens of a prompt …"""
+    """Mean prompt length in tokens, over the requests that ended."""
     osl: float
-    """… and of an answer, of those that ended."""
+    """Mean output length in tokens, over the requests that ended."""
     kv_hit_rate: float | None = None
-    """Which part of the prompts' tokens caches held."""
+    """Cached fraction of the prompt tokens."""
     accept_length: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCounts:
-    """How many workers there are; aggregated ones are decode workers. None: there is no such role."""
+    """Number of workers per role; aggregated workers count as decode workers. None: the role does not exist."""
 
     ready_num_prefill: int | None = None
     ready_num_decode: int | None = None
@@ -36,7 +36,7 @@ class WorkerCounts:
     prefill_scaling_in_progress: bool = False
     decode_scaling_in_progress: bool = False
     pending_num_prefill: int = 0
-    """Of those that are expected: on their way, and nothing else is amiss."""
+    """Expected prefill workers that are still starting; counted only if nothing else is wrong."""
     pending_num_decode: int = 0
 
 
@@ -50,7 +50,7 @@ class FpmObservations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapabilities:
-    """What one worker of a role can do."""
+    """Capacity of one worker of a role."""
 
     num_gpu: int = 1
     max_num_batched_tokens: int | None = None
@@ -62,7 +62,7 @@ class EngineCapabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledTick:
-    """When the planner wants to be asked next, and what it wants to see then."""
+    """Time of the next tick, and the observations that it requires."""
 
     at_s: float
     run_load_scaling: bool = False
@@ -75,7 +75,7 @@ class ScheduledTick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickInput:
-    """What it sees; None where it did not ask."""
+    """Observations of a tick; None if not requested."""
 
     now_s: float
     traffic: TrafficObservation | None = None
@@ -85,7 +85,7 @@ class TickInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingDecision:
-    """How many workers there should be; None: as many as there are."""
+    """Target number of workers per role; None: no change."""
 
     num_prefill: int | None = None
     num_decode: int | None = None
@@ -93,26 +93,26 @@ class ScalingDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerEffects:
-    """What a tick comes to."""
+    """The result of a tick."""
 
     scale_to: ScalingDecision | None = None
     next_tick: ScheduledTick | None = None
-    """None: it need not be asked again."""
+    """The next tick; None to stop."""
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Planner(Protocol):
-    """Decides how many workers there should be. Pure: it is told the time and everything else."""
+    """An autoscaling policy that chooses the number of workers. Pure: time and observations are arguments."""
 
     @property
     def name(self) -> str:
-        """What it is, for reports."""
+        """Name for reports."""
         ...
 
     def begin(self, prefill: EngineCapabilities | None, decode: EngineCapabilities) -> ScheduledTick | None:
-        """Before anything happens: what workers can do. The first tick; None where it has nothing to decide."""
+        """Initialize with the workers' capabilities. Return the first tick; None if there is nothing to decide."""
         ...
 
     def tick(self, scheduled: ScheduledTick, seen: TickInput) -> PlannerEffects:
-        """It is time."""
+        """Process a tick and return its effects."""
         ...

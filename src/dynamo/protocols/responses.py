@@ -1,9 +1,9 @@
-"""Responses: the requests, items and answers of `/v1/responses` (serving-plane.md §1.2; OpenAI's Responses API).
+"""Requests, items and responses of `/v1/responses` (OpenAI's Responses API).
 
     decode_response_request(body)   bytes -> a typed request, its `input` still raw
     decode_items(raw)               the items of an `input`, or InvalidArgument
 
-Items are the same on the way in and on the way out: what a client was given it may send again.
+Items have the same form in requests and responses: a client may send the items of a response back.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from dynamo.protocols.nvext import I32, NvExt
 from dynamo.protocols.openai import I64, ResponseFormat
 from dynamo.protocols.strict import INVALID, MALFORMED, StrictDecoder, refuse
 
-ITEMS_MAX = 10_000  # More than any conversation; a body of nothing but brackets is no reason for a minute of work.
+ITEMS_MAX = 10_000  # Larger than any conversation; bounds the decoding time of a body that contains only brackets.
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Includable = Literal[
@@ -45,7 +45,7 @@ class InputText(Part, tag="input_text", omit_defaults=True):
 
 
 class InputImage(Part, tag="input_image", omit_defaults=True):
-    """A picture, by its address or inline as a data URL."""
+    """An image, by its address or inline as a data URL."""
 
     image_url: str | None = None
     file_id: str | None = None
@@ -62,7 +62,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class Logprob(msgspec.Struct):
-    """A token of an answer and its alternatives."""
+    """A token of a response and its alternatives."""
 
     token: str
     logprob: float
@@ -79,19 +79,19 @@ class OutputText(Part, tag="output_text"):
 
 
 class Refusal(Part, tag="refusal"):
-    """What the assistant said instead of an answer."""
+    """The assistant's refusal."""
 
     refusal: str
 
 
 class ReasoningText(Part, tag="reasoning_text"):
-    """A piece of the model's thoughts."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 class SummaryText(Part, tag="summary_text"):
-    """A piece of a summary of them."""
+    """A piece of a reasoning summary."""
 
     text: str
 
@@ -100,11 +100,11 @@ class SummaryText(Part, tag="summary_text"):
 
 
 class Item(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, omit_defaults=True):
-    """One thing of a conversation: a message, a thought, a call or its result."""
+    """One item of a conversation: a message, reasoning, a tool call or its result."""
 
 
 class MessageItem(Item, tag="message"):
-    """What somebody said."""
+    """A message of any role."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | InputImage | OutputText | Refusal]
@@ -114,7 +114,7 @@ class MessageItem(Item, tag="message"):
 
 
 class FunctionCallItem(Item, tag="function_call"):
-    """A call the model made; `arguments` is a JSON text."""
+    """A tool call of the model; `arguments` is a JSON text."""
 
     arguments: str
     call_id: str
@@ -127,7 +127,7 @@ class FunctionCallItem(Item, tag="function_call"):
 
 
 class FunctionOutputItem(Item, tag="function_call_output"):
-    """What a call returned."""
+    """The result of a tool call."""
 
     call_id: str
     output: str | list[InputText | InputImage]
@@ -139,7 +139,7 @@ class FunctionOutputItem(Item, tag="function_call_output"):
 
 
 class ReasoningItem(Item, tag="reasoning"):
-    """What the model thought."""
+    """Reasoning of the model."""
 
     summary: list[SummaryText]
     id: str | None = None
@@ -149,7 +149,7 @@ class ReasoningItem(Item, tag="reasoning"):
 
 
 class CompactionItem(Item, tag="compaction"):
-    """What `/v1/responses/compact` made of a conversation; opaque to the client."""
+    """A conversation that `/v1/responses/compact` has compacted; opaque to the client."""
 
     encrypted_content: str
     id: str | None = None
@@ -177,7 +177,7 @@ _ITEMS: dict[str, StrictDecoder[Any]] = {
 
 
 class _Kind(msgspec.Struct):
-    """What tells an item's kind: messages need not name it, and references may say null."""
+    """The field that selects an item's type: messages may omit it, and references may set it to null."""
 
     type: str | None = None
     role: Any = None
@@ -187,7 +187,7 @@ _kind = msgspec.json.Decoder(_Kind)
 
 
 def decode_items(raw: str | Sequence[msgspec.Raw]) -> list[InputItem]:
-    """The items of an `input`; a text is a user's message. Raises `InvalidArgument`."""
+    """Return the items of an `input`; a string becomes a user message. Raise `InvalidArgument`."""
     if isinstance(raw, str):
         return [MessageItem(role="user", content=raw)]
     if not raw:
@@ -201,7 +201,7 @@ def _decode_item(raw: msgspec.Raw, where: str) -> InputItem:
     try:
         kind = _kind.decode(raw)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidArgument(f"{MALFORMED}{where} is no item", param=where) from None
+        raise InvalidArgument(f"{MALFORMED}{where} is not a valid item", param=where) from None
     name = kind.type or ("item_reference" if kind.role is None else "message")
     decoder = _ITEMS.get(name)
     if decoder is None:
@@ -227,7 +227,7 @@ class FunctionTool(msgspec.Struct, tag_field="type", tag="function", forbid_unkn
 
 
 class ShownTool(msgspec.Struct, tag_field="type", tag="function"):
-    """A function as the response repeats it: with every field of the API, given or not."""
+    """A function as it is repeated in the response: with every field of the API, whether given or not."""
 
     name: str
     parameters: dict[str, Any] | None = None
@@ -237,13 +237,13 @@ class ShownTool(msgspec.Struct, tag_field="type", tag="function"):
 
 
 class ChosenFunction(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """A tool choice that names the function to be called."""
+    """A tool choice that names one function."""
 
     name: str
 
 
 class AllowedTools(msgspec.Struct, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
-    """A tool choice that leaves some of the tools."""
+    """A tool choice that permits a subset of the tools."""
 
     mode: Literal["auto", "required"]
     tools: list[dict[str, Any]]
@@ -258,7 +258,7 @@ class JsonFormat(msgspec.Struct, tag_field="type", tag="json_object", forbid_unk
 
 
 class SchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True, omit_defaults=True):
-    """A JSON object of this schema."""
+    """A JSON object that matches this schema."""
 
     name: str
     schema: dict[str, Any]
@@ -267,21 +267,21 @@ class SchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_u
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What the answer's text must be like."""
+    """Format and verbosity of the text."""
 
     format: TextFormat | JsonFormat | SchemaFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ShownReasoning(msgspec.Struct):
-    """The reasoning options as the response repeats them: both fields, given or not."""
+    """The reasoning options as they are repeated in the response: both fields, whether given or not."""
 
     effort: str | None = None
     summary: str | None = None
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """How much is thought."""
+    """Effort and summary of the reasoning."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -291,7 +291,7 @@ class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults
 
 
 class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream carries beside the answer."""
+    """Options of a streamed response."""
 
     include_obfuscation: bool | None = None
 
@@ -300,7 +300,7 @@ ToolChoice = Literal["none", "auto", "required"] | ChosenFunction | AllowedTools
 
 
 class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields that make the prompt: those of an answer and of a count."""
+    """The fields that define the prompt, shared by response and token count requests."""
 
     model: str | None = None
     input: str | list[msgspec.Raw] | None = None
@@ -330,7 +330,7 @@ class ResponseRequest(PromptFields, kw_only=True):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     response_format: ResponseFormat | None = None
-    """As in a chat; `text.format` is this API's own."""
+    """Format as in a chat request; `text.format` is this API's own."""
     top_logprobs: int | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -338,7 +338,7 @@ class ResponseRequest(PromptFields, kw_only=True):
     include: list[Includable] | None = None
     metadata: dict[str, str] | None = None
     nvext: NvExt | None = None
-    # Refused where they ask for something.
+    # Rejected if set to a value with an effect.
     background: bool | None = None
     max_tool_calls: int | None = None
     prompt: Any = None
@@ -346,7 +346,7 @@ class ResponseRequest(PromptFields, kw_only=True):
     moderation: Any = None
     image: Any = None
     access_programs: Any = None
-    # Accepted: they do not change the answer here. Some are repeated in it.
+    # Accepted without an effect on the output; some are repeated in the response.
     user: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
@@ -375,12 +375,12 @@ _compact = StrictDecoder(CompactRequest)
 
 
 def decode_response_request(body: bytes, *, ignore_unknown: bool = False) -> ResponseRequest:
-    """A request for an answer. Raises `InvalidArgument`."""
+    """Decode a request for a response. Raise `InvalidArgument`."""
     return _request.decode(body, ignore_unknown=ignore_unknown)
 
 
 def decode_token_count(body: bytes, *, ignore_unknown: bool = False) -> TokenCountRequest:
-    """A request for a number of tokens. Raises `InvalidArgument`."""
+    """Decode a request for a token count. Raise `InvalidArgument`."""
     return _count.decode(body, ignore_unknown=ignore_unknown)
 
 
@@ -389,18 +389,18 @@ def decode_compact_request(body: bytes, *, ignore_unknown: bool = False) -> Comp
     return _compact.decode(body, ignore_unknown=ignore_unknown)
 
 
-# ---- answers --------------------------------------------------------------------------------------------------------
+# ---- responses ------------------------------------------------------------------------------------------------------
 
 
 class CachedTokens(msgspec.Struct):
-    """How much of the prompt was not computed again."""
+    """Prompt tokens that were read from the cache."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
 
 class ReasoningTokens(msgspec.Struct):
-    """How much of the output was thought."""
+    """Output tokens of the reasoning."""
 
     reasoning_tokens: int = 0
 
@@ -429,7 +429,7 @@ class IncompleteDetails(msgspec.Struct):
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """An answer, whole or as far as it has come. Every field is there, as in upstream's answers."""
+    """A response, whole or partial. Every field is present, as in upstream's responses."""
 
     id: str
     object: Literal["response"] = "response"
@@ -470,7 +470,7 @@ class Response(msgspec.Struct, kw_only=True):
 
 
 class Compaction(msgspec.Struct, kw_only=True):
-    """The answer of `POST /v1/responses/compact`: the items that stand for the conversation from now on."""
+    """The response of `POST /v1/responses/compact`: the items that replace the conversation."""
 
     id: str
     object: Literal["response.compaction"] = "response.compaction"
@@ -480,23 +480,23 @@ class Compaction(msgspec.Struct, kw_only=True):
 
 
 class StoredResponse(msgspec.Struct):
-    """A response as it is kept: the answer, and what it was asked beside the response before it."""
+    """A response as it is stored: the response object and the request's own input items."""
 
     response: Response
     input: list[StoredItem]
     owner: str | None = None
-    """The owner of the API key that asked for it, None on a server without keys."""
+    """The owner of the API key of the request; None on a server without keys."""
 
 
 class TokenCount(msgspec.Struct):
-    """The answer of `POST /v1/responses/input_tokens`."""
+    """The response of `POST /v1/responses/input_tokens`."""
 
     input_tokens: int
     object: str = "response.input_tokens"
 
 
 class ItemPage(msgspec.Struct):
-    """The answer of `GET /v1/responses/{id}/input_items`."""
+    """The response of `GET /v1/responses/{id}/input_items`."""
 
     data: list[StoredItem]
     first_id: str | None
@@ -506,7 +506,7 @@ class ItemPage(msgspec.Struct):
 
 
 class ResponseDeleted(msgspec.Struct):
-    """The answer of `DELETE /v1/responses/{id}`."""
+    """The response of `DELETE /v1/responses/{id}`."""
 
     id: str
     object: str = "response"

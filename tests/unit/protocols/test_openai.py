@@ -312,13 +312,13 @@ def test_completion_takes_prompt_embeds_in_place_of_a_prompt(prompt: Any) -> Non
 @pytest.mark.parametrize(
     ("fields", "message", "param"),
     [
-        ({"prompt": "a"}, "prompt and prompt_embeds exclude each other", "prompt_embeds"),
+        ({"prompt": "a"}, "prompt and prompt_embeds are mutually exclusive", "prompt_embeds"),
         ({"prompt_embeds": "!"}, "prompt_embeds must be base64", "prompt_embeds"),
         ({"prompt_embeds": "AAAA"}, "must be at least 100 bytes, got 3 bytes", "prompt_embeds"),
         ({"prompt_embeds": "A" * (14 << 20)}, "exceeds maximum size of 10MB", "prompt_embeds"),
         ({"suffix": "x"}, "suffix is not supported together with prompt_embeds", "suffix"),
         ({"echo": True}, "echo is not supported together with prompt_embeds", "echo"),
-        ({"nvext": {"token_data": [1]}}, "nvext.token_data exclude each other", "prompt_embeds"),
+        ({"nvext": {"token_data": [1]}}, "nvext.token_data are mutually exclusive", "prompt_embeds"),
     ],
 )
 def test_completion_refuses_prompt_embeds_that_cannot_be_used(fields: Any, message: str, param: str) -> None:
@@ -350,7 +350,7 @@ def test_media_are_parts_of_a_message(part: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("part", "complains"),
     [
-        ({"type": "image_url", "image_url": {"url": "nowhere"}}, "no URL"),
+        ({"type": "image_url", "image_url": {"url": "nowhere"}}, "is not a URL"),
         ({"type": "image_url"}, "missing field `image_url`"),
         ({"type": "image_url", "image_url": {}}, "missing required field `url`"),
         ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "midi"}}, "expected one of wav"),
