@@ -1,8 +1,8 @@
-"""What every engine adapter shares: the engine protocol, and a worker's life from start to drain.
+"""Backend: the engine protocol and the worker lifecycle that all engine adapters share.
 
-Must not know: any particular engine.
+Must not depend on a particular engine.
 
-The names that an engine's author needs are loaded when they are asked for; `dynamo.backend.sample` shows their use.
+The names for engine authors are imported on first use; `dynamo.backend.sample` is an example.
 """
 
 from dynamo.core.lazy import lazy_names

@@ -1,12 +1,12 @@
-"""Adapter files: the local directory of a LoRA adapter, given its URI; what comes from elsewhere is kept on disk.
+"""Adapter files: local directories of LoRA adapters, given their URIs; downloads are cached on disk.
 
-    file:///path, /path       as they are
+    file:///path, /path       used in place
     hf://owner/name[@rev]     from the Hugging Face hub
     s3://bucket/prefix        from an object store
 
-A directory of the cache is there whole or not at all: it is filled under another name, its sizes are written down, and then
-it is renamed. One whose files are not of those sizes any more is fetched again. What is used least recently is deleted when
-the cache outgrows its bound, but nothing that is loaded.
+A directory of the cache is complete or absent: it is filled under a temporary name, its file sizes are recorded, and then
+it is renamed. A directory whose file sizes differ from the record is fetched again. When the cache exceeds its limit, the
+least recently used adapters that are not loaded are deleted.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ logger = logging.getLogger(__name__)
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 MANIFEST = ".files.json"
 FRESH = ".new-"
-"""What the name of a directory begins with that is still being filled."""
-ABANDONED_S = 3600.0  # No download takes longer: who began it has died.
-DOWNLOAD_S = 600.0  # For one adapter; a connection that delivers less than this needs is no connection.
-FILE_BYTES_MAX = 8 << 30  # More is a model, not an adapter.
+"""Name prefix of a directory that is still being filled."""
+ABANDONED_S = 3600.0  # Longer than any download: the process that started it has died.
+DOWNLOAD_S = 600.0  # Time limit of one adapter's download.
+FILE_BYTES_MAX = 8 << 30  # A larger file is a model, not an adapter.
 CACHE_MB = 16_384
 
 Fetch = Callable[[str, str], None]
-"""Fetches what follows the scheme into a directory. Raises `InvalidArgument`."""
+"""Function that fetches the URI without its scheme into a directory. Raises `InvalidArgument`."""
 
 
 class AdapterFiles:
-    """Directories of adapters by their URIs. Blocks while it downloads; one URI at a time, from any thread."""
+    """Local directories of adapters by URI. Blocks during downloads; thread-safe, one URI at a time."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class AdapterFiles:
         fetchers: Mapping[str, Fetch] | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Without them: `DYN_LORA_PATH`, `DYN_LORA_CACHE_MB`, the hub and S3."""
+        """Defaults: `DYN_LORA_PATH`, `DYN_LORA_CACHE_MB`, the hub and S3."""
         self._given = directory
         self._bytes_max = bytes_max
         self._fetchers = fetchers if fetchers is not None else {"hf": fetch_from_hub, "s3": fetch_from_s3}
@@ -63,11 +63,11 @@ class AdapterFiles:
 
     @property
     def directory(self) -> str:
-        """Where they are kept."""
+        """The directory of the cache."""
         return os.path.expanduser(self._given or setting("DYN_LORA_PATH", "~/.cache/dynamo_loras", str))
 
     def hold(self, uri: str) -> str:
-        """The adapter's directory, which is not deleted until `release`. Raises `InvalidArgument` where there is none."""
+        """Return the adapter's directory and protect it from deletion until `release`. Raise `InvalidArgument`."""
         scheme, found, rest = uri.partition("://")
         if not found or scheme == "file":
             path = rest if found else uri
@@ -75,7 +75,7 @@ class AdapterFiles:
                 raise InvalidArgument(f"{uri}: no such directory")
             return path
         if not setting("DYN_LORA_ENABLED", False, read_bool):
-            raise InvalidArgument(f"{uri}: adapters are fetched only where DYN_LORA_ENABLED=true")
+            raise InvalidArgument(f"{uri}: downloading adapters requires DYN_LORA_ENABLED=true")
         fetch = self._fetchers.get(scheme)
         if fetch is None:
             raise InvalidArgument(f"{uri}: expected file://, {' or '.join(f'{one}://' for one in self._fetchers)}")
@@ -90,7 +90,7 @@ class AdapterFiles:
         return path
 
     def release(self, path: str) -> None:
-        """Nobody here uses it any more; it stays until its room is needed."""
+        """Release a directory; it stays until its space is needed."""
         with self._lock:
             left = self._used.pop(path, 0) - 1
             if left > 0:
@@ -104,16 +104,16 @@ class AdapterFiles:
             try:
                 fetch(rest, fresh)
                 _seal(fresh, uri)
-                shutil.rmtree(path, ignore_errors=True)  # What is torn.
+                shutil.rmtree(path, ignore_errors=True)  # Incomplete directory.
                 os.rename(fresh, path)
             finally:
                 shutil.rmtree(fresh, ignore_errors=True)
         except OSError as error:
-            if not _is_whole(path):  # Another process may have been faster.
+            if not _is_whole(path):  # Another process may have completed the same download.
                 raise InvalidArgument(f"{uri}: {error}") from error
 
     def _sweep(self) -> None:
-        """Deletes what a process left behind that died while it downloaded."""
+        """Delete incomplete downloads of processes that have died."""
         for name in os.listdir(self.directory):
             path = os.path.join(self.directory, name)
             with contextlib.suppress(OSError):
@@ -134,13 +134,13 @@ class AdapterFiles:
             if total <= limit:
                 return
             if path not in self._used:
-                logger.info("%s is deleted: the cache of adapters is full", path)
+                logger.info("deleted %s: the adapter cache is full", path)
                 shutil.rmtree(path, ignore_errors=True)
                 total -= size
 
 
 def fetch_from_s3(rest: str, directory: str) -> None:
-    """`bucket/prefix` from the store that the AWS variables speak of. Raises `InvalidArgument`."""
+    """Fetch `bucket/prefix` from the store set by the AWS variables. Raise `InvalidArgument`."""
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
     if not bucket or not prefix:
@@ -166,7 +166,7 @@ def fetch_from_s3(rest: str, directory: str) -> None:
         for name in FILES:
             with open(os.path.join(directory, name), "wb") as file:
                 if not store.download(f"{prefix}/{name}", file, FILE_BYTES_MAX, DOWNLOAD_S):
-                    raise InvalidArgument(f"s3://{bucket}/{prefix}: {name} is not there")
+                    raise InvalidArgument(f"s3://{bucket}/{prefix}: {name} does not exist")
     except ObjectFailure as error:
         raise InvalidArgument(f"s3://{bucket}/{prefix}: {error}") from None
     finally:
@@ -174,26 +174,26 @@ def fetch_from_s3(rest: str, directory: str) -> None:
 
 
 def fetch_from_hub(rest: str, directory: str) -> None:
-    """`owner/name[@revision]` from the Hugging Face hub. Raises `InvalidArgument`."""
+    """Fetch `owner/name[@revision]` from the Hugging Face hub. Raise `InvalidArgument`."""
     from huggingface_hub import snapshot_download
 
     name, _, revision = rest.partition("@")
     try:
         snapshot_download(name, revision=revision or None, allow_patterns=list(FILES), local_dir=directory)
-    except (ValueError, OSError) as error:  # Its own errors are of these kinds.
+    except (ValueError, OSError) as error:  # The hub client's errors are subclasses of these.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InvalidArgument(f"hf://{rest}: {reason}") from None
-    shutil.rmtree(os.path.join(directory, ".cache"), ignore_errors=True)  # The hub's own notes.
+    shutil.rmtree(os.path.join(directory, ".cache"), ignore_errors=True)  # Metadata of the hub client.
 
 
 def _name_of(uri: str) -> str:
-    """A directory's name: readable, and another one for every URI."""
+    """Return the name of a URI's directory: readable, and unique per URI."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", uri.partition("://")[2]).strip("-.")[-60:]
     return f"{readable}-{blake3(uri.encode()).hexdigest()[:16]}"
 
 
 def _seal(directory: str, uri: str) -> None:
-    """Writes down what is there, when it is on the disk. Raises `InvalidArgument` where a file is missing."""
+    """Sync the files to disk and record their sizes. Raise `InvalidArgument` if a required file is missing."""
     sizes: dict[str, int] = {}
     for name in os.listdir(directory):
         path = os.path.join(directory, name)
@@ -203,7 +203,7 @@ def _seal(directory: str, uri: str) -> None:
             sizes[name] = os.path.getsize(path)
     missing = [name for name in FILES if not sizes.get(name)]
     if missing:
-        raise InvalidArgument(f"{uri}: {missing[0]} is not there")
+        raise InvalidArgument(f"{uri}: {missing[0]} does not exist")
     with open(os.path.join(directory, MANIFEST), "w", encoding="utf-8") as out:
         json.dump({"uri": uri, "files": sizes}, out)
         out.flush()

@@ -1,11 +1,11 @@
-"""Adapters: LoRA adapters that are loaded and unloaded while a worker serves, each a model of its own (serving-plane.md §3.9).
+"""Adapters: LoRA adapters that are loaded and unloaded while a worker serves; each is a model of its own.
 
     POST /v1/loras {"lora_name", "source": {"uri"}}   DELETE /v1/loras/{name}   GET /v1/loras      of the system port
     load_lora, unload_lora, list_loras                                              of the worker's component
 
-An adapter's card is the base model's under another name, so that a frontend lists it and its requests say which it is.
-Unloaded, it leaves discovery first; requests of those who have not heard of that yet are still taken for a moment, and
-what runs goes on to its end.
+An adapter's card is the base model's under another name, so that frontends list it and requests can select it. An unloaded
+adapter leaves discovery first; requests from frontends with an outdated list are still accepted for a short time, and
+running requests are completed.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ A = TypeVar("A")
 
 
 class AdapterEngine(Protocol):
-    """What an engine with adapters hands over."""
+    """Adapter operations of an engine."""
 
     @property
     def ids(self) -> Mapping[str, int]:
-        """The number of each loaded adapter by its name."""
+        """The ids of the loaded adapters by name."""
 
     @property
     def slots(self) -> int | None:
-        """How many of them one step can use, where there is a limit."""
+        """The maximum number of adapters in one step; None for no limit."""
 
     async def load(self, name: str, path: str) -> int:
-        """The adapter's number; loading one that is loaded changes nothing. Raises `InvalidArgument`."""
+        """Load an adapter and return its id; no effect if it is loaded. Raise `InvalidArgument`."""
 
     async def unload(self, name: str) -> int:
-        """The adapter's number. Raises `NotFound`."""
+        """Unload an adapter and return its id. Raise `NotFound`."""
 
 
 class LoadedAdapters(Generic[A]):
-    """`AdapterEngine` over an engine's own idea of an adapter. On the loop's thread."""
+    """`AdapterEngine` over an engine's adapter type. Must be called on the loop's thread."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class LoadedAdapters(Generic[A]):
         slots: int | None,
         count_max: int | None = None,
     ) -> None:
-        """`take` makes an adapter of a name, its number and a directory; `drop` forgets it. `slots` None: takes none."""
+        """Set `take`, which loads (name, id, directory), and `drop`, which unloads. `slots` None: adapters are disabled."""
         self._take = take
         self._drop = drop
         self._slots = slots
@@ -75,7 +75,7 @@ class LoadedAdapters(Generic[A]):
         return self._slots
 
     def of(self, name: str | None) -> A | None:
-        """What a request is computed with; None for the base model. Raises `WorkerUnavailable`: another may have it."""
+        """Return the adapter of a request; None for the base model. Raise `WorkerUnavailable`: another worker may have it."""
         if not name:
             return None
         found = self._loaded.get(name)
@@ -84,7 +84,7 @@ class LoadedAdapters(Generic[A]):
         return found
 
     async def load(self, name: str, path: str) -> int:
-        """Loading one that is loaded changes nothing. Raises `InvalidArgument` for one that the engine does not take."""
+        """Load an adapter; no effect if it is loaded. Raise `InvalidArgument` if the engine rejects it."""
         if self._slots is None:
             raise InvalidArgument("this worker was started without --enable-lora")
         number = lora_name_to_id(name)
@@ -92,18 +92,18 @@ class LoadedAdapters(Generic[A]):
             return number
         if self._count_max is not None and len(self._loaded) >= self._count_max:
             raise InvalidArgument(
-                f"{len(self._loaded)} adapters are loaded, as many as --max-cpu-loras allows: unload one"
+                f"{len(self._loaded)} adapters are loaded, the maximum of --max-cpu-loras: unload one"
             )
         try:
             self._loaded[name] = await self._take(name, number, path)
         except InvalidArgument as error:
             raise InvalidArgument(f"LoRA adapter {name!r}: {error}") from error
-        except Exception as error:  # The engine's own words.
+        except Exception as error:  # The engine may raise any error.
             raise InvalidArgument(f"LoRA adapter {name!r} at {path}: {error}") from error
         return number
 
     async def unload(self, name: str) -> int:
-        """Raises `NotFound`."""
+        """Unload an adapter. Raise `NotFound`."""
         if name not in self._loaded:
             raise NotFound(f"LoRA adapter {name!r} is not loaded on this worker")
         found = self._loaded.pop(name)
@@ -112,17 +112,17 @@ class LoadedAdapters(Generic[A]):
         return lora_name_to_id(name)
 
     def replace(self, loaded: Mapping[str, A]) -> None:
-        """Others under the same names: the base model's weights are new. One that was unloaded meanwhile stays so."""
+        """Replace the loaded adapters after a weight update; skip those that were unloaded meanwhile."""
         self._loaded |= {name: one for name, one in loaded.items() if name in self._loaded}
 
 
 Announce = Callable[[str, ModelDeploymentCard], Awaitable[None]]
-"""Publishes a card under an adapter's slug."""
+"""Function that publishes a card under an adapter's slug."""
 Withdraw = Callable[[str], Awaitable[None]]
 
 
 class AdapterService:
-    """The adapters of one worker: in its engine, and among the models that frontends know."""
+    """The LoRA adapters of one worker, in its engine and in discovery."""
 
     def __init__(
         self,
@@ -134,9 +134,9 @@ class AdapterService:
         settle: Callable[[], Awaitable[None]] | None = None,
         files: AdapterFiles | None = None,
     ) -> None:
-        """`settle` returns when frontends have heard of what was withdrawn. Raises `ConfigError`."""
+        """Set `settle`, which returns when frontends have received a deregistration. Raise `ConfigError`."""
         if setting(HOT_SWAP, False, read_bool):
-            raise ConfigError(f"{HOT_SWAP}=true: a loaded adapter is not replaced; unload it first")
+            raise ConfigError(f"{HOT_SWAP}=true: not supported; unload an adapter before loading another one")
         self._settle = settle
         self._files = files or AdapterFiles()
         self._paths: dict[str, str] = {}
@@ -148,11 +148,11 @@ class AdapterService:
         self._one_at_a_time = asyncio.Lock()
 
     def routes(self) -> dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]]:
-        """By the names of their endpoints."""
+        """The routes by endpoint name."""
         return {"load_lora": self.load, "unload_lora": self.unload, "list_loras": self.listed}
 
     async def load(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Loads an adapter and announces it; what goes wrong is the answer."""
+        """Load an adapter and register it; an error is returned as the response."""
         try:
             name, uri = _text(body, "lora_name"), _text(body.get("source") or {}, "uri")
             if name == self._base.display_name:
@@ -167,7 +167,7 @@ class AdapterService:
         return {"status": "success", "message": message, "lora_name": name, "lora_id": number, "hot_swap": False}
 
     async def unload(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Takes an adapter away from frontends, then from the engine."""
+        """Remove an adapter from discovery, then from the engine."""
         try:
             name = _text(body, "lora_name")
             async with self._one_at_a_time:
@@ -184,24 +184,24 @@ class AdapterService:
         return {"status": "success", "message": message, "lora_name": name, "lora_id": number}
 
     async def listed(self, _body: dict[str, Any]) -> dict[str, Any]:
-        """What is loaded."""
+        """List the loaded adapters."""
         return {"status": "success", "loras": dict(self._engine.ids), "count": len(self._engine.ids)}
 
     async def leave(self) -> None:
-        """Nobody finds the adapters any more; they stay loaded."""
+        """Remove the adapters from discovery; they stay loaded."""
         self._is_found = False
         for name in self._engine.ids:
             await self._withdraw(slug_of(name))
 
     async def join(self) -> None:
-        """They are found again."""
+        """Register the adapters again."""
         self._is_found = True
         for name, number in self._engine.ids.items():
             await self._announce(slug_of(name), self._card(name, number))
 
     async def _load(self, name: str, uri: str) -> int:
         if any(slug_of(one) == slug_of(name) for one in (self._base.display_name, *self._engine.ids)):
-            raise InvalidArgument(f"lora_name {name!r} cannot be told apart from another model's")
+            raise InvalidArgument(f"lora_name {name!r} has the same slug as another model")
         path = await asyncio.to_thread(self._files.hold, uri)
         try:
             number = await self._engine.load(name, path)
@@ -230,5 +230,5 @@ class AdapterService:
 def _text(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name) if isinstance(body, Mapping) else None
     if not isinstance(value, str) or not value:
-        raise InvalidArgument(f"{name} is {value!r}, expected text")
+        raise InvalidArgument(f"{name} is {value!r}, expected a string")
     return value

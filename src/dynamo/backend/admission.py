@@ -1,4 +1,4 @@
-"""Admission: how many requests the engine is given at once, how many wait, and who is told to go elsewhere."""
+"""Admission: limits of the requests in the engine and in the queue; rejects requests above them."""
 
 import logging
 from collections import deque
@@ -12,24 +12,24 @@ from dynamo.runtime.request_plane.base import Reply
 
 logger = logging.getLogger(__name__)
 
-SLOTS_MAX = 10_000  # Where no limit is given: more is not load but a leak, and each holds a prompt in memory.
+SLOTS_MAX = 10_000  # Default limit: more requests indicate a leak, and each keeps its prompt in memory.
 
 
 class Watcher(Protocol):
-    """Who is told how long requests wait."""
+    """Observer of the admission's wait times."""
 
     def rejected(self) -> None:
-        """A request found slots and queue full."""
+        """Record that a request was rejected because slots and queue were full."""
 
     def began(self, waited_s: float) -> None:
-        """The engine was given a request."""
+        """Record that a request was submitted to the engine."""
 
     def answered(self, after_s: float) -> None:
-        """The first piece of an answer was written."""
+        """Record that the first piece of a response was written."""
 
 
 class Unwatched:
-    """A watcher who does not care."""
+    """A watcher that does nothing."""
 
     def rejected(self) -> None: ...
 
@@ -39,9 +39,9 @@ class Unwatched:
 
 
 class Ticket:
-    """A request's place in the worker: the reply the engine writes to, and its slot until the answer ends.
+    """One request's reply object for the engine, and its slot until the response ends.
 
-    After the first piece of an answer `token` and `item` are the request plane's own: the ticket costs them nothing.
+    After the first piece of a response `token` and `item` are the request plane's own methods, without overhead.
     """
 
     __slots__ = ("_admission", "entered_s", "inner", "is_open", "item", "request", "request_id", "token")
@@ -87,7 +87,7 @@ class Ticket:
 
 
 class Admission:
-    """Every request of a worker, running or waiting for a slot."""
+    """All requests of a worker, running or waiting for a slot."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Admission:
         self.queue: deque[Ticket] = deque()
         self.entered = 0
         self.refusal: DynamoException | None = None
-        """What a new request is told, once there may be none."""
+        """The error of new requests after `refuse`."""
         self._begin = begin
         self._cancel = cancel
         self._watcher = watcher or Unwatched()
@@ -113,11 +113,11 @@ class Admission:
 
     @property
     def requests(self) -> int:
-        """Running and waiting."""
+        """The number of running and waiting requests."""
         return len(self.running) + len(self.queue)
 
     def enter(self, request: PreprocessedRequest, reply: Reply) -> None:
-        """Begins a request, or lets it wait. Raises `WorkerOverloaded`, `EngineShutdown` or what the engine raises."""
+        """Start a request or queue it. Raise `WorkerOverloaded`, `EngineShutdown` or the engine's errors."""
         if self.refusal is not None:
             raise self.refusal
         self.entered += 1
@@ -132,11 +132,11 @@ class Admission:
         reply.on_cancel(lambda: self.cancel(ticket))
 
     def answered(self, ticket: Ticket) -> None:
-        """The first piece of its answer is about to be written."""
+        """Record that the first piece of the response is about to be written."""
         self._watcher.answered(self._clock.now() - ticket.entered_s)
 
     def cancel(self, ticket: Ticket) -> None:
-        """Its caller wants no more of it. One that only asked to stop still listens, and hears the end."""
+        """Cancel a request. A final `cancelled` item is sent, for callers that requested a stop and still read the response."""
         if not ticket.is_open:
             return
         if ticket in self.running:
@@ -146,7 +146,7 @@ class Admission:
         self.leave(ticket)
 
     def leave(self, ticket: Ticket) -> None:
-        """Its answer has ended; who waits longest takes the slot."""
+        """Release the slot of a completed request; the request that has waited longest takes it."""
         ticket.is_open = False
         if ticket not in self.running:
             self.queue.remove(ticket)
@@ -156,19 +156,19 @@ class Admission:
             waiting = self.queue.popleft()
             try:
                 self._run(waiting)
-            except Exception as error:  # The request's boundary: whatever it is, its caller hears it.
+            except Exception as error:  # Request boundary: every error is sent to the caller.
                 waiting.inner.fail(error)
 
     def refuse(self, refusal: DynamoException | None = None) -> None:
-        """No new request from now on; those that are here go on."""
+        """Reject new requests from now on; present requests continue."""
         self.refusal = refusal or EngineShutdown("the worker is shutting down")
 
     def readmit(self) -> None:
-        """New requests are taken again."""
+        """Accept new requests again."""
         self.refusal = None
 
     def cut(self, error: DynamoException) -> None:
-        """Ends every request that is still here in this error."""
+        """Fail every present request with `error`."""
         self.refuse()
         waiting, self.queue = self.queue, deque()
         running, self.running = self.running, set()
@@ -178,8 +178,8 @@ class Admission:
         for ticket in running:
             try:
                 self._cancel(ticket)
-            except Exception:  # The engine may be what broke; its callers have been told already.
-                logger.exception("the engine did not drop request %s", ticket.request_id)
+            except Exception:  # The engine may be broken; the callers have received the error already.
+                logger.exception("failed to cancel request %s in the engine", ticket.request_id)
 
     def _run(self, ticket: Ticket) -> None:
         self.running.add(ticket)

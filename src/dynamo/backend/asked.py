@@ -1,4 +1,4 @@
-"""Asked: what every engine's adapter looks for in a request before its own words for it. Pure."""
+"""Request fields that all engine adapters convert in the same way. Pure."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.engine import PreprocessedRequest, resumed_of
 
 TO_ENGINE = "sampling_options"
-"""In `extra_args`: sampling options that the protocol has no field for."""
+"""Key in `extra_args` of sampling options that have no field in the protocol."""
 
 PARAMETERS = {
     **{
@@ -50,7 +50,7 @@ PARAMETERS = {
     "input_ids": "prompt",
     "prompt_token_ids": "prompt",
 }
-"""The names of sampling parameters in engines' validation messages, and the fields of a request they come from."""
+"""Sampling parameter names in engines' validation messages, and the request fields they come from."""
 _NAMED = re.compile(r"\b(?:" + "|".join(sorted(PARAMETERS, key=len, reverse=True)) + r")\b")
 
 
@@ -67,7 +67,7 @@ def refusal_of(error: BaseException, *kinds: type[BaseException]) -> InvalidArgu
 
 
 def check_prompt(request: PreprocessedRequest, context_length: int) -> None:
-    """Raises `InvalidArgument` for a prompt without tokens, or one that leaves no room for an answer."""
+    """Raise `InvalidArgument` for an empty prompt, or one that leaves no space for output tokens."""
     count = len(request.token_ids)
     if not count:
         raise InvalidArgument("the prompt is empty", param="prompt")
@@ -80,13 +80,13 @@ def check_prompt(request: PreprocessedRequest, context_length: int) -> None:
 
 
 def own_options(request: PreprocessedRequest) -> dict[str, Any]:
-    """The sampling options that the protocol has no field for."""
+    """Return the sampling options that have no field in the protocol."""
     extra = {} if request.extra_args is msgspec.UNSET else request.extra_args
     return extra.get(TO_ENGINE) or {}
 
 
 def ends_of(request: PreprocessedRequest) -> list[int]:
-    """The tokens that end an answer, in order."""
+    """Return the tokens that end a response, in order."""
     stop = request.stop_conditions
     ends = {*(stop.stop_token_ids or ()), *(stop.stop_token_ids_visible or ()), *(stop.stop_token_ids_hidden or ())}
     if not stop.ignore_eos:
@@ -95,21 +95,21 @@ def ends_of(request: PreprocessedRequest) -> list[int]:
 
 
 def thinking_budget(request: PreprocessedRequest) -> int | None:
-    """Return the thinking budget for engines that count the thoughts at the end of a prompt as well, as vLLM does."""
+    """Return the thinking budget for engines that count reasoning tokens at the end of a prompt as well, as vLLM does."""
     left = request.stop_conditions.max_thinking_tokens
     return None if left is None else left + resumed_of(request).thinking_tokens
 
 
 def hidden_ends_of(request: PreprocessedRequest) -> frozenset[int]:
-    """Those of them that nobody is shown."""
+    """Return the end tokens that are not part of the output text."""
     stop = request.stop_conditions
     return frozenset({*(stop.stop_token_ids_hidden or ()), *(() if stop.ignore_eos else request.eos_token_ids)})
 
 
 def rank_of(wanted: int | None, ranks: int, first_rank: int) -> int | None:
-    """Which of this worker's ranks is asked for, counted from 0; None where there is nothing to choose.
+    """Return the requested rank of this worker, counted from 0; None if there is no choice.
 
-    Raises `InvalidArgument` for one that is not here.
+    Raise `InvalidArgument` for a rank of another worker.
     """
     if wanted is None:
         return None
@@ -121,7 +121,7 @@ def rank_of(wanted: int | None, ranks: int, first_rank: int) -> int | None:
 
 
 def token_biases(given: Any) -> dict[int, float]:
-    """`logit_bias` by token. Raises `InvalidArgument`."""
+    """Return `logit_bias` by token id. Raise `InvalidArgument`."""
     try:
         return {int(token): float(value) for token, value in given.items()}
     except (AttributeError, TypeError, ValueError):
@@ -129,14 +129,14 @@ def token_biases(given: Any) -> dict[int, float]:
 
 
 def json_text(value: Any) -> str | None:
-    """A schema or a structural tag as engines read it: JSON in a string."""
+    """Return a schema or structural tag as a JSON string for engines."""
     if value is None or isinstance(value, str):
         return value
     return msgspec.json.encode(value).decode()
 
 
 def media_of(request: PreprocessedRequest) -> dict[str, list[str]]:
-    """The URLs of what the prompt shows, by kind. Raises `InvalidArgument` for what is not given by URL."""
+    """Return the URLs of the prompt's media by kind. Raise `InvalidArgument` for media without a URL."""
     if not request.multi_modal_data:
         return {}
     found: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Beside: the small endpoints of a worker's component next to the one that answers requests: one question, one answer."""
+"""Auxiliary endpoints of a worker's component: one request, one response."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from dynamo.runtime.system import EngineRoute
 
 
 async def serve_beside(endpoint: Endpoint, routes: Mapping[str, EngineRoute]) -> list[Serving]:
-    """Serves each route as an endpoint of that name in the component of `endpoint`."""
+    """Serve each route as an endpoint of that name in the component of `endpoint`."""
     runtime, own = endpoint.runtime, endpoint.id
     return [
         await runtime.endpoint(str(EndpointId(own.namespace, own.component, name))).serve(
@@ -24,7 +24,7 @@ async def serve_beside(endpoint: Endpoint, routes: Mapping[str, EngineRoute]) ->
 
 
 class _Handler:
-    """One route as a handler."""
+    """Request handler of one route."""
 
     def __init__(self, endpoint: Endpoint, name: str, route: EngineRoute) -> None:
         self._tasks = endpoint.runtime.tasks
@@ -32,7 +32,7 @@ class _Handler:
         self._route = route
 
     def handle(self, request: Request, reply: Reply) -> None:
-        """Raises `InvalidArgument` for what cannot be read."""
+        """Start a request. Raise `InvalidArgument` for one that cannot be decoded."""
         body = decode(request.body, request.codec, Any) if request.body else {}
         self._tasks.start(self._answer(body if isinstance(body, dict) else {}, reply), self._name)
 
@@ -42,6 +42,6 @@ class _Handler:
             reply.finish()
         except DynamoException as error:
             reply.fail(error)
-        except Exception as error:  # The request's boundary.
+        except Exception as error:  # Request boundary.
             reply.fail(Unknown(f"{self._name}: {error}"))
             raise

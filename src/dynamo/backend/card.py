@@ -1,4 +1,4 @@
-"""Card: what a worker says of its model, and the smallest request that it can be asked."""
+"""Card: the description of a worker's model, and the health check's request."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from dynamo.protocols.model_card import DisaggregatedEndpoint, ModelDeploymentCa
 
 
 def canary_payload(config: EngineConfig, role: DisaggregationMode = DisaggregationMode.AGGREGATED) -> dict[str, Any]:
-    """The smallest request: one token, greedily, after one token that every vocabulary has."""
+    """Return the smallest request: one output token, greedily, after one token that every vocabulary has."""
     request = PreprocessedRequest(
         config.served_model_name,
         [1],
@@ -28,7 +28,7 @@ def canary_payload(config: EngineConfig, role: DisaggregationMode = Disaggregati
 
 
 def make_card(options: WorkerOptions, config: EngineConfig) -> ModelDeploymentCard:
-    """What the model's card says. Raises `ConfigError` for a model without the files a frontend needs."""
+    """Return the model's card. Raise `ConfigError` for a model without the files that a frontend needs."""
     role = options.role
     tells_cache = config.total_kv_blocks > 0 and role.tells_cache and config.publishes_kv_events
     runtime_config = RuntimeConfig(

@@ -7,7 +7,7 @@
     if __name__ == "__main__":
         run(MyEngine, MyOptions)
 
-`dynamo.backend.sample` is such a command, of a page.
+`dynamo.backend.sample` is a short example.
 """
 
 import sys
@@ -26,14 +26,14 @@ Given_contra = TypeVar("Given_contra", bound=WorkerOptions, contravariant=True)
 
 
 class EngineClass(Protocol[Given_contra]):
-    """A class of engines that can be made from a command line."""
+    """A class of engines that can be created from a command line."""
 
     def from_options(self, options: Given_contra, /) -> LLMEngine:
-        """The engine, not loaded yet."""
+        """Return the engine, not loaded yet."""
 
 
 def run(engine: EngineClass[Options], options: type[Options], argv: Sequence[str] | None = None) -> NoReturn:
-    """Reads the command line, serves until told to stop, and exits; a wrong setting is one line and status 2."""
+    """Parse the command line, serve until a signal, and exit; a wrong setting prints one line and exits with status 2."""
 
     def main() -> int:
         given = load(options, sys.argv[1:] if argv is None else argv, WAITING)

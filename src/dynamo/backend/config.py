@@ -1,4 +1,4 @@
-"""WorkerOptions: the flags that every worker has, whatever its engine (serving-plane.md §3.8)."""
+"""WorkerOptions: the flags that workers of all engines share."""
 
 import os
 import socket
@@ -15,90 +15,99 @@ from dynamo.runtime.config import RuntimeOptions
 
 ENDPOINT = "generate"
 ENDPOINT_TYPES = {"chat": "Chat", "completions": "Completions"}
-"""What a model may answer, and how its card says so."""
+"""Values of `--endpoint-types` and their names on the card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions(RuntimeOptions):
     """Options of every worker.
 
-    A subclass with rules of its own begins its `__post_init__` with `WorkerOptions.__post_init__(self)`.
+    A subclass with rules of its own starts its `__post_init__` with `WorkerOptions.__post_init__(self)`.
     """
 
     namespace: str = option("dynamo", "--namespace", "DYN_NAMESPACE", "Namespace to serve in")
     endpoint: str | None = option(
-        None, "--endpoint", "DYN_ENDPOINT", "Endpoint to serve, dyn://namespace.component.endpoint, beating --namespace"
+        None,
+        "--endpoint",
+        "DYN_ENDPOINT",
+        "Endpoint to serve, dyn://namespace.component.endpoint; overrides --namespace",
     )
     tool_call_parser: str | None = option(
-        None, "--dyn-tool-call-parser", "DYN_TOOL_CALL_PARSER", "How this model writes tool calls; put on its card"
+        None, "--dyn-tool-call-parser", "DYN_TOOL_CALL_PARSER", "Tool call format of the model; published on its card"
     )
     reasoning_parser: str | None = option(
-        None, "--dyn-reasoning-parser", "DYN_REASONING_PARSER", "How this model writes reasoning; put on its card"
+        None, "--dyn-reasoning-parser", "DYN_REASONING_PARSER", "Reasoning format of the model; published on its card"
     )
     default_thinking_mode: str | None = option(
         None,
         "--dyn-default-thinking-mode",
         "DYN_DEFAULT_THINKING_MODE",
-        "Whether the model thinks where a request does not say; put on its card",
+        "Thinking mode of requests that do not set one: enabled or disabled; published on the card",
         choices=(ENABLED, DISABLED),
     )
     exclude_tools_when_tool_choice_none: bool = option(
         True,
         "--exclude-tools-when-tool-choice-none",
         "DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE",
-        "Keep tools out of the prompt when tool_choice is none",
+        "Omit tools from the prompt if tool_choice is none",
     )
     structural_tag: str | None = option(
         None,
         "--dyn-structural-tag",
         "DYN_STRUCTURAL_TAG",
-        "Hold tool calls to this model's own format: true, false, or a JSON object with scope and schema",
+        "Constrain tool calls to the model's format: true, false, or a JSON object with scope and schema",
     )
     custom_jinja_template: str | None = option(
-        None, "--custom-jinja-template", "DYN_CUSTOM_JINJA_TEMPLATE", "File with a chat template to use instead"
+        None,
+        "--custom-jinja-template",
+        "DYN_CUSTOM_JINJA_TEMPLATE",
+        "File with a chat template that replaces the model's",
     )
     endpoint_types: list[str] = option(
         ["chat", "completions"],
         "--endpoint-types",
         "DYN_ENDPOINT_TYPES",
-        "What the model may be asked for: chat, completions",
+        "Request types of the model: chat, completions",
         aliases=("--dyn-endpoint-types",),
     )
     dump_config_to: str | None = option(
-        None, "--dump-config-to", "DYN_DUMP_CONFIG_TO", "File to write the configuration to, as JSON"
+        None, "--dump-config-to", "DYN_DUMP_CONFIG_TO", "File to which the configuration is written as JSON"
     )
     durable_kv_events: bool = option(
         False,
         "--durable-kv-events",
         "DYN_DURABLE_KV_EVENTS",
-        "Tell what the KV cache holds through a JetStream stream of the NATS server (NATS_SERVER), as routers must be told too",
+        "Publish KV cache events on a JetStream stream of the NATS server (NATS_SERVER); set it for routers too",
     )
     engine_request_limit: int | None = option(
-        None, "--engine-request-limit", "DYN_ENGINE_REQUEST_LIMIT", "Requests the engine is given at once"
+        None,
+        "--engine-request-limit",
+        "DYN_ENGINE_REQUEST_LIMIT",
+        "Maximum number of concurrent requests in the engine",
     )
 
     def __post_init__(self) -> None:
         self.endpoint_id()
         if self.engine_request_limit is not None and self.engine_request_limit < 1:
-            raise ConfigError(f"--engine-request-limit {self.engine_request_limit}: expected 1 or more")
+            raise ConfigError(f"--engine-request-limit {self.engine_request_limit}: must be 1 or more")
         if self.tool_call_parser is not None:
             tool_call_family(self.tool_call_parser)
         if self.reasoning_parser is not None:
             reasoning_family(self.reasoning_parser)
         unknown = [kind for kind in self.endpoint_types if kind not in ENDPOINT_TYPES]
         if unknown or not self.endpoint_types:
-            raise ConfigError(f"--endpoint-types {','.join(unknown)!r}: expected one or more of chat, completions")
+            raise ConfigError(f"--endpoint-types {','.join(unknown)!r}: must be one or more of chat, completions")
         if self.custom_jinja_template is not None and not os.path.isfile(self.custom_jinja_template):
             raise ConfigError(f"--custom-jinja-template {self.custom_jinja_template}: no such file")
         self.tag_policy()
 
     @property
     def role(self) -> DisaggregationMode:
-        """What it does of each request."""
+        """The disaggregation role of the worker."""
         return DisaggregationMode.AGGREGATED
 
     def endpoint_id(self) -> EndpointId:
-        """Where this worker serves. Raises `ConfigError` for a name that cannot be one."""
+        """Return the endpoint of this worker. Raise `ConfigError` for an invalid name."""
         suffix = setting("DYN_NAMESPACE_WORKER_SUFFIX", "", str)
         namespace = f"{self.namespace}-{suffix}" if suffix else self.namespace
         try:
@@ -107,7 +116,7 @@ class WorkerOptions(RuntimeOptions):
             raise ConfigError(f"{'--endpoint' if self.endpoint else '--namespace'}: {error}") from None
 
     def tag_policy(self) -> TagPolicy | None:
-        """What `--dyn-structural-tag` says. Raises `ConfigError` for what it cannot say."""
+        """Return the parsed value of `--dyn-structural-tag`. Raise `ConfigError` for an invalid value."""
         if self.structural_tag is None:
             return None
         try:
@@ -116,7 +125,7 @@ class WorkerOptions(RuntimeOptions):
             raise ConfigError(f"--dyn-structural-tag {self.structural_tag}: {error}") from None
 
     def model_type(self) -> str:
-        """The card's word for what the model may be asked for."""
+        """Return the card's `model_type`."""
         return " | ".join(word for kind, word in ENDPOINT_TYPES.items() if kind in self.endpoint_types)
 
 
@@ -128,15 +137,15 @@ class DisaggregatedOptions(WorkerOptions):
         None,
         "--disaggregation-mode",
         None,
-        "What this worker does of each request; agg, all of it, unless told",
+        "Phase of requests that this worker computes; default: agg, both phases",
         choices=tuple(mode.value for mode in DisaggregationMode),
     )
-    is_prefill_worker: bool = option(False, "--is-prefill-worker", None, "Older form of --disaggregation-mode prefill")
-    is_decode_worker: bool = option(False, "--is-decode-worker", None, "Older form of --disaggregation-mode decode")
+    is_prefill_worker: bool = option(False, "--is-prefill-worker", None, "Alias of --disaggregation-mode prefill")
+    is_decode_worker: bool = option(False, "--is-decode-worker", None, "Alias of --disaggregation-mode decode")
 
     @property
     def role(self) -> DisaggregationMode:
-        """What it does of each request. Raises `ConfigError` for flags that contradict each other."""
+        """The disaggregation role of the worker. Raises `ConfigError` for contradictory flags."""
         return mode_of(
             self.disaggregation_mode,
             is_prefill_worker=self.is_prefill_worker,
@@ -145,13 +154,13 @@ class DisaggregatedOptions(WorkerOptions):
 
 
 def own_address() -> str:
-    """Where others reach this machine."""
+    """Return the address at which other machines reach this one."""
     told = setting("DYN_HTTP_RPC_HOST", "", str) or setting("DYN_TCP_RPC_HOST", "", str)
     return told or socket.gethostbyname(socket.gethostname())
 
 
 def grace_period_s() -> float:
-    """How long a stopping worker keeps answering those who have not heard of it yet (§6.5): invalid 5, negative 0."""
+    """Return how long a stopping worker serves callers with an outdated instance list: 5 if invalid, 0 if negative."""
     try:
         return max(0.0, setting("DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", 5.0, float))
     except ConfigError:
@@ -159,8 +168,8 @@ def grace_period_s() -> float:
 
 
 def request_queue_limit() -> int:
-    """How many requests may wait for a slot of `--engine-request-limit`."""
+    """Return the maximum number of requests that wait for a slot of `--engine-request-limit`."""
     limit = setting("DYN_DYNAMO_REQUEST_QUEUE_LIMIT", 16, int)
     if limit < 0:
-        raise ConfigError(f"DYN_DYNAMO_REQUEST_QUEUE_LIMIT={limit}: expected zero or more")
+        raise ConfigError(f"DYN_DYNAMO_REQUEST_QUEUE_LIMIT={limit}: must be 0 or more")
     return limit

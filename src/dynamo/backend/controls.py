@@ -1,8 +1,8 @@
-"""Controls: what the system port does to an engine, at `POST /engine/<name>` (serving-plane.md §5.2).
+"""Controls: engine operations at `POST /engine/<name>` of the system port.
 
-An engine hands over the objects for what it can do; what it has none for is no route. A worker whose engine sleeps is not
-found; woken whole, it is found again. An answer says `{"status": "ok"}`, or `{"status": "error", "message": …}` for what
-the engine refuses.
+An engine provides objects for the operations that it supports; others have no route. A worker with a sleeping engine leaves
+discovery; it registers again when all parts are awake. A response is `{"status": "ok"}`, or
+`{"status": "error", "message": …}` for an operation that the engine rejects.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from dynamo.core.errors import InvalidArgument
 logger = logging.getLogger(__name__)
 
 SLEEP_LEVELS = (1, 2, 3)
-DRAIN_S = 300.0  # For answers under way before the engine sleeps: the longest a client is promised.
+DRAIN_S = 300.0  # Time for running requests before the engine sleeps: the longest time promised to a client.
 
 Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class Panel:
-    """The controls of one engine: one at a time, and what goes wrong is the answer."""
+    """The controls of one engine: executed one at a time; errors are returned as responses."""
 
     def __init__(self) -> None:
         self._one_at_a_time = asyncio.Lock()
@@ -37,7 +37,7 @@ class Panel:
                     return await work(body if isinstance(body, dict) else {})
                 except InvalidArgument as error:
                     return {"status": "error", "message": str(error)}
-                except Exception as error:  # The request's boundary: the engine's own words.
+                except Exception as error:  # Request boundary: the engine may raise any error.
                     logger.exception("engine route %s failed", name)
                     return {"status": "error", "message": f"{type(error).__name__}: {error}"}
 
@@ -45,13 +45,13 @@ class Panel:
 
 
 class Sleeper(Protocol):
-    """An engine that can give its memory back."""
+    """An engine that can release its memory."""
 
     async def sleep(self, level: int) -> None:
-        """Nothing runs, and nothing will be asked until it is awake."""
+        """Release memory. Called without running requests; none is sent until the engine is awake."""
 
     async def wake_up(self, tags: list[str] | None) -> bool | None:
-        """Wakes these parts of it, or all; False while others sleep on."""
+        """Wake the parts given by `tags`, or all; return False while other parts sleep."""
 
 
 class SleepControls:
@@ -91,13 +91,13 @@ class SleepControls:
 
 
 class Profiled(Protocol):
-    """An engine that writes down what its time goes into."""
+    """An engine with a profiler."""
 
     async def start_profile(self, prefix: str | None) -> None:
-        """From now on; `prefix` is for the names of the files."""
+        """Start profiling; `prefix` is for the names of the files."""
 
     async def stop_profile(self) -> str | None:
-        """Where it was written, if the engine says."""
+        """Stop profiling and return the location of the files, if the engine reports it."""
 
 
 class ProfileControls:
@@ -122,11 +122,11 @@ class Caching(Protocol):
     """An engine with a prefix cache."""
 
     async def reset_prefix_cache(self) -> bool:
-        """Forgets it; False where that cannot be at the moment."""
+        """Clear the cache; return False if that is not possible at the moment."""
 
 
 class CacheControls:
-    """`clear_kv_blocks`, an endpoint, and the trainer's word for the same, a route."""
+    """The `clear_kv_blocks` endpoint, and the route with the trainers' name for it."""
 
     def __init__(self, engine: Caching) -> None:
         self._engine = engine
@@ -141,31 +141,31 @@ class CacheControls:
 
     async def flush(self, body: dict[str, Any]) -> dict[str, Any]:
         if not await self._engine.reset_prefix_cache():
-            raise InvalidArgument("the cache was not flushed: requests still use it")
+            raise InvalidArgument("the cache was not flushed: active requests use it")
         return {"status": "ok", "message": "Cache flushed"}
 
 
 class Trained(Caching, Protocol):
-    """An engine whose weights are replaced while it lives."""
+    """An engine whose weights can be replaced at runtime."""
 
     async def check_health(self) -> None:
-        """Raises what is wrong with it."""
+        """Raise an error if the engine is not healthy."""
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request; harmless for one that is gone."""
+        """Abort a request; no effect on a completed one."""
 
     async def update_weights(self, path: str, version: str | None) -> None:
-        """No request is answered with some of the old and some of the new. Raises `InvalidArgument`."""
+        """Update all weights while no request mixes old and new ones. Raise `InvalidArgument`."""
 
     async def get_weight_version(self) -> str:
-        """What the weights are called."""
+        """Return the version label of the weights."""
 
     async def update_weight_version(self, version: str) -> None:
-        """They are called so from now on."""
+        """Set the version label of the weights."""
 
 
 class TrainerControls:
-    """What a trainer asks of any engine with `--enable-rl`."""
+    """Operations for trainers of an engine with `--enable-rl`."""
 
     def __init__(self, engine: Trained) -> None:
         self._engine = engine
@@ -188,7 +188,7 @@ class TrainerControls:
     async def abort_request(self, body: dict[str, Any]) -> dict[str, Any]:
         request_id = body.get("request_id")
         if not isinstance(request_id, str):
-            raise InvalidArgument(f"request_id {request_id!r}: expected text")
+            raise InvalidArgument(f"request_id {request_id!r}: expected a string")
         await self._engine.abort(request_id)
         return {"status": "ok", "request_id": request_id}
 
@@ -212,7 +212,7 @@ class TrainerControls:
 
 
 async def out_of_service(host: EngineHost) -> None:
-    """Returns when nobody finds the worker and nothing runs; back in service and `TimeoutError` if that takes too long."""
+    """Leave service and return when no request runs; on timeout return to service and raise `TimeoutError`."""
     try:
         async with asyncio.timeout(DRAIN_S):
             await host.leave_service()

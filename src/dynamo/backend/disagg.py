@@ -1,10 +1,10 @@
-"""Disaggregation: which part of a request a worker does, and what prefill hands to decode (serving-plane.md §5.7). Pure.
+"""Disaggregation: a worker's role, and the handover from the prefill to the decode worker. Pure.
 
-A prefill worker computes the prompt and one token, and says in `disaggregated_params` where the blocks lie; a decode
-worker is given those words in `prefill_result` and goes on from there. What stands in them is the engines' own business.
+A prefill worker computes the prompt and one token, and returns the location of the KV blocks in `disaggregated_params`; a
+decode worker receives it in `prefill_result` and continues from there. The content is specific to the engines.
 
     request = prefill_request(request)                     # prefill: one token, one choice
-    reply.item(prefill_output([token], params, usage))     # …its answer; `finish_reason` is for an end before decode
+    reply.item(prefill_output([token], params, usage))     # its output; `finish_reason` is for an end before decode
     result = prefill_result_of(request)                    # decode: None means that it computes the prompt itself
 """
 
@@ -28,11 +28,11 @@ from dynamo.protocols.engine import (
 )
 
 DRAIN_TIMEOUT_S = 30.0
-"""How long a stopping prefill worker waits for its blocks to be fetched, unless it is told."""
+"""Default time that a stopping prefill worker waits for its blocks to be fetched."""
 
 
 class DisaggregationMode(enum.Enum):
-    """What a worker does of each request; `--disaggregation-mode` takes the values."""
+    """Role of a worker; the values of `--disaggregation-mode`."""
 
     AGGREGATED = "agg"
     PREFILL = "prefill"
@@ -41,17 +41,17 @@ class DisaggregationMode(enum.Enum):
 
     @property
     def worker_type(self) -> str:
-        """As the model's card says it."""
+        """The role's name on the model's card."""
         return "aggregated" if self is DisaggregationMode.AGGREGATED else self.value
 
     @property
     def component(self) -> str:
-        """The component that it serves in unless it is told: one for each kind that must not be taken for another."""
+        """The default component: one for each role that routers must distinguish."""
         return "backend" if self in (DisaggregationMode.AGGREGATED, DisaggregationMode.DECODE) else self.value
 
     @property
     def needs(self) -> list[list[str]]:
-        """Who else must be there before the model can be served: the outer list is or, the inner one and."""
+        """The other worker roles that the model requires: the outer list is or, the inner one and."""
         match self:
             case DisaggregationMode.PREFILL:
                 return [["decode"]]
@@ -62,33 +62,33 @@ class DisaggregationMode(enum.Enum):
 
     @property
     def answers_clients(self) -> bool:
-        """Whether its card names what the model may be asked for: a prefill worker's names nothing."""
+        """Whether the card names request types: a prefill worker's names none."""
         return self in (DisaggregationMode.AGGREGATED, DisaggregationMode.DECODE)
 
     @property
     def tells_cache(self) -> bool:
-        """Whether routers hear what its cache holds: prompts are never sent to a decode worker for what it holds."""
+        """Whether KV cache events are published: prompts are not routed to decode workers by cached blocks."""
         return self in (DisaggregationMode.AGGREGATED, DisaggregationMode.PREFILL)
 
 
 def mode_of(
     value: str | None, *, is_prefill_worker: bool = False, is_decode_worker: bool = False
 ) -> DisaggregationMode:
-    """What the flag says, or the older two. Raises `ConfigError` where they contradict each other."""
+    """Return the role set by the flag or its two aliases. Raise `ConfigError` if they contradict each other."""
     if not (is_prefill_worker or is_decode_worker):
         return DisaggregationMode(value or "agg")
     if value is not None:
         raise ConfigError(
             f"--disaggregation-mode {value} and --is-{'prefill' if is_prefill_worker else 'decode'}-worker: "
-            "expected one of them"
+            "are mutually exclusive"
         )
     if is_prefill_worker and is_decode_worker:
-        raise ConfigError("--is-prefill-worker and --is-decode-worker: expected one of them")
+        raise ConfigError("--is-prefill-worker and --is-decode-worker are mutually exclusive")
     return DisaggregationMode.PREFILL if is_prefill_worker else DisaggregationMode.DECODE
 
 
 def prefill_request(request: PreprocessedRequest) -> PreprocessedRequest:
-    """A request as a prefill worker computes it: one choice of exactly one token, whatever its client asked for."""
+    """Return a request as a prefill worker computes it: one choice of exactly one token, whatever the client requested."""
     stop = msgspec.structs.replace(request.stop_conditions, max_tokens=1, min_tokens=1)
     sampling = request.sampling_options
     if (sampling.n or 1) > 1 or (sampling.best_of or 1) > 1:
@@ -104,7 +104,7 @@ def prefill_output(
     finish_reason: str | None = "length",
     engine_data: Mapping[str, Any] | None = None,
 ) -> EngineOutput:
-    """The answer of a prefill worker. `finish_reason` None and "length" go on to decode, "stop" is the whole answer."""
+    """Return a prefill worker's output. `finish_reason` None and "length" continue on a decode worker, "stop" ends."""
     return EngineOutput(
         token_ids,
         0,
@@ -116,14 +116,14 @@ def prefill_output(
 
 
 def must_prefill_here(request: PreprocessedRequest) -> bool:
-    """Whether a decode worker is told to compute the prompt itself."""
+    """Return whether a decode worker must compute the prompt itself."""
     return BYPASS_REMOTE_PREFILL in request.annotations
 
 
 def prefill_result_of(request: PreprocessedRequest) -> PrefillResult | None:
-    """What a decode worker goes on from; None where it is told to compute the prompt itself.
+    """Return the prefill result for a decode worker; None if it must compute the prompt itself.
 
-    Raises `InvalidArgument` for a request that no prefill router has seen.
+    Raise `InvalidArgument` for a request that did not pass a prefill router.
     """
     result = request.prefill_result
     if isinstance(result, PrefillResult):
@@ -131,28 +131,28 @@ def prefill_result_of(request: PreprocessedRequest) -> PrefillResult | None:
     if must_prefill_here(request):
         return None
     raise InvalidArgument(
-        "a decode worker was sent a request without prefill_result: it is served behind a frontend that has "
-        "prefill workers of the same model, or told to compute the prompt itself by the annotation "
+        "a decode worker received a request without prefill_result: start prefill workers of the same model behind the "
+        "frontend, or let the decode worker compute the prompt with the annotation "
         f"{BYPASS_REMOTE_PREFILL!r}",
         param="prefill_result",
     )
 
 
 def bootstrap_of(request: PreprocessedRequest) -> BootstrapInfo | None:
-    """Where both legs of a request meet, where they were sent at once."""
+    """Return the rendezvous of concurrently sent prefill and decode requests, if any."""
     return request.bootstrap_info if isinstance(request.bootstrap_info, BootstrapInfo) else None
 
 
 def leg_of(request: PreprocessedRequest) -> PrefillResult | BootstrapInfo | None:
-    """What a decode worker that can do both goes on from: a finished prefill, one that runs now, or None: nothing.
+    """Return the input of a decode worker that supports both forms: a finished prefill, a running one, or None.
 
-    Raises `InvalidArgument` for a request that no prefill router has seen.
+    Raise `InvalidArgument` for a request that did not pass a prefill router.
     """
     return bootstrap_of(request) or prefill_result_of(request)
 
 
 def without_prefill(request: PreprocessedRequest) -> PreprocessedRequest:
-    """The same request to be computed whole by whoever gets it: its prefill was lost."""
+    """Return the request without its prefill result, to be computed as a whole after the prefill was lost."""
     return msgspec.structs.replace(
         request,
         annotations=[*request.annotations, *(() if must_prefill_here(request) else (BYPASS_REMOTE_PREFILL,))],
@@ -162,7 +162,7 @@ def without_prefill(request: PreprocessedRequest) -> PreprocessedRequest:
 
 
 def drain_timeout_s() -> float:
-    """`DYN_PREFILL_DRAIN_TIMEOUT_S`: what cannot be read, or is not a number of seconds, is the default."""
+    """Return `DYN_PREFILL_DRAIN_TIMEOUT_S` in seconds; the default if it is invalid."""
     try:
         seconds = setting("DYN_PREFILL_DRAIN_TIMEOUT_S", DRAIN_TIMEOUT_S, float)
     except ConfigError:

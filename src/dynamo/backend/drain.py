@@ -1,9 +1,9 @@
-"""Drain: a worker taken out of service and put back while its process lives on (`/engine/drain|resume|status`).
+"""Drain: take a worker out of service and back while its process keeps running (`/engine/drain|resume|status`).
 
     serving ──drain──▶ draining ──nothing runs──▶ drained ──resume──▶ serving        any ──the process ends──▶ stopping
 
-Who drains leaves discovery first and refuses only when its callers have had time to hear of it, so that no request is
-lost between the two.
+A draining worker leaves discovery first and rejects requests only after its callers have had time to receive the
+deregistration, so that no request is lost in between.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from dynamo.core.tasks import TaskOwner
 
 
 class State(enum.Enum):
-    """How far a worker is from being deleted without harm."""
+    """Service state of a worker."""
 
     SERVING = "serving"
     DRAINING = "draining"
@@ -30,25 +30,25 @@ class State(enum.Enum):
 NOT_APPLICABLE, PENDING, COMPLETE, UNKNOWN = "not_applicable", "pending", "complete", "unknown"
 
 ORDER = (State.STOPPING, State.SERVING, State.DRAINING, State.DRAINED)
-"""What several workers are together: what the first of these says that one of them is."""
+"""Priority of states: several workers together have the first of these states that one of them has."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """The answer of all three routes."""
+    """The response of all three routes."""
 
     state: State
     inflight_requests: int
     kv_transfers: str
-    """`pending` and `complete`: whether others still fetch blocks from this worker. `unknown`: its engine cannot tell.
+    """State of block fetches from this worker: `pending`, `complete`, `unknown` if the engine cannot report it.
 
-    `not_applicable`: nobody fetches blocks from it.
+    `not_applicable`: no blocks are fetched from it.
     """
     safe_to_delete: bool
     discovery_registered: bool
 
 
 class Service:
-    """Whether one worker is to be found and takes requests."""
+    """Service state of one worker: registration in discovery and acceptance of requests."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Service:
         until_quiet: Callable[[], Awaitable[None]],
         transfers: Callable[[], str] = lambda: NOT_APPLICABLE,
     ) -> None:
-        """`leave` and `join` are those of discovery; `until_quiet` returns when no late request is to be expected.
+        """Set `leave` and `join` of discovery, and `until_quiet`, which returns when no late request is expected.
 
-        `transfers` says whether others still fetch its blocks.
+        `transfers` returns the state of block fetches from this worker.
         """
         self._transfers = transfers
         self._admission = admission
@@ -85,18 +85,18 @@ class Service:
         return State.DRAINED if is_over else State.DRAINING
 
     def status(self) -> WorkerStatus:
-        """How it is now."""
+        """Return the current status."""
         state, inflight = self.state, self._admission.requests
         transfers = self._transfers()
         is_over = state is State.DRAINED or (state is State.STOPPING and inflight == 0)
         return WorkerStatus(state, inflight, transfers, is_over and transfers != PENDING, self._is_registered)
 
     def opened(self) -> None:
-        """It was announced, and is to be found."""
+        """Mark the worker as registered and serving."""
         self._is_registered = True
 
     async def drain(self) -> None:
-        """Leaves discovery; refuses soon, and what runs goes on. Harmless when it drains already."""
+        """Leave discovery and reject requests soon; running requests continue. No effect if already draining."""
         async with self._one_at_a_time:
             if self.state is State.SERVING:
                 await self._leave()
@@ -104,7 +104,7 @@ class Service:
                 self._closing = self._tasks.start(self._close(), "drain")
 
     async def resume(self) -> None:
-        """Takes requests and is found again. Does nothing to one that serves, or that stops."""
+        """Accept requests and register again. No effect on a serving or stopping worker."""
         async with self._one_at_a_time:
             if self._closing is None or self._is_stopping:
                 return
@@ -116,7 +116,7 @@ class Service:
             self._is_registered = True
 
     async def stop(self) -> None:
-        """Leaves discovery for good; who refuses and when is the worker's business from now on."""
+        """Leave discovery permanently; the worker controls rejection from now on."""
         self._is_stopping = True
         if self._closing is not None:
             self._closing.cancel()
@@ -129,7 +129,7 @@ class Service:
 
 
 class ControlRoutes:
-    """The routes of a process, over all workers that it has by the time it is asked."""
+    """Drain routes of a process, over all workers that exist at the time of the request."""
 
     def __init__(self, services: Callable[[], Sequence[Service]]) -> None:
         self._services = services
@@ -146,7 +146,7 @@ class ControlRoutes:
         return self._status()
 
     def is_serving(self) -> bool:
-        """False while any of them is drained: a probe that sends traffic here should not."""
+        """Return False while any worker is drained, so that probes send it no traffic."""
         return not any(service.state in (State.DRAINING, State.DRAINED) for service in self._services())
 
     def _status(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class ControlRoutes:
 
 
 def joint(statuses: Sequence[WorkerStatus]) -> WorkerStatus:
-    """What several workers are together; none at all are one that is not found yet."""
+    """Return the joint status of several workers; without workers, that of one not yet registered."""
     return WorkerStatus(
         state=min((status.state for status in statuses), key=ORDER.index, default=State.SERVING),
         inflight_requests=sum(status.inflight_requests for status in statuses),

@@ -1,14 +1,14 @@
-"""LLMEngine: what an engine must be able to do to stand behind a worker.
+"""LLMEngine: the interface between a worker and an inference engine.
 
-The worker owns the processes' planes; the engine owns tokens. They meet in five methods:
+The worker handles discovery, requests and events; the engine computes tokens. The interface has five methods:
 
-    config = await engine.start(host)     # load; say what you are
-    engine.submit(request, reply)         # begin; write tokens to `reply` as steps complete
+    config = await engine.start(host)     # load and return the configuration
+    engine.submit(request, reply)         # start a request; write tokens to `reply` as steps complete
     engine.cancel(reply)                  # the caller left: stop at the next step
-    await engine.drain()                  # wait for what runs
-    await engine.stop()                   # free everything; safe to call twice, and after a failed start
+    await engine.drain()                  # wait for the running requests
+    await engine.stop()                   # free all resources; may be called twice, and after a failed start
 
-An engine that computes in steps hands all tokens of a step over in one callback on the loop, so that the request
+An engine that computes in steps delivers all tokens of a step in one callback on the loop, so that the request
 plane can send them in one frame.
 """
 
@@ -28,7 +28,7 @@ from dynamo.runtime.system import EngineRoute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What an engine says about itself once it is loaded; it becomes the model's card."""
+    """Properties of a loaded engine, published on the model's card."""
 
     model_path: str
     """Directory in Hugging Face layout: tokenizer, chat template, generation config.
@@ -37,101 +37,101 @@ class EngineConfig:
     """
     served_model_name: str
     context_length: int
-    """Prompt and output together, in tokens."""
+    """Maximum of prompt and output tokens."""
     kv_cache_block_size: int
-    """Tokens in a KV block."""
+    """Tokens per KV block."""
     total_kv_blocks: int
-    """Per data-parallel rank."""
+    """KV blocks per data-parallel rank."""
     max_num_seqs: int
     max_num_batched_tokens: int
     data_parallel_size: int = 1
     runtime_data: Mapping[str, Any] = field(default_factory=dict)
     health_check_payload: Mapping[str, Any] | None = None
-    """What the canary asks when the worker has been idle; None: one token after one token."""
+    """Request of the health check while the worker is idle; None: one token in, one token out."""
     model_type: str | None = None
-    """What the model is asked for, where that is not for the worker's options to say."""
+    """The card's `model_type`; None to use the worker's options."""
     model_input: Literal["Tokens", "Text"] = "Tokens"
-    """What its requests hold."""
+    """Whether requests contain token ids or text."""
     request_type: type[PreprocessedRequest] | type[EmbeddingWork] | type[ClassifyRequest] | type[dict[str, Any]] = (
         PreprocessedRequest
     )
-    """What requests are read as."""
+    """The type into which requests are decoded."""
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
-    """Where decode workers meet this prefill worker while it computes; None: they are sent its result."""
+    """Port at which decode workers connect to this prefill worker during the prefill; None: no bootstrap."""
     data_parallel_start_rank: int = 0
-    """The first of this worker's ranks, where others have the ranks below it."""
+    """The first rank of this worker, if other workers have lower ranks."""
     publishes_kv_events: bool = True
-    """Whether routers hear what its cache holds."""
+    """Whether the engine publishes KV cache events for routers."""
     model_aliases: Sequence[str] = ()
     """Further names of the model."""
     router_config: dict[str, Any] | None = None
-    """How frontends are to route to workers of this kind, whatever their own mode."""
+    """Routing configuration of this model for frontends; overrides their own mode."""
     routes: Mapping[str, EngineRoute] = field(default_factory=dict)
-    """What the system port answers at `/engine/<name>`: the controls that this engine has."""
+    """Handlers of `/engine/<name>` on the system port: the controls that this engine supports."""
     takes_prompt_embeds: bool = False
-    """Whether it reads prompts given as embeddings; the worker refuses them otherwise."""
+    """Whether the engine accepts prompts as embeddings; the worker rejects them otherwise."""
     endpoints: Mapping[str, EngineRoute] = field(default_factory=dict)
-    """Small endpoints of the worker's component: a question, an answer."""
+    """Auxiliary endpoints of the worker's component: one request, one response."""
     adapters: AdapterEngine | None = None
-    """The engine's LoRA adapters, where it takes any."""
+    """The engine's LoRA adapters; None if it does not support them."""
 
 
 class EngineHost(Protocol):
-    """What the worker offers its engine. All methods are to be called on the loop's thread."""
+    """Services of the worker for its engine. All methods must be called on the loop's thread."""
 
     @property
     def metrics(self) -> MetricsRegistry:
-        """Families made here are shown at `/metrics` of the worker's system port."""
+        """The registry of the worker's `/metrics` on the system port."""
 
     @property
     def worker_id(self) -> int:
-        """By which routers know this worker."""
+        """The id of this worker for routers."""
 
     def publish_kv_event(self, event: KvEvent, dp_rank: int = 0, tier: str = "device") -> None:
-        """Tells the routers what the cache now holds, or a tier below it. Order is kept."""
+        """Publish a change of the cache, or of a lower tier, to the routers. Order is kept."""
 
     def publish_load(self, load: WorkerLoad) -> None:
-        """Tells the routers how busy this rank is; only the newest counts."""
+        """Publish the load of a rank to the routers; only the latest value counts."""
 
     def publish_forward_pass(self, passed: ForwardPass, dp_rank: int = 0) -> None:
-        """Tells the planners what a step computed, and how long it took."""
+        """Publish the work and duration of a step to the planners."""
 
     def fail(self, error: BaseException) -> None:
-        """The engine cannot go on: the worker refuses, drains and exits."""
+        """Report an engine failure: the worker refuses requests, drains and exits."""
 
     async def leave_service(self) -> bool:
-        """Returns when nobody finds this worker any more and everything that it was asked is answered.
+        """Leave discovery and return when all received requests are complete.
 
-        False where somebody else had taken it out of service before.
+        Return False if the worker was already out of service.
         """
 
     async def return_to_service(self) -> None:
-        """It is found again, and takes requests."""
+        """Register in discovery again and accept requests."""
 
 
 class LLMEngine(Protocol):
-    """An engine that takes token ids and answers token ids."""
+    """An engine that takes token ids and returns token ids."""
 
     async def start(self, host: EngineHost) -> EngineConfig:
-        """Loads the model. Raises `ConfigError` if that cannot be."""
+        """Load the model. Raise `ConfigError` if it cannot be loaded."""
 
     def submit(self, request: PreprocessedRequest, reply: Reply) -> None:
-        """Begins a request and returns at once. Raises `InvalidArgument` for one it cannot serve."""
+        """Start a request and return at once. Raise `InvalidArgument` for an unsupported request."""
 
     def cancel(self, reply: Reply) -> None:
-        """Drops a request at the next step; nothing more is written to its reply."""
+        """Drop a request at the next step; nothing more is written to its reply."""
 
     async def drain(self) -> None:
-        """Returns when nothing runs and nothing waits."""
+        """Return when no request is running or waiting."""
 
     async def stop(self) -> None:
-        """Frees what `start` took."""
+        """Free the resources of `start`."""
 
 
 @runtime_checkable
 class LendingEngine(LLMEngine, Protocol):
-    """An engine whose blocks others fetch after it has answered: a prefill worker's."""
+    """An engine whose KV blocks are fetched after it has responded: a prefill worker's."""
 
     def is_quiescent(self) -> bool | None:
-        """True: nobody fetches any more. None: it cannot tell, and a stopping worker waits its whole time."""
+        """Return True if no fetch is pending; None if unknown, so that a stopping worker waits for its full timeout."""

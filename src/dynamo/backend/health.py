@@ -1,4 +1,4 @@
-"""Health: whether the engine still lives, asked every few seconds (serving-plane.md §5.10)."""
+"""Health: periodic liveness check of an engine."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,9 +13,9 @@ TIMEOUT_S = 30.0
 async def watch(
     look: Callable[[], Awaitable[None]], on_death: Callable[[BaseException], None], clock: Clock | None = None
 ) -> None:
-    """Looks until it is cancelled, or until the engine is dead or does not answer, which is told once.
+    """Check until cancelled, or until the engine is dead or does not respond, which is reported once.
 
-    `look` raises what the engine died of.
+    `look` raises the error that the engine died of.
     """
     clock = clock or SystemClock()
     interval_s = setting("DYN_ENGINE_HEALTH_CHECK_INTERVAL", INTERVAL_S, float)
@@ -26,8 +26,8 @@ async def watch(
             async with asyncio.timeout(timeout_s):
                 await look()
         except TimeoutError:
-            on_death(TimeoutError(f"the engine did not say within {timeout_s:g} s whether it lives"))
+            on_death(TimeoutError(f"the engine did not respond to the liveness check within {timeout_s:g} s"))
             return
-        except Exception as error:  # Whatever it says of itself, it cannot go on.
+        except Exception as error:  # An engine that reports any error cannot continue.
             on_death(error)
             return

@@ -1,4 +1,4 @@
-"""Listeners: what an engine's processes say of their caches and steps over sockets of their own, told to the host."""
+"""Listeners: subscribers of the KV events and step metrics that engine processes publish on ZMQ sockets."""
 
 import logging
 import struct
@@ -12,7 +12,7 @@ from dynamo.protocols.load import ForwardPass
 
 logger = logging.getLogger(__name__)
 
-UNREAD_MAX = 10_000  # Steps that wait for us; who misses one knows it from the number of the next.
+UNREAD_MAX = 10_000  # Receive buffer in steps; a lost step is detected by the number of the next one.
 
 read_pass = msgpack_decoder(ForwardPass).decode
 
@@ -26,34 +26,34 @@ def kv_listener(
     *,
     is_eagle: bool = False,
 ) -> EngineListener:
-    """Who listens to one rank that publishes. Raises `InvalidArgument` for an endpoint that is none."""
+    """Return the subscriber of one publishing rank. Raise `InvalidArgument` for an invalid endpoint."""
     events = EngineEvents(0, rank, block_tokens, teller(host, rank), is_eagle=is_eagle, name=f"rank {rank}")
     replay = None if replay_endpoint is None else reachable(replay_endpoint)
     return EngineListener(events, reachable(endpoint), replay_endpoint=replay)
 
 
 def teller(host: EngineHost, rank: int) -> Callable[[WorkerKvEvent], None]:
-    """Passes an event on to the host."""
+    """Return a callback that forwards events to the host."""
     return lambda told: host.publish_kv_event(event_of(told), rank, told.storage_tier)
 
 
 def event_of(told: WorkerKvEvent) -> KvEvent:
-    """The event without its number, which the host gives it anew."""
+    """Return the event without its id; the host assigns a new one."""
     data = told.event.data
     if isinstance(data, str):
         return Cleared()
     event = data.stored or data.removed
-    assert event is not None, "an event is one of three"
+    assert event is not None, "exactly one kind of event is set"
     return event
 
 
 def reachable(endpoint: str) -> str:
-    """Where a publisher that binds to all addresses is connected to, from the same host."""
+    """Return the local address of a publisher that binds to all addresses."""
     return endpoint.replace("*", "127.0.0.1").replace("0.0.0.0", "127.0.0.1").replace("[::]", "127.0.0.1")  # noqa: S104
 
 
 class PassListener:
-    """Hears the steps that one rank of an engine tells, until it is cancelled."""
+    """Subscriber of the steps that one rank of an engine publishes; runs until it is cancelled."""
 
     def __init__(self, endpoint: str, rank: int, host: EngineHost) -> None:
         self._endpoint = endpoint
@@ -79,17 +79,17 @@ class PassListener:
             context.term()
 
     def hear(self, frames: list[bytes]) -> None:
-        """One step: topic, number, payload; one that cannot be read is told and left out."""
+        """Process one message of topic, sequence number and payload; a malformed message is logged and dropped."""
         if len(frames) != 3 or len(frames[1]) != 8:
-            logger.warning("a message of %s that is none: expected topic, number and a step", self._endpoint)
+            logger.warning("malformed step message from %s: expected [topic, sequence, payload]", self._endpoint)
             return
         (number,) = struct.unpack(">Q", frames[1])
         if number > self._next > 0:
-            logger.warning("%d steps of rank %d were lost", number - self._next, self._rank)
+            logger.warning("lost %d step messages of rank %d", number - self._next, self._rank)
         self._next = number + 1
         try:
             passed = read_pass(frames[2])
         except UNREADABLE as error:
-            logger.warning("step %d of rank %d cannot be read: %s", number, self._rank, error)
+            logger.warning("cannot decode step %d of rank %d: %s", number, self._rank, error)
             return
         self._host.publish_forward_pass(passed, self._rank)

@@ -1,6 +1,6 @@
-"""Media: images, videos and sounds from their URLs, as engines take them: `{"image": […]}`.
+"""Media: images, videos and audio clips fetched from URLs for an engine: `{"image": […]}`.
 
-What may be fetched, and how much, is decided by `llm.media_fetch`, as everywhere; an engine only decodes what came.
+`llm.media_fetch` decides which URLs and sizes are allowed, as elsewhere; an engine only decodes the content.
 """
 
 import asyncio
@@ -12,16 +12,16 @@ from dynamo.text.multimodal.fetch import fetch
 from dynamo.text.multimodal.source import Media
 
 KINDS = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
-"""The field of a request, and the engines' word."""
+"""Media fields of a request, and their names in engines."""
 
 Decode = Callable[[str, Media], Awaitable[Any]]
 
 
 async def media_items(urls: Mapping[str, Sequence[str]], decode: Decode) -> dict[str, list[Any]]:
-    """Everything that a prompt shows, fetched side by side. Raises `InvalidArgument` for what cannot be had."""
+    """Fetch all media of a prompt concurrently. Raise `InvalidArgument` for media that cannot be fetched."""
     unknown = [kind for kind in urls if kind not in KINDS]
     if unknown:
-        raise InvalidArgument(f"{', '.join(unknown)} parts are not known to this engine", param="messages")
+        raise InvalidArgument(f"{', '.join(unknown)} parts are not supported by this engine", param="messages")
 
     async def one(kind: str, url: str) -> Any:
         return await decode(kind, await fetch(url))

@@ -1,4 +1,4 @@
-"""WorkerMetrics: what `/metrics` of the system port says of a worker beside its endpoint (serving-plane.md §7.4)."""
+"""WorkerMetrics: metrics of a worker at `/metrics` of the system port, in addition to its endpoint's."""
 
 from dynamo.backend.admission import Admission
 from dynamo.backend.engine import EngineConfig
@@ -12,7 +12,7 @@ RANK_LABELS = (*MODEL_LABELS, "dp_rank")
 
 
 class WorkerMetrics:
-    """The series of one worker."""
+    """The metrics of one worker."""
 
     def __init__(self, registry: MetricsRegistry, endpoint: EndpointId, instance_id: int) -> None:
         self._registry = registry
@@ -25,22 +25,24 @@ class WorkerMetrics:
             "dynamo_component_gpu_cache_usage_percent", "KV blocks in use, 0-1", RANK_LABELS
         )
         self._rejected = registry.counter(
-            "dynamo_work_handler_enqueue_rejected_total", "Requests that found slots and queue full", WORKER_LABELS
+            "dynamo_work_handler_enqueue_rejected_total",
+            "Requests rejected because slots and queue were full",
+            WORKER_LABELS,
         ).labels(**self._labels)
         self._wait = registry.histogram(
-            "dynamo_work_handler_permit_wait_seconds", "From a request's arrival to its slot", WORKER_LABELS
+            "dynamo_work_handler_permit_wait_seconds", "Time from a request's arrival to its slot", WORKER_LABELS
         ).labels(**self._labels)
         self._first_response = registry.histogram(
             "dynamo_work_handler_time_to_first_response_seconds",
-            "From a request's arrival to the first piece of its answer",
+            "Time from a request's arrival to the first piece of its response",
             WORKER_LABELS,
         ).labels(**self._labels)
         self._load_time = registry.gauge(
-            "dynamo_component_model_load_time_seconds", "How long the engine took to start", MODEL_LABELS
+            "dynamo_component_model_load_time_seconds", "Start-up time of the engine", MODEL_LABELS
         )
 
     def loaded(self, config: EngineConfig, seconds: float) -> None:
-        """The engine runs."""
+        """Record the start of the engine."""
         self._model = config.served_model_name
         self._load_time.labels(**self._labels, model=self._model).set(seconds)
         for rank in range(config.data_parallel_size):
@@ -49,23 +51,23 @@ class WorkerMetrics:
             self._cache_usage.labels(**labels).set(0)
 
     def observe_load(self, load: WorkerLoad) -> None:
-        """A rank's cache after a step."""
+        """Record the cache usage of a rank after a step."""
         if load.kv_total_blocks:
             labels = {**self._labels, "model": self._model, "dp_rank": str(load.dp_rank)}
             self._cache_usage.labels(**labels).set(load.kv_used_blocks / load.kv_total_blocks)
 
     def follow(self, admission: Admission) -> None:
-        """Slots and queue, as they are when the metrics are read."""
+        """Register gauges of slots and queue, evaluated when the metrics are read."""
         for name, help_text, read in (
-            ("pool_active_tasks", "Requests the engine has", lambda: len(admission.running)),
-            ("pool_capacity", "Requests the engine may have", lambda: admission.slots),
-            ("queue_depth", "Requests that wait for a slot", lambda: len(admission.queue)),
-            ("queue_capacity", "Requests that may wait for a slot", lambda: admission.queue_max),
+            ("pool_active_tasks", "Requests in the engine", lambda: len(admission.running)),
+            ("pool_capacity", "Maximum requests in the engine", lambda: admission.slots),
+            ("queue_depth", "Requests waiting for a slot", lambda: len(admission.queue)),
+            ("queue_capacity", "Maximum requests waiting for a slot", lambda: admission.queue_max),
         ):
             gauge = self._registry.gauge(f"dynamo_work_handler_{name}", help_text, WORKER_LABELS)
             gauge.labels(**self._labels).follow(read)
 
-    # What the admission tells: Watcher.
+    # Watcher: called by the admission.
 
     def rejected(self) -> None:
         self._rejected.inc()

@@ -1,7 +1,7 @@
-"""Requests: those that an engine answers now, each a task, for engines whose answers are asynchronous iterators.
+"""Requests: active requests as tasks, for engines whose outputs are asynchronous iterators.
 
-A request that is cancelled is told to the engine and followed to its end, so that the engine frees what it took in its
-own order; one that does not end in time is cut.
+A cancelled request is aborted in the engine and its task continues until the engine ends it, so that the engine frees
+resources in its own order; a request that does not end in time is cancelled.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from dynamo.runtime.request_plane.base import Reply
 
 logger = logging.getLogger(__name__)
 
-STOP_S = 5.0  # For requests to be dropped, before the engine's processes are ended under them.
-ABORT_S = 30.0  # For an engine to end what it was told to drop: more than its longest step.
+STOP_S = 5.0  # Time for requests to be dropped before the engine's processes are stopped.
+ABORT_S = 30.0  # Time for the engine to end an aborted request: more than its longest step.
 
 
 class Requests:
-    """The requests under way."""
+    """The active requests of an engine."""
 
     def __init__(self, tasks: TaskOwner) -> None:
         self._tasks = tasks
@@ -36,22 +36,22 @@ class Requests:
         return len(self._running)
 
     def begin(self, work: Coroutine[Any, Any, None], reply: Reply) -> None:
-        """A request's task; what it raises is its caller's answer."""
+        """Start the task of a request; an exception in it fails the request."""
         task = self._tasks.start(self._answered(work, reply), f"request {reply.request_id}")
         self._running[reply] = task
         self._is_quiet.clear()
         task.add_done_callback(lambda _task: self._ended(reply, work))
 
     def is_dropped(self, reply: Reply) -> bool:
-        """Whether nobody waits for its answer any more."""
+        """Return whether the request was cancelled."""
         return reply in self._dropped
 
     def answered(self, reply: Reply) -> None:
-        """The answer is whole; what its task still does is between it and the engine."""
+        """Mark the response as complete; the task may still run until the engine ends the request."""
         self._dropped.add(reply)
 
     def drop(self, reply: Reply, after_s: float = ABORT_S) -> None:
-        """Nobody waits for the answer. Its task ends by itself, or is ended after that time."""
+        """Mark a request as cancelled. Its task ends by itself or is cancelled after `after_s`."""
         task = self._running.get(reply)
         if task is None:
             return
@@ -63,7 +63,7 @@ class Requests:
         task.add_done_callback(lambda _task: timer.cancel())
 
     async def drain(self) -> None:
-        """Returns when none is left."""
+        """Return when no request is left."""
         await self._is_quiet.wait()
 
     async def _answered(self, work: Coroutine[Any, Any, None], reply: Reply) -> None:
@@ -71,7 +71,7 @@ class Requests:
             await work
         except DynamoException as error:
             self._fail(reply, error)
-        except Exception as error:  # The request's boundary: whatever it is, its caller hears it.
+        except Exception as error:  # Request boundary: every error is sent to the caller.
             logger.exception("request %s failed", reply.request_id)
             self._fail(reply, Unknown(str(error.__cause__ or error)))
 
@@ -80,7 +80,7 @@ class Requests:
             reply.fail(error)
 
     def _ended(self, reply: Reply, work: Coroutine[Any, Any, None]) -> None:
-        work.close()  # It never began where its task was cancelled at once.
+        work.close()  # The coroutine never started if its task was cancelled at once.
         self._running.pop(reply, None)
         self._dropped.discard(reply)
         if not self._running:
@@ -88,32 +88,32 @@ class Requests:
 
 
 class Life:
-    """Whether the engine is there: its death is told to the host once, and not while it is being stopped."""
+    """State of the engine: reports its death to the host once, unless the engine is being stopped."""
 
     def __init__(self) -> None:
         self._on_death: Callable[[BaseException], None] | None = None
         self.is_dead = False
 
     def began(self, on_death: Callable[[BaseException], None]) -> None:
-        """From now on it may die."""
+        """Mark the engine as running; `on_death` receives the error if it dies."""
         self._on_death = on_death
 
     def stopped(self) -> None:
-        """Its end is wanted."""
+        """Mark the engine as stopped on purpose."""
         self._on_death = None
 
     @property
     def is_running(self) -> bool:
-        """Whether it takes requests."""
+        """Return whether the engine accepts requests."""
         return self._on_death is not None and not self.is_dead
 
     def check(self) -> None:
-        """Raises `EngineShutdown` where it takes none."""
+        """Raise `EngineShutdown` if the engine does not accept requests."""
         if not self.is_running:
             raise EngineShutdown("the engine is not running")
 
     def die(self, error: BaseException) -> None:
-        """The engine is gone."""
+        """Report the death of the engine."""
         if self.is_running:
             assert self._on_death is not None, "it runs"
             self.is_dead = True

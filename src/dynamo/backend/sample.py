@@ -1,6 +1,6 @@
-"""EchoEngine: the smallest engine that is one: it answers a prompt with itself, a token a step.
+"""EchoEngine: a minimal engine that repeats the prompt, one token per step.
 
-It is a command too: `python -m dynamo.backend.sample --model-path DIRECTORY`; whose tokenizer it uses is all it needs.
+It is also a command, `python -m dynamo.backend.sample --model-path DIRECTORY`; it needs only the model's tokenizer.
 """
 
 import asyncio
@@ -24,22 +24,24 @@ BLOCKS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EchoOptions(WorkerOptions):
-    """A worker that answers every prompt with itself."""
+    """Options of a worker that repeats each prompt."""
 
-    model_path: str | None = option(None, "--model-path", None, "Whose tokenizer to use: a directory or a hub id")
+    model_path: str | None = option(
+        None, "--model-path", None, "Model whose tokenizer is used: a directory or a hub id"
+    )
     model_name: str = option("echo", "--model-name", None, "Name to serve under")
-    step_s: float = option(0.0, "--step-s", None, "How long it thinks about each token")
+    step_s: float = option(0.0, "--step-s", None, "Seconds per token")
 
     def __post_init__(self) -> None:
         WorkerOptions.__post_init__(self)
         if self.model_path is None:
-            raise ConfigError("--model-path is missing: expected a directory or a hub id")
+            raise ConfigError("--model-path is required: a directory or a hub id")
         if self.step_s < 0:
-            raise ConfigError(f"--step-s {self.step_s}: expected 0 or more")
+            raise ConfigError(f"--step-s {self.step_s}: must be 0 or more")
 
 
 class Echo:
-    """One request: the tokens still to be said."""
+    """One request: the tokens still to be sent."""
 
     def __init__(self, request: PreprocessedRequest) -> None:
         self.prompt_tokens = len(request.token_ids)
@@ -48,7 +50,7 @@ class Echo:
 
 
 class EchoEngine:
-    """An `LLMEngine` without a model; `step_s` is how long it thinks about each token."""
+    """An `LLMEngine` without a model; `step_s` is the duration of a step in seconds."""
 
     def __init__(self, model_path: str, name: str = "echo", step_s: float = 0.0) -> None:
         self._model_path = model_path
@@ -62,7 +64,7 @@ class EchoEngine:
 
     @classmethod
     def from_options(cls, options: EchoOptions) -> "EchoEngine":
-        assert options.model_path is not None, "the options were judged"
+        assert options.model_path is not None, "checked by __post_init__"
         return cls(resolve_model(options.model_path, weights=False), options.model_name, options.step_s)
 
     async def start(self, host: EngineHost) -> EngineConfig:
@@ -87,7 +89,7 @@ class EchoEngine:
             raise InvalidArgument(f"max_tokens is {request.stop_conditions.max_tokens}, expected 1 or more")
         if request.output_options.prompt_logprobs is not None:
             raise InvalidArgument(
-                "prompt_logprobs (which echo with logprobs needs) is not supported by the sample engine",
+                "prompt_logprobs (required by echo with logprobs) is not supported by the sample engine",
                 param="prompt_logprobs",
             )
         self._running[reply] = echo
@@ -112,7 +114,7 @@ class EchoEngine:
             self._timer = asyncio.get_running_loop().call_later(self._step_s, self._step)
 
     def _step(self) -> None:
-        """One more token for everyone."""
+        """Send one token to each request."""
         self._timer = None
         for reply, echo in list(self._running.items()):
             self._say(reply, echo)

@@ -1,4 +1,4 @@
-"""TracedReply: a reply that notes in a span how its answer ends. Tokens pass it by."""
+"""TracedReply: a reply that records the end of its response in a span, without overhead per token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from dynamo.runtime.request_plane.base import Reply
 
 
 class TracedReply:
-    """Stands before a reply. `token` is the reply's own, so that a traced token costs no more than another."""
+    """Wrapper of a reply. `token` is the reply's own method, so that tracing adds no cost per token."""
 
     __slots__ = ("_inner", "_span", "request_id", "token")
 

@@ -1,4 +1,4 @@
-"""Waiting flags: those of upstream's workers that ours know and do not honour yet (serving-plane.md §3.8). Pure."""
+"""Unsupported flags: flags of upstream's workers that are accepted by name only. Pure."""
 
 from dynamo.core.waiting import Waiting
 
@@ -11,6 +11,6 @@ WAITING = (
     Waiting("--output-modalities", "DYN_OUTPUT_MODALITIES", "text"),
     Waiting("--media-output-fs-url", "DYN_MEDIA_OUTPUT_FS_URL", "file:///tmp/dynamo_media"),
     Waiting("--media-output-http-url", "DYN_MEDIA_OUTPUT_HTTP_URL", ""),
-    Waiting("--health-check-payload", None, "", hint="DYN_HEALTH_CHECK_PAYLOAD says it"),
-    Waiting("--migration-limit", None, "0", hint="the frontend's --migration-limit says it"),
+    Waiting("--health-check-payload", None, "", hint="set DYN_HEALTH_CHECK_PAYLOAD instead"),
+    Waiting("--migration-limit", None, "0", hint="set --migration-limit of the frontend instead"),
 )

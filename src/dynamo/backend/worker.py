@@ -1,9 +1,9 @@
-"""Worker: the life of an engine behind an endpoint, from a command line to a clean end.
+"""Worker: the lifecycle of an engine behind an endpoint, from the command line to a clean shutdown.
 
-    load the engine ─▶ serve its endpoint ─▶ announce its model ─▶ …requests… ─▶ stop
+    load the engine ─▶ serve its endpoint ─▶ register its model ─▶ …requests… ─▶ stop
 
-Whatever ends it, a signal or a broken engine, it ends on one path: leave discovery, answer those who have not heard of
-it, refuse, drain, cut what is left, free the engine, close.
+A signal and an engine failure follow the same shutdown path: leave discovery, keep serving callers with an outdated
+instance list, refuse new requests, drain, fail the remaining requests, free the engine, close.
 """
 
 import asyncio
@@ -53,17 +53,17 @@ from dynamo.runtime.server import ServeOptions
 
 logger = logging.getLogger(__name__)
 
-QUIET_S = 0.2  # A frontend hears of a deregistration within milliseconds; this long without a request, all have.
-DRAIN_S = 30.0  # Upstream's budget for what still runs (serving-plane.md §6.5).
-LENT_POLL_S = 0.05  # How late a stopping prefill worker hears that its last block was fetched.
-CLOSE_S = 10.0  # Beyond grace and drain; whoever has not ended then hangs, and is ended.
-EXIT_AT_ONCE = 70  # Upstream's status of a worker that was told twice.
+QUIET_S = 0.2  # Frontends receive a deregistration within milliseconds; after this time without a request, all have.
+DRAIN_S = 30.0  # Upstream's time limit for running requests.
+LENT_POLL_S = 0.05  # Poll interval of a stopping prefill worker for the fetch of its last block.
+CLOSE_S = 10.0  # Time limit in addition to grace and drain; after it the process is killed.
+EXIT_AT_ONCE = 70  # Upstream's exit status of a worker that received a second signal.
 
 MakeEngine = Callable[[], LLMEngine]
 
 
 class Worker:
-    """One engine, one endpoint, one identity. It is the host of its engine."""
+    """One engine with one endpoint and one instance id; implements `EngineHost` for the engine."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Worker:
         clock: Clock | None = None,
         shown_by: DistributedRuntime | None = None,
     ) -> None:
-        """`shown_by` is whose system server shows the model's files; another one's where workers share a process."""
+        """Set `shown_by`, the runtime whose system server serves the model's files; shared by the workers of a process."""
         self.options = options
         self.engine = engine
         self.runtime = runtime
@@ -103,7 +103,7 @@ class Worker:
             until_quiet=lambda: self._until_quiet(grace_period_s()),
             transfers=self._transfers,
         )
-        """Whether it is to be found and takes requests."""
+        """Whether the worker is registered in discovery and accepts requests."""
         self._serving: Serving | None = None
         self._request_type: type[Any] = PreprocessedRequest
         self._takes_prompt_embeds = False
@@ -115,7 +115,7 @@ class Worker:
         self._passes: ForwardPassPublisher | None = None
 
     async def start(self) -> None:
-        """Loads, serves and announces. Raises what the engine raises; `stop` is due all the same."""
+        """Load, serve and register. Raise the engine's errors; `stop` must be called in any case."""
         runtime, endpoint = self.runtime, self._endpoint
         began = self._clock.now()
         if self.options.durable_kv_events:
@@ -156,7 +156,7 @@ class Worker:
         )
 
     async def _serve_beside(self, config: EngineConfig, card: ModelDeploymentCard) -> None:
-        """What the engine offers beside its answers: adapters, and small endpoints."""
+        """Serve the engine's LoRA adapters and its auxiliary endpoints."""
         routes = dict(config.endpoints)
         if config.adapters is not None:
             self._adapters = AdapterService(
@@ -168,7 +168,7 @@ class Worker:
         await serve_beside(self._endpoint, routes)
 
     def handle(self, request: Request, reply: Reply) -> None:
-        """A request arrived. Raises `InvalidArgument` for one that cannot be read, and what the engine raises."""
+        """Start a request. Raise `InvalidArgument` if it cannot be decoded, and the engine's errors."""
         prepared = decode(request.body, request.codec, self._request_type)
         if not self._takes_prompt_embeds and isinstance(prepared, PreprocessedRequest) and prepared.prompt_embeds:
             raise InvalidArgument(
@@ -194,7 +194,7 @@ class Worker:
             raise
 
     async def stop(self, grace_s: float = 0.0, drain_s: float = DRAIN_S) -> None:
-        """Ends on the one path. Callers whose answers are cut hear `EngineShutdown` and may go elsewhere."""
+        """Shut down. Requests that are still running fail with `EngineShutdown`, and callers may retry on another worker."""
         if self._serving is not None:
             await self.service.stop()
             if self.failure is None:
@@ -207,7 +207,7 @@ class Worker:
         try:
             await self.engine.stop()
         except Exception:
-            logger.exception("the engine did not stop cleanly")
+            logger.exception("failed to stop the engine")
         for source in self.kv_sources.values():
             await source.close()
         if self._kv_stream is not None:
@@ -218,7 +218,7 @@ class Worker:
             self._passes.close()
         await self.runtime.shutdown(drain_timeout_s=0.0)
 
-    # What the engine may ask for: EngineHost -----------------------------------------------------------------------
+    # EngineHost: services for the engine ---------------------------------------------------------------------------
 
     @property
     def metrics(self) -> MetricsRegistry:
@@ -246,7 +246,7 @@ class Worker:
         if self.failure is not None:
             return
         self.failure = error
-        logger.error("the engine failed: %s", error, exc_info=error)
+        logger.error("engine failed: %s", error, exc_info=error)
         self._admission.cut(EngineShutdown("the engine failed"))
         if self._on_failure is not None:
             self._on_failure(error)
@@ -268,10 +268,10 @@ class Worker:
             self.kv_sources[dp_rank] = source
         return source
 
-    # Discovery and quiet -------------------------------------------------------------------------------------------
+    # Discovery and shutdown ----------------------------------------------------------------------------------------
 
     async def _announce(self, suffix: str, card: ModelDeploymentCard) -> None:
-        """Shows a card: the model's own, or under a suffix one that is served beside it."""
+        """Register a card: the model's own, or an adapter's under a suffix."""
         endpoint = self._endpoint
         record = ModelRecord(
             namespace=endpoint.id.namespace,
@@ -299,7 +299,7 @@ class Worker:
             await source.leave()
 
     async def _join(self) -> None:
-        """In the order of the start: who asks for a model must find who serves it, and what its cache holds."""
+        """Register again in the order of the start: a model's card must appear after its instance and its KV event sources."""
         for source in self.kv_sources.values():
             await source.join()
         if self._serving is not None:
@@ -310,7 +310,7 @@ class Worker:
             await self._adapters.join()
 
     async def _until_quiet(self, grace_s: float) -> None:
-        """Returns when nothing runs and nothing new came for a moment, or when the grace is over."""
+        """Return when no request runs and none arrived for `QUIET_S`, or when the grace period has ended."""
         deadline = self._clock.now() + grace_s
         while (left := deadline - self._clock.now()) > 0:
             entered = self._admission.entered
@@ -319,7 +319,7 @@ class Worker:
                 return
 
     def _transfers(self) -> str:
-        """Whether decode workers still fetch blocks that they were promised."""
+        """Return whether decode workers still have to fetch blocks of finished prefills."""
         engine = self.engine
         if self.options.role is not DisaggregationMode.PREFILL:
             return NOT_APPLICABLE
@@ -327,7 +327,7 @@ class Worker:
         return UNKNOWN if is_quiescent is None else COMPLETE if is_quiescent else PENDING
 
     async def _until_fetched(self, budget_s: float) -> None:
-        """Returns when decode workers have fetched the blocks that they were promised, or when the time is over."""
+        """Return when decode workers have fetched the blocks of finished prefills, or after `budget_s`."""
         engine = self.engine
         if not isinstance(engine, LendingEngine):
             return
@@ -335,19 +335,19 @@ class Worker:
         while engine.is_quiescent() is not True:
             left = deadline - self._clock.now()
             if left <= 0:
-                logger.warning("blocks that were promised to decode workers were not fetched within %g s", budget_s)
+                logger.warning("decode workers did not fetch all blocks of finished prefills within %g s", budget_s)
                 return
             await self._clock.sleep(min(LENT_POLL_S, left))
 
 
 class WorkerProcess:
-    """A process with one worker, or several that share it; it ends when it is told to or when an engine fails."""
+    """A process with one or more workers; ends on a signal or when an engine fails."""
 
     def __init__(
         self, options: WorkerOptions, make_engine: MakeEngine, count: int, delay_before_s: Callable[[int], float]
     ) -> None:
         self.status = 0
-        """What the process will exit with."""
+        """The exit status of the process."""
         self._options = options
         self._make_engine = make_engine
         self._count = count
@@ -356,7 +356,7 @@ class WorkerProcess:
         self._ending = asyncio.Event()
 
     async def live(self) -> None:
-        """Start, serve, stop. Raises `ConfigError` for what the user can mend."""
+        """Start, serve, stop. Raise `ConfigError` for an error that the user can correct."""
         loop = asyncio.get_running_loop()
         self._listen()
         starting = loop.create_task(self._start(), name="start")
@@ -365,12 +365,12 @@ class WorkerProcess:
             await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
-                self._listen()  # An engine's package may have put a listener of its own in the place of ours.
+                self._listen()  # An engine's package may have replaced the signal handlers.
                 await ending
         except ConfigError:
             raise
         except Exception:
-            logger.exception("the worker could not start")
+            logger.exception("failed to start the worker")
             self.status = 1
         finally:
             ending.cancel()
@@ -378,7 +378,7 @@ class WorkerProcess:
             await self._stop()
 
     async def _start(self) -> None:
-        """Starts one worker after another; the first has the system server, which is ready when all are."""
+        """Start the workers one after another; the first owns the system server, which becomes ready when all are ready."""
         metrics: MetricsRegistry | None = None
         routes = ControlRoutes(lambda: [worker.service for worker in self._workers])
         for index in range(self._count):
@@ -398,14 +398,14 @@ class WorkerProcess:
                 if self._count > 1:
                     runtime.set_health_status(False)
             await runtime.connect()
-            logger.info("loading: worker %d of %d", index + 1, self._count)
+            logger.info("loading worker %d of %d", index + 1, self._count)
             await worker.start()
         if self._count > 1:
             self._workers[0].runtime.set_health_status(True)
-        gc.freeze()  # The model's objects live as long as the process: no collection need look at them.
+        gc.freeze()  # The model's objects live as long as the process: exclude them from garbage collection.
 
     async def _stop(self) -> None:
-        """Ends every worker, however far it has come, within the time that all of it may take."""
+        """Stop every worker, started or not, within the total time limit."""
         grace_s = grace_period_s()
         if self._count > 1 and self._workers:
             self._workers[0].runtime.set_health_status(False)
@@ -414,25 +414,25 @@ class WorkerProcess:
             await asyncio.gather(*(worker.stop(grace_s) for worker in self._workers))
         finally:
             watchdog.cancel()
-        _watchdog(CLOSE_S)  # For threads that nobody can end, a download for one: they hold up the exit.
+        _watchdog(CLOSE_S)  # Threads that cannot be cancelled, such as downloads, would block the exit.
         logger.info("stopped")
 
     def _listen(self) -> None:
-        """Hears the signals to end."""
+        """Install the handlers of the termination signals."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._hear, number)
 
     def _hear(self, number: signal.Signals) -> None:
-        """The first signal begins the end; the second is the end."""
+        """Start the shutdown on the first signal; exit at once on the second."""
         if self._ending.is_set():
-            logger.warning("%s again: exiting at once", number.name)
+            logger.warning("second %s received: exiting at once", number.name)
             os._exit(EXIT_AT_ONCE)
         logger.info("%s: stopping", number.name)
         self._ending.set()
 
     def _fail(self, error: BaseException) -> None:
-        """An engine cannot go on."""
+        """Stop the process after an engine failure."""
         self.status = 1
         self._ending.set()
 
@@ -449,9 +449,9 @@ def run_worker(
     count: int = 1,
     delay_before_s: Callable[[int], float] = lambda _index: 0.0,
 ) -> int:
-    """The whole life of a worker process with `count` workers; returns its exit status.
+    """Run a worker process with `count` workers until it ends and return its exit status.
 
-    Raises `ConfigError` for a setting or a model that is wrong.
+    Raise `ConfigError` for an invalid setting or model.
     """
     log.setup(component=service_of(options.role))
     die_with_parent()
@@ -464,7 +464,7 @@ def run_worker(
 
 
 async def _end(task: "asyncio.Task[None]") -> None:
-    """Cancels a task and waits for it; what it raised was told already, or comes too late to matter."""
+    """Cancel a task and wait for it; ignore its error, which was reported or comes too late to matter."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():
@@ -472,7 +472,7 @@ async def _end(task: "asyncio.Task[None]") -> None:
 
 
 def _watchdog(seconds: float) -> threading.Timer:
-    """Ends the process at once if it is still there when the time is over."""
+    """Kill the process if it still runs after `seconds`."""
     timer = threading.Timer(seconds, _give_up)
     timer.daemon = True
     timer.start()
@@ -485,7 +485,7 @@ def _give_up() -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The faster loop where it can be had."""
+    """Return uvloop's factory if uvloop is installed."""
     try:
         import uvloop
     except ImportError:

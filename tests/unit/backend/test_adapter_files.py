@@ -70,7 +70,7 @@ def test_a_download_that_broke_leaves_nothing(tmp_path: Path) -> None:
 def test_a_download_without_weights_is_none(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.files._fetchers = {"far": lambda rest, directory: None}
-    with pytest.raises(InvalidArgument, match=r"adapter_config.json is not there"):
+    with pytest.raises(InvalidArgument, match=r"adapter_config.json does not exist"):
         store.hold("a")
 
 
@@ -152,7 +152,7 @@ def test_an_adapter_comes_from_an_object_store(s3: ObjectServer, tmp_path: Path)
     [
         (
             lambda server: server.objects.pop("/bucket/a/adapter_model.safetensors"),
-            "adapter_model.safetensors is not there",
+            "adapter_model.safetensors does not exist",
         ),
         (lambda server: setattr(server, "cut", 5), "cut short"),
         (lambda server: setattr(server, "status", 403), "status 403"),

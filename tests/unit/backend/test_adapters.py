@@ -90,7 +90,7 @@ async def test_names_that_frontends_cannot_tell_apart_are_refused(tmp_path: Path
     cluster = Cluster()
     assert (await cluster.service.load({"lora_name": "a b", "source": {"uri": str(tmp_path)}}))["status"] == "success"
     assert (
-        "told apart" in (await cluster.service.load({"lora_name": "a_b", "source": {"uri": str(tmp_path)}}))["message"]
+        "same slug" in (await cluster.service.load({"lora_name": "a_b", "source": {"uri": str(tmp_path)}}))["message"]
     )
 
 
