@@ -1,6 +1,6 @@
-"""vLLM as a worker: its `AsyncLLM` in this process, behind our endpoint, discovery and events.
+"""vLLM worker: vLLM's `AsyncLLM` in this process, with this project's endpoint, discovery and events.
 
-Lives here: what is vLLM's own: its arguments, its words for a request and an answer, its events, adapters and controls.
-Must not know: how a request travels, or any other engine. vLLM itself is imported by `library` and `scheduler` alone,
-when a worker starts, so that everything else can be read and tested without it.
+Contains everything specific to vLLM: its arguments, the conversion of requests and outputs, events, adapters and controls.
+Must not depend on the request plane or on other engines. vLLM itself is imported by `library` and `scheduler` only,
+when a worker starts, so that the rest can be read and tested without it.
 """

@@ -1,4 +1,4 @@
-"""`python -m dynamo.vllm`: a worker with vLLM in it."""
+"""`python -m dynamo.vllm`: a vLLM worker."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from dynamo.vllm.library import check_installed, load_library
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Until it is told to stop; the exit status."""
+    """Run until a signal and return the exit status."""
     check_installed()
     config, rest = read_command_line(sys.argv[1:] if argv is None else argv)
     library = load_library()

@@ -1,4 +1,4 @@
-"""VllmConfig: the flags of `python -m dynamo.vllm` that are ours (serving-plane.md §5.2); all others are vLLM's own."""
+"""VllmConfig: the flags of `python -m dynamo.vllm` that vLLM does not define; all others are vLLM's own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,36 +21,39 @@ SCHEDULER = "dynamo.vllm.scheduler.ReportingScheduler"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmConfig(DisaggregatedOptions):
-    """vLLM as a worker. Every engine argument of vLLM may be given beside these: see `vllm serve --help=all`."""
+    """Options of a vLLM worker. All engine arguments of vLLM are accepted too: see `vllm serve --help=all`."""
 
     disaggregation_mode: str | None = option(
         None,
         "--disaggregation-mode",
         "DYN_VLLM_DISAGGREGATION_MODE",
-        "What this worker does of each request: agg (all of it), prefill or decode",
+        "Phase of requests that this worker computes: agg (both phases), prefill or decode",
         choices=("agg", "prefill", "decode"),
     )
     headless: bool = option(
-        False, "--headless", "DYN_VLLM_HEADLESS", "Compute for a head node elsewhere; serve and register nothing"
+        False,
+        "--headless",
+        "DYN_VLLM_HEADLESS",
+        "Compute for a head node on another machine without serving an endpoint",
     )
     embedding_worker: bool = option(
-        False, "--embedding-worker", "DYN_VLLM_EMBEDDING_WORKER", "Answer embeddings (/v1/embeddings) instead of text"
+        False, "--embedding-worker", "DYN_VLLM_EMBEDDING_WORKER", "Serve embeddings (/v1/embeddings) instead of text"
     )
     enable_multimodal: bool = option(
-        False, "--enable-multimodal", "DYN_VLLM_ENABLE_MULTIMODAL", "Take images, videos and sounds, by their URLs"
+        False, "--enable-multimodal", "DYN_VLLM_ENABLE_MULTIMODAL", "Accept images, videos and audio clips by URL"
     )
     enable_rl: bool = option(
-        False, "--enable-rl", "DYN_ENABLE_RL", "Offer what a trainer needs: pause, resume, new weights"
+        False, "--enable-rl", "DYN_ENABLE_RL", "Enable the trainers' routes: pause, resume and weight updates"
     )
 
     def __post_init__(self) -> None:
         DisaggregatedOptions.__post_init__(self)
         if self.embedding_worker and self.role is not DisaggregationMode.AGGREGATED:
-            raise ConfigError(f"--embedding-worker with --disaggregation-mode {self.role.value}: expected agg")
+            raise ConfigError(f"--embedding-worker with --disaggregation-mode {self.role.value}: must be agg")
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[VllmConfig, list[str]]:
-    """Our own flags, and the rest, which is vLLM's. Raises `ConfigError`."""
+    """Return the parsed options and the remaining arguments, which are vLLM's. Raise `ConfigError`."""
     variables = environ()
     kept = without_waiting((*SHARED_WAITING, *WAITING), argv, variables, declared_flags(VllmConfig))
     parser = build_parser(VllmConfig, variables=variables, prog=PROG)
@@ -60,10 +63,10 @@ def read_command_line(argv: Sequence[str]) -> tuple[VllmConfig, list[str]]:
 
 
 def read_engine_args(library: Library, rest: Sequence[str]) -> Any:
-    """VLLM's `AsyncEngineArgs`. Raises `ConfigError` with vLLM's own words."""
+    """Return vLLM's `AsyncEngineArgs`. Raise `ConfigError` with vLLM's error text."""
 
     def refuse(message: str) -> NoReturn:
-        raise ConfigError(f"{' '.join(message.split())} (of vLLM's engine arguments; ours: {PROG} --help)")
+        raise ConfigError(f"{' '.join(message.split())} (vLLM engine argument; other flags: {PROG} --help)")
 
     parser = library.FlexibleArgumentParser(prog=PROG, add_help=False)
     parser = library.AsyncEngineArgs.add_cli_args(parser)
@@ -72,10 +75,10 @@ def read_engine_args(library: Library, rest: Sequence[str]) -> Any:
 
 
 def wants_forward_passes(variables: Mapping[str, str]) -> bool:
-    """Whether the engine's scheduler is to tell each of its steps: setting the port turns it on."""
+    """Return whether the scheduler must publish its steps, which is enabled by setting the port."""
     return bool(variables.get(FORWARD_PASS_VARIABLE))
 
 
 def forward_pass_port() -> int:
-    """Where the scheduler of rank 0 tells its steps; the other ranks are at the ports above it."""
+    """Return the port at which the scheduler of rank 0 publishes its steps; other ranks use the following ports."""
     return setting(FORWARD_PASS_VARIABLE, FORWARD_PASS_PORT, int)

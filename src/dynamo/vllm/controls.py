@@ -1,4 +1,4 @@
-"""Controls: what vLLM can be told at `POST /engine/<name>` beside answering (serving-plane.md §5.2)."""
+"""Controls: operations of vLLM at `POST /engine/<name>`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class Controls:
     """The routes of one engine."""
 
     def __init__(self, llm: Any, host: EngineHost, *, has_training: bool = False) -> None:
-        """`llm` is vLLM's `AsyncLLM`; `has_training` offers what a trainer needs, too."""
+        """Set `llm`, vLLM's `AsyncLLM`; `has_training` adds the operations for trainers."""
         self._llm = llm
         self._panel = Panel()
         self._offered: dict[str, Work] = {
@@ -29,11 +29,11 @@ class Controls:
             }
 
     def routes(self) -> dict[str, Work]:
-        """By the names under which upstream has them."""
+        """The routes by upstream's names."""
         return self._panel.guarded(self._offered)
 
     def endpoints(self) -> dict[str, Work]:
-        """What is asked over the request plane."""
+        """The endpoints of the request plane by name."""
         return self._panel.guarded(CacheControls(self._llm).endpoints())
 
     async def scale_elastic_ep(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Convert: a request in upstream's words into vLLM's, and vLLM's answer into ours. Pure.
+"""Convert: requests into vLLM's format, and vLLM's outputs into this project's. Pure.
 
-What vLLM's classes are made of is said as mappings, so that nothing here needs vLLM.
+Arguments of vLLM's classes are represented as mappings, so that this module does not need vLLM.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,42 +35,42 @@ EXTRAS = ("logit_bias", "allowed_token_ids", "bad_words")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the engine can take, and how the model's makers sample it."""
+    """Limits of the engine, and the model's default sampling options."""
 
     context_length: int
     ranks: int = 1
     first_rank: int = 0
     has_priorities: bool = False
-    """Whether its scheduler looks at them; otherwise it refuses them."""
+    """Whether the scheduler supports priorities; vLLM rejects them otherwise."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request as vLLM takes it."""
+    """A request in vLLM's format."""
 
     prompt: Mapping[str, Any]
-    """Rendered already, unless it shows something or is given as embeddings, which are added when they are read."""
+    """The prompt as tokens; media and embeddings are added when they are decoded."""
     sampling: Mapping[str, Any]
-    """What `SamplingParams` is made of, but for `structured_outputs`."""
+    """Arguments of `SamplingParams` without `structured_outputs`."""
     guided: Mapping[str, Any] | None
-    """What `StructuredOutputsParams` is made of."""
+    """Arguments of `StructuredOutputsParams`."""
     media: Mapping[str, Sequence[str]]
     """URLs by kind, in the order of the prompt."""
     media_io: Mapping[str, Mapping[str, Any]]
-    """How each kind is decoded, by vLLM's names of the kinds."""
+    """Decoding options by vLLM's name of the media kind."""
     lora_name: str | None
     priority: int
     rank: int | None
-    """Of this worker's ranks, counted from 0; None: vLLM balances."""
+    """Rank of this worker, counted from 0; None: vLLM balances."""
 
 
 def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
-    """Raises `InvalidArgument` that names the field."""
+    """Return the request in vLLM's format. Raise `InvalidArgument` that names the field."""
     tokens = request.token_ids
     if request.prompt_embeds:
         if request.multi_modal_data:
-            raise InvalidArgument("prompt_embeds and media exclude each other", param="prompt_embeds")
+            raise InvalidArgument("prompt_embeds and media are mutually exclusive", param="prompt_embeds")
     else:
         check_prompt(request, limits.context_length)
     if request.sampling_options.use_beam_search:
@@ -97,7 +97,7 @@ def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
 
 
 def media_io_of(request: PreprocessedRequest) -> dict[str, dict[str, Any]]:
-    """Return `media_io_kwargs`. Raises `InvalidArgument` for anything but an object of objects."""
+    """Return `media_io_kwargs`. Raise `InvalidArgument` for anything but an object of objects."""
     given = request.media_io_kwargs
     if given in (UNSET, None):
         return {}
@@ -110,7 +110,7 @@ def media_io_of(request: PreprocessedRequest) -> dict[str, dict[str, Any]]:
 
 
 def check_embeds(asked: Asked, length: int, limits: Limits) -> Asked:
-    """Return what is asked for a prompt of so many embeddings. Raises `InvalidArgument` if they leave no room."""
+    """Return the request for a prompt of `length` embeddings. Raise `InvalidArgument` if no output token fits."""
     room = limits.context_length - length
     if not length or room < 1:
         raise InvalidArgument(
@@ -125,7 +125,7 @@ def check_embeds(asked: Asked, length: int, limits: Limits) -> Asked:
 
 
 def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
-    """What `SamplingParams` is made of. Text is our frontend's business: nothing is detokenized here."""
+    """Return the arguments of `SamplingParams`. The frontend handles text: nothing is detokenized here."""
     options, stop, output = request.sampling_options, request.stop_conditions, request.output_options
     room = limits.context_length - len(request.token_ids)
     asked_max = stop.max_tokens if stop.max_tokens is not None else limits.defaults.get("max_tokens")
@@ -161,7 +161,7 @@ def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
 
 
 def guided_of(guided: GuidedDecoding | None) -> dict[str, Any] | None:
-    """What `StructuredOutputsParams` is made of."""
+    """Return the arguments of `StructuredOutputsParams`."""
     if guided is None:
         return None
     given: dict[str, Any] = {
@@ -176,16 +176,16 @@ def guided_of(guided: GuidedDecoding | None) -> dict[str, Any] | None:
 
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}
-"""Those of vLLM's that end an answer well."""
+"""vLLM's finish reasons of complete responses."""
 
 
 class Answer:
-    """What was said so far of one request, and the pieces still to be said."""
+    """Output state of one request: the tokens sent so far, and the pieces still to be sent."""
 
     __slots__ = ("_cached_tokens", "_hidden", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_said", "unfinished")
 
     def __init__(self, request: PreprocessedRequest, prompt_tokens: int | None = None) -> None:
-        """`prompt_tokens` is the length of a prompt that is not given in tokens."""
+        """Set `prompt_tokens`, the length of a prompt that is not given as tokens."""
         self._prompt_tokens = len(request.token_ids) if prompt_tokens is None else prompt_tokens
         self._hidden = hidden_ends_of(request)
         self._logprobs = request.output_options.logprobs
@@ -195,7 +195,7 @@ class Answer:
         self.unfinished = request.sampling_options.n or 1
 
     def take(self, told: Any) -> list[EngineOutput]:
-        """The pieces in a `RequestOutput` of vLLM's."""
+        """Return the pieces of a vLLM `RequestOutput`."""
         if told.num_cached_tokens:
             self._cached_tokens = told.num_cached_tokens
         if told.prompt_logprobs is not None and self._prompt_logprobs is None:
@@ -215,7 +215,7 @@ class Answer:
         return piece
 
     def _end(self, piece: EngineOutput, one: Any) -> None:
-        """The last piece of a choice."""
+        """Complete the last piece of a choice."""
         self.unfinished -= 1
         piece.finish_reason = FINISH_REASONS.get(one.finish_reason, one.finish_reason)
         if one.finish_reason == "stop" and (one.stop_reason is None or one.stop_reason in self._hidden):
@@ -228,20 +228,20 @@ class Answer:
             piece.engine_data = {"prompt_logprobs": self._prompt_logprobs}
 
     def usage(self) -> CompletionUsage:
-        """The counts so far."""
+        """The token counts so far."""
         details = PromptTokensDetails(cached_tokens=self._cached_tokens)
         return CompletionUsage(self._prompt_tokens, self._said, self._prompt_tokens + self._said, details)
 
 
 def _row(entry: Mapping[int, Any], token: int) -> tuple[float, list[TopLogprob]]:
-    """The likelihood of a token, and its alternatives from the likeliest on."""
+    """Return the log-probability of a token, and its alternatives in descending order."""
     tops = [TopLogprob(one.rank or 0, token_id, logprob=one.logprob) for token_id, one in entry.items()]
     tops.sort(key=lambda top: top.rank)
     return entry[token].logprob, tops
 
 
 def _prompt_logprobs(told: Sequence[Mapping[int, Any] | None]) -> list[Any]:
-    """As vLLM's own server shows them: null for the first token, then what each could have been."""
+    """Return prompt log-probabilities in vLLM's server format: null for the first token, then the alternatives of each."""
     return [None if entry is None else _likelihoods(entry) for entry in told]
 
 

@@ -1,4 +1,4 @@
-"""VllmEmbeddingEngine: vLLM's pooling models behind a worker: token ids in, a vector for each input out."""
+"""VllmEmbeddingEngine: vLLM's pooling models behind a worker; token ids in, a vector for each input out."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class VllmEmbeddingEngine(VllmEngine):
-    """The same engine, asked for vectors."""
+    """A vLLM engine that returns embeddings."""
 
     def adjust(self, args: Any) -> None:
         if args.runner == "auto":
@@ -37,12 +37,12 @@ class VllmEmbeddingEngine(VllmEngine):
     def submit(self, request: Any, reply: Reply) -> None:
         if not self.is_running:
             raise EngineShutdown("the engine is not running")
-        assert isinstance(request, EmbeddingWork), "the worker reads what the engine's configuration names"
+        assert isinstance(request, EmbeddingWork), "the worker decodes the configuration's request_type"
         texts = texts_of(request, self._limits.context_length)
         self.begin(self._embed(texts, request.dimensions, reply), reply)
 
     async def _embed(self, texts: list[list[int]], dimensions: int | None, reply: Reply) -> None:
-        """All inputs side by side: vLLM puts them into as many steps as they need."""
+        """Embed all inputs concurrently: vLLM batches them into as many steps as necessary."""
         library = self._library
         try:
             params = library.PoolingParams(task="embed", dimensions=dimensions)
@@ -59,11 +59,11 @@ class VllmEmbeddingEngine(VllmEngine):
             self.die(error)
         except DynamoException as error:
             reply.fail(error)
-        except Exception as error:  # The request boundary: every error reaches the caller.
+        except Exception as error:  # Request boundary: every error is sent to the caller.
             reply.fail(self.failure_of(error, reply))
 
     async def _vector(self, tokens: list[int], params: Any, request_id: str) -> str:
-        """Little-endian float32 in base64. Raises what vLLM raises."""
+        """Return the vector as little-endian float32 in base64. Raise vLLM's errors."""
         prompt = {"type": "token", "prompt_token_ids": tokens}
         data: Any = None
         async for told in self._llm.encode(prompt, params, request_id):
@@ -71,12 +71,12 @@ class VllmEmbeddingEngine(VllmEngine):
                 raise InvalidArgument(told.error.message)
             data = told.outputs.data
         if data is None:
-            raise Unknown("vLLM answered no vector")
+            raise Unknown("vLLM returned no vector")
         return b64encode(np.asarray(data.float().cpu(), "<f4").tobytes()).decode()
 
 
 def texts_of(request: EmbeddingWork, context_length: int) -> list[list[int]]:
-    """The inputs, cut where the request says so. Raises `InvalidArgument` that names the input."""
+    """Return the inputs, truncated if the request sets a limit. Raise `InvalidArgument` that names the input."""
     cut = request.truncate_prompt_tokens
     texts: list[list[int]] = []
     for place, given in enumerate(request.token_ids):
@@ -85,8 +85,8 @@ def texts_of(request: EmbeddingWork, context_length: int) -> list[list[int]]:
             raise InvalidArgument(f"input[{place}] has no tokens", param="input")
         if len(ids) > context_length:
             raise InvalidArgument(
-                f"input[{place}] has {len(ids)} tokens, this model takes {context_length}; "
-                "truncate_prompt_tokens would shorten it",
+                f"input[{place}] has {len(ids)} tokens, the maximum of this model is {context_length}; "
+                "set truncate_prompt_tokens to shorten it",
                 param="input",
             )
         texts.append(ids)

@@ -2,9 +2,9 @@
 
     submit ──▶ convert ──▶ AsyncLLM.generate ──RequestOutput──▶ convert ──▶ tokens to the reply
                               │ its own process
-    KV events over ZMQ ◀──────┘      statistics of each step ──▶ load          a look every two seconds ──▶ host.fail
+    KV events over ZMQ ◀──────┘      statistics of each step ──▶ load          health check every two seconds ──▶ host.fail
 
-A request is a task here: `generate` is a generator, and cancelling its task is how vLLM is told that nobody listens.
+A request is a task here: `generate` is a generator, and cancelling its task makes vLLM abort the request.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ from dynamo.vllm.metrics import LoadReporter
 
 logger = logging.getLogger(__name__)
 
-STOP_S = 5.0  # For requests to be dropped, before the engine's processes are ended under them.
+STOP_S = 5.0  # Time for requests to be dropped before the engine's processes are stopped.
 
 
 class VllmEngine:
     """`dynamo.backend.engine.LLMEngine` over vLLM."""
 
     def __init__(self, config: VllmConfig, args: Any, library: Library) -> None:
-        """`args` are vLLM's `AsyncEngineArgs`."""
+        """Set `args`, vLLM's `AsyncEngineArgs`."""
         self._config = config
         self._args = args
         self._library = library
@@ -99,17 +99,17 @@ class VllmEngine:
         return self.describe(config)
 
     def adjust(self, args: Any) -> None:
-        """What vLLM's arguments are to be beside what they were given as."""
+        """Change vLLM's arguments to the values that this worker requires."""
         if wants_forward_passes(environ()) and not args.scheduler_cls:
             args.scheduler_cls = SCHEDULER
 
     def describe(self, config: EngineConfig) -> EngineConfig:
-        """The same, for an engine that answers something else than tokens."""
+        """Adapt the configuration for an engine with an output other than tokens."""
         return config
 
     @property
     def is_running(self) -> bool:
-        """Whether it takes requests."""
+        """Return whether the engine accepts requests."""
         return self._llm is not None and not self._is_dead and self._tasks is not None
 
     def submit(self, request: PreprocessedRequest, reply: Reply) -> None:
@@ -121,7 +121,7 @@ class VllmEngine:
         self.begin(self._answer(request, asked, params, lora, reply), reply)
 
     def begin(self, work: Coroutine[Any, Any, None], reply: Reply) -> None:
-        """A request's task."""
+        """Start the task of a request."""
         assert self._tasks is not None, "the engine is running"
         task = self._tasks.start(work, f"request {reply.request_id}")
         self._running[reply] = task
@@ -149,10 +149,10 @@ class VllmEngine:
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
 
-    # The start.
+    # Start-up.
 
     def _resolve(self) -> str:
-        """The model's directory, whose name it keeps unless another is given."""
+        """Return the model's directory. Without a served name, set the hub id or the directory's name."""
         args = self._args
         path = resolve_model(args.model)
         names = args.served_model_name or [
@@ -163,7 +163,7 @@ class VllmEngine:
         return path
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> Any:
-        """Starts vLLM, which loads in processes of its own. In a thread: the loop has to show that this one lives."""
+        """Start vLLM, which loads in its own processes. Run in a thread: the loop must keep the lease alive."""
         args = self._args
         self.adjust(args)
 
@@ -178,7 +178,7 @@ class VllmEngine:
             raise ConfigError(f"vLLM: {' '.join(str(error).split())}") from error
 
     def _listen(self, settings: Any) -> None:
-        """Follows what the engine's processes publish."""
+        """Subscribe to the events and steps that the engine's processes publish."""
         assert self._tasks is not None
         if publishes(settings) and self._role.tells_cache:
             sources = self._llm.get_kv_event_sources()
@@ -191,14 +191,14 @@ class VllmEngine:
                 endpoint = f"tcp://127.0.0.1:{forward_pass_port() + rank}"
                 self._tasks.start(PassListener(endpoint, rank, self._host).run(), f"steps of rank {rank}")
 
-    # A request.
+    # Requests.
 
     @property
     def _is_prefill(self) -> bool:
         return self._role is DisaggregationMode.PREFILL
 
     def _asked(self, request: PreprocessedRequest) -> tuple[Asked, dict[str, Any] | None]:
-        """What vLLM is asked, and what it is told about KV blocks elsewhere. Raises `InvalidArgument`."""
+        """Return vLLM's request and its `kv_transfer_params`. Raise `InvalidArgument`."""
         if request.multi_modal_data and not self._config.enable_multimodal:
             kinds = ", ".join(request.multi_modal_data)
             raise InvalidArgument(
@@ -220,7 +220,7 @@ class VllmEngine:
     async def _answer(
         self, request: PreprocessedRequest, asked: Asked, params: dict[str, Any] | None, lora: Any, reply: Reply
     ) -> None:
-        """One request, from its beginning to its end or its error."""
+        """Process one request until its end or its error."""
         library = self._library
         try:
             prompt = dict(asked.prompt)
@@ -254,11 +254,11 @@ class VllmEngine:
             self.die(error)
         except DynamoException as error:
             reply.fail(error)
-        except Exception as error:  # The request boundary: every error reaches the caller.
+        except Exception as error:  # Request boundary: every error is sent to the caller.
             reply.fail(self.failure_of(error, reply))
 
     def failure_of(self, error: Exception, reply: Reply) -> DynamoException:
-        """Return a request's error: the client's where vLLM refused the request, else the engine's, which is logged."""
+        """Return the error of a request: the client's if vLLM rejected the request, else the engine's, which is logged."""
         if isinstance(error, self._library.client_errors):
             return InvalidArgument(str(error), param=getattr(error, "parameter", None))
         refusal = refusal_of(error)
@@ -268,19 +268,19 @@ class VllmEngine:
         return Unknown(f"vLLM: {error.__cause__ or error}")
 
     async def _shown(self, asked: Asked) -> dict[str, list[Any]]:
-        """Return the prompt's media, decoded as the worker's `--media-io-kwargs` and then the request say."""
+        """Return the prompt's media, decoded with the worker's `--media-io-kwargs` overridden by the request's."""
         multimodal = getattr(self._llm.vllm_config.model_config, "multimodal_config", None)
         general = getattr(multimodal, "media_io_kwargs", None) or {}
         io = {kind: {**general.get(kind, {}), **asked.media_io.get(kind, {})} for kind in {*general, *asked.media_io}}
         try:
             return await media_items(asked.media, lambda kind, media: self._library.decode_media(kind, media, io))
-        except TypeError as error:  # vLLM gives each of them to a function as an argument.
+        except TypeError as error:  # vLLM passes the options as keyword arguments.
             if not asked.media_io:
                 raise
             raise InvalidArgument(f"media_io_kwargs: {error}", param="media_io_kwargs") from None
 
     def _sampling(self, asked: Asked, params: dict[str, Any] | None) -> Any:
-        """VLLM's `SamplingParams`. Raises what vLLM raises."""
+        """Return vLLM's `SamplingParams`. Raise vLLM's errors."""
         library = self._library
         guided = None if asked.guided is None else library.StructuredOutputsParams(**asked.guided)
         extra = None if params is None else {transfer.KEY: params}
@@ -292,7 +292,7 @@ class VllmEngine:
         )
 
     def _write(self, told: Any, answer: Answer, params: dict[str, Any] | None, reply: Reply) -> None:
-        """What is new; the bare tokens of a single answer the fast way. Raises for an answer that vLLM gave up."""
+        """Write the new output, tokens of a single choice without an item. Raise an error if vLLM aborted the request."""
         for piece in answer.take(told):
             reason = piece.finish_reason
             if reason in ("abort", "error"):
@@ -304,7 +304,7 @@ class VllmEngine:
                 reply.item(piece)
 
     def _write_prefill(self, told: Any, answer: Answer, params: dict[str, Any] | None, reply: Reply) -> None:
-        """The whole answer of a prefill worker: one token, and where the blocks lie."""
+        """Write the output of a prefill worker: one token and the location of the blocks."""
         for piece in answer.take(told):
             if piece.finish_reason in ("abort", "error"):
                 raise given_up(piece.finish_reason, has_transfer=False)
@@ -329,14 +329,14 @@ class VllmEngine:
             self._is_quiet.set()
 
     def die(self, error: BaseException) -> None:
-        """The engine is gone: the worker is told, once."""
+        """Report the death of the engine to the worker, once."""
         if not self._is_dead and self._tasks is not None:
             self._is_dead = True
             self._host.fail(error)
 
 
 def given_up(reason: str, *, has_transfer: bool) -> DynamoException:
-    """Why an answer was not finished; each may be finished by another worker."""
+    """Return the error of an unfinished response, which another worker may be able to complete."""
     if reason == "abort":
         return EngineShutdown("the engine dropped the request")
     if has_transfer:
@@ -345,7 +345,7 @@ def given_up(reason: str, *, has_transfer: bool) -> DynamoException:
 
 
 def limits_of(settings: Any) -> Limits:
-    """What an engine of this configuration (`VllmConfig`) takes."""
+    """Return the limits of an engine with this configuration (`VllmConfig`)."""
     parallel, model = settings.parallel_config, settings.model_config
     is_part = parallel.local_engines_only
     return Limits(

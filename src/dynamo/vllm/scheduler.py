@@ -1,6 +1,6 @@
-"""Scheduler: vLLM's own, that tells what each step computed (`--scheduler-cls`, DYN_FORWARDPASS_METRIC_PORT).
+"""Scheduler: vLLM's scheduler, extended to publish each step (`--scheduler-cls`, DYN_FORWARDPASS_METRIC_PORT).
 
-It lives in vLLM's engine process, which imports it by its name; `events.PassListener` hears it in the worker's.
+It runs in vLLM's engine process, which imports it by name; `listeners.PassListener` subscribes in the worker's process.
 """
 
 import itertools
@@ -18,12 +18,12 @@ from dynamo.protocols.load import ForwardPass
 from dynamo.vllm.config import forward_pass_port
 from dynamo.vllm.steps import queued_requests, scheduled_requests
 
-UNSENT_MAX = 10_000  # Steps; a listener that hangs costs steps, not memory.
+UNSENT_MAX = 10_000  # Steps; a slow subscriber loses steps instead of using memory.
 PENDING_MAX = 64  # Steps scheduled and not computed; vLLM has two at once, and one for each pipeline stage.
 
 
 class StepTeller:
-    """Numbers the steps of one rank and publishes them."""
+    """Publisher of the numbered steps of one rank."""
 
     def __init__(self, rank: int) -> None:
         self._socket: Any = zmq.Context.instance().socket(zmq.PUB)
@@ -35,7 +35,7 @@ class StepTeller:
         self._last_end = 0.0
 
     def scheduled(self, output: Any, requests: Any, waiting: Any) -> None:
-        """A step was planned; it is computed after those before it."""
+        """Record a scheduled step; steps are computed in order."""
         if output.total_num_scheduled_tokens:
             passed = ForwardPass(
                 0.0, scheduled_requests(output.num_scheduled_tokens, requests), queued_requests(waiting)
@@ -43,7 +43,7 @@ class StepTeller:
             self._pending.append((id(output), time.monotonic(), passed))
 
     def computed(self, output: Any) -> None:
-        """A step has ended: its time is from its plan, or from the end of the step before it, to now."""
+        """Publish a computed step; its duration starts at its scheduling, or at the end of the previous step if later."""
         now = time.monotonic()
         while self._pending:
             number, planned, passed = self._pending.popleft()
@@ -58,7 +58,7 @@ class StepTeller:
 
 
 class _Telling:
-    """What is added to a scheduler of vLLM's."""
+    """Mixin that adds publication to a vLLM scheduler."""
 
     def __init__(self, vllm_config: Any, *given: Any, **more: Any) -> None:
         super().__init__(vllm_config, *given, **more)  # type: ignore[call-arg]
@@ -80,11 +80,11 @@ class _Telling:
 
 
 class PlainReportingScheduler(_Telling, Scheduler):  # type: ignore[misc]
-    """For engines that wait for each step before they plan the next."""
+    """Scheduler for engines that wait for each step before they schedule the next."""
 
 
 class ReportingScheduler(_Telling, AsyncScheduler):  # type: ignore[misc]
-    """For all others; vLLM looks at its base to know that it may plan ahead."""
+    """Scheduler for all other engines; vLLM checks for its base class to enable asynchronous scheduling."""
 
     def __new__(cls, vllm_config: Any, *given: Any, **more: Any) -> Any:
         if not vllm_config.scheduler_config.async_scheduling:

@@ -1,4 +1,4 @@
-"""Steps: what one step of vLLM's scheduler computed, and what waited, counted from its own books. Pure."""
+"""Steps: computed and queued requests of a step of vLLM's scheduler, counted from its state. Pure."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from dynamo.core.tally import Tally
 from dynamo.protocols.load import QueuedRequests, ScheduledRequests
 
-QUEUE_MAX = 1024  # Requests of the queue that are looked at in a step: beyond it is long, and it is only told.
+QUEUE_MAX = 1024  # Maximum number of queued requests counted per step; more would slow the step down.
 
 
 def scheduled_requests(tokens: Mapping[str, int], requests: Mapping[str, Any]) -> ScheduledRequests:
-    """`tokens` were scheduled of each of the `requests` (vLLM's), which have them among their computed ones already."""
+    """Count the `tokens` scheduled per request; the `requests` (vLLM's) include them in their computed tokens already."""
     prompts, reads = Tally(), Tally()
     counts = ScheduledRequests()
     for request_id, number in tokens.items():
@@ -31,7 +31,7 @@ def scheduled_requests(tokens: Mapping[str, int], requests: Mapping[str, Any]) -
 
 
 def queued_requests(waiting: Iterable[Any]) -> QueuedRequests:
-    """Prompts that nobody began, and answers that were preempted."""
+    """Count waiting prompts and preempted requests."""
     prompts, reads = Tally(), Tally()
     for request, _ in zip(waiting, range(QUEUE_MAX), strict=False):
         if request.num_preemptions:

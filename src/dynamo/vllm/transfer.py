@@ -1,7 +1,7 @@
-"""Transfer: what prefill and decode say to each other about KV blocks, for each of vLLM's connectors (serving-plane.md §5.7). Pure.
+"""Transfer: parameters of KV block transfers between prefill and decode, for each of vLLM's connectors. Pure.
 
 prefill: kv_transfer_params = handshake.asked_of_prefill()
-…vLLM answers with its own…           handshake.told(them)  ─▶ disaggregated_params
+…vLLM returns its own parameters…     handshake.told(them)  ─▶ disaggregated_params
 decode:  kv_transfer_params = handshake.asked_of_decode(disaggregated_params)
 """
 
@@ -17,23 +17,23 @@ KEY = "kv_transfer_params"
 EXAMPLE = '--kv-transfer-config \'{"kv_connector":"NixlConnector","kv_role":"kv_both"}\''
 STORES = frozenset({"LMCacheMPConnector", "LMCacheConnector", "LMCacheConnectorV1", "FlexKVConnectorV1",
                     "OffloadingConnector", "SharedStorageConnector", "ExampleConnector"})  # fmt: skip
-"""Connectors whose blocks lie in a store that both sides know: nothing is to be said."""
-MOONCAKE_PORT = 8998  # Of Mooncake's bootstrap server, unless VLLM_MOONCAKE_BOOTSTRAP_PORT says another.
+"""Connectors with a store that both sides share: no parameters are exchanged."""
+MOONCAKE_PORT = 8998  # Of Mooncake's bootstrap server, unless VLLM_MOONCAKE_BOOTSTRAP_PORT is set.
 
 
 class Handshake(Protocol):
-    """One connector's words."""
+    """Transfer parameters of one connector."""
 
     def asked_of_prefill(self) -> dict[str, Any] | None:
-        """What the prefill engine is asked; None: nothing."""
+        """Return the parameters for the prefill engine; None: no parameters."""
 
     def told(self, params: Mapping[str, Any] | None, asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """What decode needs of the prefill engine's answer to what it was `asked`; None: nothing is to be fetched."""
+        """Return the parameters for decode, from prefill's request and result parameters; None: nothing to transfer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nixl:
-    """Decode pulls the blocks from prefill's memory."""
+    """Transfer in which decode pulls the blocks from prefill's memory."""
 
     def asked_of_prefill(self) -> dict[str, Any] | None:
         return {
@@ -51,17 +51,17 @@ class Nixl:
 
 @dataclass(frozen=True, slots=True)
 class Mooncake:
-    """Prefill pushes the blocks to whoever asks for the transfer by its id."""
+    """Transfer in which prefill pushes the blocks to the decode engine that requests the transfer id."""
 
     engine_id: str
     bootstrap: str
-    """`http://host:port` of the prefill side."""
+    """`http://host:port` of the prefill side's bootstrap server."""
 
     def asked_of_prefill(self) -> dict[str, Any] | None:
         return {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": uuid.uuid4().hex}
 
     def told(self, params: Mapping[str, Any] | None, asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        assert asked is not None, "Mooncake's prefill is always asked for something"
+        assert asked is not None, "a Mooncake prefill always has transfer parameters"
         return {
             **(params or {}),
             "do_remote_decode": False,
@@ -74,7 +74,7 @@ class Mooncake:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The blocks lie outside both engines, which find them by the prompt."""
+    """Transfer through a store outside both engines, which look blocks up by the prompt."""
 
     def asked_of_prefill(self) -> dict[str, Any] | None:
         return None
@@ -84,14 +84,14 @@ class Store:
 
 
 def handshake_of(config: Any, role: DisaggregationMode, variable: Callable[[str], str | None]) -> Handshake | None:
-    """The words of the connector that `--kv-transfer-config` names; None where a worker does everything itself.
+    """Return the handshake of `--kv-transfer-config`'s connector; None for an aggregated worker.
 
-    Raises `ConfigError` for a part of a request without a connector, and for connectors that cannot be told apart.
+    Raise `ConfigError` for a disaggregated worker without a connector, and for ambiguous connectors.
     """
     if role not in (DisaggregationMode.PREFILL, DisaggregationMode.DECODE):
         return None
     if config is None or not config.kv_connector:
-        raise ConfigError(f"--disaggregation-mode {role.value} needs a connector, for example {EXAMPLE}")
+        raise ConfigError(f"--disaggregation-mode {role.value} requires a connector, for example {EXAMPLE}")
     return _handshake(config.kv_connector, config.kv_connector_extra_config or {}, config.engine_id or "", variable)
 
 
@@ -107,11 +107,11 @@ def _handshake(name: str, extra: Mapping[str, Any], engine_id: str, variable: Ca
     if name == "MultiConnector":
         return _only_speaker(extra, engine_id, variable)
     known = ", ".join(("NixlConnector", "MooncakeConnector", "MultiConnector", *sorted(STORES)))
-    raise ConfigError(f"--kv-transfer-config: connector {name!r} is not known here; expected one of {known}")
+    raise ConfigError(f"--kv-transfer-config: connector {name!r} is not supported; must be one of {known}")
 
 
 def _only_speaker(extra: Mapping[str, Any], engine_id: str, variable: Callable[[str], str | None]) -> Handshake:
-    """Of several connectors, the one that says something; vLLM joins their words, so that two could not be told apart."""
+    """Return the one of several connectors that exchanges parameters; vLLM merges those of all, so two would be ambiguous."""
     children = extra.get("connectors") or []
     found = [
         _handshake(one.get("kv_connector", ""), one.get("kv_connector_extra_config") or {}, engine_id, variable)
@@ -119,12 +119,12 @@ def _only_speaker(extra: Mapping[str, Any], engine_id: str, variable: Callable[[
     ]
     speakers = [one for one in found if not isinstance(one, Store)]
     if len(speakers) > 1:
-        raise ConfigError("--kv-transfer-config: of a MultiConnector's connectors only one may be NIXL or Mooncake")
+        raise ConfigError("--kv-transfer-config: only one connector of a MultiConnector may be NIXL or Mooncake")
     return speakers[0] if speakers else Store()
 
 
 def asked_of_decode(disaggregated_params: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the decode engine is asked. Raises `InvalidArgument` for what no prefill worker of vLLM's said."""
+    """Return the parameters for the decode engine. Raise `InvalidArgument` for a result not from a vLLM prefill worker."""
     params = disaggregated_params.get(KEY)
     if params is not None and not isinstance(params, dict):
         raise InvalidArgument(f"prefill_result: {KEY} is {str(params)[:80]!r}, expected a map", param="prefill_result")

@@ -98,7 +98,7 @@ def library(llm: scripted.AsyncLLM) -> Library:
 
     def load_embeds(model_config: Any, text: str) -> Any:
         if text == "bad":
-            raise ValueError("prompt_embeds is no tensor that can be used")
+            raise ValueError("prompt_embeds is not a valid tensor")
         return SimpleNamespace(shape=(int(text), 8))
 
     return Library(

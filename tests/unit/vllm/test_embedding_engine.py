@@ -49,7 +49,7 @@ async def test_an_input_that_vllm_refuses_is_the_callers_fault(start: Start) -> 
 def test_inputs_are_cut_where_the_request_says_so() -> None:
     assert texts_of(EmbeddingWork(token_ids=[[1, 2, 3]], model="m", truncate_prompt_tokens=2), 8) == [[1, 2]]
     assert texts_of(EmbeddingWork(token_ids=[[1, 2, 3]], model="m", truncate_prompt_tokens=-1), 2) == [[1, 2]]
-    with pytest.raises(InvalidArgument, match="this model takes 2"):
+    with pytest.raises(InvalidArgument, match="maximum of this model is 2"):
         texts_of(EmbeddingWork(token_ids=[[1, 2, 3]], model="m"), 2)
     with pytest.raises(InvalidArgument, match="must not be empty"):
         texts_of(EmbeddingWork(token_ids=[], model="m"), 2)

@@ -60,7 +60,7 @@ def test_of_several_one_may_speak() -> None:
 
 
 def test_a_part_of_a_request_needs_a_connector_that_is_known() -> None:
-    with pytest.raises(ConfigError, match="needs a connector"):
+    with pytest.raises(ConfigError, match="requires a connector"):
         handshake_of(None, PREFILL, {}.get)
     with pytest.raises(ConfigError, match="'Odd' is not known"):
         made("Odd")
