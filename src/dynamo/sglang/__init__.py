@@ -1,6 +1,6 @@
-"""SGLang as a worker: its `Engine` in this process, behind our endpoint, discovery and events.
+"""SGLang worker: SGLang's `Engine` in this process, with this project's endpoint, discovery and events.
 
-Lives here: what is SGLang's own: its arguments, its words for a request and an answer, its handshake, events and controls.
-Must not know: how a request travels, or any other engine. SGLang itself is imported by `library` alone, when a worker
-starts, so that everything else can be read and tested without it.
+Contains everything specific to SGLang: arguments, conversion of requests and outputs, handshake, events and controls.
+Must not depend on the request plane or on other engines. SGLang itself is imported by `library` only, when a worker
+starts, so that the rest can be read and tested without it.
 """

@@ -1,4 +1,4 @@
-"""SglangConfig: the flags of `python -m dynamo.sglang` that are ours (serving-plane.md §5.3); all others are SGLang's own."""
+"""SglangConfig: the flags of `python -m dynamo.sglang` that SGLang does not define; all others are SGLang's own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,26 +25,26 @@ STORE_EVENTS_VARIABLE = "DYN_MOONCAKE_KV_EVENTS_ENDPOINT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangConfig(WorkerOptions):
-    """SGLang as a worker. Every server argument of SGLang may be given beside these: see `sglang serve --help`."""
+    """Options of an SGLang worker. All server arguments of SGLang are accepted too: see `sglang serve --help`."""
 
     disaggregation_mode: str | None = option(
         None,
         "--disaggregation-mode",
         None,
-        "What this worker does of each request: null (all of it), prefill or decode",
+        "Phase of requests that this worker computes: null (both phases), prefill or decode",
         choices=tuple(MODES),
     )
     enable_multimodal: bool = option(
-        False, "--enable-multimodal", "DYN_SGL_ENABLE_MULTIMODAL", "Take images, videos and sounds, by their URLs"
+        False, "--enable-multimodal", "DYN_SGL_ENABLE_MULTIMODAL", "Accept images, videos and audio clips by URL"
     )
     enable_rl: bool = option(
-        False, "--enable-rl", "DYN_SGL_ENABLE_RL", "Offer what a trainer needs: pause, resume, new weights"
+        False, "--enable-rl", "DYN_SGL_ENABLE_RL", "Enable the trainers' routes: pause, resume and weight updates"
     )
     engine_routes: list[str] = option(
         [],
         "--engine-route",
         "DYN_SGLANG_ENGINE_ROUTES",
-        "A method of SGLang's to be called at POST /engine/<path>: <path>[=<method>][:engine|tm]",
+        "Method of SGLang to be called by POST /engine/<path>: <path>[=<method>][:engine|tm]",
     )
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class SglangConfig(WorkerOptions):
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[SglangConfig, list[str]]:
-    """Our own flags, and the rest, which is SGLang's. Raises `ConfigError`."""
+    """Return the parsed options and the remaining arguments, which are SGLang's. Raise `ConfigError`."""
     variables = environ()
     kept = without_waiting((*SHARED_WAITING, *WAITING), argv, variables, declared_flags(SglangConfig))
     parser = build_parser(SglangConfig, variables=variables, prog=PROG)
@@ -71,12 +71,12 @@ def read_command_line(argv: Sequence[str]) -> tuple[SglangConfig, list[str]]:
 
 
 def engine_words(config: SglangConfig, rest: Sequence[str]) -> list[str]:
-    """SGLang's command line: what was given, and the role that both sides must know."""
+    """Return SGLang's command line: the given arguments, and the role, which SGLang and the worker both need."""
     role = config.role
     words = [] if role is DisaggregationMode.AGGREGATED else ["--disaggregation-mode", role.value]
     return [*rest, *words]
 
 
 def wants_forward_passes(variables: Mapping[str, str]) -> bool:
-    """Whether the engine is to tell each of its steps: setting the port turns it on, as for every engine."""
+    """Return whether the engine must publish its steps, which is enabled by setting the port, as for every engine."""
     return bool(variables.get(FORWARD_PASS_VARIABLE))

@@ -1,7 +1,7 @@
-"""Controls: what SGLang can be told at `POST /engine/<name>` beside answering (serving-plane.md §5.3).
+"""Controls: operations of SGLang at `POST /engine/<name>`.
 
-A worker whose engine gave its memory back is not found; with all of it again, it is found again. A body's fields are the
-fields of SGLang's own request; one that it does not have is refused.
+A worker whose engine has released memory leaves discovery; it registers again when all memory is resumed. The fields of a
+body are those of SGLang's own request; unknown fields are rejected.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ UPDATES = {
     "init_weights_update_group": "InitWeightsUpdateGroupReqInput",
     "destroy_weights_update_group": "DestroyWeightsUpdateGroupReqInput",
 }
-"""Methods of SGLang's `TokenizerManager` that put new weights in place, and what they are asked with."""
+"""Methods of SGLang's `TokenizerManager` that update weights, and their request classes."""
 FOR_TRAINERS = ("init_weights_update_group", "destroy_weights_update_group")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRoute:
-    """A method of SGLang's that is called by a path."""
+    """A method of SGLang that is called by a path."""
 
     path: str
     method: str
     target: str | None
-    """`engine`, `tm` (its `TokenizerManager`), or None: whichever has the method."""
+    """`engine`, `tm` (its `TokenizerManager`), or None: the first of them that has the method."""
 
 
 def read_engine_route(text: str) -> EngineRoute:
-    """`<path>[=<method>][:engine|tm]`. Raises `InvalidArgument`."""
+    """Parse `<path>[=<method>][:engine|tm]`. Raise `InvalidArgument`."""
     rest, colon, target = text.rpartition(":")
     if not colon:
         rest, target = text, ""
     elif target not in ("engine", "tm"):
-        raise InvalidArgument(f"{target!r} behind the colon: expected engine or tm")
+        raise InvalidArgument(f"{target!r} after the colon: must be engine or tm")
     path, equals, method = rest.partition("=")
     path = path.strip("/")
     method = method if equals else path.rpartition("/")[2]
@@ -64,7 +64,7 @@ class Controls:
         has_training: bool = False,
         own: Sequence[EngineRoute] = (),
     ) -> None:
-        """`engine` is SGLang's `Engine`, `words` its `io_struct`; `own` are further methods to offer."""
+        """Set `engine`, SGLang's `Engine`, and `words`, its `io_struct`; `own` are additional methods."""
         self._engine = engine
         self._manager = engine.tokenizer_manager
         self._words = words
@@ -95,11 +95,11 @@ class Controls:
         self._offered |= {route.path: self._method(route) for route in own}
 
     def routes(self) -> dict[str, Work]:
-        """By the names under which upstream has them."""
+        """The routes by upstream's names."""
         return self._panel.guarded(self._offered)
 
     def endpoints(self) -> dict[str, Work]:
-        """What is asked over the request plane."""
+        """The endpoints of the request plane by name."""
         return self._panel.guarded({"clear_kv_blocks": self.clear_kv_blocks})
 
     async def clear_kv_blocks(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Controls:
     async def flush_cache(self, body: dict[str, Any]) -> dict[str, Any]:
         told = await self._manager.flush_cache()
         if not told.success:
-            raise InvalidArgument(told.message or "the cache was not flushed: requests still use it")
+            raise InvalidArgument(told.message or "the cache was not flushed: active requests use it")
         return {"status": "ok", "message": "Cache flushed"}
 
     async def abort_request(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -196,17 +196,17 @@ class Controls:
             return {"status": "ok", "message": "All requests aborted"}
         request_id = body.get("request_id", body.get("rid"))
         if not isinstance(request_id, str) or not request_id:
-            raise InvalidArgument(f"request_id {request_id!r}: expected text")
+            raise InvalidArgument(f"request_id {request_id!r}: expected a string")
         self._manager.abort_request(rid=request_id)
         return {"status": "ok", "request_id": request_id}
 
     async def get_weight_version(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"status": "ok", "version": self._manager.config_value("weight_version")}
 
-    # SGLang's own.
+    # SGLang's requests.
 
     def _word(self, name: str, body: dict[str, Any]) -> Any:
-        """One of SGLang's requests. Raises `InvalidArgument` for fields that it does not have."""
+        """Return a request object of SGLang. Raise `InvalidArgument` for unknown fields."""
         try:
             return getattr(self._words, name)(**body)
         except TypeError as error:
@@ -222,7 +222,7 @@ class Controls:
 
 
 def called(method: Any) -> Work:
-    """A method with the fields of the body as its arguments; a plain one runs beside the loop."""
+    """Return a handler that passes the body's fields as arguments; a synchronous method runs in a thread."""
 
     async def run(body: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -239,7 +239,7 @@ def called(method: Any) -> Work:
 
 
 def plain(value: Any) -> Any:
-    """As JSON can say it."""
+    """Return a value that JSON can represent."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
@@ -250,7 +250,7 @@ def plain(value: Any) -> Any:
 
 
 def tags_of(body: dict[str, Any]) -> list[str] | None:
-    """Which parts of the memory are meant; None: all. Raises `InvalidArgument`."""
+    """Return the selected parts of the memory; None: all. Raise `InvalidArgument`."""
     tags = body.get("tags")
     if tags is None:
         return None

@@ -1,6 +1,6 @@
-"""Convert: a request in upstream's words into SGLang's, and SGLang's answer into ours. Pure.
+"""Convert: requests into SGLang's format, and SGLang's outputs into this project's. Pure.
 
-SGLang is asked in mappings: the arguments of `Engine.async_generate`, and in them those of its `SamplingParams`.
+Requests are mappings: the arguments of `Engine.async_generate`, which include those of its `SamplingParams`.
 """
 
 import re
@@ -22,27 +22,27 @@ from dynamo.protocols.engine import (
 )
 
 NEITHER = ("allowed_token_ids", "bad_words")
-"""Options of other engines that this one has no word for."""
+"""Options of other engines that SGLang does not support."""
 BAD_REQUEST, SERVER_ERROR = 400, 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the engine can take."""
+    """Limits of the engine."""
 
     context_length: int
     ranks: int = 1
     first_rank: int = 0
     has_grammars: bool = True
-    """Whether it was started with its tokenizer, which grammars are compiled for."""
+    """Whether it was started with its tokenizer, for which grammars are compiled."""
     has_priorities: bool = False
-    """Whether its scheduler looks at them; otherwise it refuses them."""
+    """Whether the scheduler supports priorities; SGLang rejects them otherwise."""
     is_low_first: bool = False
-    """Whether low priorities come first."""
+    """Whether low priorities are scheduled first."""
 
 
 def to_asked(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
-    """The arguments of `Engine.async_generate`. Raises `InvalidArgument` that names the field."""
+    """Return the arguments of `Engine.async_generate`. Raise `InvalidArgument` that names the field."""
     check_prompt(request, limits.context_length)
     routing, output = request.routing, request.output_options
     asked: dict[str, Any] = {
@@ -71,12 +71,12 @@ def to_asked(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
 
 
 def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
-    """What `SamplingParams` is made of. Text is our frontend's business: no stop string is looked for here."""
+    """Return the arguments of `SamplingParams`. The frontend handles text: stop strings are not passed."""
     options, stop = request.sampling_options, request.stop_conditions
     if options.use_beam_search:
-        raise InvalidArgument("use_beam_search is not supported here", param="use_beam_search")
+        raise InvalidArgument("use_beam_search is not supported by SGLang", param="use_beam_search")
     if stop.max_thinking_tokens is not None:
-        raise InvalidArgument("SGLang does not limit thoughts by their tokens", param="max_thinking_tokens")
+        raise InvalidArgument("max_thinking_tokens is not supported by SGLang", param="max_thinking_tokens")
     own = own_options(request)
     for name in NEITHER:
         if own.get(name) is not None:
@@ -108,12 +108,12 @@ def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
 
 
 def guided_of(guided: GuidedDecoding | None, *, has_grammars: bool) -> dict[str, Any]:
-    """The constraint on the text, in the fields of `SamplingParams`. Raises `InvalidArgument`."""
+    """Return the output constraint as fields of `SamplingParams`. Raise `InvalidArgument`."""
     if guided is None:
         return {}
     if guided.whitespace_pattern is not None:
         raise InvalidArgument(
-            "whitespace_pattern is SGLang's --constrained-json-whitespace-pattern, for all requests",
+            "whitespace_pattern is not supported per request: set SGLang's --constrained-json-whitespace-pattern",
             param="guided_whitespace_pattern",
         )
     regex = guided.regex
@@ -128,14 +128,14 @@ def guided_of(guided: GuidedDecoding | None, *, has_grammars: bool) -> dict[str,
     found = {name: value for name, value in given.items() if value is not None}
     if found and not has_grammars:
         raise InvalidArgument(
-            "this worker was started with --skip-tokenizer-init, without which SGLang compiles no grammar",
+            "grammars require the engine's tokenizer, but this worker was started with --skip-tokenizer-init",
             param="response_format",
         )
     return found
 
 
 class Answer:
-    """What was said so far of one request, and the pieces still to be said."""
+    """Output state of one request: the tokens sent so far, and the pieces still to be sent."""
 
     __slots__ = ("_cached_tokens", "_hidden", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_said", "unfinished")
 
@@ -149,7 +149,7 @@ class Answer:
         self.unfinished = request.sampling_options.n or 1
 
     def take(self, told: Mapping[str, Any]) -> EngineOutput:
-        """What is new in a chunk of SGLang's. Raises for an answer that it gave up."""
+        """Return the new output in a chunk. Raise an error if SGLang aborted the request."""
         meta = told["meta_info"]
         reason = meta.get("finish_reason")
         if reason is not None and reason["type"] == "abort":
@@ -170,7 +170,7 @@ class Answer:
         return piece
 
     def usage(self) -> CompletionUsage:
-        """The counts so far."""
+        """The token counts so far."""
         details = PromptTokensDetails(cached_tokens=self._cached_tokens)
         return CompletionUsage(self._prompt_tokens, self._said, self._prompt_tokens + self._said, details)
 
@@ -183,7 +183,7 @@ class Answer:
         piece.top_logprobs = [alternatives(row, top, self._logprobs or 0) for row, top in zip(rows, tops, strict=False)]
 
     def _end(self, piece: EngineOutput, reason: Mapping[str, Any]) -> None:
-        """The last piece of a choice."""
+        """Complete the last piece of a choice."""
         self.unfinished -= 1
         matched = reason.get("matched")
         piece.finish_reason = "length" if reason["type"] == "length" else "stop"
@@ -198,7 +198,7 @@ class Answer:
 
 
 def given_up(reason: Mapping[str, Any]) -> DynamoException:
-    """Why an answer was not finished: whose fault it was, and whether another worker may finish it."""
+    """Return the error of an unfinished response: its cause, and whether another worker may complete it."""
     status, message = reason.get("status_code"), str(reason.get("message") or "the engine dropped the request")
     if status is not None and BAD_REQUEST <= status < SERVER_ERROR:
         return InvalidArgument(message)
@@ -208,14 +208,14 @@ def given_up(reason: Mapping[str, Any]) -> DynamoException:
 
 
 def alternatives(row: Sequence[Any], tops: Sequence[Sequence[Any]] | None, count: int) -> list[TopLogprob]:
-    """The likeliest tokens in the place of one, from the likeliest on; the token itself where none were asked for."""
+    """Return the top tokens of a position in descending order; the token itself if no alternatives were requested."""
     if not count or not tops:
         return [TopLogprob(1, row[1], logprob=row[0])]
     return [TopLogprob(rank, top[1], logprob=top[0]) for rank, top in enumerate(tops[:count], 1)]
 
 
 def prompt_likelihoods(own: Sequence[Any], tops: Sequence[Sequence[Any]] | None) -> dict[str, dict[str, Any]] | None:
-    """What a token of the prompt could have been; null for the first."""
+    """Return the alternatives of a prompt token; None for the first token."""
     if own[0] is None:
         return None
     found = {str(top[1]): {"logprob": top[0], "rank": rank} for rank, top in enumerate(tops or (), 1)}
@@ -224,12 +224,12 @@ def prompt_likelihoods(own: Sequence[Any], tops: Sequence[Sequence[Any]] | None)
 
 
 def refuse_media_options(request: PreprocessedRequest) -> None:
-    """Raise `InvalidArgument` for options of media that SGLang takes for a whole server only."""
+    """Raise `InvalidArgument` for media options that SGLang supports for a whole server only."""
     for name in ("mm_processor_kwargs", "media_io_kwargs"):
         if getattr(request, name) not in (UNSET, None, {}):
             raise InvalidArgument(f"{name} of a request is not supported by SGLang's engine", param=name)
 
 
 def shows(request: PreprocessedRequest) -> bool:
-    """Whether the prompt shows something."""
+    """Return whether the prompt contains media."""
     return request.multi_modal_data is not UNSET and bool(request.multi_modal_data)

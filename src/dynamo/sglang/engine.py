@@ -2,10 +2,10 @@
 
     submit ──▶ convert ──▶ Engine.async_generate ──chunks──▶ convert ──▶ tokens to the reply
                               │ its own processes
-    KV events over ZMQ ◀──────┤      load in shared memory ──▶ a look now and then ──▶ load
+    KV events over ZMQ ◀──────┤      load in shared memory ──▶ periodic poll ──▶ load
     steps over ZMQ     ◀──────┘      SIGQUIT, or a process that ended ──▶ host.fail
 
-A request is a task here. One that is cancelled is told to SGLang by its id, and followed to its end.
+A request is a task here. A cancelled request is aborted in SGLang by its id, and its task continues until SGLang ends it.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class SglangEngine:
     """`dynamo.backend.engine.LLMEngine` over SGLang."""
 
     def __init__(self, config: SglangConfig, args: Any, library: Library) -> None:
-        """`args` are SGLang's `ServerArgs`."""
+        """Set `args`, SGLang's `ServerArgs`."""
         self._config = config
         self._args = args
         self._library = library
@@ -67,7 +67,7 @@ class SglangEngine:
         self._tasks = TaskOwner("sglang", on_crash=lambda _name, error: self._life.die(error))
         self._requests = Requests(self._tasks)
         self._ids: dict[Reply, set[str]] = {}
-        """What SGLang calls the choices of each request."""
+        """SGLang's ids of the choices of each request."""
         self._closing = contextlib.ExitStack()
         self._engine: Any = None
         self._limits: Limits
@@ -81,7 +81,7 @@ class SglangEngine:
         publisher = publisher_of(args.kv_events_config)
         self._adjust()
         self._life.began(host.fail)
-        died = RuntimeError("SGLang says that one of its processes failed")
+        died = RuntimeError("SGLang reported that one of its processes failed")
         listen = self._closing.enter_context(deaths_told(asyncio.get_running_loop(), lambda: self._life.die(died)))
         self._engine = engine = await asyncio.to_thread(self._make)
         manager = engine.tokenizer_manager
@@ -169,7 +169,7 @@ class SglangEngine:
             self._engine.tokenizer_manager.abort_request(rid=name)
 
     def is_quiescent(self) -> bool:
-        """Whether every prompt was fetched: SGLang's prefill ends with that."""
+        """Return whether all blocks were fetched: SGLang's prefill ends with the fetch."""
         return len(self._requests) == 0
 
     async def drain(self) -> None:
@@ -183,10 +183,10 @@ class SglangEngine:
             await asyncio.to_thread(engine.shutdown)
         self._closing.close()
 
-    # The start.
+    # Start-up.
 
     def _resolve(self) -> str:
-        """The model's directory, whose name it keeps unless another is given."""
+        """Return the model's directory. Without a served name, set the hub id or the directory's name."""
         args = self._args
         given = args.model_path
         path = resolve_model(given)
@@ -198,9 +198,9 @@ class SglangEngine:
         return path
 
     def _adjust(self) -> None:
-        """What SGLang's arguments are to be beside what they were given as."""
+        """Change SGLang's arguments to the values that this worker requires."""
         args = self._args
-        args.incremental_streaming_output = True  # Only what is new, not all of it again with each token.
+        args.incremental_streaming_output = True  # Chunks contain only new tokens.
         if wants_forward_passes(environ()):
             folder = LockedDirectory("dynamo-steps-")
             self._closing.callback(folder.close)
@@ -209,14 +209,14 @@ class SglangEngine:
             args.forward_pass_metrics_ipc_name = f"ipc://{folder.path}/rank"
 
     def _make(self) -> Any:
-        """Starts SGLang, which loads in processes of its own. In a thread: the loop has to show that this one lives."""
+        """Start SGLang, which loads in its own processes. Run in a thread: the loop must keep the lease alive."""
         try:
             return self._library.Engine(server_args=self._args)
         except ValueError as error:  # Arguments that contradict each other, the model or the machine.
             raise ConfigError(f"SGLang: {' '.join(str(error).split())}") from error
 
     def _listen(self, publisher: Any) -> None:
-        """Follows what the engine's processes publish."""
+        """Subscribe to the events and steps that the engine's processes publish."""
         args = self._args
         if publisher is not None and self._role.tells_cache:
             is_eagle = self._library.is_eagle(args.speculative_algorithm)
@@ -230,7 +230,7 @@ class SglangEngine:
                 self._tasks.start(PassListener(endpoint, rank, self._host).run(), f"steps of rank {rank}")
 
     async def _warm_up(self) -> None:
-        """The first step of one part of a request, with blocks that nobody sends and nobody waits for."""
+        """Run the first step of a disaggregated engine, without a transfer of blocks."""
         asked = {
             "input_ids": WARM_UP_PROMPT,
             "sampling_params": {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True},
@@ -242,7 +242,7 @@ class SglangEngine:
                 async for _ in await self._engine.async_generate(**asked):
                     pass
         except TimeoutError:
-            raise ConfigError(f"SGLang did not answer its first prompt within {WARM_UP_S:g} s") from None
+            raise ConfigError(f"SGLang did not complete its first prompt within {WARM_UP_S:g} s") from None
 
     def _runtime_data(self, manager: Any) -> dict[str, Any]:
         args, library = self._args, self._library
@@ -255,7 +255,7 @@ class SglangEngine:
         return {} if layout is None else {RUNTIME_KEY: layout}
 
     def _canary(self, model: str) -> dict[str, Any] | None:
-        """What an idle worker is asked: of one part of a request, with the host that nobody is."""
+        """Return the health check's request: for a disaggregated engine with a fake bootstrap host."""
         if self._role is DisaggregationMode.AGGREGATED:
             return None
         return {
@@ -267,18 +267,18 @@ class SglangEngine:
         }
 
     async def _look(self) -> None:
-        """Raises for an engine that is gone."""
+        """Raise an error if the engine has died."""
         if self._engine.tokenizer_manager.gracefully_exit:
-            raise RuntimeError("SGLang is shutting itself down")
+            raise RuntimeError("SGLang is shutting down")
         check_alive(self._engine.get_all_child_pids())
 
-    # A request.
+    # Requests.
 
     def _meeting_of_prefill(self, request: PreprocessedRequest) -> Meeting:
         return prefill_meeting(request, own_address(), self._args.disaggregation_bootstrap_port)
 
     def _decode_words(self, request: PreprocessedRequest) -> dict[str, Any]:
-        """What a decode engine is told of the prefill beside the request."""
+        """Return the decode engine's additional arguments about the prefill."""
         words = decode_meeting(request).words()
         routing = request.routing
         if routing is not None and routing.prefill_dp_rank is not None:
@@ -286,7 +286,7 @@ class SglangEngine:
         return words
 
     async def _chunks(self, request: PreprocessedRequest, asked: dict[str, Any], reply: Reply) -> Any:
-        """SGLang's answer. What it calls each choice is kept for a caller that leaves."""
+        """Yield SGLang's chunks, and record its id of each choice for cancellation."""
         if shows(request):
             items = await media_items(media_of(request), as_data_url)
             asked = asked | {MEDIA[kind]: shown for kind, shown in items.items()}
@@ -299,11 +299,11 @@ class SglangEngine:
                 if name not in names:
                     logger.debug("New SGLang Request ID: %s", name)
                     names.add(name)
-                    if self._requests.is_dropped(reply):  # It left before its choices had names.
+                    if self._requests.is_dropped(reply):  # Cancelled before the ids were known.
                         self._engine.tokenizer_manager.abort_request(rid=name)
                 if not self._requests.is_dropped(reply):
                     yield told
-        except ValueError as error:  # SGLang has no class of its own for a request that it refuses.
+        except ValueError as error:  # SGLang raises a plain ValueError for a request that it rejects.
             refusal = refusal_of(error)
             if refusal is None:
                 raise
@@ -312,7 +312,7 @@ class SglangEngine:
             del self._ids[reply]
 
     async def _answer(self, request: PreprocessedRequest, asked: dict[str, Any], reply: Reply) -> None:
-        """One request; the bare tokens of a single answer are written the fast way."""
+        """Process one request; tokens of a single choice are written without an item."""
         answer = Answer(request)
         async for told in self._chunks(request, asked, reply):
             piece = answer.take(told)
@@ -326,10 +326,10 @@ class SglangEngine:
     async def _prefill(
         self, request: PreprocessedRequest, asked: dict[str, Any], meeting: Meeting, reply: Reply
     ) -> None:
-        """A prompt for a decode worker.
+        """Compute a prompt for a decode worker.
 
-        Where the router made the room, the decode worker is there already. Otherwise it is sent with the words of this
-        answer, which ends at once: SGLang's own ends when the blocks were fetched.
+        If the router created the room, the decode request runs concurrently. Otherwise it is sent after this response,
+        which ends at once; SGLang's own response ends when the blocks were fetched.
         """
         answer = Answer(request)
         if bootstrap_of(request) is None:
@@ -350,12 +350,12 @@ class SglangEngine:
         if self._requests.is_dropped(reply):
             return
         if answer.unfinished > 0:
-            raise EngineShutdown("the engine ended the answer in the middle")
+            raise EngineShutdown("the engine ended the response early")
         reply.finish()
 
 
 def one_choice(request: PreprocessedRequest) -> PreprocessedRequest:
-    """The same with one choice: the blocks of a prompt come over once."""
+    """Return the request with one choice: the blocks of a prompt are transferred once."""
     if (request.sampling_options.n or 1) == 1:
         return request
     sampling = msgspec.structs.replace(request.sampling_options, n=1, best_of=None)
@@ -363,6 +363,6 @@ def one_choice(request: PreprocessedRequest) -> PreprocessedRequest:
 
 
 async def as_data_url(_kind: str, media: Media) -> str:
-    """As SGLang is given bytes: it asks no host for anything."""
+    """Return media as a data URL, SGLang's interface for bytes: no host is contacted."""
     content_type = media.content_type or "application/octet-stream"
     return f"data:{content_type};base64,{b64encode(media.data).decode()}"

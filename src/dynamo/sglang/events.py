@@ -1,4 +1,4 @@
-"""Events: where SGLang's ranks say what their caches hold and what their steps computed, and who listens there."""
+"""Events: sockets on which SGLang's ranks publish KV cache events and steps, and the subscribers."""
 
 import json
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from dynamo.core.errors import ConfigError
 from dynamo.kv_events.engine_subscriber import EngineListener
 
 ENDPOINT = "tcp://*:5557"
-"""SGLang's, unless it is told another."""
+"""SGLang's default."""
 
 
 def publisher_of(kv_events_config: str | None) -> Mapping[str, Any] | None:
-    """What `--kv-events-config` says; None where nothing is published.
+    """Return the value of `--kv-events-config`; None if nothing is published.
 
-    Raises `ConfigError` for what cannot be read, and for publishers other than ZMQ.
+    Raise `ConfigError` for invalid JSON, and for publishers other than ZMQ.
     """
     if not kv_events_config:
         return None
@@ -25,19 +25,19 @@ def publisher_of(kv_events_config: str | None) -> Mapping[str, Any] | None:
     except ValueError as error:
         raise ConfigError(f"--kv-events-config: not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"--kv-events-config {kv_events_config}: expected an object")
+        raise ConfigError(f"--kv-events-config {kv_events_config}: must be a JSON object")
     publisher = found.get("publisher", "null")
     if publisher in (None, "null"):
         return None
     if publisher != "zmq":
-        raise ConfigError(f'--kv-events-config: publisher {publisher!r}: expected "zmq"')
+        raise ConfigError(f'--kv-events-config: publisher {publisher!r}: must be "zmq"')
     return found
 
 
 def kv_listeners(
     publisher: Mapping[str, Any], ranks: int, block_tokens: int, host: EngineHost, *, is_eagle: bool = False
 ) -> list[EngineListener]:
-    """Who listens to each rank: each has a port of its own, counted from the first one's."""
+    """Return the subscribers of all ranks: each rank has its own port, counted from the first rank's."""
     endpoint, replay = publisher.get("endpoint") or ENDPOINT, publisher.get("replay_endpoint")
     return [
         kv_listener(
@@ -53,12 +53,12 @@ def kv_listeners(
 
 
 def of_rank(endpoint: str, rank: int) -> str:
-    """A rank's own endpoint. Raises `ConfigError` for one without a port."""
+    """Return the endpoint of a rank. Raise `ConfigError` for one without a port."""
     if rank == 0:
         return endpoint
     if endpoint.startswith("inproc"):
         return f"{endpoint}_dp{rank}"
     base, colon, port = endpoint.rpartition(":")
     if not colon or not port.isdigit():
-        raise ConfigError(f"--kv-events-config: endpoint {endpoint}: expected a port, from which ranks count on")
+        raise ConfigError(f"--kv-events-config: endpoint {endpoint}: must have a port, the first of consecutive ports")
     return f"{base}:{int(port) + rank}"

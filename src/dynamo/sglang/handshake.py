@@ -1,7 +1,7 @@
-"""Handshake: where the prefill and the decode of one request meet: SGLang's bootstrap server and a room in it. Pure.
+"""Handshake: rendezvous of the prefill and decode phases of a request at SGLang's bootstrap server. Pure.
 
-router made the room   both legs carry it in `bootstrap_info` and run at once
-prefill made the room  it says so at once, in `disaggregated_params`; the decode leg follows with them
+room from the router          both requests carry it in `bootstrap_info` and run concurrently
+room from the prefill worker  returned at once in `disaggregated_params`; the decode request follows with it
 """
 
 import random
@@ -18,19 +18,19 @@ HOST, PORT, ROOM = "bootstrap_host", "bootstrap_port", "bootstrap_room"
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """A room in the bootstrap server of a prefill worker."""
+    """A bootstrap room of a prefill worker."""
 
     host: str
     port: int
     room: int
 
     def words(self) -> dict[str, Any]:
-        """As it is handed on, and as SGLang takes it."""
+        """Return the fields in SGLang's format, as they are sent to the decode worker."""
         return {HOST: self.host, PORT: self.port, ROOM: self.room}
 
 
 def prefill_meeting(request: PreprocessedRequest, host: str, port: int) -> Meeting:
-    """Where a prefill worker at that host and port waits for the decode side: the router's room, or a new one."""
+    """Return the room at which a prefill worker waits for decode: the router's room, or a new one."""
     given = bootstrap_of(request)
     if given is not None:
         return Meeting(given.bootstrap_host, given.bootstrap_port, given.bootstrap_room)
@@ -38,9 +38,9 @@ def prefill_meeting(request: PreprocessedRequest, host: str, port: int) -> Meeti
 
 
 def decode_meeting(request: PreprocessedRequest) -> Meeting:
-    """Where a decode worker meets its prefill. Raises `InvalidArgument` for a request that has none.
+    """Return the room of a decode request's prefill. Raise `InvalidArgument` for a request without one.
 
-    SGLang's decode side computes no prompt itself.
+    SGLang's decode workers cannot compute prompts.
     """
     given = bootstrap_of(request)
     if given is not None:
@@ -52,7 +52,7 @@ def decode_meeting(request: PreprocessedRequest) -> Meeting:
 
 
 def read_meeting(params: Any) -> Meeting:
-    """What a prefill worker said. Raises `InvalidArgument` for what none of SGLang's did."""
+    """Return the room in a prefill result. Raise `InvalidArgument` for a result not from an SGLang prefill worker."""
     if isinstance(params, Mapping):
         host, port, room = params.get(HOST), params.get(PORT), params.get(ROOM)
         if isinstance(host, str) and isinstance(port, int) and isinstance(room, int):

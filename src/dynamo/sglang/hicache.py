@@ -1,4 +1,4 @@
-"""HicacheLayout: how SGLang's shared store names its pages, told to the routers (`kv_router.hicache` reads it)."""
+"""HicacheLayout: page names of SGLang's shared store, published for the routers (`kv_router.hicache` reads it)."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from dynamo.kv_router.hicache import HicacheLayout
 
 
 def layout_of(args: Any, *, is_mla: bool, is_eagle: bool, events_endpoint: str | None) -> dict[str, Any] | None:
-    """What the card says of it; None without Mooncake below the cache. Raises `ConfigError`.
+    """Return the layout for the card; None without a Mooncake store. Raise `ConfigError`.
 
     `args` are SGLang's `ServerArgs`.
     """
@@ -45,7 +45,7 @@ def layout_of(args: Any, *, is_mla: bool, is_eagle: bool, events_endpoint: str |
 
 
 def _extra(text: str | None) -> dict[str, Any]:
-    """The store's own settings. A file that is named instead is the engine's to read."""
+    """Return the store's own settings. A file name is ignored; the engine reads the file."""
     if not text or text.startswith("@"):
         return {}
     try:

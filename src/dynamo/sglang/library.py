@@ -1,4 +1,4 @@
-"""Library: the names of SGLang's package that are used here, imported when a worker starts. Made for SGLang 0.5.23."""
+"""Library: the names of SGLang's package that are used here, imported when a worker starts. Written for SGLang 0.5.23."""
 
 import contextlib
 import importlib.util
@@ -14,31 +14,31 @@ from dynamo.core.extras import install_command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """SGLang's classes. Another set of them with the same signatures stands in for it in tests."""
+    """SGLang's classes. Tests replace them with others of the same signatures."""
 
     Engine: Any
     io_struct: ModuleType | Any
-    """Where the words of SGLang's processes to each other stand."""
+    """The module with the messages between SGLang's processes."""
     read_server_args: Callable[[Sequence[str]], Any]
-    """`ServerArgs` of a command line. Raises `ConfigError`."""
+    """Function that returns the `ServerArgs` of a command line. Raises `ConfigError`."""
     fake_bootstrap_host: str
-    """A host that no prefill answers at: the blocks are not sent, or not waited for."""
+    """A host without a prefill worker: blocks are neither sent nor awaited."""
     is_eagle: Callable[[str | None], bool]
-    """Whether a speculative algorithm names blocks by pairs of tokens."""
+    """Function that returns whether a speculative algorithm hashes blocks over pairs of tokens."""
     is_mla: Callable[[Any], bool]
-    """Whether a `TokenizerManager`'s model keeps one latent instead of keys and values."""
+    """Function that returns whether a `TokenizerManager`'s model caches one latent instead of keys and values."""
     render_metrics: Callable[[], str]
-    """The series of the engine's processes as text."""
+    """Function that returns the metrics of the engine's processes as text."""
 
 
 def check_installed() -> None:
-    """Raises `ConfigError`, one line that says what to install."""
+    """Raise `ConfigError` with the install command if SGLang is not installed."""
     if importlib.util.find_spec("sglang") is None:
-        raise ConfigError(f"SGLang is not installed: {install_command('sglang')} (it needs a GPU, see docs/sglang.md)")
+        raise ConfigError(f"SGLang is not installed: {install_command('sglang')} (requires a GPU, see docs/sglang.md)")
 
 
 def load_library() -> Library:
-    """Imports SGLang, which takes some seconds. Raises `ConfigError` where it is missing, too old or cannot run here."""
+    """Import SGLang, which takes some seconds. Raise `ConfigError` if it is missing, too old or cannot run here."""
     check_installed()
     try:
         from sglang.srt.configs.model_config import AttentionArch
@@ -47,7 +47,7 @@ def load_library() -> Library:
         from sglang.srt.managers import io_struct
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     except ImportError as error:
-        raise ConfigError(f"this SGLang cannot be used, 0.5.23 or newer is expected: {error}") from None
+        raise ConfigError(f"unsupported SGLang: 0.5.23 or newer is required: {error}") from None
 
     def is_eagle(algorithm: str | None) -> bool:
         return algorithm is not None and bool(SpeculativeAlgorithm.from_string(algorithm).is_eagle())
@@ -74,14 +74,16 @@ def _read_server_args(words: Sequence[str]) -> Any:
         with contextlib.redirect_stderr(told):
             return prepare_server_args(list(words))
     except SystemExit:
-        lines = told.getvalue().strip().splitlines() or ["the server arguments cannot be read"]
-        raise ConfigError(f"{lines[-1]} (of SGLang's server arguments; ours: python -m dynamo.sglang --help)") from None
+        lines = told.getvalue().strip().splitlines() or ["cannot parse the server arguments"]
+        raise ConfigError(
+            f"{lines[-1]} (SGLang server argument; other flags: python -m dynamo.sglang --help)"
+        ) from None
     except (ValueError, AssertionError) as error:  # Arguments that contradict each other, the model or the machine.
         raise ConfigError(f"SGLang: {' '.join(str(error).split())}") from error
 
 
 def _render_metrics() -> str:
-    """SGLang's processes write their series into files that each of them can add up."""
+    """Return the metrics that SGLang's processes write into files for aggregation."""
     from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
     registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Adapters: LoRA adapters as SGLang loads them: by name, which is also how a request asks for one."""
+"""Adapters: the LoRA adapters of an SGLang engine, which loads and selects them by name."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from dynamo.core.errors import InvalidArgument
 
 
 def adapters_of(engine: Any, args: Any) -> LoadedAdapters[str]:
-    """`engine` is SGLang's `Engine`, `args` its `ServerArgs`. Each adapter is its name."""
+    """Return the adapter operations. `engine` is SGLang's `Engine`, `args` its `ServerArgs`; adapters are names."""
 
     async def take(name: str, _number: int, path: str) -> str:
         told = await engine.async_load_lora_adapter(name, path)
         if not told.success:
-            raise InvalidArgument(f"{path}: {told.error_message or 'the engine did not take it'}")
+            raise InvalidArgument(f"{path}: {told.error_message or 'the engine rejected the adapter'}")
         return name
 
     async def drop(name: str) -> None:
         told = await engine.async_unload_lora_adapter(name)
         if not told.success:
-            raise InvalidArgument(f"{name}: {told.error_message or 'the engine keeps it'}")
+            raise InvalidArgument(f"{name}: {told.error_message or 'the engine did not unload the adapter'}")
 
     return LoadedAdapters(take, drop, slots=args.max_loras_per_batch if args.enable_lora else None)

@@ -1,4 +1,4 @@
-"""Metrics: how busy SGLang's ranks are, read where its schedulers write it, and told to the routers."""
+"""Metrics: load of SGLang's ranks, read from its schedulers' shared memory and published to the routers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +7,11 @@ from dynamo.backend.engine import EngineHost
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.protocols.load import WorkerLoad
 
-LOAD_INTERVAL_S = 0.25  # Routers choose between seconds of work; a look costs a read of shared memory.
+LOAD_INTERVAL_S = 0.25  # Routing decisions concern seconds of work; each poll reads shared memory.
 
 
 class LoadReporter:
-    """Looks at the load of every rank, and tells what has changed, until it is cancelled."""
+    """Poller that publishes changes of each rank's load; runs until it is cancelled."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class LoadReporter:
         is_busy: Callable[[], bool],
         clock: Clock | None = None,
     ) -> None:
-        """`manager` is SGLang's `TokenizerManager`; without anything to do (`is_busy`) it is looked at once more."""
+        """Set `manager`, SGLang's `TokenizerManager`; an engine that is not `is_busy` is polled once more."""
         self._manager = manager
         self._host = host
         self._block_tokens = block_tokens
@@ -42,7 +42,7 @@ class LoadReporter:
                 await self.look()
 
     async def look(self) -> None:
-        """Tells the load of each rank that has changed since."""
+        """Publish the load of each rank that has changed."""
         for snapshot in await self._manager.get_loads():
             load = self.load_of(snapshot)
             if self._told.get(load.dp_rank) != load:
@@ -50,7 +50,7 @@ class LoadReporter:
                 self._host.publish_load(load)
 
     def load_of(self, snapshot: Any) -> WorkerLoad:
-        """A `LoadSnapshot` in blocks."""
+        """Convert a `LoadSnapshot` into blocks."""
         size = self._block_tokens
         return WorkerLoad(
             dp_rank=self._first_rank + snapshot.dp_rank,

@@ -1,4 +1,4 @@
-"""Processes: whether SGLang's children live, and the signal by which they say that one of them does not."""
+"""Processes: liveness of SGLang's child processes, and the signal by which they report a failure."""
 
 import asyncio
 import contextlib
@@ -10,20 +10,20 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 GONE = "ZX"
-"""States of a process that has ended and that nobody has asked for yet."""
+"""States of a process that has ended and that its parent has not reaped."""
 
 
 def state_of(pid: int, proc: Path = Path("/proc")) -> str | None:
-    """The letter of a process's state; None for one that is not there."""
+    """Return the state letter of a process; None if it does not exist."""
     try:
         text = (proc / str(pid) / "stat").read_text()
     except OSError:
         return None
-    return text.rpartition(")")[2].split()[0]  # Behind the name, which may hold anything.
+    return text.rpartition(")")[2].split()[0]  # After the name, which may contain any character.
 
 
 def check_alive(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
-    """Raises `RuntimeError` that names the first of them that has ended."""
+    """Raise `RuntimeError` that names the first process that has ended."""
     for pid in pids:
         state = state_of(pid, proc)
         if state is None or state in GONE:
@@ -32,13 +32,15 @@ def check_alive(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
 
 @contextlib.contextmanager
 def deaths_told(loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """SGLang's children tell the failure of one of them by SIGQUIT, which unheard would end this process on the spot.
+    """Handle SIGQUIT, by which SGLang's children report a failure and which would otherwise kill this process.
 
-    Gives what hears it again, for SGLang's manager puts its own in the place.
+    Yields a function that installs the handler again, because SGLang's manager replaces it.
     """
 
     def listen() -> None:
-        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # Only the main thread hears signals.
+        with contextlib.suppress(
+            ValueError, RuntimeError, NotImplementedError
+        ):  # Only the main thread handles signals.
             loop.add_signal_handler(signal.SIGQUIT, on_death)
 
     listen()

@@ -1,4 +1,4 @@
-"""Waiting flags: those of upstream's SGLang worker that ours knows and does not honour yet (serving-plane.md §5.3). Pure."""
+"""Unsupported flags: flags of upstream's SGLang worker that are accepted by name only. Pure."""
 
 from dynamo.core.waiting import Waiting
 

@@ -50,7 +50,7 @@ def test_low_priorities_come_first_where_sglang_is_told_so() -> None:
     [
         ({"routing": Routing(dp_rank=1)}, "dp_rank 1"),
         ({"sampling_options": SamplingOptions(use_beam_search=True)}, "use_beam_search"),
-        ({"stop": StopConditions(max_thinking_tokens=4)}, "thoughts"),
+        ({"stop": StopConditions(max_thinking_tokens=4)}, "max_thinking_tokens"),
         ({"extra_args": {"sampling_options": {"bad_words": ["x"]}}}, "bad_words"),
         ({"extra_args": {"sampling_options": {"logit_bias": "x"}}}, "logit_bias"),
     ],
