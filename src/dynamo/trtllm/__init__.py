@@ -1,6 +1,6 @@
-"""TensorRT-LLM as a worker: its `LLM` in this process, behind our endpoint, discovery and events.
+"""TensorRT-LLM worker: its `LLM` in this process, with this project's endpoint, discovery and events.
 
-Lives here: what is TensorRT-LLM's own: its arguments, its words for a request and an answer, its handshake and events.
-Must not know: how a request travels, or any other engine. TensorRT-LLM itself is imported by `library` alone, when a
-worker starts, so that everything else can be read and tested without it.
+Contains everything specific to TensorRT-LLM: arguments, conversion of requests and outputs, handshake and events.
+Must not depend on the request plane or on other engines. TensorRT-LLM itself is imported by `library` only, when a
+worker starts, so that the rest can be read and tested without it.
 """

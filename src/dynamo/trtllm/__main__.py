@@ -1,4 +1,4 @@
-"""`python -m dynamo.trtllm`: a worker with TensorRT-LLM in it."""
+"""`python -m dynamo.trtllm`: a TensorRT-LLM worker."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dynamo.trtllm.library import check_installed, load_library
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Until it is told to stop; the exit status."""
+    """Run until a signal and return the exit status."""
     config, patches = read_command_line(sys.argv[1:] if argv is None else argv)
     check_installed()
     library = load_library()

@@ -1,4 +1,4 @@
-"""TrtllmConfig: the flags of `python -m dynamo.trtllm`, and the arguments of `LLM` that they make (serving-plane.md §5.4)."""
+"""TrtllmConfig: the flags of `python -m dynamo.trtllm`, and their conversion into arguments of `LLM`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from dynamo.trtllm.waiting import WAITING
 
 PROG = "python -m dynamo.trtllm"
 PATCH = "--trtllm."
-"""Before the dotted name of an argument of `LLM` that has no flag of its own."""
-EVENTS_MAX = 1024  # Events that TensorRT-LLM keeps for us between two looks.
+"""Prefix of the dotted name of an argument of `LLM` that has no flag."""
+EVENTS_MAX = 1024  # Size of TensorRT-LLM's event buffer between two polls.
 MODES = {
     "aggregated": DisaggregationMode.AGGREGATED,
     "agg": DisaggregationMode.AGGREGATED,
@@ -29,7 +29,7 @@ MODES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrtllmConfig(WorkerOptions):
-    """TensorRT-LLM as a worker. Any argument of its `LLM` may be given as --trtllm.<dotted.name> <value>."""
+    """Options of a TensorRT-LLM worker. Any argument of `LLM` may be given as --trtllm.<dotted.name> <value>."""
 
     COMMON: ClassVar = (
         "--model",
@@ -48,33 +48,39 @@ class TrtllmConfig(WorkerOptions):
         "", "--model", "DYN_TRTLLM_MODEL", "Directory of the model, or its name on the hub", aliases=("--model-path",)
     )
     served_model_name: str | None = option(
-        None, "--served-model-name", "DYN_TRTLLM_SERVED_MODEL_NAME", "What clients call the model"
+        None, "--served-model-name", "DYN_TRTLLM_SERVED_MODEL_NAME", "Name of the model in requests"
     )
     tensor_parallel_size: int = option(
         1, "--tensor-parallel-size", "DYN_TRTLLM_TENSOR_PARALLEL_SIZE", "GPUs that share each layer"
     )
     pipeline_parallel_size: int = option(
-        1, "--pipeline-parallel-size", "DYN_TRTLLM_PIPELINE_PARALLEL_SIZE", "GPUs that share the layers among them"
+        1, "--pipeline-parallel-size", "DYN_TRTLLM_PIPELINE_PARALLEL_SIZE", "Pipeline stages, each with its own layers"
     )
     expert_parallel_size: int | None = option(
-        None, "--expert-parallel-size", "DYN_TRTLLM_EXPERT_PARALLEL_SIZE", "GPUs that share the experts among them"
+        None, "--expert-parallel-size", "DYN_TRTLLM_EXPERT_PARALLEL_SIZE", "GPUs over which the experts are distributed"
     )
     enable_attention_dp: bool = option(
-        False, "--enable-attention-dp", "DYN_TRTLLM_ENABLE_ATTENTION_DP", "Attention of whole requests on each GPU"
+        False, "--enable-attention-dp", "DYN_TRTLLM_ENABLE_ATTENTION_DP", "Use data parallelism for attention layers"
     )
-    kv_block_size: int = option(32, "--kv-block-size", "DYN_TRTLLM_KV_BLOCK_SIZE", "Tokens in a KV block")
-    gpus_per_node: int | None = option(None, "--gpus-per-node", "DYN_TRTLLM_GPUS_PER_NODE", "GPUs of each machine")
-    max_batch_size: int | None = option(None, "--max-batch-size", "DYN_TRTLLM_MAX_BATCH_SIZE", "Requests of one step")
-    max_num_tokens: int | None = option(None, "--max-num-tokens", "DYN_TRTLLM_MAX_NUM_TOKENS", "Tokens of one step")
+    kv_block_size: int = option(32, "--kv-block-size", "DYN_TRTLLM_KV_BLOCK_SIZE", "Tokens per KV block")
+    gpus_per_node: int | None = option(None, "--gpus-per-node", "DYN_TRTLLM_GPUS_PER_NODE", "GPUs per machine")
+    max_batch_size: int | None = option(
+        None, "--max-batch-size", "DYN_TRTLLM_MAX_BATCH_SIZE", "Maximum requests per step"
+    )
+    max_num_tokens: int | None = option(
+        None, "--max-num-tokens", "DYN_TRTLLM_MAX_NUM_TOKENS", "Maximum tokens per step"
+    )
     max_seq_len: int | None = option(
-        None, "--max-seq-len", "DYN_TRTLLM_MAX_SEQ_LEN", "Prompt and output together, in tokens"
+        None, "--max-seq-len", "DYN_TRTLLM_MAX_SEQ_LEN", "Maximum of prompt and output tokens of a request"
     )
-    max_beam_width: int | None = option(None, "--max-beam-width", "DYN_TRTLLM_MAX_BEAM_WIDTH", "Beams of a request")
+    max_beam_width: int | None = option(
+        None, "--max-beam-width", "DYN_TRTLLM_MAX_BEAM_WIDTH", "Maximum beams per request"
+    )
     free_gpu_memory_fraction: float = option(
         0.9,
         "--free-gpu-memory-fraction",
         "DYN_TRTLLM_FREE_GPU_MEMORY_FRACTION",
-        "Part of the memory that the weights leave free, for KV blocks",
+        "Fraction of the GPU memory left free by the weights that is used for KV blocks, above 0 to 1",
     )
     extra_engine_args: str = option(
         "", "--extra-engine-args", "DYN_TRTLLM_EXTRA_ENGINE_ARGS", "YAML file with further arguments of LLM"
@@ -83,43 +89,43 @@ class TrtllmConfig(WorkerOptions):
         "",
         "--override-engine-args",
         "DYN_TRTLLM_OVERRIDE_ENGINE_ARGS",
-        "JSON object with arguments that beat the others",
+        "JSON object with arguments of LLM that override all others",
     )
     publish_kv_events: bool = option(
         False,
         "--publish-kv-events",
         "DYN_TRTLLM_PUBLISH_KV_EVENTS",
-        "Tell routers what the cache holds",
+        "Publish KV cache events for routers",
         aliases=("--publish-events-and-metrics",),
     )
     publish_metrics: bool = option(
-        False, "--publish-metrics", "DYN_TRTLLM_PUBLISH_METRICS", "Tell routers and planners how busy the engine is"
+        False, "--publish-metrics", "DYN_TRTLLM_PUBLISH_METRICS", "Publish the engine's load for routers and planners"
     )
-    load_format: str = option(
-        "auto", "--load-format", "DYN_TRTLLM_LOAD_FORMAT", "How the weights are read: auto or dummy"
-    )
+    load_format: str = option("auto", "--load-format", "DYN_TRTLLM_LOAD_FORMAT", "Source of the weights: auto or dummy")
     guided_decoding_backend: str | None = option(
         None,
         "--guided-decoding-backend",
         "DYN_TRTLLM_GUIDED_DECODING_BACKEND",
-        "What holds text to a form: xgrammar or llguidance",
+        "Backend of guided decoding: xgrammar or llguidance",
     )
     disaggregation_mode: str | None = option(
         None,
         "--disaggregation-mode",
         "DYN_TRTLLM_DISAGGREGATION_MODE",
-        "What this worker does of each request: aggregated (all of it), prefill or decode",
+        "Phase of requests that this worker computes: aggregated (both phases), prefill or decode",
         choices=tuple(MODES),
     )
 
     def __post_init__(self) -> None:
         WorkerOptions.__post_init__(self)
         if not self.model:
-            raise ConfigError("--model is missing: the model's directory, or its name on the hub")
+            raise ConfigError("--model is required: the model's directory, or its name on the hub")
         if self.kv_block_size < 1:
-            raise ConfigError(f"--kv-block-size {self.kv_block_size}: expected 1 or more")
+            raise ConfigError(f"--kv-block-size {self.kv_block_size}: must be 1 or more")
         if not 0 < self.free_gpu_memory_fraction <= 1:
-            raise ConfigError(f"--free-gpu-memory-fraction {self.free_gpu_memory_fraction}: expected above 0 to 1")
+            raise ConfigError(
+                f"--free-gpu-memory-fraction {self.free_gpu_memory_fraction}: must be above 0 and at most 1"
+            )
 
     @property
     def role(self) -> DisaggregationMode:
@@ -127,7 +133,7 @@ class TrtllmConfig(WorkerOptions):
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[TrtllmConfig, dict[str, Any]]:
-    """The flags, and what `--trtllm.<dotted.name> <value>` says. Raises `ConfigError`."""
+    """Return the options, and the arguments of `--trtllm.<dotted.name> <value>`. Raise `ConfigError`."""
     variables = environ()
     own, patches = split_patches(argv)
     kept = without_waiting((*SHARED_WAITING, *WAITING), own, variables, declared_flags(TrtllmConfig))
@@ -136,7 +142,7 @@ def read_command_line(argv: Sequence[str]) -> tuple[TrtllmConfig, dict[str, Any]
 
 
 def split_patches(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """The words that are flags, and the arguments by their dotted names. Raises `ConfigError`."""
+    """Return the flags, and the arguments of `LLM` by their dotted names. Raise `ConfigError`."""
     own: list[str] = []
     patches: dict[str, Any] = {}
     words = iter(argv)
@@ -148,11 +154,11 @@ def split_patches(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         if not equals:
             found = next(words, None)
             if found is None:
-                raise ConfigError(f"{word}: expected a value")
+                raise ConfigError(f"{word}: must have a value")
             value = found
         path = name.replace("-", "_").split(".")
         if not all(part.isidentifier() for part in path):
-            raise ConfigError(f"{word}: expected {PATCH}<dotted.name>")
+            raise ConfigError(f"{word}: must be {PATCH}<dotted.name>")
         patch: Any = yaml.safe_load(value)
         for part in reversed(path):
             patch = {part: patch}
@@ -161,7 +167,7 @@ def split_patches(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def engine_args(config: TrtllmConfig, model_path: str, patches: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `LLM`: the flags', those of the file, those that beat them. Raises `ConfigError`."""
+    """Return the arguments of `LLM` from the flags, the file and the overrides, in this order. Raise `ConfigError`."""
     given = {
         "moe_expert_parallel_size": config.expert_parallel_size,
         "gpus_per_node": config.gpus_per_node,
@@ -200,7 +206,7 @@ def engine_args(config: TrtllmConfig, model_path: str, patches: Mapping[str, Any
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """One mapping over the other, down to their leaves."""
+    """Merge one mapping over the other, recursively."""
     found = dict(base)
     for name, value in over.items():
         below = found.get(name)
@@ -226,5 +232,5 @@ def _from_json(text: str) -> dict[str, Any]:
 
 def _object(found: Any, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise ConfigError(f"{where}: expected an object of arguments of LLM")
+        raise ConfigError(f"{where}: must be an object of arguments of LLM")
     return found

@@ -1,6 +1,6 @@
-"""Controls: what TensorRT-LLM can be told at `POST /engine/<name>` beside answering (serving-plane.md §5.4).
+"""Controls: operations of TensorRT-LLM at `POST /engine/<name>`.
 
-Its workers hear such words only where Ray runs them (`orchestrator_type: ray`): elsewhere there are no such routes.
+Its workers support them only if Ray runs them (`orchestrator_type: ray`): otherwise the routes do not exist.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ from dynamo.core.errors import InvalidArgument
 
 MEMORY_TAGS = ("model", "kv_cache")
 EXTENSION = "tensorrt_llm.llmapi.rlhf_utils.WorkerExtension"
-"""What the workers need to hear of weights, caches and profiles."""
+"""Extension of the workers for weight updates, cache resets and profiles."""
 
 
 class Controls:
     """The routes of one engine."""
 
     def __init__(self, llm: Any, host: EngineHost, args: dict[str, Any]) -> None:
-        """`args` are what the `LLM` was made with."""
+        """Set `args`, the arguments of the `LLM`."""
         self._llm = llm
         self._host = host
         self._panel = Panel()
@@ -28,7 +28,7 @@ class Controls:
         self._has_extension = self._has_ray and args.get("ray_worker_extension_cls") == EXTENSION
 
     def routes(self) -> dict[str, Work]:
-        """By the names under which upstream has them."""
+        """The routes by upstream's names."""
         found: dict[str, Work] = {}
         if self._has_ray:
             found |= {
@@ -45,7 +45,7 @@ class Controls:
         return self._panel.guarded(found)
 
     def endpoints(self) -> dict[str, Work]:
-        """What is asked over the request plane."""
+        """The endpoints of the request plane by name."""
         return self._panel.guarded({"clear_kv_blocks": self.clear_kv_blocks}) if self._has_extension else {}
 
     async def clear_kv_blocks(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Controls:
         return {"status": "ok", "message": "Profiling stopped"}
 
     async def update_weights_from_ipc(self, body: dict[str, Any]) -> dict[str, Any]:
-        """`ipc_handles` by device; None says that these were the last."""
+        """Update weights from `ipc_handles` by device; None after the last ones."""
         handles = body.get("ipc_handles")
         if handles is not None and not isinstance(handles, dict):
             raise InvalidArgument("ipc_handles: expected an object of handles by device, or null")
@@ -101,12 +101,12 @@ class Controls:
         return {"status": "ok", "message": "Memory resumed"}
 
     async def _tell(self, method: str, *args: Any) -> None:
-        """Every worker; it blocks until all have done it."""
+        """Call a method on every worker and wait for all of them."""
         await asyncio.to_thread(self._llm._collective_rpc, method, args)
 
 
 def tags_of(body: dict[str, Any]) -> list[str]:
-    """Which parts of the memory are meant, by default all. Raises `InvalidArgument`."""
+    """Return the selected parts of the memory, by default all. Raise `InvalidArgument`."""
     tags = body.get("tags")
     if tags is None:
         return list(MEMORY_TAGS)

@@ -1,6 +1,6 @@
-"""Convert: a request in upstream's words into TensorRT-LLM's, and its answer into ours. Pure.
+"""Convert: requests into TensorRT-LLM's format, and its outputs into this project's. Pure.
 
-What TensorRT-LLM's classes are made of is said as mappings, so that nothing here needs it.
+Arguments of TensorRT-LLM's classes are represented as mappings, so that this module does not need it.
 """
 
 import re
@@ -20,41 +20,41 @@ from dynamo.protocols.engine import (
 )
 
 NO_END = -1
-"""No token ends the answer."""
+"""End token id of a request without an end token."""
 NEITHER = ("logit_bias", "allowed_token_ids", "bad_words")
-"""Options of other engines that this one has no word for, or wants as a tensor of the whole vocabulary."""
+"""Options of other engines that TensorRT-LLM does not support, or requires as a tensor over the whole vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the engine can take."""
+    """Limits of the engine."""
 
     context_length: int
     ranks: int = 1
     has_grammars: bool = False
-    """Whether it was started with something that holds text to a form."""
+    """Whether it was started with a guided decoding backend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request as TensorRT-LLM takes it."""
+    """A request in TensorRT-LLM's format."""
 
     tokens: Sequence[int]
     sampling: Mapping[str, Any]
-    """What `SamplingParams` is made of, but for `guided_decoding`."""
+    """Arguments of `SamplingParams` without `guided_decoding`."""
     guided: Mapping[str, Any] | None
-    """What `GuidedDecodingParams` is made of."""
+    """Arguments of `GuidedDecodingParams`."""
     lora_name: str | None
     cache_salt: str | None
     rank: int | None
-    """Which rank is to answer it; None: whichever has room."""
+    """The rank that must serve the request; None: any rank."""
 
 
 def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
-    """Raises `InvalidArgument` that names the field."""
+    """Return the request in TensorRT-LLM's format. Raise `InvalidArgument` that names the field."""
     check_prompt(request, limits.context_length)
     if request.multi_modal_data:
-        raise InvalidArgument("this worker takes text alone", param="messages")
+        raise InvalidArgument("media are not supported by TensorRT-LLM workers", param="messages")
     routing = request.routing
     return Asked(
         tokens=request.token_ids,
@@ -67,14 +67,14 @@ def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
 
 
 def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
-    """What `SamplingParams` is made of. Text is our frontend's business: nothing is detokenized here."""
+    """Return the arguments of `SamplingParams`. The frontend handles text: nothing is detokenized here."""
     options, stop, output = request.sampling_options, request.stop_conditions, request.output_options
     if stop.max_thinking_tokens is not None:
-        raise InvalidArgument("thoughts are not limited by their tokens here", param="max_thinking_tokens")
+        raise InvalidArgument("max_thinking_tokens is not supported by TensorRT-LLM", param="max_thinking_tokens")
     own = own_options(request)
     for name in NEITHER:
         if own.get(name) is not None:
-            raise InvalidArgument(f"{name} is not supported here", param=name)
+            raise InvalidArgument(f"{name} is not supported by TensorRT-LLM", param=name)
     room = limits.context_length - len(request.token_ids)
     given = {
         "n": options.n,
@@ -102,7 +102,7 @@ def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
     sampling["end_id"] = NO_END
     if ends:
         sampling["stop_token_ids"] = ends
-        sampling["include_stop_str_in_output"] = True  # Which of them is shown is the frontend's business.
+        sampling["include_stop_str_in_output"] = True  # The frontend removes those that must not be shown.
         if not stop.ignore_eos and request.eos_token_ids:
             sampling["end_id"] = request.eos_token_ids[0]
     sampling["detokenize"] = False
@@ -110,7 +110,7 @@ def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
 
 
 def guided_of(guided: GuidedDecoding | None, *, has_grammars: bool) -> dict[str, Any] | None:
-    """What `GuidedDecodingParams` is made of. Raises `InvalidArgument`."""
+    """Return the arguments of `GuidedDecodingParams`. Raise `InvalidArgument`."""
     if guided is None:
         return None
     if guided.whitespace_pattern is not None:
@@ -133,9 +133,9 @@ def guided_of(guided: GuidedDecoding | None, *, has_grammars: bool) -> dict[str,
 
 
 class Answer:
-    """What was said so far of one request, and the pieces still to be said.
+    """Output state of one request: the tokens sent so far, and the pieces still to be sent.
 
-    TensorRT-LLM says everything of a choice again each time; what is new is counted here.
+    Outputs of TensorRT-LLM contain all tokens of a choice; new tokens are found by counting.
     """
 
     __slots__ = ("_cached_tokens", "_ended", "_hidden", "_logprobs", "_prompt_tokens", "_said", "unfinished")
@@ -146,13 +146,13 @@ class Answer:
         self._logprobs = request.output_options.logprobs
         self._cached_tokens = 0
         self._said: dict[int, int] = {}
-        """Tokens by choice."""
+        """Number of tokens sent, by choice."""
         self._ended: set[int] = set()
         self.unfinished = request.sampling_options.n or 1
 
     def take(self, told: Any) -> list[EngineOutput]:
-        """The pieces in a `RequestOutput`. Raises for an answer that it gave up."""
-        self._cached_tokens = getattr(told, "cached_tokens", None) or self._cached_tokens  # Newer ones say it.
+        """Return the pieces of a `RequestOutput`. Raise an error if TensorRT-LLM aborted the request."""
+        self._cached_tokens = getattr(told, "cached_tokens", None) or self._cached_tokens  # Set by newer releases.
         pieces = []
         for one in told.outputs:
             said = self._said.get(one.index, 0)
@@ -162,7 +162,7 @@ class Answer:
         return pieces
 
     def usage(self) -> CompletionUsage:
-        """The counts so far."""
+        """The token counts so far."""
         said = sum(self._said.values())
         details = PromptTokensDetails(cached_tokens=self._cached_tokens)
         return CompletionUsage(self._prompt_tokens, said, self._prompt_tokens + said, details)
@@ -183,7 +183,7 @@ class Answer:
         return piece
 
     def _end(self, piece: EngineOutput, one: Any) -> None:
-        """The last piece of a choice."""
+        """Complete the last piece of a choice."""
         self._ended.add(one.index)
         self.unfinished -= 1
         last = one.token_ids[-1] if one.token_ids else None
@@ -199,14 +199,14 @@ class Answer:
 
 
 def given_up(reason: str) -> DynamoException:
-    """Why an answer was not finished."""
+    """Return the error of an unfinished response."""
     if reason == "timeout":
-        return ResponseTimeout("the engine's time for the request was over")
+        return ResponseTimeout("the engine's time limit for the request was exceeded")
     return EngineShutdown("the engine dropped the request")
 
 
 def row_of(step: Any, token: int) -> tuple[float, list[TopLogprob]]:
-    """The likelihood of a token, and its alternatives from the likeliest on."""
+    """Return the log-probability of a token, and its alternatives in descending order."""
     if not isinstance(step, Mapping):
         return float(step), [TopLogprob(1, token, logprob=float(step))]
     tops = [TopLogprob(one.rank or 0, token_id, logprob=one.logprob) for token_id, one in step.items()]
@@ -215,7 +215,7 @@ def row_of(step: Any, token: int) -> tuple[float, list[TopLogprob]]:
 
 
 def prompt_likelihoods(step: Any) -> dict[str, dict[str, Any]] | None:
-    """What a token of the prompt could have been; null for the first."""
+    """Return the alternatives of a prompt token; None for the first token."""
     if not isinstance(step, Mapping):
         return None
     return {str(token): {"logprob": one.logprob, "rank": one.rank} for token, one in step.items()}

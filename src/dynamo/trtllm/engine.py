@@ -2,10 +2,10 @@
 
     submit ──▶ convert ──▶ LLM.generate_async ──RequestOutput──▶ convert ──▶ tokens to the reply
                               │ its own processes
-    get_kv_cache_events_async ┤ asked again and again ──▶ events
-    get_stats_async ──────────┘ ──▶ load and steps            a look every two seconds ──▶ host.fail
+    get_kv_cache_events_async ┤ polled ──▶ events
+    get_stats_async ──────────┘ polled ──▶ load and steps      health check every two seconds ──▶ host.fail
 
-A request is a task here. One that is cancelled is aborted, and followed to its end.
+A request is a task here. A cancelled request is aborted, and its task continues until TensorRT-LLM ends it.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class TrtllmEngine:
     """`dynamo.backend.engine.LLMEngine` over TensorRT-LLM."""
 
     def __init__(self, config: TrtllmConfig, patches: dict[str, Any], library: Library) -> None:
-        """`patches` are arguments of `LLM` that beat all others."""
+        """Set `patches`, arguments of `LLM` that override all others."""
         self._config = config
         self._patches = patches
         self._library = library
@@ -122,7 +122,7 @@ class TrtllmEngine:
             result.abort()
 
     def is_quiescent(self) -> bool | None:
-        """None: TensorRT-LLM does not say which blocks are still to be fetched."""
+        """Return None: TensorRT-LLM does not report which blocks are still to be fetched."""
         return None
 
     async def drain(self) -> None:
@@ -135,17 +135,17 @@ class TrtllmEngine:
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
 
-    # The start.
+    # Start-up.
 
     def _make(self, args: dict[str, Any]) -> Any:
-        """Starts TensorRT-LLM, which loads in processes of its own. In a thread: the loop has to show that this one lives."""
+        """Start TensorRT-LLM, which loads in its own processes. Run in a thread: the loop must keep the lease alive."""
         try:
             return self._library.LLM(**args)
         except ValueError as error:  # Arguments that contradict each other, the model or the machine.
             raise ConfigError(f"TensorRT-LLM: {' '.join(str(error).split())}") from error
 
     async def _block_count(self) -> int:
-        """KV blocks of a rank: newer ones say it at once, older ones after their first step."""
+        """Return the KV blocks of a rank: newer releases report it at once, older ones after their first step."""
         capacity = getattr(self._llm, "get_kv_cache_capacity", None)
         if capacity is not None:
             told = await asyncio.to_thread(capacity)
@@ -161,7 +161,7 @@ class TrtllmEngine:
         return 0
 
     def _lora(self, args: dict[str, Any]) -> LoadedAdapters[Any]:
-        """TensorRT-LLM loads an adapter with the first request that names it, from its directory."""
+        """Return the adapter operations; TensorRT-LLM loads an adapter's directory with the first request that uses it."""
         library = self._library
 
         async def take(name: str, number: int, path: str) -> Any:
@@ -171,14 +171,14 @@ class TrtllmEngine:
         return LoadedAdapters(take, slots=None if settings is None else int(settings.get("max_loras") or 4))
 
     async def _look(self) -> None:
-        """Raises for an engine that is gone."""
+        """Raise an error if the engine has died."""
         if not await asyncio.to_thread(self._llm._check_health):
-            raise RuntimeError("TensorRT-LLM says that it cannot go on")
+            raise RuntimeError("TensorRT-LLM reported a fatal error")
 
-    # A request.
+    # Requests.
 
     def _params(self, request: PreprocessedRequest) -> Any:
-        """What TensorRT-LLM is told of the other half of a request; None where there is none. Raises `InvalidArgument`."""
+        """Return the disaggregation parameters of a request; None for a whole request. Raise `InvalidArgument`."""
         make = self._library.DisaggregatedParams
         if self._role is DisaggregationMode.PREFILL:
             return make(request_type="context_only", disagg_request_id=self._ids.next(time.time()))
@@ -191,7 +191,7 @@ class TrtllmEngine:
         return make(request_type="generation_only", **told)
 
     async def _answer(self, request: PreprocessedRequest, asked: Asked, params: Any, lora: Any, reply: Reply) -> None:
-        """One request, from its beginning to its end or its error."""
+        """Process one request until its end or its error."""
         if self._requests.is_dropped(reply):
             return
         answer = Answer(request)
@@ -215,11 +215,11 @@ class TrtllmEngine:
         if self._requests.is_dropped(reply):
             return
         if answer.unfinished > 0:
-            raise EngineShutdown("the engine ended the answer in the middle")
+            raise EngineShutdown("the engine ended the response early")
         reply.finish()
 
     def _begin(self, asked: Asked, params: Any, lora: Any) -> Any:
-        """Asks TensorRT-LLM. Raises what it raises."""
+        """Submit a request to TensorRT-LLM. Raise its errors."""
         library = self._library
         guided = None if asked.guided is None else library.GuidedDecodingParams(**asked.guided)
         given: dict[str, Any] = {}
@@ -241,7 +241,7 @@ class TrtllmEngine:
         )
 
     def _write(self, told: Any, answer: Answer, reply: Reply) -> None:
-        """What is new; the bare tokens of a single answer the fast way."""
+        """Write the new output, tokens of a single choice without an item."""
         for piece in answer.take(told):
             if piece.finish_reason is None and piece.log_probs is None and piece.index == 0:
                 for token in piece.token_ids:
@@ -250,26 +250,26 @@ class TrtllmEngine:
                 reply.item(piece)
 
     def _write_prefill(self, told: Any, answer: Answer, reply: Reply) -> None:
-        """The whole answer of a prefill worker: one token, and what decode needs to go on."""
+        """Write the output of a prefill worker: one token and the parameters for decode."""
         for piece in answer.take(told):
             if piece.finish_reason is None:
                 continue
             params = told.outputs[0].disaggregated_params
             if params is None:
-                raise EngineShutdown("TensorRT-LLM did not say where the prompt's blocks are")
+                raise EngineShutdown("TensorRT-LLM did not return the location of the prompt's blocks")
             reason = "length" if piece.finish_reason == "length" else "stop"
             reply.item(prefill_output(piece.token_ids, to_wire(params), piece.completion_usage, finish_reason=reason))
             logger.debug("Prefill completed for request %s", reply.request_id)
 
 
 def model_name(given: str, path: str) -> str:
-    """What a model is called by whoever gave it no other name: its directory's name, or the hub's."""
+    """Return the default name of a model: its directory's name, or its name on the hub."""
     return os.path.basename(path) if os.path.isdir(os.path.expanduser(given)) else given
 
 
 def model_length(path: str) -> int:
-    """The context that a model was made for. Raises `ConfigError` for one that does not say."""
+    """Return the model's context length. Raise `ConfigError` if its configuration has none."""
     found = architectural_context_length(read_json(os.path.join(path, "config.json")))
     if found is None:
-        raise ConfigError(f"{path}: config.json says no context length; give --max-seq-len")
+        raise ConfigError(f"{path}: config.json has no context length; set --max-seq-len")
     return found

@@ -1,7 +1,7 @@
-"""Events: what TensorRT-LLM's caches hold, as it tells it when it is asked, made into our events.
+"""Events: conversion of the KV cache events that TensorRT-LLM returns on request.
 
-It counts a block that is not full yet as stored, and as removed; routers know full ones alone. A model with windows of
-several lengths tells each block once for each; the longest is the one that counts.
+TensorRT-LLM reports a partially filled block as stored and as removed; routers use full blocks only. A model with several
+attention window lengths reports each block once per window; only the longest window is used.
 """
 
 import logging
@@ -16,34 +16,34 @@ from dynamo.text.multimodal.routing_hashes import hashes_of
 
 logger = logging.getLogger(__name__)
 
-WAIT_S = 5.0  # How long one look waits for something new.
+WAIT_S = 5.0  # Maximum wait of one poll for new events.
 PAUSE_FIRST_S, PAUSE_MAX_S = (
     0.01,
     0.1,
-)  # Between two looks that found nothing: an idle engine is not asked a thousand times.
+)  # Between two polls without events: an idle engine is polled less often.
 TIERS = {0: "device", 1: "host_pinned"}
 PARTIAL_MAX = 100_000
-"""Blocks that are not full; those beyond it are forgotten, the oldest first."""
+"""Maximum number of partial blocks that are tracked; the oldest are dropped first."""
 
 
 class CacheEvents:
-    """One engine's events, read one after the other. Pure."""
+    """Converter of one engine's consecutive events. Pure."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._partial: dict[int, dict[int, None]] = {}
-        """By rank: the blocks that were stored before they were full, in their order."""
+        """By rank: the partial blocks that were reported as stored, in order."""
         self._window: int | None = None
         self._next: dict[int, int] = {}
 
     def read(self, told: Mapping[str, Any]) -> list[tuple[KvEvent, int, str]]:
-        """The events in one of its, each with its rank and its tier."""
+        """Return the events in one message, each with its rank and its tier."""
         data, rank = told["data"], int(told.get("attention_dp_rank") or 0)
         number = told.get("event_id")
         if number is not None:
             expected = self._next.get(rank)
             if expected is not None and number > expected:
-                logger.warning("%d events of rank %d were lost before number %d", number - expected, rank, number)
+                logger.warning("lost %d KV events of rank %d before event %d", number - expected, rank, number)
             self._next[rank] = number + 1
         kind, window = data.get("type"), told.get("window_size")
         if kind == "created":
@@ -58,7 +58,7 @@ class CacheEvents:
         return []
 
     def _stored(self, data: Mapping[str, Any], rank: int) -> list[tuple[KvEvent, int, str]]:
-        """Whole blocks up to the first that is not full: behind it nothing can follow."""
+        """Convert full blocks up to the first partial one, which no block can follow."""
         partial = self._partial.setdefault(rank, {})
         keys: list[int] = []
         tokens: list[int] = []
@@ -71,7 +71,7 @@ class CacheEvents:
                     del partial[next(iter(partial))]
                 break
             if len(ids) > self._block_tokens:
-                logger.warning("a KV block of %d tokens, expected %d: not told", len(ids), self._block_tokens)
+                logger.warning("ignoring a KV block of %d tokens, expected %d", len(ids), self._block_tokens)
                 break
             partial.pop(key, None)
             if not keys:
@@ -100,7 +100,7 @@ async def follow(
     *,
     clock: Clock | None = None,
 ) -> None:
-    """Asks again and again for what is new, until it is cancelled. One that cannot be read is told and left out."""
+    """Poll for new messages until cancelled. A malformed message is logged and dropped."""
     clock = clock or SystemClock()
     pause_s = PAUSE_FIRST_S
     while True:
@@ -110,13 +110,13 @@ async def follow(
             try:
                 hear(told)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                logger.warning("what TensorRT-LLM told cannot be read: %s: %s", error, str(told)[:80])
+                logger.warning("cannot decode an event of TensorRT-LLM: %s: %s", error, str(told)[:80])
         pause_s = PAUSE_FIRST_S if found else min(PAUSE_MAX_S, pause_s * 2)
         await clock.sleep(pause_s)
 
 
 def teller(events: CacheEvents, host: EngineHost) -> Callable[[Mapping[str, Any]], None]:
-    """Passes on to the host what is read."""
+    """Return a callback that publishes the converted events to the host."""
 
     def hear(told: Mapping[str, Any]) -> None:
         for event, rank, tier in events.read(told):

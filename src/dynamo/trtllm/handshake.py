@@ -1,7 +1,7 @@
-"""Handshake: what a context engine of TensorRT-LLM's says to a generation engine, as it travels between them. Pure.
+"""Handshake: parameters of TensorRT-LLM's context engines for its generation engines, in wire format. Pure.
 
 prefill: DisaggregatedParams(request_type="context_only", disagg_request_id=ids.next(now))
-…TensorRT-LLM answers with its own…   to_wire(them)  ─▶ disaggregated_params
+…TensorRT-LLM returns its own parameters…   to_wire(them)  ─▶ disaggregated_params
 decode:  DisaggregatedParams(**from_wire(disaggregated_params), request_type="generation_only")
 """
 
@@ -13,29 +13,29 @@ from typing import Any
 
 from dynamo.core.errors import InvalidArgument
 
-MACHINES = 1021  # The largest prime that ten bits can count to: neighbouring ids of workers stay apart.
+MACHINES = 1021  # The largest prime of ten bits: consecutive worker ids map to different values.
 COUNTERS = 1 << 14
 TIMES = 1 << 39
 LEFT_OUT = ("first_gen_logits",)
-"""Tensors, of no use elsewhere."""
+"""Tensors that only the local engine uses."""
 
 
 class RequestIds:
-    """Ids of requests that two engines know by the same number: milliseconds, whose, and a count. Below 2**63."""
+    """Generator of request ids that two engines share: milliseconds, worker, and a counter. Below 2**63."""
 
     def __init__(self, connection_id: int) -> None:
         self._machine = connection_id % MACHINES
         self._count = 0
 
     def next(self, now_s: float) -> int:
-        """One that no other worker gives."""
+        """Return an id that no other worker generates."""
         self._count = (self._count + 1) % COUNTERS
         milliseconds = int(now_s * 1000) % TIMES
         return (milliseconds << 24) | (self._machine << 14) | self._count
 
 
 def to_wire(params: Any) -> dict[str, Any]:
-    """A `DisaggregatedParams` as a mapping of plain values, without what is not set."""
+    """Return a `DisaggregatedParams` as a mapping of plain values, without unset fields."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
@@ -46,15 +46,15 @@ def to_wire(params: Any) -> dict[str, Any]:
         elif field.name == "first_gen_log_probs":
             value = [[[_row(step) for step in beam] for beam in token] for token in _as_beams(value)]
         elif isinstance(value, int) and not isinstance(value, bool):
-            value = int(value)  # An enum's number.
+            value = int(value)  # The number of an enum member.
         found[field.name] = value
     return found
 
 
 def from_wire(told: Any, logprob: Callable[..., Any], known: frozenset[str]) -> dict[str, Any]:
-    """The arguments of `DisaggregatedParams` but for its `request_type`; `known` are the fields that it has.
+    """Return the arguments of `DisaggregatedParams` without `request_type`; `known` are its fields.
 
-    Raises `InvalidArgument` for what no prefill worker of TensorRT-LLM's said.
+    Raise `InvalidArgument` for a result not from a TensorRT-LLM prefill worker.
     """
     if not isinstance(told, Mapping) or "first_gen_tokens" not in told:
         raise InvalidArgument(
@@ -75,12 +75,12 @@ def from_wire(told: Any, logprob: Callable[..., Any], known: frozenset[str]) -> 
 
 
 def _as_beams(value: list[Any]) -> list[Any]:
-    """By token, by beam, by step; some engines leave a level out."""
+    """Return log-probabilities by token, beam and step; some engines omit a level."""
     return [token if token and isinstance(token[0], list) else [token] for token in value]
 
 
 def _row(step: Any) -> list[Any]:
-    """What a token could have been, as `[id, likelihood, rank]` each; a bare likelihood stays one."""
+    """Return the alternatives of a token as `[id, log-probability, rank]` each; a bare log-probability is kept."""
     if isinstance(step, Mapping):
         return [[token, one.logprob, one.rank] for token, one in step.items()]
     return [float(step)]

@@ -1,4 +1,4 @@
-"""Library: the names of TensorRT-LLM's package that are used here, imported when a worker starts. Made for 1.2 and newer."""
+"""Library: the names of TensorRT-LLM's package that are used here, imported when a worker starts. For 1.2 and newer."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dynamo.core.extras import install_command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """TensorRT-LLM's classes. Another set of them with the same signatures stands in for it in tests."""
+    """TensorRT-LLM's classes. Tests replace them with others of the same signatures."""
 
     LLM: Any
     SamplingParams: Any
@@ -20,19 +20,19 @@ class Library:
     LoRARequest: Any
     Logprob: Any
     request_errors: tuple[type[BaseException], ...]
-    """Of one request that failed: the client's fault only where the message names a parameter."""
+    """Errors of one request: the client's fault only if the message names a parameter."""
 
 
 def check_installed() -> None:
-    """Raises `ConfigError`, one line that says what to install."""
+    """Raise `ConfigError` with the install command if TensorRT-LLM is not installed."""
     if importlib.util.find_spec("tensorrt_llm") is None:
         raise ConfigError(
-            f"TensorRT-LLM is not installed: {install_command('trtllm')} (it needs CUDA, see docs/trtllm.md)"
+            f"TensorRT-LLM is not installed: {install_command('trtllm')} (requires CUDA, see docs/trtllm.md)"
         )
 
 
 def load_library() -> Library:
-    """Imports TensorRT-LLM, which takes some seconds. Raises `ConfigError` where it is missing, too old or cannot run."""
+    """Import TensorRT-LLM, which takes some seconds. Raise `ConfigError` if it is missing, too old or cannot run."""
     check_installed()
     try:
         from tensorrt_llm import LLM, SamplingParams
@@ -41,8 +41,8 @@ def load_library() -> Library:
         from tensorrt_llm.executor.utils import RequestError
         from tensorrt_llm.llmapi import DisaggregatedParams, GuidedDecodingParams
         from tensorrt_llm.scheduling_params import SchedulingParams
-    except (ImportError, OSError) as error:  # Its libraries are loaded by the import, and may not be there.
-        raise ConfigError(f"this TensorRT-LLM cannot be used, 1.2 or newer is expected: {error}") from None
+    except (ImportError, OSError) as error:  # The import loads shared libraries, which may be missing.
+        raise ConfigError(f"unsupported TensorRT-LLM: 1.2 or newer is required: {error}") from None
     return Library(
         LLM=LLM,
         SamplingParams=SamplingParams,

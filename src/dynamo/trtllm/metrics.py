@@ -1,4 +1,4 @@
-"""Metrics: what TensorRT-LLM says of each of its steps: its load for the routers, the step for the planners, and series."""
+"""Metrics: conversion of TensorRT-LLM's step statistics into load reports, forward passes and metrics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,18 +8,18 @@ from dynamo.protocols.load import ForwardPass, QueuedRequests, ScheduledRequests
 
 
 class StepReporter:
-    """Hears the statistics of one step after the other."""
+    """Receiver of the statistics of consecutive steps."""
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
         self._told: dict[int, WorkerLoad] = {}
         self._hit_rate = host.metrics.gauge(
-            "trtllm_kv_cache_hit_rate", "KV blocks that were found in the cache, 0-1", ("dp_rank",)
+            "trtllm_kv_cache_hit_rate", "KV blocks found in the cache, 0-1", ("dp_rank",)
         )
         self._utilization = host.metrics.gauge("trtllm_kv_cache_utilization", "KV blocks in use, 0-1", ("dp_rank",))
 
     def hear(self, stat: Mapping[str, Any]) -> None:
-        """One step. Raises `KeyError` for a statistic that is none."""
+        """Publish one step. Raise `KeyError` for malformed statistics."""
         rank = int(stat.get("attentionDpRank") or 0)
         cache = stat["kvCacheStats"]
         load = load_of(stat, rank)
@@ -36,7 +36,7 @@ class StepReporter:
 
 
 def load_of(stat: Mapping[str, Any], rank: int) -> WorkerLoad:
-    """How busy a rank is after a step."""
+    """Return the load of a rank after a step."""
     cache = stat["kvCacheStats"]
     batch = stat.get("inflightBatchingStats") or {}
     return WorkerLoad(
@@ -50,7 +50,7 @@ def load_of(stat: Mapping[str, Any], rank: int) -> WorkerLoad:
 
 
 def pass_of(stat: Mapping[str, Any]) -> ForwardPass | None:
-    """What a step computed; None where it computed nothing. Sums that it does not tell stay zero."""
+    """Return the work of a step; None if it computed nothing. Sums that TensorRT-LLM does not report are zero."""
     batch = stat.get("inflightBatchingStats") or {}
     prompts, answers = batch.get("numContextRequests", 0), batch.get("numGenRequests", 0)
     if not prompts and not answers:

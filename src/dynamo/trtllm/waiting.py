@@ -1,9 +1,9 @@
-"""Waiting flags: those of upstream's TensorRT-LLM worker that ours knows and does not honour yet (serving-plane.md §5.4). Pure."""
+"""Unsupported flags: flags of upstream's TensorRT-LLM worker that are accepted by name only. Pure."""
 
 from dynamo.core.waiting import Waiting
 
 WAITING = (
-    Waiting("--revision", "DYN_TRTLLM_REVISION", "", hint="give the directory of that revision as --model"),
+    Waiting("--revision", "DYN_TRTLLM_REVISION", "", hint="set --model to the directory of that revision"),
     Waiting("--modality", "DYN_TRTLLM_MODALITY", "text"),
     Waiting("--enable-multimodal", "DYN_TRTLLM_ENABLE_MULTIMODAL", False),
     Waiting("--encode-endpoint", "DYN_TRTLLM_ENCODE_ENDPOINT", ""),
