@@ -53,7 +53,7 @@ class Server:
         return self._output.read_text()
 
     def ready(self) -> "Server":
-        self.until("Ctrl-C ends it all.")
+        self.until("Press Ctrl-C to stop.")
         return self
 
     def until(self, words: str) -> None:
@@ -221,7 +221,7 @@ def test_a_piped_conversation_remembers_what_was_said(demo: Server) -> None:
     talk = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     first, said, second = talk.stdout.rstrip("\n").split("\n")
     assert (talk.returncode, talk.stderr) == (0, "")
-    assert said == "The conversation is forgotten."
+    assert said == "History deleted."
     assert first
     assert first == second
 
@@ -274,7 +274,7 @@ def test_chat_without_a_server_says_how_to_start_one() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     talk = subprocess.run([*DYNAMO, "chat", "--url", url], input="", capture_output=True, text=True, check=False)
     assert talk.returncode == 1
-    assert talk.stderr.startswith(f"error: no server answers at {url}")
+    assert talk.stderr.startswith(f"error: no server at {url}")
     assert "dynamo serve" in talk.stderr
     assert len(talk.stderr.splitlines()) == 1
 
@@ -293,7 +293,7 @@ def test_it_ends_cleanly_whichever_way_it_is_asked(tmp_path: Path, number: int) 
         assert not any(map(is_alive, children))
         assert server.records() == []
         assert server.leftovers() == []
-        assert server.text().rstrip().splitlines()[-1].endswith(": ending")
+        assert server.text().rstrip().splitlines()[-1].endswith(": stopping")
 
 
 def test_ctrl_c_in_the_middle_of_an_answer_still_ends_it(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_killed_worker_costs_no_conversation_that_had_not_started_and_comes_ba
             answers = list(threads.map(lambda _: streamed(server, model, max_tokens=20, temperature=0.0), range(16)))
         assert len(set(answers)) == 1
         assert answers[0]
-        server.until("was killed by SIGKILL; starting it again")
+        server.until("was killed by SIGKILL; restarting it")
         wait_for(lambda: len(server.workers()) == 2, lambda: f"no second worker came back:\n{server.text()}")
         wait_for(
             lambda: len({instance["instance_id"] for instance in server.instances()}) >= 2,
@@ -345,7 +345,7 @@ def test_killed_frontend_is_restarted_on_its_port_and_finds_the_same_workers(tmp
         instances = {instance["instance_id"] for instance in server.instances()}
         frontend = next(pid for pid, command in server.children().items() if "dynamo.frontend" in command)
         os.kill(frontend, signal.SIGKILL)
-        server.until("frontend was killed by SIGKILL; starting it again")
+        server.until("frontend was killed by SIGKILL; restarting it")
 
         def is_complete() -> bool:
             with contextlib.suppress(OSError):

@@ -190,7 +190,7 @@ def test_a_worker_killed_while_serving_is_started_again(tmp_path: Path, runs: li
     run.until("Ready in")
     victim = run.pid("worker-1")
     os.kill(victim, signal.SIGKILL)
-    run.until("worker-1 was killed by SIGKILL; starting it again")
+    run.until("worker-1 was killed by SIGKILL; restarting it")
     wait_for(lambda: run.pid("worker-1") != victim, lambda: "worker-1 was never started again")
     assert is_alive(run.pid("worker-2"))
     run.process.send_signal(signal.SIGTERM)
@@ -202,7 +202,7 @@ def test_a_worker_that_keeps_dying_ends_the_graph(tmp_path: Path, runs: list[Run
     run = Run(tmp_path, [WORKER.replace("time.sleep(60)", "time.sleep(0.5); sys.exit('out of luck')")])
     runs.append(run)
     assert run.ends() == 1
-    assert run.text().count("worker-1 ended with status 1; starting it again") == RESTARTS_MAX
+    assert run.text().count("worker-1 ended with status 1; restarting it") == RESTARTS_MAX
     assert "error: worker-1 ended with status 1, the 4th time within 60 s\n  out of luck" in run.text()
     assert not is_alive(run.pid("frontend"))
 

@@ -1,6 +1,6 @@
-"""The `dynamo` command: a whole graph of processes behind one word, and a conversation with it.
+"""The `dynamo` command: starts a graph of processes and provides clients for a terminal.
 
-Lives here: what a person types and reads. Must not know: how a request is answered. Everything it starts is a
-process that could be started by hand (`python -m dynamo.frontend`, `python -m dynamo.cpu`); everything it asks is
-asked over HTTP. Start-up is felt, so nothing heavy is imported before the children run.
+Contents: the command line and terminal output. Must not depend on how a request is served. Every process it starts
+can be started by hand (`python -m dynamo.frontend`, `python -m dynamo.cpu`); it queries servers only over HTTP.
+Start-up time is visible to the user, so heavy modules are imported only after the children have been started.
 """

@@ -1,4 +1,4 @@
-"""Command line: `dynamo serve`, `dynamo chat`, `dynamo route`, and a page that teaches them."""
+"""Command line: `dynamo serve`, `dynamo chat`, `dynamo route`, `dynamo replay`, and the help page."""
 
 import sys
 import time
@@ -15,14 +15,14 @@ dynamo {__version__}: serve a language model over the OpenAI API
   dynamo serve DIR --workers 4        four engines behind one frontend
   dynamo serve --engine mocker        a simulated engine: real API, real timing, random tokens
   dynamo chat                         talk to the running server in this terminal
-  dynamo route explain                why the KV router sent the last requests where it did
-  dynamo replay TRACE.jsonl           what a cluster would do with this load, simulated
+  dynamo route explain                show why the KV router chose the workers of the last requests
+  dynamo replay TRACE.jsonl           simulate a cluster under the load of a trace
 
   dynamo COMMAND --help               its common options, their environment variables and defaults (also: dynamo help COMMAND)
   dynamo COMMAND --help-all           all of its options
   dynamo --version
 
-The same parts run one by one, on one machine or on several that share a directory:
+The same processes can be started one by one, on one machine or on several that share a directory:
 
   python -m dynamo.frontend --discovery-backend file
   python -m dynamo.cpu --discovery-backend file --model-path DIR
@@ -33,7 +33,7 @@ STARTED = time.monotonic()
 
 
 def main() -> None:
-    """The `dynamo` command; exits with 0, with 1 after a failure, with 2 when an option is wrong."""
+    """Run the `dynamo` command; exit with 0, with 1 after a failure, with 2 if an option is wrong."""
     try:
         exit_on_config_error(lambda: run(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Announcement: the text that `dynamo serve` prints when it is ready: address, a command to paste, limits. Pure."""
+"""Announcement: the text that `dynamo serve` prints when it is ready: address, example command, limits. Pure."""
 
 import enum
 import json
@@ -10,16 +10,16 @@ from dynamo.core.hosts import is_loopback
 
 DEMO_TRUTH = (
     "This is the bundled demo model: tiny, trained only on questions about this project, small sums and a few tricks.\n"
-    "It shows that everything works; for real answers, serve a real checkpoint: {command} serve DIR"
+    "It shows that the installation works; for real answers, serve a real checkpoint: {command} serve DIR"
 )
-MOCKER_TRUTH = "The mocker computes nothing: it answers with random tokens, at the pace of a real engine."
+MOCKER_TRUTH = "The mocker computes nothing: it generates random tokens at the pace of a real engine."
 OPEN_WARNING = "Warning: every host that reaches {host} can use it; require a key with --api-key or DYN_API_KEYS."
-DEFAULT_URL = "http://localhost:8000"  # Where `dynamo chat` looks by itself.
-MOCKER_MAX_TOKENS = 64  # The mocker refuses a request that does not say how long its answer is.
+DEFAULT_URL = "http://localhost:8000"  # The default server of `dynamo chat`.
+MOCKER_MAX_TOKENS = 64  # The mocker refuses requests without a limit of output tokens.
 
 
 class Api(enum.Enum):
-    """The route that a model is first tried with; the value is its path."""
+    """The route of the example request for a model; the value is its path."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -29,16 +29,16 @@ class Api(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """A graph as its user sees it."""
+    """Facts about a running graph, and the text for its user."""
 
     engine: str
     workers: int
     is_demo: bool
     host: str
-    """The address listened on."""
+    """The address that the frontend listens on."""
     port: int
     command: str
-    """How to type `dynamo` here."""
+    """The command line that starts `dynamo` in the user's shell."""
     is_tls: bool = False
     prefill_workers: int = 0
     needs_key: bool = False
@@ -46,7 +46,7 @@ class Announcement:
 
     @property
     def url(self) -> str:
-        """Where a client on this machine finds it."""
+        """Return the URL for clients on this machine."""
         return f"{'https' if self.is_tls else 'http'}://{reachable(self.host)}:{self.port}"
 
     def ready(self, model: str, seconds: float) -> str:
@@ -63,7 +63,7 @@ class Announcement:
             parts.append(OPEN_WARNING.format(host=self.host))
         parts.append(f"Try it:\n{self.curl(model)}")
         chat = f"or talk to it: {self.chat()}\n" if self.api is Api.CHAT else ""
-        parts.append(f"{chat}API reference: {self.url}/docs (listening on {self.address})\nCtrl-C ends it all.")
+        parts.append(f"{chat}API reference: {self.url}/docs (listening on {self.address})\nPress Ctrl-C to stop.")
         return "\n\n".join(parts)
 
     @property
@@ -75,7 +75,7 @@ class Announcement:
         """Return one line that shows an answer when pasted into a shell."""
         body = {"model": model, **self._fields()}
         key = ' -H "Authorization: Bearer $DYN_API_KEY"' if self.needs_key else ""
-        # A certificate is seldom made out to localhost.
+        # A certificate is rarely issued for localhost.
         flags = "-kN" if self.is_tls else "-N"
         return (
             f"curl {flags} {self.url}{self.api.value} -H 'Content-Type: application/json'{key} "
@@ -104,7 +104,7 @@ class Announcement:
 
 
 def reachable(host: str) -> str:
-    """The name by which a client on this machine reaches a server that listens on `host`."""
+    """Return the host name under which a client on this machine reaches a server that listens on `host`."""
     if host in {"0.0.0.0", "::", "127.0.0.1", "::1", "localhost", ""}:  # noqa: S104  Compared, not bound.
         return "localhost"
     return f"[{host}]" if ":" in host else host

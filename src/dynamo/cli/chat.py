@@ -1,4 +1,4 @@
-"""Conversation: `dynamo chat` asks a running server and shows its answer as it comes."""
+"""Conversation: `dynamo chat` sends messages to a running server and streams the responses to the terminal."""
 
 import contextlib
 import sys
@@ -12,32 +12,34 @@ from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
 
 COMMANDS = """\
-  /reset          forget the conversation
-  /system TEXT    set the system prompt and forget the conversation; without TEXT, drop it
-  /model [NAME]   talk to another model; without NAME, list them
-  /help           this list
-  /exit           end (so does Ctrl-D; Ctrl-C interrupts an answer)"""
+  /reset          delete the history
+  /system TEXT    set the system prompt and delete the history; without TEXT, remove the system prompt
+  /model [NAME]   switch to another model; without NAME, list the models
+  /help           show this list
+  /exit           quit (so does Ctrl-D; Ctrl-C interrupts a response)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatConfig:
-    """Talks to a running server in this terminal; the conversation's history goes with every question."""
+    """Chat with a running server in this terminal; every request contains the conversation's history."""
 
-    url: str = option(DEFAULT_URL, "--url", "DYN_CHAT_URL", "The server; the API key in DYN_API_KEY is sent to it")
-    model: str | None = option(None, "--model", None, "The model to talk to; without it, the first one served")
+    url: str = option(
+        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the API key in DYN_API_KEY is sent to it"
+    )
+    model: str | None = option(None, "--model", None, "Model to chat with; default: the first one served")
     system: str | None = option(None, "--system", None, "System prompt")
-    max_tokens: int | None = option(None, "--max-tokens", None, "Longest answer, in tokens")
-    temperature: float | None = option(None, "--temperature", None, "0 gives the likeliest answer every time")
+    max_tokens: int | None = option(None, "--max-tokens", None, "Maximum output tokens of a response")
+    temperature: float | None = option(None, "--temperature", None, "Sampling temperature, 0 to 2; 0 is greedy")
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError(f"--max-tokens {self.max_tokens}: expected 1 or more")
+            raise ConfigError(f"--max-tokens {self.max_tokens}: must be at least 1")
         if self.temperature is not None and not 0 <= self.temperature <= 2:
-            raise ConfigError(f"--temperature {self.temperature:g}: expected a number from 0 to 2")
+            raise ConfigError(f"--temperature {self.temperature:g}: must be from 0 to 2")
 
 
 def chat(argv: list[str]) -> int:
-    """`dynamo chat`: until the input ends. Status 1 when no server can be talked to."""
+    """Run `dynamo chat` until the input ends. Return 1 if no server can be reached."""
     config = load(ChatConfig, argv, prog="dynamo chat")
     client = Client(config.url, key=environment_key())
     try:
@@ -56,18 +58,18 @@ def chat(argv: list[str]) -> int:
 
 
 def choose_model(served: list[str], wanted: str | None) -> str:
-    """The model to talk to. Raises `ConfigError` when it is not served."""
+    """Return the model to chat with. Raises `ConfigError` if it is not served."""
     if not served:
-        raise DynamoException("the server has no model yet; wait until a worker has registered")
+        raise DynamoException("no model is served yet; wait until a worker has registered")
     if wanted is None:
         return served[0]
     if wanted not in served:
-        raise ConfigError(f"--model {wanted!r} is not served; these are: {', '.join(served)}")
+        raise ConfigError(f"--model {wanted!r}: not served; expected one of {', '.join(served)}")
     return wanted
 
 
 class Conversation:
-    """What was said so far, and what a line of input does to it."""
+    """The history of a chat, and the effect of each line of input."""
 
     def __init__(self, client: Client, model: str, config: ChatConfig) -> None:
         self._client = client
@@ -82,11 +84,11 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything but the system prompt."""
+        """Delete all messages except the system prompt."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def run(self, lines: Iterator[str], out: TextIO) -> int:
-        """Answers line after line until the input ends or says so. Status 1 if the last question had no answer."""
+        """Answer each line until the input ends or `/exit`. Return 1 if the last message got no response."""
         status = 0
         for line in lines:
             text = line.strip()
@@ -100,19 +102,19 @@ class Conversation:
         return status
 
     def command(self, text: str) -> str:
-        """Carries out a line that begins with a slash and says what it did."""
+        """Execute a line that begins with a slash and return the message for the user."""
         word, _, rest = text.partition(" ")
         rest = rest.strip()
         if word == "/reset":
             self.reset()
-            return "The conversation is forgotten."
+            return "History deleted."
         if word == "/system":
             self._system = rest or None
             self.reset()
-            return f"The system prompt is {'set' if rest else 'dropped'}; the conversation is forgotten."
+            return f"System prompt {'set' if rest else 'removed'}; history deleted."
         if word == "/model":
             return self._choose(rest)
-        return COMMANDS if word == "/help" else f"{word} is no command. These are:\n{COMMANDS}"
+        return COMMANDS if word == "/help" else f"unknown command {word}. Commands:\n{COMMANDS}"
 
     def _choose(self, name: str) -> str:
         try:
@@ -122,7 +124,7 @@ class Conversation:
             self._model = choose_model(served, name)
         except DynamoException as error:
             return f"error: {error}"
-        return f"Talking to {self._model}."
+        return f"Switched to {self._model}."
 
     def _answer(self, question: str, out: TextIO) -> int:
         self.messages.append({"role": "user", "content": question})
@@ -134,7 +136,7 @@ class Conversation:
         except KeyboardInterrupt:
             out.write(" [interrupted]")
         except DynamoException as error:
-            # A question without an answer is taken back, so that the next one makes a well-formed conversation.
+            # Remove a message without a response, so that the next request contains a well-formed conversation.
             self.messages.pop()
             if answer:
                 out.write("\n")
@@ -153,7 +155,7 @@ def _show(delta: Delta, out: TextIO) -> None:
 
 
 def _lines(stdin: TextIO) -> Iterator[str]:
-    """Lines typed at a prompt, or read from a file or a pipe."""
+    """Return lines typed at a prompt, or read from a file or a pipe."""
     if not stdin.isatty():
         yield from stdin
         return
@@ -161,7 +163,7 @@ def _lines(stdin: TextIO) -> Iterator[str]:
 
 
 def prompted(read: Callable[[], str]) -> Iterator[str]:
-    """What `read` gives until the end of input; an interrupt drops the line that was being typed."""
+    """Yield lines from `read` until the end of input; an interrupt drops the current line."""
     while True:
         try:
             yield read()

@@ -1,4 +1,4 @@
-"""Client: what the command line asks of a running server, over its own HTTP API and nothing but the standard library."""
+"""Client: the command line's requests to a running server, over its HTTP API with the standard library only."""
 
 import http.client
 import json
@@ -10,12 +10,12 @@ from typing import Any
 from dynamo.core.config import setting
 from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, HttpError, ResponseTimeout
 
-SILENCE_S = 300.0  # A long prompt on a slow machine is silent for minutes before its first token.
+SILENCE_S = 300.0  # A long prompt on a slow machine takes minutes until its first token.
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of a streamed answer: text, or the reasoning before it."""
+    """A piece of a streamed response: text, or reasoning."""
 
     content: str = ""
     reasoning: str = ""
@@ -23,17 +23,17 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a server says about its workers."""
+    """A server's report about its workers."""
 
     models: tuple[str, ...]
     generate_instances: int
 
 
 class Client:
-    """A server at a URL."""
+    """Client of the server at one URL."""
 
     def __init__(self, url: str, timeout_s: float = SILENCE_S, *, verify: bool = True, key: str | None = None) -> None:
-        """`verify` is for a server that is not our own, `key` the API key to send. Raises `ConfigError` for a bad URL."""
+        """Set `verify=False` for our own server; `key` is the API key to send. Raises `ConfigError` for a bad URL."""
         self._key = key
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         try:
@@ -51,30 +51,30 @@ class Client:
         self._verify = verify
 
     def models(self) -> list[str]:
-        """The names of the models served."""
+        """Return the names of the served models."""
         return [str(model["id"]) for model in self._get("/v1/models").get("data", [])]
 
     def health(self) -> Health:
-        """The models and how many workers answer for them."""
+        """Return the served models and the number of workers."""
         instances = self._get("/health").get("instances", [])
         generating = sum(instance.get("endpoint") == "generate" for instance in instances)
         return Health(tuple(self.models()) if generating else (), generating)
 
     def decisions(self, **query: str | int | None) -> list[dict[str, Any]]:
-        """The KV routers' last decisions, by model."""
+        """Return the KV routers' last decisions, by model."""
         given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
         found: list[dict[str, Any]] = self._get(f"/routing/decisions?{given}").get("models", [])
         return found
 
     def router_state(self) -> list[dict[str, Any]]:
-        """What the KV routers see of their workers."""
+        """Return the KV routers' state of their workers."""
         found: list[dict[str, Any]] = self._get("/routing/state").get("routers", [])
         return found
 
     def chat(
         self, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
     ) -> Iterator[Delta]:
-        """The answer to a conversation, piece by piece. Leaving the iteration closes the connection."""
+        """Stream the response to a conversation. Leaving the iteration closes the connection."""
         body = {"model": model, "messages": list(messages), "stream": True, **(options or {})}
         connection = self._connect()
         try:
@@ -88,9 +88,9 @@ class Client:
                     reasoning = delta.get("reasoning_content") or delta.get("reasoning")
                     yield Delta(delta.get("content") or "", reasoning or "")
         except TimeoutError:
-            raise ResponseTimeout(f"{self.url} was silent for {self._timeout_s:.0f} s") from None
+            raise ResponseTimeout(f"{self.url}: no data for {self._timeout_s:.0f} s") from None
         except (OSError, http.client.HTTPException) as error:
-            raise Disconnected(f"{self.url} broke the connection off ({error})") from None
+            raise Disconnected(f"{self.url}: connection lost ({error})") from None
         finally:
             connection.close()
 
@@ -110,7 +110,7 @@ class Client:
             connection.connect()
         except OSError as error:
             reason = error.strerror or str(error)
-            raise CannotConnect(f"no server answers at {self.url} ({reason}); start one with: dynamo serve") from None
+            raise CannotConnect(f"no server at {self.url} ({reason}); start one with: dynamo serve") from None
         return connection
 
     def _connection(self) -> http.client.HTTPConnection:
@@ -140,7 +140,7 @@ def environment_key() -> str | None:
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[str]:
-    """The data of each server-sent event up to `[DONE]`; comments and names are passed over."""
+    """Yield the data of each server-sent event up to `[DONE]`; skip comments and event names."""
     for raw in response:
         line = raw.decode().rstrip("\r\n")
         if not line.startswith("data:"):
@@ -149,11 +149,11 @@ def _events(response: http.client.HTTPResponse) -> Iterator[str]:
         if data == "[DONE]":
             return
         yield data
-    raise Disconnected("the answer broke off before its end")
+    raise Disconnected("the response ended early")
 
 
 def error_message(text: str) -> str:
-    """The message of an error body, OpenAI's nested form or the flat one; the text itself where it is neither."""
+    """Return the message of an error body in OpenAI's nested or the flat form; otherwise the text itself."""
     try:
         body = json.loads(text)
     except ValueError:

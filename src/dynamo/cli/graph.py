@@ -1,4 +1,4 @@
-"""Graph: which processes a `dynamo serve` owns, and what each is told. Pure."""
+"""Graph: the processes of a `dynamo serve`, with their command lines and environments. Pure."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,47 +8,47 @@ from dynamo.core.api_keys import ADMIN_API_KEYS, API_KEYS
 
 FRONTEND = "frontend"
 PLANES = {"DYN_DISCOVERY_BACKEND": "file", "DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
-"""A graph on one machine needs nothing that must be set up; a flag may say otherwise, the environment may not."""
+"""Planes that need no set-up on one machine; flags can override them, the environment cannot."""
 LOOPBACK = dict.fromkeys(
     ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"), "127.0.0.1"
 )
-"""Addresses of the workers of a graph with its own discovery directory: no process of another machine uses them."""
+"""Worker addresses of a graph with its own discovery directory, which no process of another machine uses."""
 GRACE_VARIABLE = "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process of the graph: its name in messages, its command, and what it finds in its environment."""
+    """One process of the graph: its name in messages, its command, and its environment variables."""
 
     name: str
     command: tuple[str, ...]
     variables: Mapping[str, str | None] = field(default_factory=dict)
-    """None removes a variable that would be inherited."""
+    """Variables to set; None removes a variable that would be inherited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A frontend and the workers behind it."""
+    """A frontend and its workers."""
 
     frontend: Process
     workers: tuple[Process, ...]
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """All of them, in the order in which they start: what takes longest to be ready first."""
+        """Return all processes in their start order: the ones that load longest first."""
         return (*self.workers, self.frontend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the graph runs."""
+    """Location and environment of the graph."""
 
     discovery: str
-    """The directory in which the processes find each other."""
+    """The directory of the discovery records."""
     is_private: bool = True
-    """That directory is this graph's own."""
+    """Whether that directory belongs to this graph alone."""
     variables: Mapping[str, str]
-    """The environment that the processes inherit; what it sets is not overridden."""
+    """The environment that the processes inherit; variables set here are not overridden."""
     python: str = sys.executable
 
 
@@ -63,10 +63,10 @@ def plan(
     key_variables: Mapping[str, str] | None = None,
     verbose: bool = False,
 ) -> Graph:
-    """One frontend and `workers` engines over file discovery, TCP requests and ZMQ events.
+    """Return the graph of one frontend and `workers` engines with file discovery, TCP requests and ZMQ events.
 
-    With `prefill_workers` these compute the prompts, and the others go on from them. `key_variables` hand the API keys
-    to the frontend, which gets none on its command line; workers get those of administrators alone.
+    `prefill_workers` further engines compute the prompts, and the others decode. `key_variables` contain the API keys
+    for the frontend, whose command line has none; workers get the admin keys only.
     """
     shared = {
         **PLANES,
@@ -75,7 +75,7 @@ def plan(
     }
     if place.is_private:
         shared |= {name: place.variables.get(name) or address for name, address in LOOPBACK.items()}
-    # Workers are asked to end only when no frontend is left, so there is nobody to go on answering.
+    # Workers are stopped only after the frontend has ended, so no request needs a grace period.
     grace = {GRACE_VARIABLE: place.variables.get(GRACE_VARIABLE) or "0"}
     keys = dict(key_variables or {})
     worker_keys = {API_KEYS: None, ADMIN_API_KEYS: keys.get(ADMIN_API_KEYS)}
@@ -98,7 +98,7 @@ def plan(
 
 
 def _roles(workers: int, prefill_workers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The workers' names, and what each is told of its part."""
+    """Yield the workers' names and the flags of their roles."""
     decode = ("--disaggregation-mode=decode",) if prefill_workers else ()
     for number in range(1, workers + 1):
         yield f"worker-{number}", decode
@@ -107,17 +107,17 @@ def _roles(workers: int, prefill_workers: int) -> Iterator[tuple[str, tuple[str,
 
 
 def _command(place: Place, module: str, flags: Sequence[str]) -> tuple[str, ...]:
-    # -P: a file of the current directory must not stand in for one of ours or of a library.
+    # -P: a file of the current directory must not replace one of our modules or of a library.
     return (place.python, "-P", "-m", module, *flags)
 
 
 def _no_system_port() -> dict[str, str]:
-    """The frontend has no system server, so it must not take a worker's port."""
+    """Disable the system port: the frontend has no system server and must not use a worker's port."""
     return {"DYN_SYSTEM_PORT": "-1"}
 
 
 def _system_port(variables: Mapping[str, str], index: int) -> dict[str, str]:
-    """Each worker's own system port: the one of the environment, counted up, because they share a machine."""
+    """Return a worker's system port: the environment's plus its index, because the workers share a machine."""
     text = variables.get("DYN_SYSTEM_PORT", "")
     if not text.isdigit() or text == "0":
         return {}

@@ -1,4 +1,4 @@
-"""Life of a graph: what follows when one of its processes ends. Pure; time is a number it is given."""
+"""Life of a graph: the decision that follows the end of a process. Pure; time is an argument."""
 
 import enum
 import signal
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from dynamo.cli.graph import FRONTEND
 
-RESTART_DELAYS_S = (0.0, 1.0, 4.0)  # Before each restart of the window: a port or device may need time to be free.
-RESTARTS_MAX = len(RESTART_DELAYS_S)  # Of one process within the window: a further crash is not transient.
+RESTART_DELAYS_S = (0.0, 1.0, 4.0)  # Before each restart of the window: a port or device may need time to be released.
+RESTARTS_MAX = len(RESTART_DELAYS_S)  # Per process and window; a further crash is not transient.
 RESTART_WINDOW_S = 60.0
-LISTING_S_MAX = 60.0  # A frontend reads a tokenizer in seconds; one that lists no model by then has failed to.
+LISTING_S_MAX = 60.0  # A frontend reads a tokenizer in seconds; if it lists no model by then, it has failed.
 
 
 class Phase(enum.Enum):
-    """How far the graph has come."""
+    """Stage of the graph's life."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -32,7 +32,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End the whole graph with this exit status; `culprit` is the process whose log explains it."""
+    """End the whole graph with this exit status; `culprit` is the process whose log shows the cause."""
 
     status: int
     reason: str
@@ -40,7 +40,7 @@ class End:
 
 
 class Life:
-    """Decides, from what happened to its processes, whether a graph goes on."""
+    """State machine that decides whether a graph continues, from the events of its processes."""
 
     def __init__(self) -> None:
         self.phase = Phase.STARTING
@@ -48,7 +48,7 @@ class Life:
         self._restarts: dict[str, deque[float]] = {}
 
     def progressed(self, *, workers_left: int, is_listed: bool, now: float) -> End | None:
-        """How many workers are still to come, and whether the frontend lists their model; loading has no limit, listing has."""
+        """Record the number of missing workers and whether the frontend lists the model; only listing has a time limit."""
         assert self.phase is Phase.STARTING, "a graph becomes ready once"
         if workers_left > 0:
             self._complete_since = None
@@ -58,18 +58,18 @@ class Life:
             self._complete_since = now
         elif now - self._complete_since > LISTING_S_MAX:
             self.phase = Phase.ENDING
-            return End(1, f"{FRONTEND} lists no model {LISTING_S_MAX:.0f} s after its workers came", FRONTEND)
+            return End(1, f"{FRONTEND} lists no model {LISTING_S_MAX:.0f} s after its workers were ready", FRONTEND)
         return None
 
     def stop(self, reason: str) -> End:
-        """The user, or the system, asks it to end."""
+        """End the graph at the request of the user or the system."""
         self.phase = Phase.ENDING
         return End(0, reason)
 
     def exited(self, name: str, status: int, now: float) -> Restart | End | None:
         """Decide what follows the exit of a process; None while the graph is ending.
 
-        The frontend is restarted like a worker: the workers stay, and it finds them in discovery.
+        The frontend is restarted like a worker: the workers keep running, and it finds them in discovery.
         """
         if self.phase is Phase.ENDING:
             return None
@@ -92,7 +92,7 @@ class Life:
 
 
 def describe_exit(name: str, status: int) -> str:
-    """`worker-1 was killed by SIGKILL`, `frontend ended with status 1`."""
+    """Return a text such as `worker-1 was killed by SIGKILL` or `frontend ended with status 1`."""
     if status >= 0:
         return f"{name} ended with status {status}"
     try:

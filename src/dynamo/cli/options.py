@@ -1,4 +1,4 @@
-"""Options of `dynamo serve`: its own few, and those of the frontend and of the engine, each judged by its owner."""
+"""Options of `dynamo serve`: its own, and those of the frontend and the engine, each validated by its own class."""
 
 import dataclasses
 import json
@@ -18,8 +18,8 @@ from dynamo.core.errors import ConfigError
 from dynamo.core.waiting import Waiting, declared_flags, without_waiting
 
 ENGINES = ("cpu", "mocker")
-DEFAULT_HOST = "127.0.0.1"  # A model that is tried out on a laptop is not to be served to its network.
-WORKERS_MAX = 64  # Processes on one machine; more is a mistyped number.
+DEFAULT_HOST = "127.0.0.1"  # A model served on a laptop must not be exposed to the network by default.
+WORKERS_MAX = 64  # Processes on one machine; a larger number is probably a typing error.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,30 +48,33 @@ class ServeConfig:
         "--tls-key-path",
     )
     model: str | None = option(
-        None, "MODEL", None, "Directory in Hugging Face layout, or a hub id; the bundled demo model without it"
+        None,
+        "MODEL",
+        None,
+        "Directory in Hugging Face layout, or a Hugging Face model id; default: the bundled demo model",
     )
-    engine: str = option("cpu", "--engine", "DYN_SERVE_ENGINE", "What computes the tokens", choices=ENGINES)
-    workers: int = option(1, "--workers", "DYN_SERVE_WORKERS", "Engine processes behind the frontend")
+    engine: str = option("cpu", "--engine", "DYN_SERVE_ENGINE", "Engine that generates the tokens", choices=ENGINES)
+    workers: int = option(1, "--workers", "DYN_SERVE_WORKERS", "Number of engine processes")
     prefill_workers: int = option(
         0,
         "--prefill-workers",
         "DYN_SERVE_PREFILL_WORKERS",
-        "Further engine processes, which compute the prompts; the others go on from what they computed",
+        "Number of further engine processes for prefill only; those of --workers then only decode",
     )
     verbose: bool = option(
-        False, "--verbose", None, "Show the processes' own logs here; naming a level in DYN_LOG does too"
+        False, "--verbose", None, "Show the processes' logs in this terminal; so does setting DYN_LOG"
     )
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= WORKERS_MAX:
-            raise ConfigError(f"--workers {self.workers}: expected 1 to {WORKERS_MAX}")
+            raise ConfigError(f"--workers {self.workers}: must be from 1 to {WORKERS_MAX}")
         if not 0 <= self.prefill_workers <= WORKERS_MAX:
-            raise ConfigError(f"--prefill-workers {self.prefill_workers}: expected 0 to {WORKERS_MAX}")
+            raise ConfigError(f"--prefill-workers {self.prefill_workers}: must be from 0 to {WORKERS_MAX}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """A whole command line, read and judged."""
+    """A complete, validated command line."""
 
     serve: ServeConfig
     frontend: Any
@@ -79,7 +82,7 @@ class Options:
     engine: Any
     """The engine's own configuration."""
     is_demo: bool
-    """No model was named, so the bundled one is served."""
+    """Whether no model was named, so that the bundled one is served."""
     keys: Any
     """`GivenKeys` of the frontend."""
 
@@ -89,11 +92,11 @@ class Options:
         return bool(self.keys.keys or self.keys.admin_keys or self.frontend.api_keys_file)
 
     def frontend_flags(self, port: int) -> list[str]:
-        """What the frontend's command line says, as far as it differs from the defaults; the port it is to take."""
+        """Return the frontend's flags that differ from the defaults, with its port."""
         return as_flags(dataclasses.replace(self.frontend, http_port=port))
 
     def engine_flags(self, cores: int) -> list[str]:
-        """What each engine's command line says, as far as it differs from the defaults; engines share the cores."""
+        """Return each engine's flags that differ from the defaults; the engines share the cores."""
         flags = as_flags(self.engine)
         processes = self.serve.workers + self.serve.prefill_workers
         if self.serve.engine == "cpu" and self.engine.threads is None and processes > 1:
@@ -104,7 +107,7 @@ class Options:
 
 
 def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
-    """The command line. Raises `ConfigError` for a flag that none of the three knows, naming its nearest neighbour."""
+    """Parse the command line. Raises `ConfigError` for an unknown flag, with the most similar known one."""
     from dynamo.frontend.config import FrontendConfig, api_keys
     from dynamo.frontend.waiting import WAITING
 
@@ -123,15 +126,15 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
     if config.prefill_workers:
         _check_roles(config, engine)
     if frontend.interactive:
-        raise ConfigError("--interactive: dynamo serve has no conversation; dynamo chat talks to what it serves")
+        raise ConfigError("--interactive: not supported by dynamo serve; run dynamo chat in another terminal")
     if frontend.kserve_grpc_server:
         raise ConfigError(
-            "--kserve-grpc-server: dynamo serve asks its frontend over HTTP; run python -m dynamo.frontend"
+            "--kserve-grpc-server: not supported by dynamo serve, which needs HTTP; run python -m dynamo.frontend"
         )
     if frontend.tls_client_ca_cert_path is not None:
         raise ConfigError(
-            "--tls-client-ca-cert-path: dynamo serve has no certificate with which to ask whether the frontend is "
-            "ready; start python -m dynamo.frontend and its workers one by one"
+            "--tls-client-ca-cert-path: not supported by dynamo serve, which has no client certificate for its health "
+            "checks; start python -m dynamo.frontend and its workers one by one"
         )
     return Options(
         serve=config,
@@ -143,7 +146,7 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
 
 
 def api_of(engine: Any) -> Api:
-    """Return the API that an engine's model is first tried with: chat only where the model has a chat template."""
+    """Return the API of the example request for an engine's model: chat only if the model has a chat template."""
     if getattr(engine, "embedding_worker", False):
         return Api.EMBEDDINGS
     if getattr(engine, "classify_worker", False):
@@ -153,7 +156,7 @@ def api_of(engine: Any) -> Api:
 
 
 def has_chat_template(directory: str | None) -> bool:
-    """Return whether a model directory has a chat template; True for the bundled model, and where it cannot be read."""
+    """Return whether a model directory has a chat template; True for the bundled model, and if it cannot be read."""
     if directory is None or not Path(directory).is_dir():
         return True
     if (Path(directory) / "chat_template.jinja").is_file():
@@ -167,15 +170,15 @@ def has_chat_template(directory: str | None) -> bool:
 
 
 def _check_roles(config: ServeConfig, engine: Any) -> None:
-    """Raises `ConfigError` where an engine's processes cannot be told which part of a request is theirs."""
+    """Raise `ConfigError` if the roles of an engine's processes cannot be assigned."""
     if not isinstance(engine, DisaggregatedOptions):
-        raise ConfigError(f"--prefill-workers {config.prefill_workers}: --engine {config.engine} has no such workers")
+        raise ConfigError(f"--prefill-workers {config.prefill_workers}: not supported by --engine {config.engine}")
     if engine.role is not DisaggregationMode.AGGREGATED:
-        raise ConfigError("--prefill-workers and --disaggregation-mode: expected one of them")
+        raise ConfigError("--prefill-workers and --disaggregation-mode are mutually exclusive")
 
 
 def config_of(engine: str) -> tuple[type[Any], Sequence[Waiting]]:
-    """The class that declares an engine's options, and what it leaves out; only the chosen engine's is imported."""
+    """Return an engine's configuration class and its unsupported flags; only the chosen engine is imported."""
     if engine == "mocker":
         from dynamo.mocker import waiting
         from dynamo.mocker.config import MockerConfig
@@ -188,17 +191,17 @@ def config_of(engine: str) -> tuple[type[Any], Sequence[Waiting]]:
 
 
 def _own(config_type: type[Any], argv: Sequence[str], variables: Mapping[str, str]) -> Any:
-    """One owner's part of a command line whose words are all known to belong to somebody."""
+    """Return the configuration of one class from a command line whose flags are all known to one of the classes."""
     namespace, _ = build_parser(config_type, variables=variables, prog="dynamo serve").parse_known_args(list(argv))
     return from_namespace(config_type, namespace)
 
 
 def _with_model(argv: Sequence[str], config: ServeConfig) -> list[str]:
-    """MODEL is another way to write `--model-path`; a hub id is fetched once here, and served under its own name."""
+    """Convert MODEL to `--model-path`; a model id is downloaded once here, and served under its own name."""
     if config.model is None:
         return list(argv)
     if _is_given(argv, "--model-path"):
-        raise ConfigError(f"MODEL {config.model!r} and --model-path: give one of them")
+        raise ConfigError(f"MODEL {config.model!r} and --model-path are mutually exclusive")
     from dynamo.model_card.hub import resolve_model
 
     directory = resolve_model(config.model)
@@ -212,7 +215,7 @@ def _is_given(argv: Sequence[str], flag: str) -> bool:
 
 
 def own_command(argv0: str) -> str:
-    """How the user can type `dynamo` again: the bare word if that finds this program, else the way it was called."""
+    """Return how the user can start `dynamo` again: the bare command if it finds this program, else as it was started."""
     found = shutil.which("dynamo")
     if found is not None and Path(found).resolve() == Path(argv0).resolve():
         return "dynamo"

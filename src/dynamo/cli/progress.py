@@ -1,4 +1,4 @@
-"""Progress: what the terminal shows while a graph loads; one line rewritten on a terminal, plain lines elsewhere."""
+"""Progress: the start-up state on the terminal, rewritten in one line; plain lines for other outputs."""
 
 import contextlib
 import sys
@@ -9,7 +9,7 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Progress:
-    """The state of something that takes a while."""
+    """Display of the state of an operation that takes a while."""
 
     def __init__(self, stream: TextIO | None = None, started: float | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
@@ -19,11 +19,11 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        """Since it was made, or since it is told that it started."""
+        """Return the seconds since creation, or since the given start."""
         return time.monotonic() - self._started
 
     def show(self, state: str) -> None:
-        """What is going on now. Elsewhere than on a terminal it is a line whenever it changes."""
+        """Show the current state. If the output is not a terminal, print a line for each change."""
         if self._is_terminal:
             turn = SPINNER[int(self.elapsed_s * 10) % len(SPINNER)]
             self._write(f"\r\x1b[2K{turn} {state} ({self.elapsed_s:.1f} s)")
@@ -32,17 +32,17 @@ class Progress:
         self._shown = state
 
     def say(self, text: str = "") -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         self.clear()
         self._write(f"{text}\n")
 
     def clear(self) -> None:
-        """Takes the rewritten line away, and the ^C that a terminal echoes."""
+        """Clear the rewritten line, and the ^C that a terminal echoes."""
         if self._is_terminal:
             self._write("\r\x1b[2K")
         self._shown = ""
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # Nobody reads any more: a closed terminal or pipe must not end what runs.
+        with contextlib.suppress(OSError):  # A closed terminal or pipe must not end the running graph.
             self._stream.write(text)
             self._stream.flush()

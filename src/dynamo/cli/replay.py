@@ -1,4 +1,4 @@
-"""Replay: `dynamo replay` says what a cluster would do with a trace, without one."""
+"""Replay: `dynamo replay` simulates a cluster under the load of a trace."""
 
 import importlib
 from collections.abc import Sequence
@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from dynamo.replay.main import main
 
 HELP = """\
-dynamo replay: simulated workers behind the production router, in virtual time
+dynamo replay: simulate workers behind the production router, in virtual time
 
   dynamo replay TRACE.jsonl --num-workers 8 --router-mode kv_router
   dynamo replay TRACE.jsonl --num-workers 8 --compare kv_router --compare balanced --report-html page.html
   dynamo replay --input-tokens 4000 --output-tokens 300 --request-count 2000 --request-rate 10 --num-workers 4
 
-  dynamo replay fit POINTS.json       step times from measured points, for --extra-engine-args
-  dynamo replay sweep TRACE --knob …  every combination of some knobs, and the best flags
-  dynamo replay datagen analyze       what a trace is like; datagen synthesize makes others like it
-  dynamo replay sin-synth             a trace that swells and ebbs
-  dynamo replay convert               a trace of Azure's or BurstGPT's in Mooncake's format
+  dynamo replay fit POINTS.json       fit step times to measured points, for --extra-engine-args
+  dynamo replay sweep TRACE --knob …  simulate every combination of some settings; print the best flags
+  dynamo replay datagen analyze       print statistics of a trace; datagen synthesize generates similar ones
+  dynamo replay sin-synth             generate a trace with a sinusoidal request rate
+  dynamo replay convert               convert a trace of Azure or BurstGPT to Mooncake's format
 
-  dynamo replay --help                every option; so after each of these words
+  dynamo replay --help                show every option; also after each of these subcommands
 """
 TOOLS = ("fit", "sweep", "datagen", "sin-synth", "convert")
 
 
 def replay(argv: Sequence[str]) -> int:
-    """`dynamo replay`. Status 1 when requests were left over."""
+    """Run `dynamo replay`. Return 1 if requests were not completed."""
     if not argv:
         print(HELP, end="")
         return 0

@@ -1,4 +1,4 @@
-"""Routing: `dynamo route explain` shows why a running frontend's KV router chose as it did, `dynamo route state` what it sees."""
+"""Routing: `dynamo route explain` and `dynamo route state` show the decisions and the state of a frontend's KV router."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,36 +11,40 @@ from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
 
 HELP = """\
-dynamo route: what the KV router of a running frontend (--router-mode kv) knows
+dynamo route: decisions and state of a running frontend's KV router (--router-mode kv)
 
-  dynamo route explain                the last decision: every candidate, what it holds, its load, its cost
-  dynamo route explain REQUEST_ID     that request's, by the response's id
-  dynamo route state                  load and cache of every worker
+  dynamo route explain                the last decision: every candidate with cached blocks, load and cost
+  dynamo route explain REQUEST_ID     the decision of one request, by the response's id
+  dynamo route state                  load and cached blocks of every worker
 
-  --help after either lists the options.
+  --help after either command lists its options.
 """
 COMMANDS = ("explain", "state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainConfig:
-    """Shows why the KV router chose: the candidates of a decision, the cheapest first."""
+    """Show the KV router's decisions: the candidates of each, cheapest first."""
 
-    request_id: str | None = option(None, "request-id", None, "The request; without it, the last ones")
-    url: str = option(DEFAULT_URL, "--url", "DYN_CHAT_URL", "The server; the admin key in DYN_API_KEY is sent to it")
-    model: str | None = option(None, "--model", None, "Only this model's decisions")
-    last: int = option(1, "--last", None, "How many decisions, newest first")
+    request_id: str | None = option(None, "request-id", None, "Id of a request; default: the last requests")
+    url: str = option(
+        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the admin key in DYN_API_KEY is sent to it"
+    )
+    model: str | None = option(None, "--model", None, "Show only this model's decisions")
+    last: int = option(1, "--last", None, "Number of decisions to show, newest first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateConfig:
-    """Shows what the KV router sees of its workers."""
+    """Show the KV router's state of its workers."""
 
-    url: str = option(DEFAULT_URL, "--url", "DYN_CHAT_URL", "The server; the admin key in DYN_API_KEY is sent to it")
+    url: str = option(
+        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the admin key in DYN_API_KEY is sent to it"
+    )
 
 
 def route(argv: Sequence[str]) -> int:
-    """`dynamo route`. Status 1 when the server cannot be asked."""
+    """Run `dynamo route`. Return 1 if the request to the server fails."""
     word, rest = (argv[0], list(argv[1:])) if argv else ("--help", [])
     if word in {"--help", "-h", "help"}:
         print(HELP, end="")
@@ -57,31 +61,31 @@ def route(argv: Sequence[str]) -> int:
 
 
 def explain(argv: Sequence[str]) -> int:
-    """`dynamo route explain`."""
+    """Run `dynamo route explain`."""
     config = load(ExplainConfig, argv, prog="dynamo route explain")
     if config.last < 1:
-        raise ConfigError(f"--last {config.last}: expected 1 or more")
+        raise ConfigError(f"--last {config.last}: must be at least 1")
     found = Client(config.url, key=environment_key()).decisions(
         request_id=config.request_id, model=config.model, limit=config.last
     )
     decisions = [(name_of(one), decision) for one in found for decision in one["decisions"]]
     if not decisions:
-        print("The KV router has decided nothing yet." if found else "No model here is routed by --router-mode kv.")
+        print("No routing decisions yet." if found else "No model of this server uses --router-mode kv.")
         return 0
     print("\n\n".join(explained(model, decision) for model, decision in decisions))
     return 0
 
 
 def state(argv: Sequence[str]) -> int:
-    """`dynamo route state`."""
+    """Run `dynamo route state`."""
     config = load(StateConfig, argv, prog="dynamo route state")
     routers = Client(config.url, key=environment_key()).router_state()
     if not routers:
-        print("No model here is routed by --router-mode kv.")
+        print("No model of this server uses --router-mode kv.")
     for one in routers:
-        guess = ", caches guessed from what workers were given" if one["is_guessing"] else ""
+        guess = ", cached blocks predicted from routed requests" if one["is_guessing"] else ""
         print(
-            f"{name_of(one)}: policy {one['policy']}, {one['index_blocks']} blocks known, "
+            f"{name_of(one)}: policy {one['policy']}, {one['index_blocks']} blocks in the index, "
             f"{one['waiting_requests']} waiting{guess}"
         )
         rows = [
@@ -99,13 +103,13 @@ def state(argv: Sequence[str]) -> int:
 
 
 def name_of(one: Mapping[str, Any]) -> str:
-    """A model's name, and which of its workers are chosen where they do not do the same."""
+    """Return a model's name, with the kind of its workers if the model is disaggregated."""
     kind = one.get("worker_type", "aggregated")
     return str(one["model"]) if kind == "aggregated" else f"{one['model']} ({kind})"
 
 
 def explained(model: str, decision: Mapping[str, Any]) -> str:
-    """One decision as a table."""
+    """Format one decision as a table."""
     rows = []
     for one in decision["candidates"]:
         chosen = (one["worker_id"], one["dp_rank"]) == (decision["worker_id"], decision["dp_rank"])
@@ -126,19 +130,19 @@ def explained(model: str, decision: Mapping[str, Any]) -> str:
         )
     head = (
         f"{model}: request {decision['request_id']}, {decision['prompt_tokens']} tokens, "
-        f"{decision['prompt_blocks']} whole blocks, policy {decision['policy']}"
+        f"{decision['prompt_blocks']} complete blocks, policy {decision['policy']}"
     )
-    columns = ("  worker", "held", "prefill tokens", "blocks", "requests", "prefill", "saved", "decode", "cost")
+    columns = ("  worker", "cached", "prefill tokens", "blocks", "requests", "prefill", "saved", "decode", "cost")
     return f"{head}\n{table(columns, rows)}"
 
 
 def worker(one: Mapping[str, Any]) -> str:
-    """A worker's name: its id in hex, and its rank where it is not the only one."""
+    """Return a worker's name: its id in hex, and its rank unless it is 0."""
     return f"{one['worker_id']:x}" + (f".{one['dp_rank']}" if one["dp_rank"] else "")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side; all but the first to the right."""
+    """Format aligned columns; all but the first are right-aligned."""
     widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
     return "\n".join(
         "  ".join(

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 PREFIX = "dynamo-serve-"
-UNLOCKED_PREFIX = "dynamo-starting-"  # Not matched by the clean-up: its lock may not be held yet.
+UNLOCKED_PREFIX = "dynamo-starting-"  # Not matched by the clean-up, because its lock may not be held yet.
 LOCK = "lock"
 KEPT_LOGS = 5  # Runs whose logs are kept: enough to compare a crash with the ones before it.
 
@@ -38,16 +38,16 @@ class RunDirectory:
         return self.path / "logs"
 
     def close(self, *, keep_logs: bool) -> None:
-        """Remove the directory; with `keep_logs` only what is in it beside the logs."""
+        """Remove the directory; with `keep_logs` remove everything except the logs."""
         shutil.rmtree(self.discovery if keep_logs else self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def remove_ended(folder: Path, *, kept: int) -> None:
-    """Remove what ended runs of this user left in `folder`; keep the logs of the `kept` most recent ones."""
+    """Remove the directories of ended runs of this user in `folder`; keep the logs of the `kept` most recent ones."""
     ended: list[tuple[float, Path]] = []
     for path in folder.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # Removed meanwhile, or not readable: not ours to clean.
+        with contextlib.suppress(OSError):  # Removed concurrently, or not readable because it belongs to another user.
             found = path.lstat()
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not _is_locked(path):
                 ended.append((found.st_mtime, path))

@@ -1,4 +1,4 @@
-"""Serving: `dynamo serve` starts a graph, waits until it answers, says how to use it, and ends it cleanly."""
+"""Serving: `dynamo serve` starts a graph, waits until it is ready, prints how to use it, and stops it cleanly."""
 
 import contextlib
 import dataclasses
@@ -22,13 +22,16 @@ from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException, StartupError
 from dynamo.core.known_variables import warnings as unknown_variables
 
-POLL_S = 0.05  # Start-up is felt; a question to /health costs the loading processes next to nothing.
+POLL_S = 0.05  # Short, because start-up time is visible; a request to /health costs the loading processes little.
 HEALTH_TIMEOUT_S = 1.0
 LOG_LINES_SHOWN = 12
 
 
 def serve(argv: list[str], started: float) -> int:
-    """`dynamo serve`, typed at the given time: the exit status. Raises `ConfigError` before anything is started."""
+    """Run `dynamo serve`, started at the given time; return the exit status.
+
+    Raises `ConfigError` before any process is started.
+    """
     variables = environ()
     chosen = options.read(argv, variables)
     for warning in unknown_variables(variables):
@@ -65,7 +68,7 @@ def serve(argv: list[str], started: float) -> int:
         needs_key=chosen.needs_key,
         api=options.api_of(chosen.engine),
     )
-    verbose = chosen.serve.verbose or bool(variables.get("DYN_LOG"))  # Whoever names a level wants to see it.
+    verbose = chosen.serve.verbose or bool(variables.get("DYN_LOG"))  # Setting a level implies showing the logs.
     progress = Progress(started=started)
     return Session(graph, announcement, home, variables, progress, verbose=verbose, key=session_key).run()
 
@@ -84,7 +87,7 @@ class Session:
         verbose: bool = False,
         key: str | None = None,
     ) -> None:
-        """`key` is an API key of the frontend, where it requires one."""
+        """`key` is an API key of the frontend, if it requires one."""
         self._graph = graph
         self._key = key
         self._processes = {process.name: process for process in graph.processes}
@@ -97,7 +100,7 @@ class Session:
         self._due: dict[str, float] = {}
         """Processes to restart, and when (monotonic seconds)."""
         self._are_logs_named = False
-        """A message named a log, so the logs outlive the graph."""
+        """Whether a message named a log file, so that the logs must be kept."""
 
     def run(self) -> int:
         """Start the processes, serve until the graph ends, stop them; return the exit status."""
@@ -114,8 +117,8 @@ class Session:
         return end.status
 
     def _await_ready(self) -> End | None:
-        """Returns None once the model is served by every worker, or what ended the graph before that."""
-        from dynamo.cli.client import Client, Health  # The children are already loading; this costs nobody time.
+        """Return None once every worker serves the model, or the reason why the graph ended before."""
+        from dynamo.cli.client import Client, Health  # Imported late, while the children are loading.
 
         client = Client(self._announcement.url, timeout_s=HEALTH_TIMEOUT_S, verify=False, key=self._key)
         wanted = len(self._graph.workers)
@@ -136,7 +139,7 @@ class Session:
         return None
 
     def _serve(self) -> End:
-        """Restart processes that crash; return what ended the graph."""
+        """Restart processes that crash; return the reason for the end of the graph."""
         while True:
             for event in self._supervisor.wait(self._until_next_restart()):
                 outcome = self._decide(event)
@@ -154,7 +157,7 @@ class Session:
         return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
 
     def _log_named(self, name: str) -> str | None:
-        """Return the path of a process's log for a message, which keeps the logs; None if it writes to the terminal."""
+        """Return the path of a process's log for a message and keep the logs; None if it writes to the terminal."""
         if self._verbose:
             return None
         self._are_logs_named = True
@@ -166,10 +169,10 @@ class Session:
         return self._life.stop("Ctrl-C" if event.number == signal.SIGINT else signal.Signals(event.number).name)
 
     def _explain(self, end: End) -> None:
-        """Print why the graph ends, and for a failure the end of the log that shows it."""
+        """Print why the graph ends; after a failure also the end of the log that shows the cause."""
         self._progress.clear()
         if end.culprit is None:
-            self._progress.say(f"{end.reason}: ending")
+            self._progress.say(f"{end.reason}: stopping")
             return
         tail = [] if self._verbose else self._supervisor.log_tail(end.culprit, LOG_LINES_SHOWN)
         if tail and tail[-1].startswith("error: "):
@@ -179,25 +182,25 @@ class Session:
         for line in tail:
             sys.stderr.write(f"  {line}\n")
         if tail:
-            sys.stderr.write(f"The whole log: {self._log_named(end.culprit)}\n")
+            sys.stderr.write(f"Complete log: {self._log_named(end.culprit)}\n")
 
 
 def restart_message(restart: Restart, log: str | None) -> str:
-    """Return the line about a crashed process."""
+    """Return the message about a crashed process."""
     when = f" in {restart.delay_s:.0f} s" if restart.delay_s else ""
     where = f" (log: {log})" if log else ""
-    return f"{restart.reason}; starting it again{when}{where}"
+    return f"{restart.reason}; restarting it{when}{where}"
 
 
 def loading(ready: int, wanted: int) -> str:
-    """What is being waited for."""
+    """Return the current step of start-up."""
     if ready < wanted:
         return f"Loading: {ready} of {wanted} workers ready"
-    return "Loading: the frontend reads the model's tokenizer"
+    return "Loading: the frontend is reading the model's tokenizer"
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -206,13 +209,13 @@ def cores() -> int:
 def claim_port(host: str, port: int) -> int:
     """Return the port if it is free, a free one for 0. Raises `StartupError` before any process is started."""
     if not 0 <= port <= 65535:
-        raise ConfigError(f"--http-port {port}: expected 0 to 65535 (0 takes a free one)")
+        raise ConfigError(f"--http-port {port}: must be from 0 to 65535 (0 chooses a free port)")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As servers do: a connection of an earlier server that is still closing does not take the port.
+            # As servers do: a closing connection of an earlier server does not occupy the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Supervisor: the processes of a graph, started, watched and ended; the thin shell around `life`."""
+"""Supervisor: starts, watches and stops the processes of a graph; executes the decisions of `life`."""
 
 import contextlib
 import os
@@ -14,9 +14,9 @@ from pathlib import Path
 from dynamo.cli.graph import Process
 from dynamo.core import parent
 
-FRONTEND_DRAIN_S = 7.0  # The frontend gives requests in flight 5 s of its own; the rest is its closing.
-WORKER_DRAIN_S = 5.0  # No frontend is left by then, so nothing runs that anybody waits for.
-KILL_S = 5.0  # A killed process is gone at once, unless the kernel holds it in a disk or driver call.
+FRONTEND_DRAIN_S = 7.0  # The frontend's own drain timeout for active requests is 5 s; the rest is for closing.
+WORKER_DRAIN_S = 5.0  # The frontend has ended by then, so no request needs to be completed.
+KILL_S = 5.0  # A killed process ends at once, unless it is blocked in the kernel by a disk or driver call.
 STOP_SIGNALS = tuple(
     number for number in signal.Signals if number.name in {"SIGINT", "SIGTERM", "SIGHUP"}
 )  # Windows has no SIGHUP.
@@ -25,7 +25,7 @@ LOG_TAIL_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A process ended; a negative status is the signal that killed it."""
+    """The end of a process; a negative status is the signal that killed it."""
 
     name: str
     status: int
@@ -33,7 +33,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """The user, or the system, asks the graph to end."""
+    """A request of the user or the system to stop the graph."""
 
     number: int
 
@@ -42,10 +42,10 @@ Event = Exited | Signalled
 
 
 class Supervisor:
-    """Owns processes: none outlives it, whichever way it ends.
+    """Owner of the processes: all of them end with it.
 
-    Each is in a process group of its own, so that Ctrl-C reaches only the supervisor, which ends them in order;
-    should the supervisor be killed outright, each of them ends too (`core.parent`).
+    Each process is in its own process group, so that Ctrl-C reaches only the supervisor, which stops them in order.
+    If the supervisor is killed, each of them ends too (`core.parent`).
     """
 
     def __init__(self, logs: Path, inherited: Mapping[str, str], *, log_to_terminal: bool = False) -> None:
@@ -58,11 +58,11 @@ class Supervisor:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Takes the signals of this process; on the way out every child is gone and the signals are as before."""
+        """Handle this process's signals; on exit, kill all children and restore the previous handlers."""
         self._wake.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        before = {number: signal.signal(number, _heard) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
+        before = {number: signal.signal(number, _on_signal) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
         previous = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         try:
             yield
@@ -76,10 +76,10 @@ class Supervisor:
             self._waker.close()
 
     def start(self, process: Process) -> None:
-        """Runs a process; its output goes to its log, which a restart continues."""
+        """Start a process; its output is appended to its log, also after a restart."""
         variables = {**self._inherited, **process.variables, parent.VARIABLE: str(os.getpid())}
         with open(self.log_path(process.name), "ab") as log:
-            self._running[process.name] = subprocess.Popen(  # noqa: S603  A list of words, no shell.
+            self._running[process.name] = subprocess.Popen(  # noqa: S603  A list of arguments, no shell.
                 process.command,
                 env={name: value for name, value in variables.items() if value is not None},
                 stdin=subprocess.DEVNULL,
@@ -89,19 +89,19 @@ class Supervisor:
             )
 
     def wait(self, timeout_s: float | None) -> list[Event]:
-        """What happened, as soon as anything does; nothing when the time is over."""
+        """Return the next events; an empty list after `timeout_s`."""
         events: list[Event] = list(self._ended())
         if not events:
             self._selector.select(timeout_s)
-            heard = b""
+            received = b""
             with contextlib.suppress(BlockingIOError):
-                heard = self._wake.recv(4096)
-            events += [Signalled(number) for number in heard if number in STOP_SIGNALS]
+                received = self._wake.recv(4096)
+            events += [Signalled(number) for number in received if number in STOP_SIGNALS]
             events += self._ended()
         return events
 
     def stop(self, names: Sequence[str], timeout_s: float) -> None:
-        """Asks the named processes to end, kills what does not within the time, or at once when asked again."""
+        """Send SIGTERM to the processes; kill the remaining ones after `timeout_s`, or at once on a further stop signal."""
         for name in names:
             self._signal(name, signal.SIGTERM)
         deadline = time.monotonic() + timeout_s
@@ -111,18 +111,18 @@ class Supervisor:
         self._kill(names)
 
     def log_path(self, name: str) -> Path:
-        """Where a process writes."""
+        """Return the path of a process's log."""
         return self._logs / f"{name}.log"
 
     def log_tail(self, name: str, lines: int) -> list[str]:
-        """The last lines a process wrote; none if it wrote nothing."""
+        """Return the last lines of a process's log."""
         with contextlib.suppress(OSError), open(self.log_path(name), "rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES))
             return log.read().decode(errors="replace").rstrip().splitlines()[-lines:]
         return []
 
     def pid(self, name: str) -> int | None:
-        """The process id of a running process."""
+        """Return the process id of a running process."""
         running = self._running.get(name)
         return None if running is None else running.pid
 
@@ -151,5 +151,5 @@ class Supervisor:
                     running.wait(KILL_S)
 
 
-def _heard(number: int, frame: object) -> None:
-    """The wake-up descriptor carries the news; the handler only has to exist."""
+def _on_signal(number: int, frame: object) -> None:
+    """Do nothing: the wake-up descriptor carries the signal, but a handler must be installed."""

@@ -1,5 +1,5 @@
-"""What any program needs, and no word of the domain: errors, options, clocks, tasks, codecs, logs, metrics.
+"""Domain-independent infrastructure: errors, options, clocks, tasks, codecs, logs, metrics.
 
-Lives here: code that would be as useful in a mail server. Must not know: workers, models, tokens, requests.
-This package is the only reader of `os.environ` and the only place that decides how a log line looks.
+Contents: code that is not specific to model serving. Must not depend on workers, models, tokens or requests.
+This package is the only reader of `os.environ` and the only place that defines the format of log lines.
 """

@@ -9,7 +9,7 @@ from dynamo.core.errors import ConfigError
 
 API_KEYS = "DYN_API_KEYS"
 ADMIN_API_KEYS = "DYN_ADMIN_API_KEYS"
-KEY_CHARS_MIN = 8  # A shorter key can be found by trying.
+KEY_CHARS_MIN = 8  # A shorter key can be found by brute force.
 
 
 def keys_of_variable(name: str, variables: Mapping[str, str]) -> tuple[str, ...]:

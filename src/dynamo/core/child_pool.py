@@ -37,11 +37,11 @@ ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_FI
 
 START_S = 60.0  # A child imports its libraries and reads its files, perhaps from a cold disk.
 READY, OK, REFUSED, HTTP_ERROR, OUT_OF_MEMORY, FAILED = "ready", "ok", "refused", "http", "memory", "failed"
-"""Kinds of answers of a child."""
+"""Kinds of responses of a child."""
 
 
 class ChildError(Exception):
-    """A child gave no answer."""
+    """A child returned no result."""
 
 
 class ChildTimeout(ChildError):
@@ -103,7 +103,7 @@ class ChildPool:
 
         `deadline_s` and `memory_bytes` bound one computation; the memory is counted beyond what the child needs itself.
         `per_key_max` bounds the children that work for one key, so that one source of slow input cannot occupy all.
-        `variables` and `prefixes` name those of the environment that a child needs in addition to the usual ones.
+        `variables` and `prefixes` name the environment variables that a child needs in addition to the usual ones.
         """
         self.deadline_s = deadline_s
         self._command = [sys.executable, "-P", "-m", module, str(memory_bytes), str(deadline_s), *arguments]
@@ -125,7 +125,7 @@ class ChildPool:
 
     @property
     def children(self) -> int:
-        """Processes that exist."""
+        """Number of processes."""
         return len(self._idle) + len(self._busy) + self._starting
 
     def call(

@@ -14,7 +14,7 @@ from dynamo.core.child_pool import FAILED, HEADER, HTTP_ERROR, OK, OUT_OF_MEMORY
 from dynamo.core.errors import HttpError, InvalidArgument
 from dynamo.core.memory import resident_bytes
 
-NICENESS = 5  # The parent serves; on a full machine it comes first.
+NICENESS = 5  # On a machine at full load the parent, which serves requests, has priority.
 SPENT_BYTES = 128 << 20  # A child that grew by so much is replaced: freed memory is not always returned to the system.
 ERROR_CHARS_MAX = 500
 
@@ -51,12 +51,12 @@ def _answer(handle: Callable[[Any], Any], frame: bytes, data: bytes) -> tuple[st
         return HTTP_ERROR, (error.code, error.message)
     except MemoryError:
         return OUT_OF_MEMORY, None
-    except Exception as error:  # The boundary of the child: any failure is an answer.
+    except Exception as error:  # The boundary of the child: any failure is returned to the parent.
         return FAILED, f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Return the pipes to the parent; what libraries print goes nowhere."""
+    """Return the pipes to the parent; discard what libraries print."""
     requests, answers = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

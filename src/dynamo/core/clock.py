@@ -1,4 +1,4 @@
-"""Clock: what time it is, and waiting for it to pass; one that runs by itself and one that tests turn by hand."""
+"""Clock: the time source of components, with a system implementation and one that tests advance manually."""
 
 import asyncio
 import heapq
@@ -8,20 +8,20 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time as a component is given it."""
+    """Time source that is passed to a component."""
 
     def now(self) -> float:
-        """Seconds that only grow; comparable within one process."""
+        """Return monotonic seconds; comparable within one process."""
 
     def wall(self) -> float:
-        """Seconds since 1970, for records that leave the process."""
+        """Return seconds since 1970, for records that leave the process."""
 
     async def sleep(self, seconds: float) -> None:
-        """Returns when that much of this clock's time has passed."""
+        """Return after `seconds` of this clock's time."""
 
 
 class SystemClock:
-    """The machine's own time."""
+    """The clock of the operating system."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -34,7 +34,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """Time that stands still until `advance` is called."""
+    """A clock that moves only when `advance` is called."""
 
     def __init__(self, start: float = 0.0, wall: float = 1_700_000_000.0) -> None:
         self._now = start
@@ -57,8 +57,8 @@ class ManualClock:
         await wake
 
     def advance(self, seconds: float) -> None:
-        """Moves time forward and wakes, in order, everyone whose time has come."""
-        assert seconds >= 0, "time does not run backwards"
+        """Move time forward and wake the sleepers that are due, in order of their deadlines."""
+        assert seconds >= 0, "time must not go backwards"
         self._now += seconds
         while self._sleepers and self._sleepers[0][0] <= self._now:
             _, _, wake = heapq.heappop(self._sleepers)

@@ -1,4 +1,4 @@
-"""Codec: the house's JSON and msgpack, by msgspec, with encoders and decoders that are made once."""
+"""Codec: JSON and msgpack by msgspec, with encoders and decoders that are created once."""
 
 import functools
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from dynamo.core.errors import InvalidArgument
 T = TypeVar("T")
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding bytes that others sent may raise: msgspec lets broken UTF-8 and endless nesting through as they are."""
+"""Exceptions of decoding untrusted bytes: msgspec does not wrap invalid UTF-8 and excessive nesting in `DecodeError`."""
 
 JSON = "json"
 MSGPACK = "msgpack"
@@ -18,25 +18,25 @@ MSGPACK = "msgpack"
 json_encode = msgspec.json.Encoder().encode
 msgpack_encode = msgspec.msgpack.Encoder().encode
 json_decode = msgspec.json.Decoder().decode
-"""JSON text to plain values; raises one of `UNREADABLE`."""
+"""Decode JSON text to plain values; raises one of `UNREADABLE`."""
 msgpack_decode = msgspec.msgpack.Decoder().decode
-"""Msgpack to plain values; raises one of `UNREADABLE`."""
+"""Decode msgpack to plain values; raises one of `UNREADABLE`."""
 
 
 @functools.cache
 def json_decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
-    """The decoder of one type; keep what it returns where it is called often."""
+    """Return the decoder of one type; keep it where it is used often."""
     return msgspec.json.Decoder(kind)
 
 
 @functools.cache
 def msgpack_decoder(kind: type[T]) -> "msgspec.msgpack.Decoder[T]":
-    """The decoder of one type; keep what it returns where it is called often."""
+    """Return the decoder of one type; keep it where it is used often."""
     return msgspec.msgpack.Decoder(kind)
 
 
 def encode(value: Any, codec: str) -> bytes:
-    """A value in the codec of that name. Raises `InvalidArgument` for a codec or a value we cannot write."""
+    """Encode a value in the codec of that name. Raises `InvalidArgument` for an unknown codec or an unsupported value."""
     try:
         if codec == MSGPACK:
             return msgpack_encode(value)
@@ -48,7 +48,7 @@ def encode(value: Any, codec: str) -> bytes:
 
 
 def decode(data: bytes | memoryview, codec: str, kind: Any = Any) -> Any:
-    """The value in `data`. Raises `InvalidArgument` when it is not one of that kind."""
+    """Decode `data` to a value of type `kind`. Raises `InvalidArgument` if it is not one."""
     try:
         if codec == MSGPACK:
             return msgpack_decoder(kind).decode(data)

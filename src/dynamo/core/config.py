@@ -1,8 +1,8 @@
-"""Options: the flag, the variable, the default and the help of a setting live in one declaration.
+"""Options: one declaration holds the flag, the environment variable, the default and the help text of a setting.
 
 A configuration is a frozen dataclass whose fields are made by `option()`. `load()` builds the parser from it
-and returns an instance: defaults, then the environment, then the command line. Rules that span fields belong
-in the dataclass's `__post_init__`, which raises `ConfigError`.
+and returns an instance: defaults, overridden by the environment, overridden by the command line. Rules that span
+fields belong in the dataclass's `__post_init__`, which raises `ConfigError`.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class FrontendConfig:
@@ -32,7 +32,7 @@ from dynamo.core.errors import ConfigError, StartupError
 C = TypeVar("C")
 
 NO_EFFECT = "Accepted for compatibility; has no effect"
-"""Begins the help of a flag that released command lines contain and that changes nothing here; a test looks for it."""
+"""Prefix of the help of flags that released command lines contain and that have no effect here; a test checks for it."""
 
 TRUE = frozenset({"1", "true", "yes", "on", "enabled"})
 FALSE = frozenset({"0", "false", "no", "off", "disabled", ""})
@@ -50,7 +50,7 @@ def option(
     is_secret: bool = False,
     allows_blank: bool = True,
 ) -> Any:
-    """A dataclass field that is also a command-line flag and an environment variable.
+    """Return a dataclass field that is also a command-line flag and an environment variable.
 
     `flag` without leading dashes declares a positional argument (optional when it has a default).
     `default` may be a list (the flag then repeats or takes commas); it is copied for each instance. It may be a
@@ -78,7 +78,7 @@ def option(
 
 
 def read_bool(text: str) -> bool:
-    """Every boolean in the house is read here. Raises `ValueError` when it is none."""
+    """Parse a boolean; the only parser of booleans in options. Raises `ValueError` for other text."""
     word = text.strip().lower()
     if word in TRUE:
         return True
@@ -88,12 +88,12 @@ def read_bool(text: str) -> bool:
 
 
 def environ() -> Mapping[str, str]:
-    """The process's environment; no other module reads it."""
+    """Return the process's environment; no other module reads it."""
     return os.environ
 
 
 def setting(env: str, default: C, read: Callable[[str], C], variables: Mapping[str, str] | None = None) -> C:
-    """One environment-only setting. Raises `ConfigError` with the variable's name and the value seen."""
+    """Return one environment-only setting. Raises `ConfigError` with the variable's name and its value."""
     text = (os.environ if variables is None else variables).get(env)
     if text is None or text == "":
         return default
@@ -104,7 +104,7 @@ def setting(env: str, default: C, read: Callable[[str], C], variables: Mapping[s
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """An argparse parser that raises `ConfigError`, suggests flags, and has a short help and a complete one."""
+    """An argparse parser that raises `ConfigError`, suggests similar flags, and has a short and a complete help."""
 
     common: Collection[str] = ()
     """The options described in the short help; without any, `--help` shows all."""
@@ -142,7 +142,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return known
 
     def describe_unknown(self, argument: str) -> str:
-        """One line that names the argument and, if a flag resembles it, that flag."""
+        """Return one line that names the argument and a similar flag, if there is one."""
         word = argument.split("=", 1)[0]
         near = difflib.get_close_matches(word, list(self._option_string_actions), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -169,7 +169,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class _ListAction(argparse.Action):
-    """The first use of a list flag replaces the default; the next ones add to it."""
+    """Let the first use of a list flag replace the default, and the next ones add to it."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         so_far = getattr(namespace, self.dest)
@@ -218,7 +218,7 @@ def build_parser(*config_types: type[Any], variables: Mapping[str, str], prog: s
     parser.add_argument("--help-all", action="help", help="Show all options and exit")
     parser.usage = " ".join(["%(prog)s", *(f"[{name}]" for name in _positionals(config_types)), "[options]"])
     parser.add_argument(
-        "--version", action="version", version=f"dynamo {__version__}", help="Say which release this is"
+        "--version", action="version", version=f"dynamo {__version__}", help="Show the version and exit"
     )
     seen: set[str] = set()
     taken: set[str] = set()
@@ -250,9 +250,9 @@ def _title(config_type: type[Any]) -> str:
 def load(
     config_type: type[C], argv: Sequence[str], variables: Mapping[str, str] | None = None, prog: str | None = None
 ) -> C:
-    """Defaults, then the environment, then the command line; then `__post_init__` judges them.
+    """Return a configuration from the defaults, the environment and the command line, checked by `__post_init__`.
 
-    Raises `ConfigError` for an unknown flag, a value of the wrong kind or a broken rule.
+    Raises `ConfigError` for an unknown flag, a value of the wrong type or a violated rule.
     """
     variables = os.environ if variables is None else variables
     parser = build_parser(config_type, variables=variables, prog=prog)
@@ -260,7 +260,7 @@ def load(
 
 
 def from_namespace(config_type: type[C], namespace: argparse.Namespace) -> C:
-    """The fields of one configuration out of a namespace that may hold several."""
+    """Return one configuration from a namespace that may hold several."""
     fields = dataclasses.fields(config_type)  # type: ignore[arg-type]
     return config_type(**{field.name: getattr(namespace, field.name) for field in fields if "flag" in field.metadata})
 
@@ -274,7 +274,7 @@ def as_flags(config: Any) -> list[str]:
         flag = field.metadata.get("flag")
         if flag is None or value == default or value is None or field.metadata["is_secret"]:
             continue
-        # One word, so that a value which begins with a dash is not taken for a flag.
+        # One argument, so that a value which begins with a dash is not parsed as a flag.
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         elif isinstance(value, list):
@@ -295,7 +295,7 @@ def exit_on_config_error(main: Callable[[], int | None]) -> NoReturn:
 
 
 def dump(config: Any, path: str) -> None:
-    """Writes a configuration as JSON (`--dump-config-to`). Raises `ConfigError` if the file cannot be written."""
+    """Write a configuration as JSON (`--dump-config-to`). Raises `ConfigError` if the file cannot be written."""
     try:
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"config": dataclasses.asdict(config)}, file, indent=2, default=str)
@@ -317,7 +317,7 @@ def _add(
     help_text = meta["help"].replace("%", "%%") + (f" [{env}]" if env else "")
     extra: dict[str, Any] = {"default": default, "help": help_text}
     if not flag.startswith("-"):
-        group.add_argument(field.name, nargs="?", metavar=flag, type=_said(read), **extra)
+        group.add_argument(field.name, nargs="?", metavar=flag, type=_flag_reader(read), **extra)
         return
     if read is read_bool:
         group.add_argument(*names, dest=field.name, action=argparse.BooleanOptionalAction, **extra)
@@ -325,14 +325,14 @@ def _add(
     extra["metavar"] = meta["metavar"] or (None if meta["choices"] else flag.lstrip("-").rsplit("-", 1)[-1].upper())
     if is_list:
         items = _one_item_reader(read) if meta["is_secret"] else _list_reader(read)
-        group.add_argument(*names, dest=field.name, type=_said(items, read), action=_ListAction, **extra)
+        group.add_argument(*names, dest=field.name, type=_flag_reader(items, read), action=_ListAction, **extra)
     else:
-        reader = _said(read) if meta["allows_blank"] else _not_blank(_said(read))
+        reader = _flag_reader(read) if meta["allows_blank"] else _not_blank(_flag_reader(read))
         group.add_argument(*names, dest=field.name, type=reader, choices=meta["choices"], **extra)
 
 
-def _said(read: Callable[[str], Any], one: Any = None) -> Callable[[str], Any]:
-    """A reader of a flag's value, whose refusal says what was seen and what was expected."""
+def _flag_reader(read: Callable[[str], Any], one: Any = None) -> Callable[[str], Any]:
+    """Return a reader of a flag's value whose error contains the value and the expected type."""
 
     def of_flag(text: str) -> Any:
         try:
@@ -400,7 +400,7 @@ def without_secrets(config_type: type[Any], argv: Sequence[str]) -> list[str]:
 
 
 def _reader(hint: Any) -> tuple[Any, bool]:
-    """The function that reads one value of an annotation, and whether the annotation is a list of them."""
+    """Return the function that reads one value of an annotation, and whether the annotation is a list."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     if typing.get_origin(hint) is list:
@@ -417,7 +417,7 @@ def _kind(read: Any) -> str:
 
 
 def _why(read: Any, error: ValueError) -> str:
-    """What a reader says of itself; Python's own say nothing that the kind does not."""
+    """Return the reader's own error text; empty for built-in types, whose errors only repeat the expected kind."""
     return "" if read in _KINDS else f" ({error})"
 
 

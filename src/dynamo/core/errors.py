@@ -1,55 +1,55 @@
-"""The error tree: each class says whose fault it was, and whether another worker may try.
+"""The error tree: each class defines who is at fault and whether another worker may retry.
 
     DynamoException
-    ├── InvalidArgument            the caller's fault: never retried, its message reaches the client
+    ├── InvalidArgument            the caller is at fault: never retried, the message is returned to the client
     │   └── ConfigError            a flag, a variable or a file is wrong: one line, exit status 2
-    │       └── StartupError       the settings are valid, this machine refuses them now: one line, exit status 1
+    │       └── StartupError       the settings are valid but cannot be applied on this machine now: one line, exit status 1
     ├── NotFound                   no such model, endpoint or route
     ├── HttpError                  a handler chose the HTTP status itself
     ├── StorageError               a file could not be written or read; the disk may be full
-    ├── Unknown                    the engine failed and did not say why
-    ├── Cancelled                  the client left, or asked to stop
-    ├── Overloaded                 every worker is busy: the caller should come back later
+    ├── Unknown                    the engine failed without a reason
+    ├── Cancelled                  the client disconnected or cancelled the request
+    ├── Overloaded                 every worker is busy: the caller should retry later
     │   └── RouterQueueLimitExceeded   the router's queue for this class of requests is full
-    ├── SelectionServiceError      a selection service chose no worker, and says why
-    └── WorkerUnavailable          this worker cannot answer; another one may
-        ├── CannotConnect          nobody listens at the worker's address
+    ├── SelectionServiceError      a selection service chose no worker; carries its reason
+    └── WorkerUnavailable          this worker cannot serve the request; another one may
+        ├── CannotConnect          nothing listens at the worker's address
         ├── Disconnected           the connection broke
         ├── ConnectionTimeout      the worker did not acknowledge in time
-        ├── ResponseTimeout        the stream fell silent for too long
+        ├── ResponseTimeout        no response item arrived within the timeout
         ├── StreamIncomplete       the stream ended without its final marker
-        ├── NotReady               the model is known, but no worker serves it at the moment
+        ├── NotReady               the model is registered, but no worker serves it at the moment
         ├── CannotResume           the stream broke, and its request cannot continue on another worker
         ├── EngineShutdown         the worker is draining or its engine stopped
         └── WorkerOverloaded       this worker's slots and queue are full
 
-The names below `DynamoException` are those of upstream's `dynamo.llm.exceptions`
-(serving-plane.md §3.1); which HTTP status each one becomes is decided in `dynamo.serving.errors` alone.
+The names below `DynamoException` are those of upstream's `dynamo.llm.exceptions`. The HTTP status of each one is
+decided in `dynamo.serving.errors` alone.
 """
 
 import errno
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Errors of a write for which there is no room."""
-HTTP_ERROR_MESSAGE_CHARS_MAX = 8192  # Upstream cuts the message of an HttpError here.
+"""Errors of a write for which there is no space."""
+HTTP_ERROR_MESSAGE_CHARS_MAX = 8192  # Upstream truncates the message of an HttpError here.
 
 
 class DynamoException(Exception):
-    """Any failure that this system names."""
+    """Base class of all errors with a defined meaning in this system."""
 
     retry_elsewhere = False
     """True when the same request may succeed on another worker."""
 
 
 class InvalidArgument(DynamoException):
-    """The request or the setting is wrong; the message says what was seen and what was expected."""
+    """The request or the setting is wrong; the message contains the value and the expected one."""
 
     def __init__(self, message: str, *, param: str | None = None, is_public: bool = True) -> None:
         super().__init__(message)
         self.param = param
-        """The field of the request that is wrong, where one can be named."""
+        """The field of the request that is wrong, if one can be named."""
         self.is_public = is_public
-        """False where the words are an engine's own, which a client is not to see."""
+        """False if the message is an engine's own, which is not shown to clients."""
 
 
 class ConfigError(InvalidArgument):
@@ -57,11 +57,11 @@ class ConfigError(InvalidArgument):
 
 
 class StartupError(ConfigError):
-    """The settings are valid, but cannot be had on this machine now: a port is in use, a directory is not usable."""
+    """The settings are valid but cannot be applied on this machine now: a port is in use, a directory is not usable."""
 
 
 class NotFound(DynamoException):
-    """There is no such model, endpoint or route; `param` and `code` are what a client is told beside the message."""
+    """There is no such model, endpoint or route; `param` and `code` are sent to the client with the message."""
 
     def __init__(self, message: str = "", *, param: str = "model", code: str = "model_not_found") -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class NotFound(DynamoException):
 
 
 class HttpError(DynamoException):
-    """A handler chose the HTTP status itself. Raises `ValueError` for what is no status or no text."""
+    """A handler chose the HTTP status itself. Raises `ValueError` for an invalid status or a message that is not text."""
 
     def __init__(self, code: int, message: str) -> None:
         if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code < 600:
@@ -97,11 +97,11 @@ class StorageError(DynamoException):
 
 
 class Unknown(DynamoException):
-    """The engine failed and did not say why."""
+    """The engine failed without a reason."""
 
 
 class Cancelled(DynamoException):
-    """The client left, or asked to stop."""
+    """The client disconnected or cancelled the request."""
 
 
 class Overloaded(DynamoException):
@@ -109,11 +109,11 @@ class Overloaded(DynamoException):
 
 
 class RouterQueueLimitExceeded(Overloaded):
-    """The router's queue for this class of requests is full: policy class, kind of limit, what is held, the limit."""
+    """The router's queue for this class of requests is full: policy class, kind of limit, current value, the limit."""
 
 
 class SelectionServiceError(DynamoException):
-    """A selection service chose no worker: a stable word for the reason, and the HTTP status that it amounts to."""
+    """A selection service chose no worker: an identifier of the reason, and the matching HTTP status."""
 
     def __init__(self, message: str = "", kind: str = "internal", status_code: int = 500) -> None:
         self.kind = kind
@@ -122,13 +122,13 @@ class SelectionServiceError(DynamoException):
 
 
 class WorkerUnavailable(DynamoException):
-    """The chosen worker cannot answer."""
+    """The chosen worker cannot serve the request."""
 
     retry_elsewhere = True
 
 
 class CannotConnect(WorkerUnavailable):
-    """Nobody listens at the worker's address."""
+    """Nothing listens at the worker's address."""
 
 
 class Disconnected(WorkerUnavailable):
@@ -140,7 +140,7 @@ class ConnectionTimeout(WorkerUnavailable):
 
 
 class ResponseTimeout(WorkerUnavailable):
-    """The response stream fell silent for too long."""
+    """No response item arrived within the timeout."""
 
 
 class StreamIncomplete(WorkerUnavailable):
@@ -148,13 +148,13 @@ class StreamIncomplete(WorkerUnavailable):
 
 
 class NotReady(WorkerUnavailable):
-    """The model is known, but no worker serves it at the moment; the message reaches the client."""
+    """The model is registered, but no worker serves it at the moment; the message is returned to the client."""
 
     retry_elsewhere = False
 
 
 class CannotResume(WorkerUnavailable):
-    """The stream broke after its first token, and cannot continue elsewhere; the message reaches the client."""
+    """The stream broke after its first token and cannot continue elsewhere; the message is returned to the client."""
 
     retry_elsewhere = False
 

@@ -1,8 +1,7 @@
-"""Flood: of warnings that differ in nothing but their details, a few are written and the rest are counted.
+"""Flood: rate limit of similar log lines: a few are written per window, the rest are counted.
 
-Whoever can make us warn can make us warn a million times: a peer that sends garbage, a record that cannot be read. The
-first lines name the sources; after them a window's others are kept back, and the first line of a later window says how
-many there were.
+A peer that sends invalid data, or a record that cannot be read, may cause the same warning a million times. The first
+lines of a window are written; the others are suppressed, and the first line of a later window contains their number.
 """
 
 import logging
@@ -11,25 +10,25 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-BURST = 10  # Enough to see who it is; a page of them says no more.
+BURST = 10  # Enough to identify the sources.
 WINDOW_S = 10.0
-KEYS_MAX = 1000  # Our own messages are fewer; a library may write each of its own anew.
+KEYS_MAX = 1000  # More than our own messages; a library may produce a new message text per line.
 
 Key = tuple[str, str]
 
 
 class Flood:
-    """How many lines of each kind were written in its window."""
+    """Number of lines of each kind in the current window."""
 
     def __init__(self, burst: int = BURST, window_s: float = WINDOW_S, keys_max: int = KEYS_MAX) -> None:
         self._burst = burst
         self._window_s = window_s
         self._keys_max = keys_max
         self._seen: OrderedDict[Key, list[float]] = OrderedDict()
-        """Kind of line to: when its window began, how many came in it, how many were kept back."""
+        """Window start, number of lines and number of suppressed lines, by kind of line."""
 
     def admit(self, key: Key, now: float) -> int | None:
-        """How many like it were kept back before this one; None if it is to be kept back too."""
+        """Return how many similar lines were suppressed before this one; None if this one is to be suppressed too."""
         seen = self._seen.get(key)
         if seen is None:
             if len(self._seen) >= self._keys_max:
@@ -48,7 +47,7 @@ class Flood:
 
 
 class FloodFilter(logging.Filter):
-    """Applies it to warnings and errors; what is less than a warning is the operator's choice."""
+    """Applies the rate limit to warnings and errors; lower levels are chosen by the operator and pass."""
 
     def __init__(self, flood: Flood | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

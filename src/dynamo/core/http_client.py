@@ -1,10 +1,9 @@
-"""HTTP client: one server, asked over connections that are used again; an answer is read as it comes.
+"""HTTP client: requests to one server over reused connections, with streamed responses.
 
     async with client.ask("POST", "/v1/completions", body, headers) as answer:
         while (events := await answer.events()) is not None: ...
 
-Whoever leaves the block before the answer's end closes its connection at once: that is how a server hears that nobody
-listens any more.
+Leaving the block before the end of the response closes the connection at once, which cancels the request at the server.
 """
 
 import asyncio
@@ -21,8 +20,8 @@ import httptools
 from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, ResponseTimeout
 
 READ_BYTES = 1 << 16
-EVENT_BYTES_MAX = 8 << 20  # Of an event that has no end: a server that never ends one would fill the memory.
-BODY_BYTES_MAX = 256 << 20  # Of an answer that is read whole; thousands of embeddings are a tenth of it.
+EVENT_BYTES_MAX = 8 << 20  # Limit of one event; a server that never ends an event would fill the memory.
+BODY_BYTES_MAX = 256 << 20  # Limit of a response that is read whole; thousands of embeddings take a tenth of it.
 BODILESS = frozenset({204, 304})
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -30,17 +29,17 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long to wait for what."""
+    """Timeouts of one request, in seconds."""
 
     connect_s: float
     first_s: float
-    """From the request to the first byte of its answer."""
+    """From the request to the first byte of the response."""
     between_s: float
-    """Between two pieces of it."""
+    """Between two pieces of the response."""
 
 
 class _Parsed:
-    """What the parser has found and nobody has taken."""
+    """Parser output that has not been consumed."""
 
     def __init__(self) -> None:
         self.body = bytearray()
@@ -62,14 +61,14 @@ class _Parsed:
 
     @property
     def ends_with_connection(self) -> bool:
-        """Whether the body has no other end."""
+        """Whether only the end of the connection ends the body."""
         if not self.has_headers or self.is_complete:
             return False
         return not {"content-length", "transfer-encoding"} & self.headers.keys()
 
 
 class HttpAnswer:
-    """What a server says to one request."""
+    """The response to one request."""
 
     def __init__(self, reader: asyncio.StreamReader, deadlines: Deadlines) -> None:
         self._reader = reader
@@ -78,9 +77,9 @@ class HttpAnswer:
         self._parser = httptools.HttpResponseParser(self._parsed)
         self._rest = bytearray()
         self.has_begun = False
-        """Whether a byte of it came."""
+        """Whether the first byte arrived."""
         self.is_whole = False
-        """Whether all of it came."""
+        """Whether the whole response arrived."""
 
     @property
     def status(self) -> int:
@@ -88,23 +87,26 @@ class HttpAnswer:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """By their names in small letters."""
+        """Header values by lower-case name."""
         return self._parsed.headers
 
     @property
     def keeps_connection(self) -> bool:
-        """Whether another request may follow on the same connection."""
+        """Whether the connection can be used for another request."""
         parsed = self._parsed
         says_close = parsed.headers.get("connection", "").lower() == "close" or self._parser.get_http_version() != "1.1"
         return self.is_whole and not parsed.ends_with_connection and not says_close
 
     async def begin(self) -> None:
-        """Returns when status and headers are there. Raises as `part`."""
+        """Return when status and headers have arrived. Raises as `part`."""
         while not self._parsed.has_headers:
             await self._feed()
 
     async def part(self) -> bytes | None:
-        """What came since; None at the end. Raises `ResponseTimeout` for silence, `Disconnected` for less than all."""
+        """Return the body bytes received since the last call; None at the end.
+
+        Raises `ResponseTimeout` if none arrive in time, `Disconnected` if the response is incomplete.
+        """
         parsed = self._parsed
         while not parsed.body:
             if parsed.is_complete or self.is_whole:
@@ -116,7 +118,7 @@ class HttpAnswer:
         return found
 
     async def read(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-        """All of it."""
+        """Return the whole body. Raises `Disconnected` if it exceeds `bytes_max`."""
         found = bytearray()
         while (part := await self.part()) is not None:
             found += part
@@ -125,12 +127,12 @@ class HttpAnswer:
         return bytes(found)
 
     async def events(self) -> list[bytes] | None:
-        """The data of the server-sent events that came since, perhaps none; None at the end."""
+        """Return the data of the server-sent events received since the last call (may be empty); None at the end."""
         part = await self.part()
         if part is None:
             return None
         rest = self._rest
-        rest += part.replace(b"\r", b"") if b"\r" in part else part  # Inside of JSON it is never bare.
+        rest += part.replace(b"\r", b"") if b"\r" in part else part  # JSON text contains no unescaped CR.
         end = rest.rfind(b"\n\n")
         if end < 0:
             if len(rest) > EVENT_BYTES_MAX:
@@ -141,29 +143,29 @@ class HttpAnswer:
         return [line[5:].strip() for line in whole.split(b"\n") if line.startswith(b"data:")]
 
     async def _feed(self) -> None:
-        """Reads once."""
+        """Read from the connection once."""
         limit_s = self._deadlines.between_s if self.has_begun else self._deadlines.first_s
         try:
             async with asyncio.timeout(limit_s):
                 data = await self._reader.read(READ_BYTES)
         except TimeoutError:
-            raise ResponseTimeout(f"nothing came for {limit_s:g} s") from None
+            raise ResponseTimeout(f"no data for {limit_s:g} s") from None
         if not data:
             if self._parsed.ends_with_connection:
                 self.is_whole = True
                 return
-            raise Disconnected("the server closed the connection before the answer's end")
+            raise Disconnected("the server closed the connection before the end of the response")
         self.has_begun = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            raise Disconnected(f"no HTTP came back: {error}") from None
+            raise Disconnected(f"the response is not valid HTTP: {error}") from None
         if self._parsed.has_headers and self.status in BODILESS:
             self._parsed.is_complete = True
 
 
 class HttpClient:
-    """A server at a URL. `close` when done."""
+    """Client of the server at one URL. Call `close` when done."""
 
     def __init__(
         self,
@@ -174,9 +176,9 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`headers` go with every request; `tls` stands in for the system's authorities.
+        """Prepare a client; `headers` are sent with every request, `tls` replaces the system's certificate authorities.
 
-        Raises `ConfigError` that names the `setting` for a URL that is none.
+        Raises `ConfigError` that names the `setting` for an invalid URL.
         """
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         try:
@@ -197,7 +199,7 @@ class HttpClient:
         self._idle: deque[Connection] = deque()
 
     def close(self) -> None:
-        """Closes the connections that nobody uses."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.popleft()[1].close()
 
@@ -210,7 +212,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         deadlines: Deadlines | None = None,
     ) -> AsyncIterator[HttpAnswer]:
-        """One request; the block begins when status and headers of its answer are there.
+        """Send one request; the block begins when status and headers of the response have arrived.
 
         Raises `CannotConnect`, `Disconnected` and `ResponseTimeout`.
         """
@@ -234,7 +236,7 @@ class HttpClient:
         return f"{head}\r\n".encode("latin-1") + body
 
     async def _begin(self, sent: bytes, limits: Deadlines) -> tuple[Connection, HttpAnswer]:
-        """Sends it, once more where a connection that lay idle turns out to be closed: that is no fault of the server."""
+        """Send a request; retry if a reused idle connection turns out to be closed, which is not a failure of the server."""
         while True:
             connection = self._lying_idle()
             was_idle = connection is not None
@@ -272,6 +274,6 @@ class HttpClient:
 
 
 def _why(error: OSError) -> str:
-    """The system's words; asyncio puts its own in their place, and numbers of TLS are none of the system's."""
+    """Return the system's error text, which asyncio replaces; for TLS errors, which are numbered differently, their own."""
     is_systems = error.errno is not None and error.errno > 0 and not isinstance(error, ssl.SSLError)
     return os.strerror(error.errno) if is_systems and error.errno is not None else str(error)

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 WARNINGS_MAX = 10  # A misspelt prefix in a generated environment must not fill the log.
 SIMILARITY = 0.8  # Below this a suggestion is more often wrong than right (difflib's ratio).
 FAMILIES = re.compile(r"DYN_HTTP_SVC_[A-Z_]+_PATH(_ENV)?|DYN_METRICS_[A-Z_]+_(MIN|MAX|COUNT)|DYN_SYSTEM_PORT[0-9]+")
-"""Names that are composed when they are read, and those of the launch scripts."""
+"""Names that are composed at run time, and those of the launch scripts."""
 
 PARENTS = ("DYN_SERVE_CHILD", "DYN_HTTP_WORKER_INDEX")
-"""Set by a parent process, which has reported its environment already."""
+"""Set by a parent process, which has logged the warnings of the same environment already."""
 
 KNOWN = frozenset((
     # names: written by tools/known_variables.py

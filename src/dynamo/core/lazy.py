@@ -1,4 +1,4 @@
-"""Lazy names: a package shows what its users import from it, and loads the module behind a name when it is asked for."""
+"""Lazy names: a package's public names, whose modules are imported on first access."""
 
 import importlib
 import sys
@@ -9,9 +9,9 @@ from typing import Any
 def lazy_names(
     package: str, modules: Mapping[str, str], older: Mapping[str, str] | None = None
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's `__all__`, `__getattr__` and `__dir__`.
+    """Return a package's `__all__`, `__getattr__` and `__dir__`.
 
-    `modules` says where each name is; `older` are further spellings, each of one of these names.
+    `modules` maps each name to its module; `older` maps former names to current ones.
     """
     spellings = {name: name for name in modules} | dict(older or {})
 

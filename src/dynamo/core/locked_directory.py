@@ -1,4 +1,4 @@
-"""Locked directory: a temporary directory whose lock shows whether its process lives, so that a killed one's is removed."""
+"""Locked directory: a temporary directory locked by its process, so that those of ended processes can be removed."""
 
 import contextlib
 import fcntl
@@ -18,7 +18,7 @@ class LockedDirectory:
     """A private directory (0700), locked while this process lives, and the children that inherit `lock`."""
 
     def __init__(self, prefix: str, parent: str | None = None) -> None:
-        """Make the directory, and remove those of the same prefix that ended processes of this user left. Raise `OSError`."""
+        """Create the directory and remove those of the same prefix that this user's ended processes left. Raise `OSError`."""
         parent = parent or tempfile.gettempdir()
         remove_ended(prefix, parent)
         starting = tempfile.mkdtemp(prefix=STARTING, dir=parent)
@@ -68,11 +68,11 @@ def _has_ended(path: str) -> bool:
 def remove_abandoned_files(directory: str, prefix: str, age_s: float) -> None:
     """Remove files of this user that a killed process left unfinished: those older than `age_s`.
 
-    The age is by the file system's clock, which another host's may not agree with.
+    The age is computed with the file system's clock, which may differ from another host's.
     """
     try:
         handle, probe = tempfile.mkstemp(prefix=prefix, dir=directory)
-    except OSError:  # A full disk; there will be other starts.
+    except OSError:  # A full disk, for example; the next start retries.
         return
     try:
         now = os.fstat(handle).st_mtime

@@ -1,9 +1,9 @@
-"""Logging: how a log line looks and which lines are written (`DYN_LOG`, serving-plane.md §3.6). Lines go to stderr.
+"""Logging: the format of log lines and the filters of `DYN_LOG`. Lines go to stderr.
 
-`DYN_LOG` is `level,target=level,…`; a target may be written as we do (`dynamo.runtime`) or as upstream does
-(`dynamo_runtime::transports`). `DYN_LOGGING_CONFIG_PATH` names a TOML file that says the same: `log_level`, which is for
-processes without `DYN_LOG`, and a table `log_filters`, which is for all. `DYN_LOGGING_CONSOLE_FORMAT` is `readable` or
-`jsonl`. Lines are sent to a collector as well when `OTEL_EXPORT_LOGS_ENABLED` says so.
+`DYN_LOG` is `level,target=level,…`; a target may be written as a Python module (`dynamo.runtime`) or as upstream's
+(`dynamo_runtime::transports`). `DYN_LOGGING_CONFIG_PATH` names a TOML file with the same settings: `log_level`, for
+processes without `DYN_LOG`, and a table `log_filters`, for all. `DYN_LOGGING_CONSOLE_FORMAT` is `readable` or `jsonl`.
+`OTEL_EXPORT_LOGS_ENABLED` also sends the lines to a collector.
 """
 
 import contextvars
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 TRACE = 5
 _reported: set[str] = set()
-"""Warnings about the environment that this process has logged; `setup` may be called again."""
+"""Warnings about the environment that this process has logged already; `setup` may be called again."""
 LEVELS = {
     "trace": TRACE,
     "debug": logging.DEBUG,
@@ -36,26 +36,26 @@ LEVELS = {
     "off": logging.CRITICAL + 10,
 }
 FORMATS = ("readable", "jsonl")
-CONFIG_PATH = "/opt/dynamo/etc/logging.toml"  # Upstream's images have one there.
+CONFIG_PATH = "/opt/dynamo/etc/logging.toml"  # Present in upstream's images.
 
 RequestScope = tuple[str, Mapping[str, str], str, str]
-"""Request id, trace headers, span name, handler path (empty where there is none)."""
+"""Request id, trace headers, span name, handler path (empty if there is none)."""
 
 current_request: contextvars.ContextVar[RequestScope | None] = contextvars.ContextVar("request", default=None)
-"""The request on whose behalf something is logged. It is taken apart only when a line is written."""
+"""The request in whose context a line is logged. Its fields are computed only when a line is written."""
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
 def parse_filters(text: str) -> tuple[int, dict[str, int]]:
-    """The general level and the level of each named target. Raises `ConfigError` for a word that is no level."""
+    """Return the default level and the level of each named target. Raises `ConfigError` for an unknown level."""
     level, targets = logging.INFO, {}
     for part in text.split(","):
         name, equals, word = part.strip().rpartition("=")
         if not word:
             continue
         if word.lower() not in LEVELS:
-            raise ConfigError(f"DYN_LOG={text!r}: {word!r} is no level; expected one of {', '.join(LEVELS)}")
+            raise ConfigError(f"DYN_LOG={text!r}: unknown level {word!r}; expected one of {', '.join(LEVELS)}")
         if equals:
             targets[_target(name)] = LEVELS[word.lower()]
         else:
@@ -66,7 +66,7 @@ def parse_filters(text: str) -> tuple[int, dict[str, int]]:
 def setup(
     variables: Mapping[str, str] | None = None, stream: TextIO | None = None, *, component: str | None = None
 ) -> None:
-    """Send this process's log to stderr as the environment asks; calling it again replaces the earlier set-up.
+    """Send this process's log to stderr as the environment configures; a further call replaces the earlier set-up.
 
     `component` names the process for OpenTelemetry, see `core.tracing.set_component`.
     """
@@ -105,7 +105,7 @@ def setup(
 
 
 def levels(variables: Mapping[str, str]) -> tuple[int, dict[str, int]]:
-    """The general level and each target's. A target's level in the file stands above that of `DYN_LOG`, as upstream."""
+    """Return the default level and each target's. A target's level in the file overrides that of `DYN_LOG`, as upstream."""
     path = setting("DYN_LOGGING_CONFIG_PATH", CONFIG_PATH, str, variables)
     general, filters = read_config(path)
     level, targets = parse_filters(setting("DYN_LOG", general, str, variables))
@@ -113,7 +113,7 @@ def levels(variables: Mapping[str, str]) -> tuple[int, dict[str, int]]:
 
 
 def read_config(path: str) -> tuple[str, dict[str, int]]:
-    """What a TOML file says: the general level, and that of targets. A file that is not there says `info`."""
+    """Return the default level and the targets' levels of a TOML file; `info` and none if the file does not exist."""
     try:
         with open(path, "rb") as file:
             config = tomllib.load(file)
@@ -126,12 +126,14 @@ def read_config(path: str) -> tuple[str, dict[str, int]]:
         raise ConfigError(f"DYN_LOGGING_CONFIG_PATH={path}: log_filters: expected a table of levels by target")
     for word in (general, *filters.values()):
         if not isinstance(word, str) or word.lower() not in LEVELS:
-            raise ConfigError(f"DYN_LOGGING_CONFIG_PATH={path}: {word!r} is no level; one of {', '.join(LEVELS)}")
+            raise ConfigError(
+                f"DYN_LOGGING_CONFIG_PATH={path}: unknown level {word!r}; expected one of {', '.join(LEVELS)}"
+            )
     return general, {_target(name): LEVELS[word.lower()] for name, word in filters.items()}
 
 
 def exporting_handler(variables: Mapping[str, str]) -> logging.Handler:
-    """Sends lines over OTLP; their fields are those of a JSON line. Raises `ConfigError`."""
+    """Return a handler that exports lines over OTLP with the fields of a JSON line. Raises `ConfigError`."""
     exporter, otel_logs = make_exporter("LOGS", "dynamo.core.otel_logs", variables)
     handler: logging.Handler = otel_logs.OtelLogHandler(exporter, service_name(variables), extra_fields)
     handler.addFilter(FloodFilter())
@@ -139,7 +141,7 @@ def exporting_handler(variables: Mapping[str, str]) -> logging.Handler:
 
 
 class ReadableFormatter(logging.Formatter):
-    """`2026-01-02T03:04:05.678901Z  INFO dynamo.frontend: ready port=8000`."""
+    """Format lines as `2026-01-02T03:04:05.678901Z  INFO dynamo.frontend: ready port=8000`."""
 
     def __init__(self, local: bool = False) -> None:
         super().__init__()
@@ -154,7 +156,7 @@ class ReadableFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, target, message, then the record's own fields."""
+    """Format a line as a JSON object: time, level, target, message, then the record's own fields."""
 
     def __init__(self, local: bool = False) -> None:
         super().__init__()
@@ -174,7 +176,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def timestamp(record: logging.LogRecord, local: bool) -> str:
-    """The record's time to the microsecond, in UTC unless local time is asked for."""
+    """Return the record's time to the microsecond, in UTC or in local time."""
     zone = None if local else dt.UTC
     moment = dt.datetime.fromtimestamp(record.created, zone)
     if local:
@@ -183,14 +185,14 @@ def timestamp(record: logging.LogRecord, local: bool) -> str:
 
 
 def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller passed in `extra`, and what is known of the request that it was doing it for."""
+    """Return the fields passed in `extra`, and those of the current request."""
     own = {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
     scope = current_request.get()
     return own if scope is None else {**scope_fields(scope), **own}
 
 
 def scope_fields(scope: RequestScope) -> dict[str, str]:
-    """A request's identities, under upstream's names; those that it has."""
+    """Return a request's ids that are set, under upstream's names."""
     request_id, headers, span_name, path = scope
     fields = {"request_id": request_id} if request_id else {}
     if "x-request-id" in headers:
@@ -205,7 +207,7 @@ def scope_fields(scope: RequestScope) -> dict[str, str]:
 
 
 def _target(name: str) -> str:
-    """Upstream's `dynamo_runtime::component` and ours, `dynamo.runtime.component`, name the same logger."""
+    """Return the logger name: `dynamo_runtime::component` (upstream) and `dynamo.runtime.component` name the same one."""
     name = name.strip().replace("::", ".")
     head, dot, rest = name.partition(".")
     if head.startswith("dynamo_"):

@@ -1,7 +1,7 @@
-"""LoopDelay: how late the event loop is, measured by a timer that should fire every tenth of a second.
+"""LoopDelay: the delay of the event loop, measured by a timer that should fire every tenth of a second.
 
-A loop that is late is late for everyone: tokens, health checks, heartbeats. A delay beyond `STALL_S` is a stall, and
-means that something blocked where nothing may.
+A late loop delays tokens, health checks and heartbeats. A delay beyond `STALL_S` counts as a stall: a callback has
+blocked the loop.
 """
 
 import asyncio
@@ -10,38 +10,38 @@ from collections.abc import Callable
 
 from dynamo.core.metrics import Counter, Histogram, MetricsRegistry
 
-PERIOD_S = 0.1  # Ten wakeups a second cost nothing; a longer period would miss most stalls.
+PERIOD_S = 0.1  # Ten wakeups a second cost little; a longer period would miss most stalls.
 STALL_S = 0.05
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
 class LoopDelay:
-    """Watches the running loop until it is closed."""
+    """Measures the running loop until it is closed."""
 
     def __init__(self, registry: MetricsRegistry, prefix: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._delay: Histogram = registry.histogram(
-            f"{prefix}_event_loop_delay_seconds", "How late a timer of the event loop fired", (), BUCKETS
+            f"{prefix}_event_loop_delay_seconds", "Delay of a timer of the event loop", (), BUCKETS
         ).labels()
         self._stalls: Counter = registry.counter(
             f"{prefix}_event_loop_stall_total", f"Timers that fired more than {STALL_S * 1e3:g} ms late"
         ).labels()
-        self._clock = clock  # Not the loop's own, which stands still while a callback runs.
+        self._clock = clock  # Not the loop's own time, which does not advance while a callback runs.
         self._loop = asyncio.get_running_loop()
         self._due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Start measuring."""
         self._due_s = self._clock() + PERIOD_S
         self._timer = self._loop.call_later(PERIOD_S, self._fire)
 
     def close(self) -> None:
-        """Watches no more."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
 
     def observe(self, late_s: float) -> None:
-        """A timer fired that late."""
+        """Record that the timer fired `late_s` late."""
         self._delay.observe(max(late_s, 0.0))
         if late_s > STALL_S:
             self._stalls.inc()

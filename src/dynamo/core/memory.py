@@ -1,4 +1,4 @@
-"""Memory: what was freed is given back to the system, where the C library would keep it for later."""
+"""Memory: return of freed memory to the operating system, where the C library would keep it."""
 
 import ctypes
 import mmap
@@ -7,27 +7,27 @@ from collections.abc import Callable
 
 
 def give_back(find: Callable[[], object] = lambda: ctypes.CDLL(None).malloc_trim) -> bool:
-    """Gives free pages back, in a few milliseconds in which other threads run; False where the library cannot.
+    """Return free pages to the system, in a few milliseconds in which other threads run; False if unsupported.
 
-    For after work that took much memory and is not soon done again, such as loading a model.
+    Call it after rare work that took much memory, such as loading a model.
     """
     try:
         trim = find()
-    except (OSError, AttributeError):  # Only glibc has it.
+    except (OSError, AttributeError):  # Only glibc has `malloc_trim`.
         return False
     assert callable(trim), "a function of the library"
     return bool(trim(0))
 
 
 def forget(address: int, size: int) -> bool:
-    """Gives the whole pages of this memory back, which stays where it is and is zero when it is next used.
+    """Release the whole pages of a memory range, which stays mapped and reads as zero when it is next used.
 
-    For memory of this process alone. False, and nothing done, where the system cannot.
+    Only for memory that is private to this process. Return False, without effect, if the system does not support it.
     """
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
     advice = getattr(mmap, "MADV_DONTNEED", None)
-    if advice is None or not sys.platform.startswith("linux"):  # Elsewhere the advice promises less.
+    if advice is None or not sys.platform.startswith("linux"):  # Other systems do not guarantee zeroed pages.
         return False
     if end <= first:
         return True

@@ -1,7 +1,7 @@
-"""Metrics: counters, gauges and histograms light enough for a token's path, and their Prometheus text.
+"""Metrics: counters, gauges and histograms with low overhead per token, and their Prometheus text.
 
 A family has a name and label names; `labels(model="m")` returns a child that the caller keeps. Children are plain
-Python without locks: the event loop's thread alone touches them.
+Python without locks: only the event loop's thread may use them.
 
     ttft = registry.histogram("dynamo_frontend_time_to_first_token_seconds", "…", ["model"], buckets)
     child = ttft.labels(model="demo")     # once
@@ -17,12 +17,12 @@ from typing import Any, Generic, TypeVar
 DEFAULT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
-SERIES_MAX = 10_000  # Children of one family; past it a label value comes from outside and would eat the memory.
+SERIES_MAX = 10_000  # Children of one family; beyond it a label value is unbounded input and would fill the memory.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Counter:
-    """A number that only grows, or one that a callback knows."""
+    """A number that only increases, or that a callback returns."""
 
     __slots__ = ("_callback", "value")
 
@@ -34,7 +34,7 @@ class Counter:
         self.value += amount
 
     def follow(self, callback: Callable[[], float]) -> None:
-        """From now on the value is asked for when the metrics are read."""
+        """Read the value from `callback` whenever the metrics are rendered."""
         self._callback = callback
 
     def samples(self, name: str, labels: str) -> Iterator[str]:
@@ -44,7 +44,7 @@ class Counter:
 
 
 class Gauge:
-    """A number that goes up and down, or that a callback knows."""
+    """A number that increases and decreases, or that a callback returns."""
 
     __slots__ = ("_callback", "value")
 
@@ -62,7 +62,7 @@ class Gauge:
         self.value -= amount
 
     def follow(self, callback: Callable[[], float]) -> None:
-        """From now on the value is asked for when the metrics are read."""
+        """Read the value from `callback` whenever the metrics are rendered."""
         self._callback = callback
 
     def samples(self, name: str, labels: str) -> Iterator[str]:
@@ -72,7 +72,7 @@ class Gauge:
 
 
 class Histogram:
-    """How often a value fell into each bucket; a value equal to a bound belongs to it."""
+    """Number of observations per bucket; a value equal to a bound belongs to that bucket."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -86,7 +86,7 @@ class Histogram:
         self.sum += value
 
     def observe_many(self, value: float, count: int) -> None:
-        """The same value `count` times at the price of one."""
+        """Record the same value `count` times at the cost of one observation."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
@@ -108,7 +108,7 @@ Child = TypeVar("Child", Counter, Gauge, Histogram)
 
 
 class Family(Generic[Child]):
-    """All series of one name."""
+    """All series of one metric name."""
 
     def __init__(self, kind: str, name: str, help: str, label_names: Sequence[str], make: Callable[[], Child]) -> None:
         self.kind = kind
@@ -118,19 +118,19 @@ class Family(Generic[Child]):
         self._make: Callable[[], Child] = make
         self._children: dict[tuple[str, ...], Child] = {}
         self._more: dict[tuple[str, ...], str] = {}
-        """The further labels, as they are written, of the children that have any."""
+        """Additional labels of the children that have any, in text format."""
         if not self.label_names:
             self.labels()
 
     def labels(self, **values: str) -> Child:
-        """The child with these label values; the same one each time. Raises `ValueError` for a wrong label."""
+        """Return the child with these label values; the same one each time. Raises `ValueError` for a wrong label."""
         return self._child(self._key(values))
 
     def labels_and(self, more: Sequence[tuple[str, str]], **values: str) -> Child:
-        """`labels`, with further labels that this child alone has. Raises `ValueError` for one that is taken."""
+        """Return `labels` with additional labels of this child alone. Raises `ValueError` for a label that is in use."""
         for name, _ in more:
             if name in self.label_names or not _LABEL.fullmatch(name):
-                raise ValueError(f"{self.name}: {name!r} cannot be a further label")
+                raise ValueError(f"{self.name}: {name!r} cannot be an additional label")
         key = (*self._key(values), *(word for pair in more for word in pair))
         if more:
             self._more[key] = "".join(f',{name}="{escape(value)}"' for name, value in more)
@@ -154,7 +154,7 @@ class Family(Generic[Child]):
         return child
 
     def remove(self, **values: str) -> None:
-        """Forgets every child whose labels have these values: all of them when none is given."""
+        """Remove every child whose labels have these values; without any, remove all children."""
         index = {name: i for i, name in enumerate(self.label_names)}
         gone = [key for key in self._children if all(key[index[n]] == v for n, v in values.items())]
         for key in gone:
@@ -162,7 +162,7 @@ class Family(Generic[Child]):
             self._more.pop(key, None)
 
     def render(self) -> Iterator[str]:
-        """The family's lines."""
+        """Yield the family's lines."""
         if not self._children:
             return
         help_text = self.help.replace("\\", "\\\\").replace("\n", "\\n")
@@ -174,9 +174,9 @@ class Family(Generic[Child]):
 
 
 class MetricsRegistry:
-    """Every family of one process, and the text a scraper reads.
+    """All metric families of one process, and their text for a scraper.
 
-    Asking again for a family that exists returns it; asking with another shape raises `ValueError`.
+    Declaring an existing family again returns it; declaring it with a different type or labels raises `ValueError`.
     """
 
     def __init__(self) -> None:
@@ -198,11 +198,11 @@ class MetricsRegistry:
         return self._add(Family("histogram", name, help, tuple(labels), lambda: Histogram(bounds)))
 
     def add_text(self, callback: Callable[[], str]) -> None:
-        """Appends exposition text that someone else renders (an engine's own metrics)."""
+        """Append exposition text from another source, such as an engine's own metrics."""
         self._texts.append(callback)
 
     def render(self) -> str:
-        """Prometheus text exposition 0.0.4."""
+        """Return the Prometheus text exposition, format 0.0.4."""
         lines = [line for family in self._families.values() for line in family.render()]
         text = "\n".join(lines) + "\n" if lines else ""
         for callback in self._texts:
@@ -218,7 +218,7 @@ class MetricsRegistry:
 
 
 def log_buckets(low: float, high: float, count: int) -> tuple[float, ...]:
-    """0, then `count` - 1 values from `low` to `high`, evenly spaced in the logarithm, to two significant digits."""
+    """Return 0 and `count` - 1 logarithmically spaced values from `low` to `high`, to two significant digits."""
     if not (0 < low < high and count >= 3):
         raise ValueError(f"buckets need 0 < min < max and count >= 3, got {low}, {high}, {count}")
     ratio = math.log(high / low) / (count - 2)
@@ -227,12 +227,12 @@ def log_buckets(low: float, high: float, count: int) -> tuple[float, ...]:
 
 
 def escape(value: str) -> str:
-    """A label value as the text format wants it."""
+    """Escape a label value for the text format."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def format_number(value: float) -> str:
-    """Whole numbers without a fraction, the rest as Python writes them."""
+    """Format whole numbers without a fraction, others as Python does."""
     if value == math.inf:
         return "+Inf"
     if value == -math.inf:

@@ -18,7 +18,7 @@ def negotiated(accept: str, text: str) -> tuple[str, str]:
 
 
 def prefers_openmetrics(accept: str) -> bool:
-    """Return whether the header names OpenMetrics, in a version we have, and no less than Prometheus text."""
+    """Return whether the header accepts a supported version of OpenMetrics at least as much as Prometheus text."""
     weights = {MEDIA_TYPE: 0.0, "text/plain": 0.0}
     for entry in accept.split(","):
         media, *words = [word.strip().lower() for word in entry.split(";")]

@@ -16,7 +16,7 @@ PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class OtelSpan:
-    """A span, and the headers that continue it."""
+    """A span of the OpenTelemetry SDK, and the headers that propagate it."""
 
     __slots__ = ("_span",)
 
@@ -47,7 +47,7 @@ class OtelSpan:
 
 
 class OtelTracer:
-    """Begins spans; a queue of bounded length and a thread of the SDK's own bring them to the collector."""
+    """Tracer of the OpenTelemetry SDK; the SDK's bounded queue and thread export the spans to the collector."""
 
     def __init__(self, exporter: SpanExporter, service: str, ratio: float) -> None:
         provider = TracerProvider(
@@ -62,5 +62,5 @@ class OtelTracer:
         return OtelSpan(self._tracer.start_span(name, context, attributes=facts))
 
     def close(self) -> None:
-        """Sends what is left. The SDK does so by itself at the interpreter's exit."""
+        """Export the remaining spans. The SDK does so itself at the interpreter's exit."""
         self._provider.shutdown()

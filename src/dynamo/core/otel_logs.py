@@ -1,4 +1,4 @@
-"""OtelLogHandler: lines of the log to an OpenTelemetry collector. Imported only when logs are exported."""
+"""OtelLogHandler: export of log lines to an OpenTelemetry collector. Imported only when logs are exported."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 OWN_LOGGERS = ("opentelemetry", "urllib3")
-"""Who logs while logs are sent: to send that too would never end."""
+"""Loggers used while logs are exported; exporting their lines too would never end."""
 SEVERITIES = (
     (logging.CRITICAL, SeverityNumber.FATAL),
     (logging.ERROR, SeverityNumber.ERROR),
@@ -25,10 +25,10 @@ Fields = Callable[[logging.LogRecord], Mapping[str, Any]]
 
 
 class OtelLogHandler(logging.Handler):
-    """A queue of bounded length and a thread of the SDK's own bring what passes the filters to the collector."""
+    """Exports lines that pass the filters, through the SDK's bounded queue and thread."""
 
     def __init__(self, exporter: LogRecordExporter, service: str, fields: Fields) -> None:
-        """`fields` says what a record carries beside its message."""
+        """`fields` returns the attributes of a record in addition to its message."""
         super().__init__()
         self._fields = fields
         self._provider = LoggerProvider(resource=Resource.create({"service.name": service}))
@@ -56,7 +56,7 @@ class OtelLogHandler(logging.Handler):
         )
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Export the remaining lines."""
         self._provider.shutdown()
         super().close()
 
@@ -65,7 +65,7 @@ class OtelEvents:
     """Structured events as log records of their own, exported when `send` is called."""
 
     def __init__(self, exporter: LogRecordExporter, service: str, scope: str) -> None:
-        """`scope` names the instrumentation scope of the records. A process that exits without `close` waits for nothing."""
+        """`scope` names the instrumentation scope of the records. A process that exits without `close` does not wait."""
         self._provider = LoggerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
         self._provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
         self._logger = self._provider.get_logger(scope)
@@ -98,7 +98,7 @@ def _severity(level: int) -> SeverityNumber:
 
 
 def _context(trace_id: str, span_id: str) -> Any:
-    """The context of the span that a line belongs to; None for no span."""
+    """Return the context of the span that a line belongs to; None if there is none."""
     if not trace_id or not span_id:
         return None
     known = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(1))

@@ -1,7 +1,7 @@
-"""Parent watch: a child of `dynamo serve` does not outlive it, however it ended.
+"""Parent watch: ends a child of `dynamo serve` when the parent ends for any reason.
 
-`dynamo serve` puts its process id into `DYN_SERVE_CHILD`. On Linux the kernel tells us of the parent's death; the
-parent may have died before we asked, so its id is compared once.
+`dynamo serve` puts its process id into `DYN_SERVE_CHILD`. On Linux the kernel signals the parent's death; the parent
+may have died before that was set up, so its id is compared once.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def die_with_parent() -> None:
-    """Asks for SIGTERM when the parent named by `DYN_SERVE_CHILD` dies; does nothing where none is named."""
+    """Request SIGTERM for the death of the parent named by `DYN_SERVE_CHILD`; do nothing if the variable is not set."""
     parent = setting(VARIABLE, 0, int)
     if not parent:
         return

@@ -1,4 +1,4 @@
-"""Private paths: directories and files that only this process's user can change, and the checks that this is so."""
+"""Private paths: directories and files that only this process's user can change, and the checks of this property."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ def user_id() -> int:
 def check_trusted_directory(path: str, name: str) -> None:
     """Raise `ConfigError` for a directory that another user owns or can write to; `name` is the setting that names it.
 
-    Symbolic links are followed: what counts is the directory that is used.
+    Symbolic links are followed: the directory that is used is checked.
     """
     try:
         found = os.stat(path)
@@ -49,7 +49,9 @@ def make_private_directories(path: str) -> None:
     for directory in reversed(missing):
         try:
             os.mkdir(directory, DIRECTORY_MODE)
-        except FileExistsError:  # Another process of ours was faster; or it is a file, and what follows fails.
+        except (
+            FileExistsError
+        ):  # Created concurrently by another process of ours; or it is a file, and what follows fails.
             if not os.path.isdir(directory):
                 raise
 

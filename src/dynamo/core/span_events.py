@@ -1,6 +1,6 @@
-"""Span events: the beginning and the end of every span as lines of the log (`DYN_LOGGING_SPAN_EVENTS`).
+"""Span events: log lines for the beginning and the end of every span (`DYN_LOGGING_SPAN_EVENTS`).
 
-The target is `request_span`, as upstream's; its level turns them off where another one wants them on.
+Their target is `request_span`, as upstream's; set its level in `DYN_LOG` to suppress them.
 """
 
 import logging
@@ -16,13 +16,13 @@ logger = logging.getLogger("request_span")
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 TAKEN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
-"""Names that every log record has already."""
+"""Attribute names that every log record has already."""
 PATH = ("instance_id", "namespace", "component", "endpoint")
-"""What the parts of a handler's path are."""
+"""Names of the parts of a handler's path."""
 
 
 class OwnSpan:
-    """A span that nobody exports: it has an identity, under which further work is part of it."""
+    """A span that is not exported; its id becomes the parent of further spans."""
 
     __slots__ = ("_headers",)
 
@@ -37,20 +37,20 @@ class OwnSpan:
         return self._headers
 
     def set(self, name: str, value: Value) -> None:
-        """Nobody asks."""
+        """Do nothing: the span is not exported."""
 
     def event(self, name: str, facts: Mapping[str, Value]) -> None:
-        """Nobody asks."""
+        """Do nothing: the span is not exported."""
 
     def judge(self, *, is_well: bool, why: str = "") -> None:
-        """Nobody asks."""
+        """Do nothing: the span is not exported."""
 
     def end(self, error: BaseException | None = None) -> None:
-        """Nobody is told."""
+        """Do nothing: the span is not exported."""
 
 
 class LoggedSpan:
-    """A span that says when it begins and when it ends."""
+    """A span whose beginning and end are logged."""
 
     __slots__ = ("_began_s", "_fields", "_is_over", "_span")
 
@@ -91,7 +91,7 @@ class LoggedSpan:
 
 
 class LoggedTracer:
-    """Begins spans that are logged, and exported too where there is another tracer behind it."""
+    """Tracer whose spans are logged, and also exported if there is an inner tracer."""
 
     def __init__(self, inner: Tracer | None) -> None:
         self._inner = inner
@@ -102,7 +102,7 @@ class LoggedTracer:
 
 
 def _named(facts: Mapping[str, Value]) -> dict[str, Value]:
-    """The facts under names that a log line has room for, and upstream's: a handler's path is four things in one."""
+    """Return the fields of a log line: names of record attributes get a suffix, a handler's path is split in four."""
     named = {f"{name}_" if name in TAKEN else name: value for name, value in facts.items()}
     path = str(facts.get("endpoint", "")).split("/")
     return {**named, **dict(zip(PATH, path, strict=True))} if len(path) == len(PATH) else named

@@ -1,8 +1,8 @@
-"""Tally: how many numbers there are, their sum and their variance, while numbers come and go. Exact for whole numbers."""
+"""Tally: count, sum and variance of a changing collection of numbers. Exact for whole numbers."""
 
 
 class Tally:
-    """The sums of a collection that it does not hold."""
+    """Running sums of a collection that is not stored."""
 
     __slots__ = ("count", "squares", "total")
 
@@ -12,19 +12,19 @@ class Tally:
         self.squares = 0
 
     def add(self, value: int) -> None:
-        """It is in the collection from now on."""
+        """Add a value to the collection."""
         self.count += 1
         self.total += value
         self.squares += value * value
 
     def remove(self, value: int) -> None:
-        """It is not any more."""
+        """Remove a value from the collection."""
         self.count -= 1
         self.total -= value
         self.squares -= value * value
 
     @property
     def variance(self) -> float:
-        """The population's; 0 for an empty one."""
+        """Return the population variance; 0 for an empty collection."""
         count = self.count
         return (count * self.squares - self.total * self.total) / (count * count) if count > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Task owner: background work that is named, watched, restarted where it must not die, and ended by its starter."""
+"""Task owner: named background tasks, logged on failure, restarted if supervised, and cancelled with their owner."""
 
 import asyncio
 import logging
@@ -13,18 +13,18 @@ from dynamo.core.errors import DynamoException
 logger = logging.getLogger(__name__)
 
 CrashCallback = Callable[[str, BaseException], None]
-"""Told the name of a task that died and what killed it."""
+"""Called with the name of a failed task and its exception."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
-RESTART_FIRST_S, RESTART_MAX_S = 0.1, 10.0  # A slip costs a moment; what fails each time is not tried more often.
-PROVEN_S = 1.0  # What was restarted counts as sound when it has lived for so long.
+RESTART_FIRST_S, RESTART_MAX_S = 0.1, 10.0  # Short after a single failure; bounded rate for a persistent one.
+PROVEN_S = 1.0  # A restarted task counts as healthy after running this long.
 
 
 class TaskOwner:
-    """Holds the tasks of one component.
+    """The tasks of one component.
 
-    A task that raises is logged with its traceback and reported to `on_crash`; it takes no other task with it.
+    A task that raises is logged with its traceback and reported to `on_crash`; other tasks are not affected.
     """
 
     def __init__(self, name: str, on_crash: CrashCallback | None = None) -> None:
@@ -33,20 +33,20 @@ class TaskOwner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.down: set[str] = set()
-        """The supervised tasks that died and have not proved themselves since."""
+        """Supervised tasks that failed and have not yet run for `PROVEN_S` since."""
         self.restarts = 0
-        """How often a supervised task died."""
+        """Number of failures of supervised tasks."""
 
     @property
     def is_sound(self) -> bool:
-        """False from the death of a supervised task until it has run again for a moment."""
+        """Whether no supervised task is down: False from a failure until the task has run again for `PROVEN_S`."""
         return not self.down
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
-        """Runs `work` until it ends by itself or the owner is closed."""
+        """Run `work` until it ends by itself or the owner is closed."""
         if self._is_closed:
             work.close()
             raise DynamoException(f"{self.name} is closed: {name} was not started")
@@ -58,20 +58,20 @@ class TaskOwner:
     def supervise(
         self, work: Work, name: str, *, backoff: Backoff | None = None, clock: Clock | None = None
     ) -> "asyncio.Task[None]":
-        """Runs `work` until it ends by itself; whenever it raises, it is logged and begun anew after a while."""
+        """Run `work` until it returns; log exceptions and restart it after a backoff."""
         return self.start(
             self._keep(work, name, backoff or Backoff(RESTART_FIRST_S, RESTART_MAX_S), clock or SystemClock()), name
         )
 
     async def wait(self, timeout_s: float) -> bool:
-        """Waits for every task to end by itself; False if some still run when the time is over."""
+        """Wait for every task to end by itself; return False if some still run after `timeout_s`."""
         if not self._tasks:
             return True
         _, running = await asyncio.wait(set(self._tasks), timeout=timeout_s)
         return not running
 
     async def cancel_and_wait(self, timeout_s: float = 5.0) -> None:
-        """Ends every task and starts no more. One that will not end within the time is logged and left."""
+        """Cancel every task and start no more. A task that does not end within `timeout_s` is logged and abandoned."""
         self._is_closed = True
         current = asyncio.current_task()
         tasks = {task for task in self._tasks if task is not current}
@@ -91,7 +91,7 @@ class TaskOwner:
             except Exception:
                 self.restarts += 1
                 self.down.add(name)
-                logger.exception("task %s.%s died and is restarted", self.name, name)
+                logger.exception("task %s.%s failed; restarting it", self.name, name)
             else:
                 self.down.discard(name)
                 return
@@ -100,7 +100,7 @@ class TaskOwner:
             await clock.sleep(backoff.next(random.random()))
 
     async def _prove(self, work: Work, name: str, clock: Clock) -> None:
-        """Runs work that died before; it is sound when it has lived for `PROVEN_S`."""
+        """Run work that failed before; remove it from `down` after `PROVEN_S`."""
         loop = asyncio.get_running_loop()
         running = loop.create_task(work(), name=f"{self.name}.{name}")
         timer = loop.create_task(clock.sleep(PROVEN_S), name=f"{self.name}.{name}.proof")

@@ -1,4 +1,4 @@
-"""Threads: blocking work that may hang, in a thread that nobody has to wait for at the end."""
+"""Threads: blocking work that may hang, in a daemon thread that does not delay the exit of the process."""
 
 import asyncio
 import contextlib
@@ -10,13 +10,15 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
-    """The outcome of `work`. Unlike `asyncio.to_thread` it uses up none of the threads that others need, and neither
-    the loop nor the interpreter waits for it when they end. Cancelled, it goes on unheard.
+    """Return the result of `work`, run in a daemon thread.
+
+    Unlike `asyncio.to_thread` it does not use the loop's thread pool, and neither the loop nor the interpreter waits
+    for it at exit. If the caller is cancelled, the thread continues and its result is dropped.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
-    def tell(result: T | None, error: BaseException | None) -> None:
+    def set_outcome(result: T | None, error: BaseException | None) -> None:
         if outcome.done():
             return
         if error is not None:
@@ -31,8 +33,8 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
             result = work()
         except BaseException as error:
             failure = error
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody listens any more.
-            loop.call_soon_threadsafe(tell, result, failure)
+        with contextlib.suppress(RuntimeError):  # The loop is closed, so the result has no receiver.
+            loop.call_soon_threadsafe(set_outcome, result, failure)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await outcome

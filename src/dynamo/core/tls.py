@@ -1,4 +1,4 @@
-"""TLS: certificates and keys out of their files, and refusals in one line that name the setting which is wrong."""
+"""TLS: contexts from certificate and key files, with one-line errors that name the wrong setting."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class PemFile(NamedTuple):
-    """A file, and the setting that names it; an empty path is none."""
+    """A file and the setting that names it; an empty path means that none is configured."""
 
     setting: str
     path: str
@@ -24,7 +24,7 @@ class PemFile(NamedTuple):
 
 
 def server_context(certificate: PemFile, key: PemFile, client_authority: PemFile) -> ssl.SSLContext:
-    """Shows the certificate; with an authority for clients, takes none that it does not vouch for.
+    """Return a context that presents the certificate; with a client authority it accepts only clients signed by it.
 
     Raises `ConfigError`.
     """
@@ -37,7 +37,7 @@ def server_context(certificate: PemFile, key: PemFile, client_authority: PemFile
 
 
 def client_context(authority: PemFile, certificate: PemFile, key: PemFile, *, is_insecure: bool) -> ssl.SSLContext:
-    """Takes the servers that the authority vouches for, or any; shows a certificate if there is one.
+    """Return a context that accepts servers signed by the authority, or any if insecure; with a client certificate if given.
 
     Raises `ConfigError`.
     """
@@ -53,7 +53,7 @@ def client_context(authority: PemFile, certificate: PemFile, key: PemFile, *, is
 
 
 class Identity:
-    """A context's own certificate and key, read anew when their files change: they are renewed while we run."""
+    """A context's certificate and key, reloaded when their files change: they are renewed while the process runs."""
 
     def __init__(self, context: ssl.SSLContext, certificate: PemFile, key: PemFile) -> None:
         self._context = context
@@ -61,38 +61,38 @@ class Identity:
         self._seen = self._look()
 
     def refresh(self) -> None:
-        """Loads what changed since the last look, for handshakes to come; what is wrong is told, and changes nothing."""
+        """Reload changed files for new handshakes; log an error and keep the loaded certificate if they are invalid."""
         seen = self._look()
         if seen == self._seen:
             return
         self._seen = seen
         certificate, key = self._files
         try:
-            _load_identity(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)  # A failure would spoil ours.
+            _load_identity(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)  # A failure would corrupt ours.
             _load_identity(self._context, certificate, key)
         except ConfigError as error:
-            logger.warning("the certificate stays as it was: %s", error)
+            logger.warning("keeping the loaded TLS certificate, cannot reload it: %s", error)
         else:
-            logger.info("%s was renewed and is in use", certificate)
+            logger.info("reloaded TLS certificate: %s", certificate)
 
     def _look(self) -> tuple[tuple[int, int, int], ...]:
         return tuple(_trace(file.path) for file in self._files)
 
 
 def check_pair(one: PemFile, other: PemFile) -> None:
-    """Raises `ConfigError` where one of the two is given without the other."""
+    """Raise `ConfigError` if only one of the two is given."""
     if bool(one) != bool(other):
         given, missing = (one, other) if one else (other, one)
-        raise ConfigError(f"{given} needs {missing.setting}: a certificate and its key are given together")
+        raise ConfigError(f"{given}: requires {missing.setting}; give the certificate and its key together")
 
 
 def _load_identity(context: ssl.SSLContext, certificate: PemFile, key: PemFile) -> None:
     for file, kind in ((certificate, b"CERTIFICATE"), (key, b"PRIVATE KEY")):
         if kind not in _read(file):
-            raise ConfigError(f"{file}: no {kind.decode().lower()} in it (PEM was expected)")
+            raise ConfigError(f"{file}: contains no {kind.decode().lower()}; expected PEM format")
     try:
         context.load_cert_chain(certificate.path, key.path, password=_no_password)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is a subclass
         raise ConfigError(f"{certificate} and {key}: {_reason(error)}") from None
 
 
@@ -113,7 +113,7 @@ def _read(file: PemFile) -> bytes:
 
 
 def _trace(path: str) -> tuple[int, int, int]:
-    """What tells one state of a file from the next; a renewal may replace the file, or a link on the way to it."""
+    """Return values that change with the file; a renewal may replace the file, or a symbolic link in its path."""
     try:
         status = os.stat(path)
     except OSError:
@@ -122,10 +122,10 @@ def _trace(path: str) -> tuple[int, int, int]:
 
 
 def _no_password() -> str:
-    """A key with a password would be asked for on the terminal, for ever; with none it is refused."""
+    """Return an empty password, so that a protected key is refused instead of prompting on the terminal forever."""
     return ""
 
 
 def _reason(error: OSError) -> str:
     words = getattr(error, "reason", None)
-    return words.lower().replace("_", " ") if isinstance(words, str) else "this is no certificate with its key"
+    return words.lower().replace("_", " ") if isinstance(words, str) else "not a valid certificate with its key"

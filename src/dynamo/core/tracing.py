@@ -1,8 +1,8 @@
-"""Tracing: spans of a request, exported over OTLP when `OTEL_EXPORT_ENABLED` says so (serving-plane.md §3.6).
+"""Tracing: spans of a request, exported over OTLP when `OTEL_EXPORT_ENABLED` is true.
 
-A trace travels in W3C headers (`traceparent`, `tracestate`). Whether there are spans at all is decided once: `tracer()`
-is None when tracing is off, and then nobody pays for it. The OpenTelemetry packages (extra `otel`) are imported only
-when it is on; they send from a thread of their own.
+A trace is propagated in W3C headers (`traceparent`, `tracestate`). Whether there are spans is decided once: `tracer()`
+is None when tracing is off, which then costs nothing. The OpenTelemetry packages (extra `otel`) are imported only
+when it is on; they export from their own thread.
 """
 
 import functools
@@ -18,47 +18,47 @@ Value = str | int | float | bool
 
 PROTOCOLS = {"http/protobuf": "http", "grpc": "grpc"}
 EXPORTERS = {"TRACES": ("trace_exporter", "OTLPSpanExporter"), "LOGS": ("_log_exporter", "OTLPLogExporter")}
-"""What a signal's exporter is called in the package of a protocol."""
+"""Module and class name of each signal's exporter in a protocol's package."""
 
 
 class Span(Protocol):
-    """A stretch of a request's life."""
+    """One timed operation of a request."""
 
     def headers(self) -> dict[str, str]:
-        """The headers under which further work is part of this span."""
+        """Return the headers that make further spans children of this one."""
 
     def set(self, name: str, value: Value) -> None:
-        """Notes a fact."""
+        """Set an attribute."""
 
     def event(self, name: str, facts: Mapping[str, Value]) -> None:
-        """Notes that something happened now."""
+        """Add an event with the current time."""
 
     def judge(self, *, is_well: bool, why: str = "") -> None:
-        """Notes how it went, before it ends."""
+        """Set the status, before the span ends."""
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is over. Further calls do nothing."""
+        """End the span. Further calls have no effect."""
 
 
 class Tracer(Protocol):
-    """Who begins spans."""
+    """Factory of spans."""
 
     def start(self, name: str, headers: Mapping[str, str], **facts: Value) -> Span:
-        """Begins a span, within that of the headers where they name one."""
+        """Start a span, as a child of the headers' span if they contain one."""
 
 
 @functools.cache
 def tracer() -> Tracer | None:
-    """The process's tracer, None when tracing is off. Raises `ConfigError` when it is on and cannot be."""
+    """Return the process's tracer, None when tracing is off. Raises `ConfigError` if tracing is on and unavailable."""
     return make_tracer(environ())
 
 
 _component = ""
-"""Set once at start; empty in programs that use the runtime as a library, whose name is `dynamo` as in 1.6.1."""
+"""Set once at start; empty in programs that use the runtime as a library, whose service name is `dynamo` as in 1.6.1."""
 
 
 def make_tracer(variables: Mapping[str, str]) -> Tracer | None:
-    """A tracer as the environment asks for. Raises `ConfigError`."""
+    """Return a tracer configured by the environment, or None. Raises `ConfigError`."""
     exporting = _exporting_tracer(variables) if exports(variables) else None
     if not setting("DYN_LOGGING_SPAN_EVENTS", False, read_bool, variables):
         return exporting
@@ -68,7 +68,7 @@ def make_tracer(variables: Mapping[str, str]) -> Tracer | None:
 
 
 def exports(variables: Mapping[str, str]) -> bool:
-    """Whether anything is to be sent over OTLP."""
+    """Return whether spans are exported over OTLP."""
     return setting("OTEL_EXPORT_ENABLED", False, read_bool, variables)
 
 
@@ -97,7 +97,7 @@ def make_exporter(
 ) -> tuple[Any, Any]:
     """Return the SDK's exporter of a signal, `TRACES` or `LOGS`, and our module that uses it.
 
-    Raises `ConfigError` that names `setting_name`, the setting that asks for it, where a package is missing.
+    Raises `ConfigError` that names `setting_name`, the setting that enables the export, if a package is missing.
     """
     general = setting("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", str, variables)
     protocol = setting(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", general, str, variables)

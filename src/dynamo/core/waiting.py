@@ -1,7 +1,7 @@
-"""Waiting flags: upstream's, which a command knows and does not honour yet: refused by name rather than ignored.
+"""Unsupported flags: flags of upstream that a command recognises but does not implement, refused by name. Pure.
 
-A flag that a configuration declares waits no longer, whether or not it is still listed. One that is given its default
-is taken: nothing is asked for. Pure.
+A flag that the configuration declares is supported, even if it is still listed here. An unsupported flag is accepted
+with its default value, because that requests nothing.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,23 +17,26 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One flag of upstream's."""
+    """One unsupported flag of upstream."""
 
     flag: str
     variable: str | None
     default: str | bool
     aliases: tuple[str, ...] = ()
     hint: str = ""
-    """What to do instead, if anything."""
+    """The alternative to use, if there is one."""
 
 
 def declared_flags(config_type: type[Any]) -> set[str]:
-    """The flags that a configuration honours."""
+    """Return the flags that a configuration supports."""
     return {name for one in fields(config_type) for name in (one.metadata["flag"], *one.metadata["aliases"])}
 
 
 def load(config_type: type[C], argv: Sequence[str], table: Iterable[Waiting], prog: str | None = None) -> C:
-    """A configuration out of the environment and a command line that may hold waiting flags. Raises `ConfigError`."""
+    """Return a configuration from the environment and a command line that may contain unsupported flags.
+
+    Raises `ConfigError`.
+    """
     variables = environ()
     kept = without_waiting(table, argv, variables, declared_flags(config_type))
     return config.load(config_type, kept, variables, prog=prog)
@@ -42,9 +45,9 @@ def load(config_type: type[C], argv: Sequence[str], table: Iterable[Waiting], pr
 def without_waiting(
     table: Iterable[Waiting], argv: Sequence[str], variables: Mapping[str, str], declared: Collection[str]
 ) -> list[str]:
-    """The command line without waiting flags that ask for nothing. Raises `ConfigError` for one that does.
+    """Return the command line without unsupported flags that have their default value.
 
-    `declared` are the flags that are honoured.
+    `declared` are the supported flags. Raises `ConfigError` for an unsupported flag with another value.
     """
     waiting = [one for one in table if one.flag not in declared]
     for one in waiting:

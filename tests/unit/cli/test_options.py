@@ -91,9 +91,9 @@ def test_threads_that_were_chosen_stand_and_a_lone_worker_has_every_core() -> No
         (["--wokers", "2"], "unknown argument --wokers; did you mean --workers?"),
         (["--rooter-mode=random"], "unknown argument --rooter-mode; did you mean --router-mode?"),
         (["--max-num-seq", "2"], "unknown argument --max-num-seq; did you mean --max-num-seqs?"),
-        (["--workers", "65"], "--workers 65: expected 1 to 64"),
-        (["--prefill-workers", "65"], "--prefill-workers 65: expected 0 to 64"),
-        (["--prefill-workers", "1", "--disaggregation-mode", "decode"], "expected one of them"),
+        (["--workers", "65"], "--workers 65: must be from 1 to 64"),
+        (["--prefill-workers", "65"], "--prefill-workers 65: must be from 0 to 64"),
+        (["--prefill-workers", "1", "--disaggregation-mode", "decode"], "mutually exclusive"),
         (["--workers", "two"], "--workers: 'two': expected a whole number"),
         (["--engine", "vlm"], "--engine: 'vlm': expected one of cpu, mocker"),
         (["--max-num-seqs", "0"], "--max-num-seqs 0: expected 1 or more"),
@@ -111,7 +111,7 @@ def test_a_mistake_is_one_line_that_names_it(argv: list[str], said: str) -> None
 
 def test_a_model_is_named_once(tmp_path: Path) -> None:
     for flag in (["--model-path", "x"], ["--model-path=x"]):
-        with pytest.raises(ConfigError, match="give one of them"):
+        with pytest.raises(ConfigError, match="mutually exclusive"):
             options(str(tmp_path), *flag)
 
 

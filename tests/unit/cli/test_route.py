@@ -39,8 +39,8 @@ def test_a_decision_is_a_table_of_its_candidates(
     assert module.route(["explain", "r1", "--last", "3"]) == 0
     assert asked == [{"request_id": "r1", "model": None, "limit": 3}]
     head, columns, first, second = capsys.readouterr().out.splitlines()
-    assert head == "m: request r1, 40 tokens, 10 whole blocks, policy dynamo"
-    assert columns.split()[:2] == ["worker", "held"]
+    assert head == "m: request r1, 40 tokens, 10 complete blocks, policy dynamo"
+    assert columns.split()[:2] == ["worker", "cached"]
     assert first.split() == ["→", "ab.1", "5+0+0", "0", "0", "0", "10.00", "5.00", "10.00", "15"]
     assert second.split()[:2] == ["cd", "0+2+1"]
     assert second.endswith("above a busy threshold")
@@ -54,7 +54,7 @@ def test_the_state_of_every_worker_is_a_table(
     monkeypatch.setattr(Client, "router_state", lambda self: [{**router, "ranks": [{**rank, "held_blocks": 9}]}])
     assert module.route(["state"]) == 0
     head, _, row = capsys.readouterr().out.splitlines()
-    assert head == "m: policy dynamo, 9 blocks known, 3 waiting, caches guessed from what workers were given"
+    assert head == "m: policy dynamo, 9 blocks in the index, 3 waiting, cached blocks predicted from routed requests"
     assert row.split() == ["a", "1", "7", "2.5", "9"]
 
 
@@ -62,7 +62,7 @@ def test_nothing_to_show_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(Client, "decisions", lambda self, **query: [{"model": "m", "decisions": []}])
     monkeypatch.setattr(Client, "router_state", lambda self: [])
     assert module.route(["explain"]) == 0
-    assert "decided nothing yet" in capsys.readouterr().out
+    assert "No routing decisions yet" in capsys.readouterr().out
     assert module.route(["state"]) == 0
     assert "--router-mode kv" in capsys.readouterr().out
     assert module.route([]) == 0

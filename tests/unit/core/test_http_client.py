@@ -190,7 +190,7 @@ async def test_silence_before_and_between_has_its_own_deadline(lines: Lines, lim
 
 async def test_what_is_no_http_is_a_fault(lines: Lines) -> None:
     lines.says = [b"nonsense\r\n\r\n"]
-    with pytest.raises(Disconnected, match="no HTTP"):
+    with pytest.raises(Disconnected, match="not valid HTTP"):
         await got(HttpClient("http://h:1", DEADLINES))
 
 

@@ -82,7 +82,7 @@ def test_a_child_may_have_labels_of_its_own() -> None:
     family.remove(a="1")
     assert not [line for line in registry.render().splitlines() if line.startswith("c_total")]
     for wrong in ("a", "", "1x", "with-dash"):
-        with pytest.raises(ValueError, match="further label"):
+        with pytest.raises(ValueError, match="additional label"):
             family.labels_and([(wrong, "v")], a="1")
 
 

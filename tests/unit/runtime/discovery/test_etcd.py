@@ -384,7 +384,7 @@ async def test_a_crash_of_the_watcher_shows_and_is_mended(town: Town, caplog: py
     watch = reader.watch(BUCKET)
     await town.settle()
     assert not reader.is_sound
-    assert any("died and is restarted" in message for message in caplog.messages)
+    assert any("failed; restarting it" in message for message in caplog.messages)
     town.etcd.put(name("k"), b"1")
     await town.pass_time(3)
     assert reader.is_sound
