@@ -408,7 +408,7 @@ def test_setting_that_the_machine_refuses_is_one_line_and_status_one(tmp_path: P
         (["--wokers", "2"], "unknown argument --wokers; did you mean --workers?"),
         (["--rooter-mode", "random"], "unknown argument --rooter-mode; did you mean --router-mode?"),
         (["--engine", "mocker", "--speed-ratio", "2"], "unknown argument --speed-ratio; did you mean --speedup-ratio?"),
-        (["--workers", "0"], "--workers 0: expected 1 to 64"),
+        (["--workers", "0"], "--workers 0: must be from 1 to 64"),
         (["--router-mode", "psychic"], "psychic"),
         (["./no-such-model"], "no such directory"),
     ],

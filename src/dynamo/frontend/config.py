@@ -1,4 +1,4 @@
-"""Frontend options: the flags, variables and defaults of serving-plane.md §1.1 that this release honours."""
+"""FrontendConfig: the flags, variables and defaults of the frontend."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from dynamo.text.tokenizer.tokenizer import CHOICES, backends_wanted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
-    """OpenAI-compatible HTTP frontend: finds the workers, chooses one for each request, streams the answer."""
+    """OpenAI-compatible HTTP frontend: discovers workers, routes each request to one of them and streams the response."""
 
     COMMON: ClassVar = (
         "--http-host",
@@ -45,113 +45,124 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         "--batch-dir",
     )
     http_host: str = option("0.0.0.0", "--http-host", "DYN_HTTP_HOST", "Address to listen on")  # noqa: S104
-    http_port: int = option(8000, "--http-port", "DYN_HTTP_PORT", "Port to listen on; 0 lets the system choose")
+    http_port: int = option(8000, "--http-port", "DYN_HTTP_PORT", "Port to listen on; 0 chooses a free one")
     router_mode: str = option(
         "round-robin",
         "--router-mode",
         "DYN_ROUTER_MODE",
-        "How a worker is chosen",
+        "Routing of requests to workers; kv considers cached blocks and load",
         choices=[mode.value for mode in RouterMode],
     )
     migration_limit: int = option(
-        0, "--migration-limit", "DYN_MIGRATION_LIMIT", "How often a stream that has begun may move to another worker"
+        0, "--migration-limit", "DYN_MIGRATION_LIMIT", "Maximum migrations of a started stream to another worker"
     )
     migration_max_seq_len: int | None = option(
-        None, "--migration-max-seq-len", "DYN_MIGRATION_MAX_SEQ_LEN", "Longest prompt and output that is still moved"
+        None,
+        "--migration-max-seq-len",
+        "DYN_MIGRATION_MAX_SEQ_LEN",
+        "Maximum tokens of prompt and output for a migration",
     )
     min_initial_workers: int = option(
         0,
         "--router-min-initial-workers",
         "DYN_ROUTER_MIN_INITIAL_WORKERS",
-        "A model is served once so many of its workers have come, and from then on with fewer",
+        "Number of workers that must have registered before a model is served; fewer suffice later",
     )
     active_decode_blocks_threshold: float | None = option(
         None,
         "--active-decode-blocks-threshold",
         "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
-        "A worker is busy above this share of its KV blocks, 0 to 1; when all are, requests get a 529",
+        "Share of a worker's KV blocks in use (0 to 1) above which it is busy; if all are busy, requests get status 529",
     )
     active_prefill_tokens_threshold: int | None = option(
         None,
         "--active-prefill-tokens-threshold",
         "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
-        "A worker is busy above so many prompt tokens that wait or are being computed",
+        "Prompt tokens queued or being computed above which a worker is busy",
     )
     active_prefill_tokens_threshold_frac: float | None = option(
         None,
         "--active-prefill-tokens-threshold-frac",
         "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
-        "The same as a multiple of the worker's --max-num-batched-tokens",
+        "The same limit as a multiple of the worker's --max-num-batched-tokens",
     )
     namespace: str | None = option(None, "--namespace", "DYN_NAMESPACE", "Serve only models of this namespace")
     namespace_prefix: str | None = option(
         None, "--namespace-prefix", "DYN_NAMESPACE_PREFIX", "Serve only models of namespaces with this prefix"
     )
     metrics_prefix: str | None = option(
-        None, "--metrics-prefix", "DYN_METRICS_PREFIX", "Replaces dynamo_frontend in metric names"
+        None, "--metrics-prefix", "DYN_METRICS_PREFIX", "Prefix of metric names, instead of dynamo_frontend"
     )
     tls_cert_path: str | None = option(
-        None, "--tls-cert-path", "DYN_TLS_CERT_PATH", "Serve HTTPS with this certificate"
+        None, "--tls-cert-path", "DYN_TLS_CERT_PATH", "Certificate file (PEM); serves HTTPS instead of HTTP"
     )
-    tls_key_path: str | None = option(None, "--tls-key-path", "DYN_TLS_KEY_PATH", "The certificate's key")
+    tls_key_path: str | None = option(
+        None, "--tls-key-path", "DYN_TLS_KEY_PATH", "Private key file of the certificate (PEM)"
+    )
     tls_client_ca_cert_path: str | None = option(
         None,
         "--tls-client-ca-cert-path",
         "DYN_TLS_CLIENT_CA_CERT_PATH",
-        "Demand client certificates of this CA",
+        "CA file (PEM); only clients with a certificate of this CA are accepted",
         allows_blank=False,
     )
     enable_anthropic_api: bool = option(
-        False, "--enable-anthropic-api", "DYN_ENABLE_ANTHROPIC_API", "Serve Anthropic's /v1/messages too"
+        False,
+        "--enable-anthropic-api",
+        "DYN_ENABLE_ANTHROPIC_API",
+        "Also serve the Anthropic Messages API (/v1/messages)",
     )
     strip_anthropic_preamble: bool = option(
         True,
         "--strip-anthropic-preamble",
         "DYN_STRIP_ANTHROPIC_PREAMBLE",
-        "Leave out the billing line that clients put before their system prompt: it changes with every request",
+        "Remove the billing line at the start of a system prompt; it changes with every request and defeats prefix caching",
     )
     responses_store: str = option(
         "memory",
         "--responses-store",
         "DYN_RESPONSES_STORE",
-        "Where /v1/responses keeps answers for later requests: memory, none, or a directory that frontends may share",
+        "Storage of responses for later requests to /v1/responses: memory, none, or a directory that frontends may share",
     )
     responses_store_entries: int = option(
-        ENTRIES_MAX, "--responses-store-entries", "DYN_RESPONSES_STORE_ENTRIES", "How many it keeps at most"
+        ENTRIES_MAX, "--responses-store-entries", "DYN_RESPONSES_STORE_ENTRIES", "Maximum number of stored responses"
     )
     responses_store_bytes: int = option(
-        BYTES_MAX, "--responses-store-bytes", "DYN_RESPONSES_STORE_BYTES", "And how many bytes of them"
+        BYTES_MAX,
+        "--responses-store-bytes",
+        "DYN_RESPONSES_STORE_BYTES",
+        "Maximum total size of stored responses, in bytes",
     )
     responses_store_unused_s: float = option(
         UNUSED_S,
         "--responses-store-unused-s",
         "DYN_RESPONSES_STORE_UNUSED_S",
-        "How long it keeps an answer that nobody asks for",
+        "Time after its last use until a stored response is deleted, in seconds",
     )
     batch_dir: str | None = option(
         None,
         "--batch-dir",
         "DYN_BATCH_DIR",
-        "Serve /v1/files and /v1/batches, and keep them in this directory, which frontends of one machine may share",
+        "Directory of /v1/files and /v1/batches, which are served if it is set; frontends of one machine may share it",
     )
     batch_concurrency: int = option(
         8,
         "--batch-concurrency",
         "DYN_BATCH_CONCURRENCY",
-        "Lines of batches that are asked at a time; one fewer for each request of a client, and never none",
+        "Maximum concurrent batch lines; reduced by one per client request, but at least one",
     )
     batch_storage_bytes: int = option(
-        BATCH_BYTES_MAX, "--batch-storage-bytes", "DYN_BATCH_STORAGE_BYTES", "How much --batch-dir may hold"
+        BATCH_BYTES_MAX, "--batch-storage-bytes", "DYN_BATCH_STORAGE_BYTES", "Maximum size of --batch-dir, in bytes"
     )
-    batch_files: int = option(FILES_MAX, "--batch-files", "DYN_BATCH_FILES", "And how many files")
+    batch_files: int = option(FILES_MAX, "--batch-files", "DYN_BATCH_FILES", "Maximum number of files in --batch-dir")
     http_workers: int = option(
-        1, "--http-workers", "DYN_HTTP_WORKERS", "Processes that share the port; each does all that one alone would do"
+        1, "--http-workers", "DYN_HTTP_WORKERS", "Number of frontend processes that share the port"
     )
     api_key: list[str] = option(
         [],
         "--api-key",
         None,
-        "Require this API key (401 without one); may be repeated [also DYN_API_KEYS, hidden from process lists]",
+        "API key to require (401 without a valid one); repeatable [also DYN_API_KEYS, hidden from process lists]",
         metavar="KEY",
         is_secret=True,
     )
@@ -159,7 +170,7 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         [],
         "--admin-api-key",
         None,
-        "API key that may also use the admin routes; may be repeated [also DYN_ADMIN_API_KEYS]",
+        "API key that is also valid for the admin routes; repeatable [also DYN_ADMIN_API_KEYS]",
         metavar="KEY",
         is_secret=True,
     )
@@ -167,86 +178,89 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         None,
         "--api-keys-file",
         "DYN_API_KEYS_FILE",
-        "TOML file of API keys with their limits; read again when it changes",
+        "TOML file of API keys with their limits; reloaded when it changes",
         allows_blank=False,
     )
     cors_origins: list[str] = option(
-        [], "--cors-origins", "DYN_CORS_ORIGINS", "Origins whose web pages may call this frontend; * for all"
+        [], "--cors-origins", "DYN_CORS_ORIGINS", "Origins of web pages that may call this frontend; * for all"
     )
     request_template: str | None = option(
         None,
         "--request-template",
         "DYN_REQUEST_TEMPLATE",
-        "JSON file with the model, temperature and max_completion_tokens of requests that do not name them",
+        "JSON file with default values of model, temperature and max_completion_tokens for requests without them",
     )
     frontend_route_extension: list[str] = option(
         [],
         "--frontend-route-extension",
         "DYN_FRONTEND_ROUTE_EXTENSIONS",
-        "Adds the routes of an entry point of dynamo.frontend.routes, or of a module:function",
+        "Entry point in dynamo.frontend.routes, or module:function, whose routes are added",
     )
     reasoning_field_name: str = option(
         REASONING_FIELD,
         "--reasoning-field-name",
         "DYN_REASONING_FIELD_NAME",
-        "The field of a chat's message that shows the model's thoughts",
+        "Name of the message field with the model's reasoning",
         choices=REASONING_FIELDS,
     )
     enable_streaming_tool_dispatch: bool = option(
         False,
         "--enable-streaming-tool-dispatch",
         "DYN_ENABLE_STREAMING_TOOL_DISPATCH",
-        "Chat streams say in an event of its own when a tool call is complete",
+        "Send an extra event in chat streams when a tool call is complete",
     )
     enable_streaming_reasoning_dispatch: bool = option(
         False,
         "--enable-streaming-reasoning-dispatch",
         "DYN_ENABLE_STREAMING_REASONING_DISPATCH",
-        "Chat streams say in an event of its own when the thoughts are complete",
+        "Send an extra event in chat streams when the reasoning is complete",
     )
     tokenizer: str = option(
         "default",
         "--tokenizer",
         "DYN_TOKENIZER",
-        "Who turns text into tokens; the default is whatever is fastest and agrees with the tokenizers library",
+        "Tokenizer implementation; default: the fastest one whose results equal the tokenizers library's",
         choices=CHOICES,
     )
     tokenizer_fallback: bool = option(
         True,
         "--tokenizer-fallback",
         "DYN_TOKENIZER_FALLBACK",
-        "Use the default where the chosen tokenizer is not there or does not take a model",
+        "Use the default implementation if the chosen one is not installed or does not support a model",
     )
     kserve_grpc_server: bool = option(
-        False, "--kserve-grpc-server", "DYN_KSERVE_GRPC_SERVER", "Serve KServe v2 over gRPC on --http-port, not HTTP"
+        False,
+        "--kserve-grpc-server",
+        "DYN_KSERVE_GRPC_SERVER",
+        "Serve KServe v2 over gRPC on --http-port instead of HTTP",
     )
     grpc_metrics_port: int = option(
-        8788, "--grpc-metrics-port", "DYN_GRPC_METRICS_PORT", "With --kserve-grpc-server: port of /metrics and /health"
+        8788, "--grpc-metrics-port", "DYN_GRPC_METRICS_PORT", "Port of /metrics and /health with --kserve-grpc-server"
     )
     interactive: bool = option(
-        False, "--interactive", "DYN_INTERACTIVE", "Talk to a model in this terminal", aliases=["-i"]
+        False, "--interactive", "DYN_INTERACTIVE", "Chat with a model in this terminal", aliases=["-i"]
     )
     model_name: str | None = option(
         None,
         "--model-name",
         "DYN_MODEL_NAME",
-        "The model that --interactive talks to; without it, the first one served",
+        "Model for --interactive; default: the first one served",
     )
     model_path: str | None = option(
-        None, "--model-path", "DYN_MODEL_PATH", f"{NO_EFFECT}: models come from their workers"
+        None, "--model-path", "DYN_MODEL_PATH", f"{NO_EFFECT}: workers publish their models"
     )
     dump_config_to: str | None = option(
-        None, "--dump-config-to", "DYN_DUMP_CONFIG_TO", "Write the configuration to this file as JSON"
+        None, "--dump-config-to", "DYN_DUMP_CONFIG_TO", "File to write the configuration to, as JSON without keys"
     )
 
     @property
     def tokenizers(self) -> tuple[str, ...]:
-        """The tokenizers to try for every model."""
+        """Return the tokenizer implementations to try for every model, in order."""
         return backends_wanted(self.tokenizer, falls_back=self.tokenizer_fallback)
 
     @property
     def answers(self) -> AnswerOptions:
-        """What chats look like."""
+        """Return the options of chat responses."""
         return AnswerOptions(
             reasoning_field=self.reasoning_field_name,
             announces_calls=self.enable_streaming_tool_dispatch,
@@ -254,58 +268,60 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         )
 
     def __post_init__(self) -> None:
-        """Raises `ConfigError`."""
+        """Raise `ConfigError` for an invalid value or combination."""
         if not 0 <= self.http_port <= 65535:
-            raise ConfigError(f"--http-port {self.http_port}: expected a port from 0 to 65535")
+            raise ConfigError(f"--http-port {self.http_port}: must be from 0 to 65535")
         try:
             self.thresholds.check()
         except InvalidArgument as error:
             raise ConfigError(f"--{str(error).replace('_', '-')}") from None
         if not 0 <= self.migration_limit < 1 << 32:
-            raise ConfigError(f"--migration-limit {self.migration_limit}: expected 0 to 4294967295")
+            raise ConfigError(f"--migration-limit {self.migration_limit}: must be from 0 to 4294967295")
         if self.migration_max_seq_len is not None and not 1 <= self.migration_max_seq_len < 1 << 32:
-            raise ConfigError(f"--migration-max-seq-len {self.migration_max_seq_len}: expected 1 to 4294967295")
+            raise ConfigError(f"--migration-max-seq-len {self.migration_max_seq_len}: must be from 1 to 4294967295")
         if (self.tls_cert_path is None) != (self.tls_key_path is None):
             raise ConfigError("--tls-cert-path and --tls-key-path must be given together")
         if not 1 <= self.http_workers <= WORKERS_MAX:
-            raise ConfigError(f"--http-workers {self.http_workers}: expected 1 to {WORKERS_MAX}")
+            raise ConfigError(f"--http-workers {self.http_workers}: must be from 1 to {WORKERS_MAX}")
         if self.interactive and self.frontend_route_extension:
-            raise ConfigError("--interactive and --frontend-route-extension do not go together")
+            raise ConfigError("--interactive and --frontend-route-extension are mutually exclusive")
         if self.interactive and self.http_workers > 1:
-            raise ConfigError("--interactive and --http-workers do not go together")
+            raise ConfigError("--interactive and --http-workers are mutually exclusive")
         if not 0 <= self.grpc_metrics_port <= 65535:
-            raise ConfigError(f"--grpc-metrics-port {self.grpc_metrics_port}: expected a port from 0 to 65535")
+            raise ConfigError(f"--grpc-metrics-port {self.grpc_metrics_port}: must be from 0 to 65535")
         others = {
             "--interactive": self.interactive,
             "--http-workers": self.http_workers > 1,
             "--batch-dir": self.batch_dir,
         }
         for flag in [flag for flag, is_given in others.items() if is_given and self.kserve_grpc_server]:
-            raise ConfigError(f"--kserve-grpc-server and {flag} do not go together")
+            raise ConfigError(f"--kserve-grpc-server and {flag} are mutually exclusive")
         if self.http_workers > 1 and self.discovery_backend == "mem":
-            raise ConfigError("--http-workers: processes do not share --discovery-backend mem")
+            raise ConfigError(
+                "--http-workers: not supported with --discovery-backend mem, which processes cannot share"
+            )
         Cors.of(self.cors_origins)
         backends_wanted(self.tokenizer, falls_back=self.tokenizer_fallback)
         policy = None if self.policy_config is None else RouterPolicy.read(self.policy_config)
         self.check_disaggregation(self.mode, router_config(self, 1), policy)
         check_files(router_config(self, 1) if policy is None else policy.applied(router_config(self, 1)))
         if self.serve_indexer and self.mode != RouterMode.KV.value:
-            raise ConfigError("--serve-indexer needs --router-mode kv")
+            raise ConfigError("--serve-indexer: requires --router-mode kv")
         if self.min_initial_workers < 0:
-            raise ConfigError(f"--router-min-initial-workers {self.min_initial_workers}: expected 0 or more")
+            raise ConfigError(f"--router-min-initial-workers {self.min_initial_workers}: must be at least 0")
         if min(self.batch_concurrency, self.batch_storage_bytes, self.batch_files) <= 0:
-            raise ConfigError("--batch-concurrency, --batch-storage-bytes and --batch-files: expected numbers above 0")
+            raise ConfigError("--batch-concurrency, --batch-storage-bytes and --batch-files: must be greater than 0")
         if min(self.responses_store_entries, self.responses_store_bytes, self.responses_store_unused_s) <= 0:
-            raise ConfigError("--responses-store-entries, -bytes and -unused-s: expected numbers above 0")
+            raise ConfigError("--responses-store-entries, -bytes and -unused-s: must be greater than 0")
 
     @property
     def mode(self) -> str:
-        """How a worker is chosen, with what other flags say of it."""
+        """Return the routing mode, with the effect of other flags on it."""
         return RouterMode.KV.value if self.load_aware else self.router_mode
 
     @property
     def apis(self) -> ApiOptions:
-        """What is served beside chats and completions."""
+        """Return the options of the APIs other than chat and text completions."""
         return ApiOptions(
             enable_anthropic=self.enable_anthropic_api,
             strip_anthropic_preamble=self.strip_anthropic_preamble,
@@ -320,7 +336,7 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
 
     @property
     def extensions(self) -> list[str]:
-        """The route extensions; upstream's variable separates them by spaces."""
+        """Return the route extensions; upstream's variable separates them by spaces."""
         return [name for words in self.frontend_route_extension for name in words.split()]
 
     @property
@@ -331,7 +347,7 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
 
     @property
     def thresholds(self) -> Thresholds:
-        """The busy thresholds that every model begins with."""
+        """Return the initial busy thresholds of every model."""
         return Thresholds(
             active_decode_blocks_threshold=self.active_decode_blocks_threshold,
             active_prefill_tokens_threshold=self.active_prefill_tokens_threshold,
@@ -340,7 +356,7 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
 
 
 def read(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> FrontendConfig:
-    """A command line of `python -m dynamo.frontend`. Raises `ConfigError`."""
+    """Parse a command line of `python -m dynamo.frontend`. Raises `ConfigError`."""
     given = environ() if variables is None else variables
     declared = {field.metadata["flag"] for field in fields(FrontendConfig)}
     return load(FrontendConfig, without_waiting(argv, given, declared), given, prog="python -m dynamo.frontend")
@@ -348,7 +364,7 @@ def read(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> Fro
 
 @dataclass(frozen=True, slots=True)
 class GivenKeys:
-    """API keys of the command line and the environment; those of `--api-keys-file` are not among them."""
+    """API keys of the command line and the environment, without those of `--api-keys-file`."""
 
     keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
@@ -358,7 +374,7 @@ class GivenKeys:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment that hands these keys to a child process, which gets none on its command line."""
+        """Return the environment that passes these keys to a child process, whose command line has none."""
         given = {API_KEYS: self.keys, ADMIN_API_KEYS: self.admin_keys}
         return {name: json.dumps(keys) for name, keys in given.items() if keys}
 

@@ -1,4 +1,4 @@
-"""Interactive: `--interactive` answers in this terminal what is typed into it, over the frontend's own HTTP API."""
+"""Interactive: `--interactive` chats in this terminal over the frontend's own HTTP API."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ PROMPT = "> "
 
 
 class Conversation:
-    """What was said so far."""
+    """The messages of one chat."""
 
     def __init__(self, url: str, model: str | None) -> None:
         self._url = url
@@ -22,7 +22,7 @@ class Conversation:
         self._messages: list[dict[str, str]] = []
 
     def run(self, lines: Iterable[str], out: TextIO) -> None:
-        """Until the input ends. What goes wrong is said, and the next line is another try."""
+        """Answer each line until the input ends. Errors are printed, and the next line is sent as usual."""
         for line in lines:
             text = line.strip()
             if text in ("/exit", "/quit"):
@@ -38,12 +38,12 @@ class Conversation:
             out.flush()
 
     def _answer(self, out: TextIO) -> str:
-        """The model's turn, shown as it comes. Raises `OSError`, or `ValueError` for what is no answer."""
+        """Stream the model's response. Raises `OSError`, or `ValueError` for an invalid response."""
         body = {"model": self._model or self._first_model(), "messages": self._messages, "stream": True}
         request = urllib.request.Request(  # noqa: S310 - our own address
             f"{self._url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
         )
-        said: list[str] = []
+        pieces: list[str] = []
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310
             for line in answer:
                 if not line.startswith(b"data: {"):
@@ -53,11 +53,11 @@ class Conversation:
                     raise ValueError(event["error"]["message"])
                 for choice in event["choices"]:
                     text = choice["delta"].get("content") or ""
-                    said.append(text)
+                    pieces.append(text)
                     out.write(text)
                     out.flush()
         out.write("\n")
-        return "".join(said)
+        return "".join(pieces)
 
     def _first_model(self) -> str:
         with urllib.request.urlopen(f"{self._url}/v1/models", timeout=ANSWER_S) as answer:  # noqa: S310
@@ -68,7 +68,7 @@ class Conversation:
 
 
 async def converse(port: int, model: str | None, ended: Callable[[], None]) -> None:
-    """Talks in a thread of its own, so that reading the terminal stops nothing; then says that it is over."""
+    """Run the chat in its own thread, so that reading the terminal does not block the loop; then call `ended`."""
     conversation = Conversation(f"http://127.0.0.1:{port}", model)
     try:
         await in_daemon_thread(lambda: conversation.run(_lines(sys.stdin), sys.stdout), "interactive")

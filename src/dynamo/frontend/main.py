@@ -1,4 +1,4 @@
-"""The frontend's life: open the runtime, watch models, serve HTTP, drain."""
+"""The frontend process: open the runtime, watch models, serve HTTP, drain."""
 
 import asyncio
 import gc
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S = 0.001  # A thread that prepares a long prompt gives way to the loop after this, not after 5 ms.
+SWITCH_INTERVAL_S = 0.001  # A thread that prepares a long prompt yields to the loop after this time, not after 5 ms.
 PREFIX = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*")
-"""What a metric's name may begin with."""
-DISCOVERY_WAIT_S = 5.0  # What was published before we came should be served from the first request on.
+"""Valid start of a metric's name."""
+DISCOVERY_WAIT_S = 5.0  # Models that are already published should be served from the first request on.
 
 
 def main() -> int:
-    """Runs the frontend until it is told to stop. Raises `ConfigError`."""
+    """Run the frontend until it is stopped. Raises `ConfigError`."""
     argv = sys.argv[1:]
     config = read(argv)
     logs.setup(component="frontend")
@@ -73,7 +73,7 @@ def main() -> int:
     import uvloop
 
     if is_parent:
-        # Bound and never listening, it keeps the port for the workers, and says now that it cannot be had.
+        # A bound socket that does not listen reserves the port for the workers, and fails now if the port is in use.
         command = command_of(without_secrets(FrontendConfig, argv), listener.getsockname()[1])
         workers = Workers(command, config.http_workers, drain_s(), api_keys(config).variables)
         return uvloop.run(workers.run(os.getpid()))
@@ -89,7 +89,7 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a command line asks of the HTTP service: read and judged before anything is started."""
+    """Validated settings of the HTTP service, read before anything is started."""
 
     tls: ssl.SSLContext | None
     http: HttpOptions
@@ -97,15 +97,17 @@ class Plan:
 
     @classmethod
     def of(cls, config: FrontendConfig, shared_folder: str = "") -> "Plan":
-        """Raises `ConfigError`."""
+        """Return the plan of a configuration. Raises `ConfigError`."""
         given = api_keys(config)
         keys = None if config.interactive else Keys.of(given.keys, config.api_keys_file, given.admin_keys)
         template = None if config.request_template is None else RequestTemplate.read(config.request_template)
         if not PREFIX.fullmatch(config.metrics_prefix or "dynamo"):
-            raise ConfigError(f"--metrics-prefix {config.metrics_prefix}: expected letters, digits and underscores")
+            raise ConfigError(
+                f"--metrics-prefix {config.metrics_prefix}: must consist of letters, digits and underscores"
+            )
         apis = config.apis
         if shared_folder and apis.responses_store == MEMORY:
-            apis = replace(apis, responses_store=str(Path(shared_folder) / "responses"))  # What all of them can read.
+            apis = replace(apis, responses_store=str(Path(shared_folder) / "responses"))  # Readable by all processes.
         siblings = Siblings(shared_folder, setting(INDEX_VARIABLE, 0, int)) if shared_folder else None
         tls = identity = None
         if not config.interactive:
@@ -127,7 +129,7 @@ class Plan:
 
 
 async def serve(config: FrontendConfig, listener: socket.socket, plan: Plan) -> int:
-    """Everything between the bound socket and the exit status."""
+    """Run the service on a bound socket; return the exit status."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
@@ -169,7 +171,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: Plan) -> 
     logger.info("frontend ready: %s://%s:%d", "http" if plan.tls is None else "https", host, port)
 
     if plan.http.keys is None and config.tls_client_ca_cert_path is None and not is_loopback(host):
-        logger.warning("%s requires no API key: every host that reaches it can use it; see --api-key", host)
+        logger.warning("%s requires no API key: every host that reaches it can use it; set --api-key", host)
 
     talking = TaskOwner("interactive")
     if config.interactive:
@@ -192,7 +194,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: Plan) -> 
 def kserve_of(
     config: FrontendConfig, plan: Plan, pipeline: Pipeline, models: Models, runtime: DistributedRuntime
 ) -> "KserveService":
-    """The gRPC side (`--kserve-grpc-server`), its port taken. Raises `ConfigError`."""
+    """Return the gRPC service (`--kserve-grpc-server`) with its port bound. Raises `ConfigError`."""
     from dynamo.grpc.service import OPEN_PATHS, KserveOptions, KserveService
 
     gate = None
@@ -211,12 +213,12 @@ def kserve_of(
 
 
 def drain_s() -> float:
-    """How long requests under way may still take."""
+    """Return how long active requests may continue after the stop signal, in seconds."""
     return setting("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS", 5.0, float)
 
 
 async def connected(runtime: DistributedRuntime, stop: asyncio.Event) -> bool:
-    """Waits for the registry; False when told to stop meanwhile. Raises `ConfigError` when it does not answer."""
+    """Wait for the discovery service; False if stopped meanwhile. Raises `ConfigError` if it does not respond."""
     connecting = asyncio.create_task(runtime.connect(), name="connect")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
@@ -233,18 +235,18 @@ async def connected(runtime: DistributedRuntime, stop: asyncio.Event) -> bool:
 
 
 def calm_garbage_collection() -> None:
-    """What start-up made stays; and a request makes few cycles, so looking for them at every 700 objects is wasted."""
+    """Exempt the objects made at start-up from garbage collection, and run it less often than every 700 objects."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
 
 
 def raise_fd_limit(target: int) -> None:
-    """Raises the soft limit of open files; zero or less leaves it."""
+    """Raise the soft limit of open files; zero or less leaves it unchanged."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 < soft < target and target > 0:
         limit = target if hard == resource.RLIM_INFINITY else min(target, hard)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         except (ValueError, OSError) as error:
-            logger.warning("DYN_FRONTEND_FD_LIMIT_TARGET=%d: the limit stays at %d (%s)", target, soft, error)
+            logger.warning("DYN_FRONTEND_FD_LIMIT_TARGET=%d: the limit remains %d (%s)", target, soft, error)

@@ -1,4 +1,4 @@
-"""Waiting flags: upstream's, which this frontend knows and does not honour yet (serving-plane.md §1.1, §4.2). Pure."""
+"""Unsupported flags: flags of upstream that this frontend recognises and does not implement. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from dynamo.core import waiting
 from dynamo.core.waiting import Waiting
 
 WAITING: tuple[Waiting, ...] = (
-    Waiting("--kv-cache-block-size", "DYN_KV_CACHE_BLOCK_SIZE", "", hint="the workers say it"),
+    Waiting("--kv-cache-block-size", "DYN_KV_CACHE_BLOCK_SIZE", "", hint="workers publish their block size"),
     Waiting("--exclude-tools-when-tool-choice-none", "DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE", True),
     Waiting("--dyn-chat-processor", "DYN_CHAT_PROCESSOR", "dynamo"),
     Waiting("--dyn-debug-perf", "DYN_DEBUG_PERF", False),
@@ -17,5 +17,5 @@ WAITING: tuple[Waiting, ...] = (
 
 
 def without_waiting(argv: Sequence[str], variables: Mapping[str, str], declared: Collection[str]) -> list[str]:
-    """The command line without those that ask for nothing. Raises `ConfigError` for one that does."""
+    """Return the command line without unsupported flags that have their default value. Raises `ConfigError` for others."""
     return waiting.without_waiting(WAITING, argv, variables, declared)

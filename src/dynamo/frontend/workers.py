@@ -1,7 +1,7 @@
-"""HTTP workers: several frontend processes on one port, started, watched and ended by one (`--http-workers`).
+"""HTTP workers: several frontend processes on one port, started, watched and stopped by a parent (`--http-workers`).
 
-The kernel spreads connections over them (SO_REUSEPORT). One that ends is started again; told to stop, the parent
-passes it on and waits until all have drained. On Linux a worker whose parent dies ends too.
+The kernel distributes connections over them (SO_REUSEPORT). A worker that ends is restarted. On a stop signal, the
+parent forwards it and waits until all workers have drained. On Linux a worker whose parent dies ends too.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 WORKERS_MAX = 256
 INDEX_VARIABLE = "DYN_HTTP_WORKER_INDEX"
 FOLDER_VARIABLE = "DYN_HTTP_WORKER_FOLDER"
-CONFIG_ERROR = 2  # What a worker exits with that cannot run as it was told; started again it would say the same.
+CONFIG_ERROR = 2  # Exit status of a worker with an invalid configuration; a restart would fail in the same way.
 RESTART_FIRST_S, RESTART_MAX_S = 0.2, 10.0
-PROVEN_S = 30.0  # One that lived for so long failed for a new reason.
-DRAIN_MARGIN_S = 10.0  # Beyond the drain budget: closing the registry and the planes takes a moment, too.
+PROVEN_S = 30.0  # The failure of a worker that ran this long has a new cause.
+DRAIN_MARGIN_S = 10.0  # In addition to the drain timeout, for closing discovery and the planes.
 
 
 class Workers:
-    """The processes of one port."""
+    """The worker processes of one port."""
 
     def __init__(
         self, command: Sequence[str], count: int, drain_s: float, variables: Mapping[str, str] | None = None
@@ -50,7 +50,7 @@ class Workers:
         self._tasks = TaskOwner("http workers")
 
     async def run(self, parent_id: int) -> int:
-        """Until told to stop. The exit status: that of a worker that could not run as it was told, else 0."""
+        """Run until stopped. Return the status of a worker with an invalid configuration, else 0."""
         loop = asyncio.get_running_loop()
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, self._stopping.set)
@@ -77,8 +77,8 @@ class Workers:
                     FOLDER_VARIABLE: self._folder.path,
                     PARENT_VARIABLE: str(parent_id),
                 },
-                pass_fds=[self._folder.lock],  # The folder is in use while one of them drains.
-                start_new_session=True,  # Ctrl-C reaches this process alone: a worker may still be importing.
+                pass_fds=[self._folder.lock],  # The directory is in use while a worker drains.
+                start_new_session=True,  # Ctrl-C reaches this process only: a worker may still be importing.
             )
             status = await process.wait()
             if self._stopping.is_set():
@@ -90,7 +90,7 @@ class Workers:
             if time.monotonic() - began_s >= PROVEN_S:
                 backoff.reset()
             wait_s = backoff.next(random.random())
-            logger.error("http worker %d ended (status %d); it is started again in %.1f s", index, status, wait_s)
+            logger.error("http worker %d ended with status %d; restarting it in %.1f s", index, status, wait_s)
             try:
                 async with asyncio.timeout(wait_s):
                     await self._stopping.wait()
@@ -98,7 +98,7 @@ class Workers:
                 continue
 
     async def _stop(self) -> None:
-        """All drain at the same time; who does not end in time is killed."""
+        """Stop all workers at the same time; kill those that do not end in time."""
         for process in self._running():
             process.terminate()
         waits = [process.wait() for process in self._running()]
@@ -106,7 +106,7 @@ class Workers:
             async with asyncio.timeout(self._drain_s + DRAIN_MARGIN_S):
                 await asyncio.gather(*waits)
         for process in self._running():
-            logger.error("http worker %d does not end; it is killed", process.pid)
+            logger.error("http worker with pid %d did not end in time; killing it", process.pid)
             process.kill()
             await process.wait()
 
@@ -115,12 +115,12 @@ class Workers:
 
 
 def command_of(argv: Sequence[str], port: int) -> list[str]:
-    """How a worker is started: as we were, on the port that we have found."""
+    """Return the command line of a worker: this process's, with the port that was bound."""
     safe = ["-P"] if sys.flags.safe_path else []
     return [sys.executable, *safe, "-m", "dynamo.frontend", *argv, f"--http-port={port}"]
 
 
 def check_platform() -> None:
-    """Raises `ConfigError` where a port cannot be shared."""
+    """Raise `ConfigError` on systems where processes cannot share a port."""
     if not hasattr(socket, "SO_REUSEPORT"):
-        raise ConfigError("--http-workers: this system cannot share a port between processes")
+        raise ConfigError("--http-workers: not supported on this system, which cannot share a port between processes")

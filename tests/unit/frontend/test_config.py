@@ -165,7 +165,7 @@ def test_no_flag_of_the_kv_router_waits_any_more(tmp_path: Path) -> None:
 
 def test_an_index_is_told_by_who_has_one() -> None:
     assert read(["--router-mode", "kv", "--serve-indexer"], {}).serve_indexer
-    with pytest.raises(ConfigError, match="--serve-indexer needs --router-mode kv"):
+    with pytest.raises(ConfigError, match="--serve-indexer: requires --router-mode kv"):
         read(["--serve-indexer"], {})
     with pytest.raises(ConfigError, match="exclude each other"):
         read(["--router-mode", "kv", "--serve-indexer", "--use-remote-indexer"], {})
