@@ -259,8 +259,8 @@ def test_a_port_is_claimed_only_when_it_is_free() -> None:
 @pytest.mark.parametrize(
     ("host", "port", "said"),
     [
-        ("127.0.0.1", 65536, "expected 0 to 65535"),
-        ("127.0.0.1", -1, "expected 0 to 65535"),
+        ("127.0.0.1", 65536, "must be from 0 to 65535"),
+        ("127.0.0.1", -1, "must be from 0 to 65535"),
         ("no such host", 0, "--http-host 'no such host'"),
         ("203.0.113.1", 0, "cannot listen on 203.0.113.1:0"),
     ],

@@ -1,5 +1,5 @@
-"""Any OpenAI server as a worker: `python -m dynamo.openai_proxy --url http://host:port`.
+"""Any OpenAI-compatible server as a worker: `python -m dynamo.openai_proxy --url http://host:port`.
 
-The server runs elsewhere and knows nothing of us: what it is asked and what it answers is translated here, and nothing
-of it is imported. What a request becomes in each server's words is decided in `convert` and `tokens` alone.
+The server is a separate process without any Dynamo code. Requests and responses are converted here; the fields of each
+kind of server are defined in `convert` and `tokens` alone.
 """

@@ -1,4 +1,4 @@
-"""`python -m dynamo.openai_proxy`: a running server as a worker, or as one for each of its models."""
+"""Command line `python -m dynamo.openai_proxy`: a running server as a worker, or as one for each of its models."""
 
 import asyncio
 import sys
@@ -16,16 +16,16 @@ from dynamo.openai_proxy.text_engine import TextEngine
 from dynamo.openai_proxy.token_engine import TokenEngine
 
 PROG = "python -m dynamo.openai_proxy"
-INTERRUPTED = 130  # As a shell says it.
+INTERRUPTED = 130  # The exit status that a shell reports for SIGINT.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Until it is told to stop; the exit status."""
+    """Run the worker until it is stopped; return the exit status."""
     config = load(ProxyConfig, sys.argv[1:] if argv is None else argv, WAITING, prog=PROG)
     log.setup(component="worker")
     try:
         facts, offers = asyncio.run(find_offers(config))
-    except KeyboardInterrupt:  # Nothing is served yet: there is nothing to end.
+    except KeyboardInterrupt:  # Nothing is served yet, so there is nothing to drain.
         return INTERRUPTED
     left = iter(offers)
 

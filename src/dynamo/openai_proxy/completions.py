@@ -1,4 +1,4 @@
-"""Completions: tokens by `/v1/completions`: as `return_token_ids` tells them, or as logprobs name them. Pure."""
+"""Completions: tokens by `/v1/completions`, from `return_token_ids` or from the names in logprobs. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,22 +6,22 @@ from typing import Any
 from dynamo.backend.asked import ends_of, json_text, own_options, thinking_budget
 from dynamo.core.errors import Unknown
 from dynamo.openai_proxy.tokens import (
-    Asked,
     Limits,
+    ServerRequest,
     TokenAnswer,
     biases_of,
     check_plain,
+    max_output_tokens,
     present,
-    room_of,
     wanted_rank,
 )
 from dynamo.protocols.engine import EngineOutput, GuidedDecoding, PreprocessedRequest
 
-TOKEN = "token_id:"  # noqa: S105 - what a token's name begins with
+TOKEN = "token_id:"  # noqa: S105 - prefix of a token's name
 RANK_HEADER = "X-data-parallel-rank"
 EXTRAS = ("allowed_token_ids", "bad_words")
 STRUCTURED_SINCE = (0, 11)
-"""The vLLM that takes `structured_outputs`; those before it, and others, take a field for each kind."""
+"""First vLLM version with `structured_outputs`; older ones, and other servers, have one field for each kind."""
 
 
 class CompletionsForm:
@@ -29,17 +29,17 @@ class CompletionsForm:
 
     is_api_path = True
 
-    def __init__(self, *, tells_ids: bool, version: Sequence[int] = ()) -> None:
-        """`tells_ids`: it knows `return_token_ids`; `version` is vLLM's, none for another server's."""
-        self._tells_ids = tells_ids
+    def __init__(self, *, returns_ids: bool, version: Sequence[int] = ()) -> None:
+        """`returns_ids`: the server supports `return_token_ids`; `version` is vLLM's, empty for other servers."""
+        self._tells_ids = returns_ids
         self._is_structured = tuple(version) >= STRUCTURED_SINCE
 
-    def asked(self, request: PreprocessedRequest, limits: Limits) -> Asked:
+    def server_request(self, request: PreprocessedRequest, limits: Limits) -> ServerRequest:
         check_plain(request)
         options, stop, output, routing = (
             request.sampling_options, request.stop_conditions, request.output_options, request.routing,
         )  # fmt: skip
-        room = room_of(request, limits)
+        max_tokens = max_output_tokens(request, limits)
         logprobs = output.logprobs if self._tells_ids or output.logprobs is not None else 0
         own, biases = own_options(request), biases_of(request)
         given = {
@@ -53,7 +53,7 @@ class CompletionsForm:
             "top_k": options.top_k,
             "min_p": options.min_p,
             "seed": options.seed,
-            "min_tokens": None if stop.min_tokens is None else min(stop.min_tokens, room),
+            "min_tokens": None if stop.min_tokens is None else min(stop.min_tokens, max_tokens),
             "ignore_eos": stop.ignore_eos or None,
             "stop_token_ids": ends_of(request) or None,
             "thinking_token_budget": thinking_budget(request),
@@ -68,16 +68,16 @@ class CompletionsForm:
         body = {
             "model": (None if routing is None else routing.lora_name) or limits.model,
             "prompt": request.token_ids,
-            "max_tokens": room,
+            "max_tokens": max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
             **present(given),
         }
         rank = wanted_rank(request, limits)
-        return Asked("/completions", body, {} if rank is None else {RANK_HEADER: str(rank)})
+        return ServerRequest("/completions", body, {} if rank is None else {RANK_HEADER: str(rank)})
 
     def answer(self, request: PreprocessedRequest) -> "CompletionsAnswer":
-        return CompletionsAnswer(request, tells_ids=self._tells_ids)
+        return CompletionsAnswer(request, returns_ids=self._tells_ids)
 
     def _guided(self, guided: GuidedDecoding | None) -> dict[str, Any]:
         if guided is None:
@@ -98,13 +98,13 @@ class CompletionsForm:
 
 
 class CompletionsAnswer(TokenAnswer):
-    """Reads the chunks of `/v1/completions`."""
+    """Parser of the chunks of `/v1/completions`."""
 
-    def __init__(self, request: PreprocessedRequest, *, tells_ids: bool) -> None:
+    def __init__(self, request: PreprocessedRequest, *, returns_ids: bool) -> None:
         super().__init__(request)
-        self._tells_ids = tells_ids
+        self._tells_ids = returns_ids
         self.kv_transfer_params: dict[str, Any] | None = None
-        """What a prefill server says of where the blocks lie."""
+        """A prefill server's description of the transferable blocks."""
 
     def pieces(self, chunk: dict[str, Any]) -> list[EngineOutput]:
         usage = chunk.get("usage")
@@ -121,11 +121,13 @@ class CompletionsAnswer(TokenAnswer):
         if self._tells_ids:
             token_ids = [int(one) for one in choice.get("token_ids") or ()]
             if choice.get("token_ids") is None and choice.get("text"):
-                raise Unknown("the server says no token_ids: it does not know return_token_ids (--token-api logprobs)")
+                raise Unknown(
+                    "the response has no token_ids: the server does not support return_token_ids; use --token-api logprobs"
+                )
         else:
             token_ids = [] if logged is None else [_token_id(one) for one in logged.get("tokens") or ()]
-            if logged is None and choice.get("text") and not self.said:
-                raise Unknown("the server says no logprobs: tokens cannot be had from it (--input text)")
+            if logged is None and choice.get("text") and not self.output_tokens:
+                raise Unknown("the response has no logprobs, so its tokens are unknown; use --input text")
         reason = choice.get("finish_reason")
         if not token_ids and reason is None:
             return []
@@ -142,13 +144,13 @@ def _rows(logged: Mapping[str, Any]) -> list[tuple[float, list[tuple[int, float]
     tops = logged.get("top_logprobs") or [None] * len(owns)
     rows = []
     for name, own, row in zip(logged["tokens"], owns, tops, strict=False):
-        row = row or {name: own}  # noqa: PLW2901 - a server that was asked for none says none
+        row = row or {name: own}  # noqa: PLW2901 - without requested alternatives the row is empty
         rows.append((own, [(_token_id(token), float(value)) for token, value in row.items()]))
     return rows
 
 
 def _token_id(name: str) -> int:
-    """Raises `ValueError` for a token that is named by its text."""
+    """Return the id in a token's name. Raises `ValueError` for a token that is named by its text."""
     if not name.startswith(TOKEN):
         raise ValueError(f"token {name[:40]!r}: expected {TOKEN} and a number (return_tokens_as_token_ids)")
     return int(name[len(TOKEN) :])

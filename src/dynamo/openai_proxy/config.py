@@ -15,9 +15,9 @@ EXAMPLE = "http://localhost:8000"
 
 
 class TokenApi(Enum):
-    """How a server is asked for tokens, and says which it answers with."""
+    """API by which tokens are sent to a server and received from it."""
 
-    TOKEN_IDS = "token-ids"  # noqa: S105 - a way, no secret
+    TOKEN_IDS = "token-ids"  # noqa: S105 - not a secret
     """`/v1/completions` with `return_token_ids`: vLLM from 0.10.2 on."""
     LOGPROBS = "logprobs"
     """`/v1/completions` with `return_tokens_as_token_ids`: older vLLM, and this project's frontend."""
@@ -44,90 +44,97 @@ class ProxyConfig(DisaggregatedOptions):
         "--discovery-backend",
         "--request-plane",
     )
-    url: str | None = option(None, "--url", None, f"Where the server is, for example {EXAMPLE}; /v1 may follow")
-    api_path: str = option("/v1", "--api-path", None, "Where its API begins below the URL")
+    url: str | None = option(None, "--url", None, f"URL of the server, for example {EXAMPLE}; may end in /v1")
+    api_path: str = option("/v1", "--api-path", None, "Path of the server's API below the URL")
     input: str = option(
         AUTO,
         "--input",
         None,
-        "What the server is sent: text, as clients write it, or tokens, made by the frontend; auto: tokens with --model-path",
+        "Form of the requests: text, or tokens made by the frontend; auto uses tokens if --model-path is given",
         choices=(TEXT, TOKENS, AUTO),
     )
-    models: list[str] = option([], "--model", None, "Which of the server's models to serve; all that it lists")
+    models: list[str] = option([], "--model", None, "Models of the server to serve; default: all that it lists")
     served_model_names: list[str] = option(
         [],
         "--served-model-name",
         None,
-        "What each of them is called here, in their order; as there unless told",
+        "Names under which the models are served here, in the order of --model; default: the server's names",
         aliases=("--model-name",),
     )
-    embedding_models: list[str] = option(
-        [], "--embedding-model", None, "Which of them embed: they are served for /v1/embeddings"
-    )
+    embedding_models: list[str] = option([], "--embedding-model", None, "Models to serve for /v1/embeddings")
     model_path: str | None = option(
-        None, "--model-path", None, "Tokenizer and chat template of the model, for tokens: a directory or a hub id"
+        None,
+        "--model-path",
+        None,
+        "Directory or Hugging Face id of the tokenizer and chat template, for --input tokens",
     )
     token_api: str = option(
         AUTO,
         "--token-api",
         None,
-        "How the server is asked for tokens; auto: by what it says it is",
+        "API for requests in tokens; auto detects it from the kind and version of the server",
         choices=(AUTO, *(one.value for one in TokenApi)),
     )
     context_length: int | None = option(
         None,
         "--context-length",
         None,
-        "Tokens of prompt and output together; what the server says, or the model's files",
+        "Maximum tokens of prompt and output; default: from the server or the model's files",
     )
     api_key_env: str | None = option(
-        None, "--api-key-env", None, "Variable that holds the server's API key (sent as a bearer token)"
+        None, "--api-key-env", None, "Name of the variable with the server's API key (sent as a bearer token)"
     )
-    headers: list[str] = option([], "--header", None, "Further headers for the server, each NAME:VALUE")
-    tls_ca: str | None = option(None, "--tls-ca", None, "File with the authorities of an https server; the system's")
+    headers: list[str] = option([], "--header", None, "Additional request headers, each NAME:VALUE")
+    tls_ca: str | None = option(None, "--tls-ca", None, "CA file (PEM) for an https server; default: the system's CAs")
     max_connections: int = option(
-        256, "--max-connections", None, "Requests that the server is given at once; more are sent elsewhere or refused"
+        256,
+        "--max-connections",
+        None,
+        "Maximum concurrent requests to the server; more go to other workers or are refused",
     )
     ready_timeout_s: float = option(
-        600.0, "--ready-timeout-s", None, "How long to wait at the start for the server to answer"
+        600.0, "--ready-timeout-s", None, "Timeout for the server to become available at start, in seconds"
     )
-    connect_timeout_s: float = option(5.0, "--connect-timeout-s", None, "How long a connection may take")
+    connect_timeout_s: float = option(5.0, "--connect-timeout-s", None, "Timeout of a connection attempt, in seconds")
     first_byte_timeout_s: float = option(
-        600.0, "--first-byte-timeout-s", None, "How long the server may think before it answers"
+        600.0, "--first-byte-timeout-s", None, "Timeout from a request to the first byte of its response, in seconds"
     )
-    stream_timeout_s: float = option(120.0, "--stream-timeout-s", None, "How long a stream may be silent")
+    stream_timeout_s: float = option(120.0, "--stream-timeout-s", None, "Timeout between parts of a stream, in seconds")
     health_path: str | None = option(
-        None, "--health-path", None, "Asked whether the server lives; /health where it has that, else its models"
+        None,
+        "--health-path",
+        None,
+        "Path of the health check; default: /health if the server has it, else its model list",
     )
-    health_interval_s: float = option(2.0, "--health-interval-s", None, "Time between two looks")
+    health_interval_s: float = option(2.0, "--health-interval-s", None, "Interval of health checks, in seconds")
     metrics_path: str = option(
-        "/metrics", "--metrics-path", None, "Where the server's Prometheus metrics are; empty: nowhere"
+        "/metrics", "--metrics-path", None, "Path of the server's Prometheus metrics; empty disables reading them"
     )
-    load_interval_s: float = option(1.0, "--load-interval-s", None, "Time between two looks at them")
+    load_interval_s: float = option(1.0, "--load-interval-s", None, "Interval of reading the metrics, in seconds")
     kv_events_endpoint: str | None = option(
         None,
         "--kv-events-endpoint",
         None,
-        "ZMQ endpoint where vLLM or SGLang tells what its cache holds: tcp://host:port",
+        "ZMQ endpoint of the KV events of vLLM or SGLang: tcp://host:port",
     )
     kv_events_replay_endpoint: str | None = option(
-        None, "--kv-events-replay-endpoint", None, "ZMQ endpoint where it tells again what was missed"
+        None, "--kv-events-replay-endpoint", None, "ZMQ endpoint that repeats missed KV events"
     )
     kv_cache_block_size: int | None = option(
         None,
         "--kv-cache-block-size",
         None,
-        "Tokens of a KV block; what the server says, or 16",
+        "Tokens of a KV block; default: from the server, or 16",
         aliases=("--block-size",),
     )
     total_kv_blocks: int | None = option(
-        None, "--total-kv-blocks", None, "KV blocks of its cache; what the server says"
+        None, "--total-kv-blocks", None, "Number of KV blocks of the server; default: from the server"
     )
 
     def __post_init__(self) -> None:
         DisaggregatedOptions.__post_init__(self)
         if not self.url:
-            raise ConfigError(f"--url is missing: expected the server's, for example {EXAMPLE}")
+            raise ConfigError(f"--url is missing: expected the server's URL, for example {EXAMPLE}")
         self._check_input()
         for flag, number in (
             ("--max-connections", self.max_connections),
@@ -136,7 +143,7 @@ class ProxyConfig(DisaggregatedOptions):
             ("--total-kv-blocks", self.total_kv_blocks),
         ):
             if number is not None and number < 1:
-                raise ConfigError(f"{flag} {number}: expected 1 or more")
+                raise ConfigError(f"{flag} {number}: must be at least 1")
         for flag, seconds in (
             ("--ready-timeout-s", self.ready_timeout_s),
             ("--connect-timeout-s", self.connect_timeout_s),
@@ -146,13 +153,13 @@ class ProxyConfig(DisaggregatedOptions):
             ("--load-interval-s", self.load_interval_s),
         ):
             if not seconds > 0:
-                raise ConfigError(f"{flag} {seconds:g}: expected more than 0")
+                raise ConfigError(f"{flag} {seconds:g}: must be greater than 0")
         self._check_endpoints()
         self.request_headers()
 
     def _check_input(self) -> None:
         if self.input == TOKENS and self.model_path is None:
-            raise ConfigError("--input tokens needs --model-path: the tokenizer of the model that the server runs")
+            raise ConfigError("--input tokens: requires --model-path with the tokenizer of the server's model")
         if self.takes_text:
             for flag, value in (
                 ("--kv-events-endpoint", self.kv_events_endpoint),
@@ -162,9 +169,9 @@ class ProxyConfig(DisaggregatedOptions):
                 ("--custom-jinja-template", self.custom_jinja_template),
             ):
                 if value is not None:
-                    raise ConfigError(f"{flag} {value} needs --input tokens and --model-path")
+                    raise ConfigError(f"{flag} {value}: requires --input tokens and --model-path")
         elif self.embedding_models:
-            raise ConfigError("--embedding-model goes with --input text")
+            raise ConfigError("--embedding-model: requires --input text")
         if self.role is DisaggregationMode.ENCODE:
             raise ConfigError("--disaggregation-mode encode: expected agg, prefill or decode")
         if self.served_model_names and self.models and len(self.served_model_names) != len(self.models):
@@ -183,30 +190,30 @@ class ProxyConfig(DisaggregatedOptions):
                 except InvalidArgument as error:
                     raise ConfigError(f"{flag}: {error}") from None
         if self.kv_events_replay_endpoint is not None and self.kv_events_endpoint is None:
-            raise ConfigError("--kv-events-replay-endpoint needs --kv-events-endpoint")
+            raise ConfigError("--kv-events-replay-endpoint: requires --kv-events-endpoint")
 
     @property
     def takes_text(self) -> bool:
-        """Whether the server is sent text."""
+        """Return whether the server receives text instead of tokens."""
         return self.input == TEXT or (self.input == AUTO and self.model_path is None)
 
     @property
     def base_url(self) -> str:
-        """The URL without the API's path."""
-        assert self.url is not None, "the options were judged"
+        """Return the URL without the API's path."""
+        assert self.url is not None, "checked by __post_init__"
         return self.url.rstrip("/").removesuffix(self.api_path.rstrip("/"))
 
     def api(self, path: str) -> str:
-        """A path of its API."""
+        """Return a path of the server's API."""
         return f"{self.api_path.rstrip('/')}{path}"
 
     def request_headers(self) -> dict[str, str]:
-        """What every request to the server carries. Raises `ConfigError`."""
+        """Return the headers of every request to the server. Raises `ConfigError`."""
         found: dict[str, str] = {}
         if self.api_key_env is not None:
             key = environ().get(self.api_key_env, "").strip()
             if not key:
-                raise ConfigError(f"--api-key-env {self.api_key_env}: no such variable, or it is empty")
+                raise ConfigError(f"--api-key-env {self.api_key_env}: the variable is not set or empty")
             found["authorization"] = f"Bearer {key}"
         for one in self.headers:
             name, is_given, value = one.partition(":")

@@ -1,4 +1,4 @@
-"""Convert: a client's request into the server's, the server's chunks into ours, and its refusals into our errors. Pure."""
+"""Convert: client requests to the server's form, its chunks to the frontend's, its errors to exceptions. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,27 +8,27 @@ from dynamo.core.codec import UNREADABLE, json_decode
 from dynamo.core.errors import DynamoException, HttpError, InvalidArgument, Unknown, WorkerUnavailable
 
 OURS = ("nvext",)
-"""Fields of a request that are for our frontend alone."""
+"""Request fields that only the frontend uses."""
 GONE = frozenset({502, 503, 504})
-"""What a server says that cannot answer now; another one may."""
+"""Statuses of a server that is unavailable; the request may succeed on another one."""
 ERROR_CHARS_MAX = 2000
 DONE = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """What the server is asked."""
+    """A request to the server."""
 
     path: str
-    """Below the API's beginning."""
+    """Path below the API's path."""
     body: Mapping[str, Any]
     is_stream: bool
     drops_usage: bool = False
-    """Whether the count of tokens is for us alone: the client did not ask for it."""
+    """Whether the token counts are for this worker only, because the client did not request them."""
 
 
 def text_request(given: Mapping[str, Any], model: str) -> TextRequest:
-    """The client's request with the server's own name of the model. Raises `InvalidArgument` for what is none."""
+    """Return the client's request with the server's model name. Raises `InvalidArgument` for a malformed one."""
     body = {name: value for name, value in given.items() if name not in OURS}
     body["model"] = model
     if "input" in body and "messages" not in body and "prompt" not in body:
@@ -46,45 +46,47 @@ def text_request(given: Mapping[str, Any], model: str) -> TextRequest:
 
 
 class Chunks:
-    """The chunks of one answer, on their way to the client."""
+    """Converter of the chunks of one response for the client."""
 
-    __slots__ = ("_asked", "_name", "_unfinished")
+    __slots__ = ("_name", "_request", "_unfinished")
 
-    def __init__(self, asked: TextRequest, name: str) -> None:
-        """`name` is what the model is called here."""
-        self._asked = asked
+    def __init__(self, server_request: TextRequest, name: str) -> None:
+        """`name` is the model's name in this deployment."""
+        self._request = server_request
         self._name = name
-        self._unfinished = int(asked.body.get("n") or 1) if isinstance(asked.body.get("n"), int | None) else 1
+        self._unfinished = (
+            int(server_request.body.get("n") or 1) if isinstance(server_request.body.get("n"), int | None) else 1
+        )
 
     @property
     def is_finished(self) -> bool:
-        """Whether every choice has its end."""
+        """Return whether every choice has finished."""
         return self._unfinished <= 0
 
     def take(self, chunk: Any) -> dict[str, Any] | None:
-        """One chunk as the frontend reads it; None for one that the client did not ask for. Raises its error."""
+        """Return one chunk in the frontend's form; None for one that the client did not request. Raises the chunk's error."""
         if not isinstance(chunk, dict):
-            raise Unknown(f"the server's chunk is {str(chunk)[:80]}: expected an object")
+            raise Unknown(f"malformed chunk from the server: {str(chunk)[:80]}: expected an object")
         if chunk.get("error"):
             raise refusal_in(chunk["error"])
         choices = chunk.get("choices")
-        if not choices and self._asked.drops_usage:
+        if not choices and self._request.drops_usage:
             return None
         if "model" in chunk:
             chunk["model"] = self._name
-        if self._asked.drops_usage:
+        if self._request.drops_usage:
             chunk.pop("usage", None)
         for choice in choices or ():
             self._mend(choice)
         return chunk
 
     def _mend(self, choice: Any) -> None:
-        """Other names and whole messages, as the frontend reads them."""
+        """Convert alternative field names and complete messages to the frontend's form."""
         if not isinstance(choice, dict):
             return
         if choice.get("finish_reason"):
             self._unfinished -= 1
-        if "messages" not in self._asked.body:
+        if "messages" not in self._request.body:
             if choice.get("text") is None:
                 choice["text"] = ""
             return
@@ -98,35 +100,35 @@ class Chunks:
 
 
 def refusal(status: int, body: bytes) -> DynamoException:
-    """What a server's refusal is to us: its status and its words, or that another worker may try."""
-    message = message_of(body) or f"the server answered with status {status}"
+    """Return the exception for an error response: the server's status and message, or `WorkerUnavailable`."""
+    message = message_of(body) or f"the server responded with status {status}"
     if status in GONE:
-        return WorkerUnavailable(f"the server answered with status {status}: {message}")
+        return WorkerUnavailable(f"the server responded with status {status}: {message}")
     return HttpError(status if 400 <= status < 600 else 502, message)
 
 
 def refusal_in(error: Any) -> DynamoException:
-    """The same for an error inside a stream."""
+    """Return the exception for an error inside a stream."""
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600 else 500
-    message = _words(error) or "the server's stream ended in an error"
+    message = _words(error) or "the server's stream ended with an error"
     return WorkerUnavailable(message) if status in GONE else HttpError(status, message)
 
 
 def message_of(body: bytes) -> str:
-    """The words of a refusal in whatever form: OpenAI's, FastAPI's, or plain text."""
+    """Return the message of an error body in OpenAI's or FastAPI's form, or plain text."""
     try:
-        told = json_decode(body)
+        decoded = json_decode(body)
     except UNREADABLE:
         return body.decode("utf-8", "replace").strip()[:ERROR_CHARS_MAX]
-    return _words(told)
+    return _words(decoded)
 
 
-def _words(told: Any) -> str:
-    if isinstance(told, str):
-        return told[:ERROR_CHARS_MAX]
-    if isinstance(told, dict):
+def _words(decoded: Any) -> str:
+    if isinstance(decoded, str):
+        return decoded[:ERROR_CHARS_MAX]
+    if isinstance(decoded, dict):
         for key in ("error", "message", "detail"):
-            if told.get(key):
-                return _words(told[key])
-    return "" if told in (None, {}, []) else str(told)[:ERROR_CHARS_MAX]
+            if decoded.get(key):
+                return _words(decoded[key])
+    return "" if decoded in (None, {}, []) else str(decoded)[:ERROR_CHARS_MAX]

@@ -1,10 +1,10 @@
-"""ProxyEngine: a server elsewhere behind a worker.
+"""ProxyEngine: the worker's engine interface in front of a remote server.
 
     submit ──▶ convert ──▶ POST to the server ──server-sent events──▶ convert ──▶ the reply
                health page ──▶ the worker leaves, and returns        metrics page ──▶ load
 
-A request is a task here, and a connection: cancelling the one closes the other, by which the server hears that nobody
-listens.
+Each request is a task with its own connection: cancelling the task closes the connection, which cancels the request at
+the server.
 """
 
 import abc
@@ -24,7 +24,7 @@ from dynamo.openai_proxy.convert import DONE, refusal
 from dynamo.openai_proxy.facts import Facts, Offer, get, make_client
 from dynamo.openai_proxy.health import HealthWatch
 from dynamo.openai_proxy.metrics import loads_of, samples_of
-from dynamo.openai_proxy.tokens import Asked
+from dynamo.openai_proxy.tokens import ServerRequest
 from dynamo.protocols.load import WorkerLoad
 from dynamo.runtime.request_plane.base import Reply
 
@@ -36,7 +36,7 @@ REQUEST_ID = "x-request-id"
 
 
 class ProxyEngine(abc.ABC):
-    """What is the same for text and tokens: `dynamo.backend.engine.LLMEngine` but for its requests."""
+    """Common part of the text and token engines: `dynamo.backend.engine.LLMEngine` without `submit`."""
 
     def __init__(self, config: ProxyConfig, facts: Facts, offer: Offer, clock: Clock | None = None) -> None:
         self._config = config
@@ -66,10 +66,10 @@ class ProxyEngine(abc.ABC):
 
     @abc.abstractmethod
     async def describe(self) -> EngineConfig:
-        """What the model's card says. Raises `ConfigError`."""
+        """Return the contents of the model's card. Raises `ConfigError`."""
 
-    def listen(self, tasks: TaskOwner) -> None:  # noqa: B027 - not every server tells something
-        """Follows what the server tells beside its answers."""
+    def listen(self, tasks: TaskOwner) -> None:  # noqa: B027 - not every server publishes events
+        """Start receiving the events that the server publishes, if any."""
 
     def cancel(self, reply: Reply) -> None:
         self._requests.drop(reply, 0.0)
@@ -83,28 +83,39 @@ class ProxyEngine(abc.ABC):
             await tasks.cancel_and_wait(STOP_S)
             self._client.close()
 
-    # A request.
+    # Requests.
 
     def begin(
-        self, reply: Reply, asked: Asked, read: Callable[[HttpAnswer], Awaitable[None]], *, is_movable: bool = False
+        self,
+        reply: Reply,
+        server_request: ServerRequest,
+        read: Callable[[HttpAnswer], Awaitable[None]],
+        *,
+        is_movable: bool = False,
     ) -> None:
-        """Starts a request; `read` writes its answer to the reply. Raises `EngineShutdown` and `WorkerOverloaded`.
+        """Start a request; `read` writes its response to the reply. Raises `EngineShutdown` and `WorkerOverloaded`.
 
-        `is_movable`: what the server itself fails at, another one may do.
+        `is_movable`: another worker may retry the request after a failure of the server.
         """
         if self._tasks is None:
             raise EngineShutdown("the engine is not running")
         if len(self._requests) >= self._config.max_connections:
-            raise WorkerOverloaded(f"{len(self._requests)} requests run on the server already")
-        self._requests.begin(self._answer(reply, asked, read, is_movable), reply)
+            raise WorkerOverloaded(f"the server already runs {len(self._requests)} requests (--max-connections)")
+        self._requests.begin(self._answer(reply, server_request, read, is_movable), reply)
 
     async def _answer(
-        self, reply: Reply, asked: Asked, read: Callable[[HttpAnswer], Awaitable[None]], is_movable: bool
+        self,
+        reply: Reply,
+        server_request: ServerRequest,
+        read: Callable[[HttpAnswer], Awaitable[None]],
+        is_movable: bool,
     ) -> None:
-        """One request, from its beginning to its end. Raises what it ends in."""
-        headers = {REQUEST_ID: reply.request_id, **asked.headers}
+        """Run one request until its end. Raises the error that ends it."""
+        headers = {REQUEST_ID: reply.request_id, **server_request.headers}
         try:
-            async with self._client.ask("POST", asked.path, json_encode(asked.body), headers) as answer:
+            async with self._client.ask(
+                "POST", server_request.path, json_encode(server_request.body), headers
+            ) as answer:
                 if answer.status >= 400:
                     raise refusal(answer.status, await answer.read(ERROR_BYTES_MAX))
                 await read(answer)
@@ -118,20 +129,20 @@ class ProxyEngine(abc.ABC):
             raise
         reply.finish()
 
-    # Beside the requests.
+    # Background tasks.
 
     async def _health(self) -> int:
         status, _ = await get(self._client, self._facts.health_path)
         return status
 
     async def _follow_load(self) -> None:
-        """Tells the load now and then: what the server's metrics say, or else what it was given by us."""
+        """Publish the load periodically: from the server's metrics, or else the number of requests sent to it."""
         while True:
             await self._clock.sleep(self._config.load_interval_s)
-            await self.tell_load()
+            await self.publish_loads()
 
-    async def tell_load(self) -> None:
-        """Once; only what is new."""
+    async def publish_loads(self) -> None:
+        """Publish the loads that have changed."""
         loads = await self._server_loads() or [
             WorkerLoad(running_requests=len(self._requests), kv_total_blocks=self._facts.total_blocks or 0)
         ]
@@ -153,7 +164,7 @@ class ProxyEngine(abc.ABC):
 
 
 async def chunks_of(answer: HttpAnswer) -> AsyncIterator[Any]:
-    """Every chunk of a stream, or the whole of an answer that is none. Raises `Unknown` for what is no JSON."""
+    """Yield every chunk of a stream, or a response that is not a stream. Raises `Unknown` for invalid JSON."""
     if not answer.headers.get("content-type", "").startswith("text/event-stream"):
         yield _decoded(await answer.read())
         return
@@ -167,4 +178,4 @@ def _decoded(data: bytes) -> Any:
     try:
         return json_decode(data)
     except UNREADABLE as error:
-        raise Unknown(f"the server says {data[:80]!r}: {error}") from None
+        raise Unknown(f"invalid JSON from the server: {data[:80]!r}: {error}") from None

@@ -1,4 +1,4 @@
-"""Events: what the server's ranks say of their caches, told to the host."""
+"""Events: the KV events of the server's ranks, forwarded to the host."""
 
 from dynamo.backend.engine import EngineHost
 from dynamo.backend.listeners import kv_listener
@@ -9,7 +9,7 @@ from dynamo.kv_events.engine_subscriber import EngineListener
 def kv_listeners(
     endpoint: str, replay_endpoint: str | None, ranks: int, block_tokens: int, host: EngineHost
 ) -> list[EngineListener]:
-    """Who listens to each rank: of several, each tells at the port after the one before. Raises `ConfigError`."""
+    """Return a listener for each rank; ranks use consecutive ports. Raises `ConfigError`."""
     listeners = []
     for rank in range(ranks):
         replay = None if replay_endpoint is None else at_rank(replay_endpoint, rank)
@@ -18,7 +18,7 @@ def kv_listeners(
 
 
 def at_rank(endpoint: str, rank: int) -> str:
-    """Where that rank's socket is. Raises `ConfigError` for an endpoint without a port."""
+    """Return the endpoint of a rank. Raises `ConfigError` for an endpoint without a port."""
     if rank == 0:
         return endpoint
     address, _, port = endpoint.rpartition(":")

@@ -1,4 +1,4 @@
-"""Facts: what a server says it is: its kind, its models, its cache. It is waited for until it answers."""
+"""Facts: detection of a server's kind, models and cache, once it is available."""
 
 import asyncio
 import logging
@@ -19,17 +19,17 @@ from dynamo.openai_proxy.metrics import cache_shape, samples_of
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 10.0  # For questions that a server answers without computing anything.
+LOOK_S = 10.0  # Timeout of requests that a server answers without computation.
 RETRY_S = 1.0
 PROGRESS_S = 10.0
 PAGE_BYTES_MAX = 16 << 20
 TOKEN_IDS_SINCE = (0, 10, 2)
-"""The vLLM that knows `return_token_ids`."""
-BLOCK_TOKENS = 16  # vLLM's, where nobody says another.
+"""First vLLM version with `return_token_ids`."""
+BLOCK_TOKENS = 16  # vLLM's default.
 
 
 class Kind(Enum):
-    """What kind of server it is."""
+    """Kind of server."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -39,19 +39,19 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """One of its models."""
+    """One model of the server."""
 
     model: str
-    """The server's name of it."""
+    """The server's name of the model."""
     name: str
-    """Ours."""
+    """The model's name in this deployment."""
     embeds: bool = False
     context_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is the same for all of its models."""
+    """Properties common to all models of the server."""
 
     kind: Kind = Kind.OTHER
     version: tuple[int, ...] = ()
@@ -59,12 +59,12 @@ class Facts:
     has_metrics: bool = False
     block_tokens: int | None = None
     total_blocks: int | None = None
-    """Of each rank."""
+    """Blocks of each rank."""
     ranks: int = 1
 
     @property
     def token_api(self) -> TokenApi:
-        """How it is asked for tokens unless another way is told."""
+        """Return the default API for tokens of this kind and version of server."""
         match self.kind:
             case Kind.SGLANG:
                 return TokenApi.SGLANG
@@ -77,7 +77,7 @@ class Facts:
 
 
 def make_client(config: ProxyConfig) -> HttpClient:
-    """A client of the server. Raises `ConfigError`."""
+    """Return a client of the server. Raises `ConfigError`."""
     tls = None
     if config.tls_ca is not None:
         try:
@@ -89,7 +89,7 @@ def make_client(config: ProxyConfig) -> HttpClient:
 
 
 async def find_offers(config: ProxyConfig, clock: Clock | None = None) -> tuple[Facts, list[Offer]]:
-    """Waits for the server, and asks it what it is. Raises `ConfigError` for one that does not answer in time."""
+    """Wait for the server and detect its properties and models. Raises `ConfigError` if it is not available in time."""
     client = make_client(config)
     try:
         listed = await _wait_for_models(client, config, clock or SystemClock())
@@ -105,7 +105,7 @@ async def find_offers(config: ProxyConfig, clock: Clock | None = None) -> tuple[
 
 async def _wait_for_models(client: HttpClient, config: ProxyConfig, clock: Clock) -> list[dict[str, Any]]:
     began = clock.now()
-    told = began - PROGRESS_S
+    logged_at = began - PROGRESS_S
     while True:
         try:
             status, body = await get(client, config.api("/models"))
@@ -113,58 +113,58 @@ async def _wait_for_models(client: HttpClient, config: ProxyConfig, clock: Clock
             if listed:
                 return listed
             if status == 404 and config.models:
-                return []  # It has no such page, and need not.
+                return []  # The server has no model list, and needs none.
             if 400 <= status < 500 and status not in (408, 425, 429):
                 raise ConfigError(f"--url {config.url}: {config.api('/models')}: {status} {message_of(body)}")
-            why = "it lists no model yet" if status == 200 else f"status {status}"
+            why = "no model is listed yet" if status == 200 else f"status {status}"
         except WorkerUnavailable as error:
             why = str(error)
         now = clock.now()
         if now - began >= config.ready_timeout_s:
-            raise ConfigError(f"--url {config.url}: no answer within {config.ready_timeout_s:g} s: {why}")
-        if now - told >= PROGRESS_S:
-            told = now
-            logger.info("waiting for %s, %.0f s so far: %s", config.url, now - began, why)
+            raise ConfigError(f"--url {config.url}: not available within {config.ready_timeout_s:g} s: {why}")
+        if now - logged_at >= PROGRESS_S:
+            logged_at = now
+            logger.info("waiting for %s for %.0f s: %s", config.url, now - began, why)
         await clock.sleep(min(RETRY_S, config.ready_timeout_s))
 
 
 async def get(client: HttpClient, path: str) -> tuple[int, bytes]:
-    """A small page: status and body. Raises `WorkerUnavailable`."""
+    """Return the status and body of a small page. Raises `WorkerUnavailable`."""
     async with client.ask("GET", path, deadlines=Deadlines(LOOK_S, LOOK_S, LOOK_S)) as answer:
         return answer.status, await answer.read(PAGE_BYTES_MAX)
 
 
 def models_in(body: bytes) -> list[dict[str, Any]]:
-    """The entries of `/v1/models`. Raises `ConfigError` for what is no list of models."""
+    """Return the entries of `/v1/models`. Raises `ConfigError` for a malformed list."""
     try:
         data = json_decode(body).get("data")
     except (*UNREADABLE, AttributeError):
         data = None
     if not isinstance(data, list) or not all(isinstance(one, dict) and one.get("id") for one in data):
-        raise ConfigError(f"--url: its list of models is {body[:80]!r}: expected OpenAI's form")
+        raise ConfigError(f"--url: malformed model list {body[:80]!r}: expected OpenAI's form")
     return data
 
 
 def kind_of(listed: Sequence[dict[str, Any]]) -> Kind:
-    """What kind of server lists its models so."""
+    """Return the kind of server, from its list of models."""
     owners = {str(one.get("owned_by") or "").lower() for one in listed}
     return next((kind for kind in Kind if kind.value in owners), Kind.OTHER)
 
 
 def offers_of(config: ProxyConfig, listed: Sequence[dict[str, Any]]) -> list[Offer]:
-    """The models to serve. Raises `ConfigError` for one that the server does not list."""
+    """Return the models to serve. Raises `ConfigError` for one that the server does not list."""
     known = {str(one["id"]): one for one in listed}
     wanted = [*config.models, *(one for one in config.embedding_models if one not in config.models)]
     if not config.models:
         wanted = [*(name for name in known if name not in config.embedding_models), *config.embedding_models]
     missing = [name for name in wanted if known and name not in known]
     if missing:
-        raise ConfigError(f"--model {missing[0]}: the server lists {', '.join(known) or 'none'}")
+        raise ConfigError(f"--model {missing[0]}: not listed by the server, which has {', '.join(known) or 'none'}")
     names = config.served_model_names or wanted
     if len(names) != len(wanted):
         raise ConfigError(f"--served-model-name: {len(names)} names for {len(wanted)} models: {', '.join(wanted)}")
     if not config.takes_text and len(wanted) > 1:
-        raise ConfigError(f"--model is missing: with --model-path one of {', '.join(wanted)} can be served")
+        raise ConfigError(f"--model is missing: --model-path requires exactly one of {', '.join(wanted)}")
     return [
         Offer(
             model=model,
@@ -219,7 +219,7 @@ async def _facts(client: HttpClient, config: ProxyConfig, kind: Kind) -> Facts:
 
 
 async def _sglang_info(client: HttpClient) -> dict[str, Any]:
-    for path in ("/server_info", "/get_server_info"):  # The first of newer ones, the second of older.
+    for path in ("/server_info", "/get_server_info"):  # Newer and older versions.
         status, body = await _try(client, path)
         if status == 200:
             return _object(body)
@@ -227,7 +227,7 @@ async def _sglang_info(client: HttpClient) -> dict[str, Any]:
 
 
 async def _with_context(client: HttpClient, offer: Offer) -> Offer:
-    """The same with what llama.cpp says of a slot's context."""
+    """Return the offer with the context length of a llama.cpp slot."""
     _, body = await _try(client, "/props")
     settings = _object(body).get("default_generation_settings")
     length = settings.get("n_ctx") if isinstance(settings, dict) else None
@@ -237,7 +237,7 @@ async def _with_context(client: HttpClient, offer: Offer) -> Offer:
 
 
 async def _try(client: HttpClient, path: str) -> tuple[int, bytes]:
-    """A page that need not be there."""
+    """Return an optional page; status 0 if the request fails."""
     try:
         async with asyncio.timeout(LOOK_S):
             return await get(client, path)
@@ -254,11 +254,11 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def version_of(text: Any) -> tuple[int, ...]:
-    """The numbers that a version begins with; none where it is none, a development build's `dev` for one."""
+    """Return the numbers at the start of a version; empty if there are none, as for a development build."""
     numbers = re.match(r"v?(\d+(?:\.\d+)*)", text) if isinstance(text, str) else None
     return () if numbers is None else tuple(int(one) for one in numbers[1].split("."))
 
 
 def token_api_of(config: ProxyConfig, facts: Facts) -> TokenApi:
-    """What `--token-api` says, or the server's own way."""
+    """Return the API of `--token-api`, or the server's default."""
     return facts.token_api if config.token_api == AUTO else TokenApi(config.token_api)

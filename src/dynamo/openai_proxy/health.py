@@ -1,4 +1,4 @@
-"""Health: whether the server lives; while it does not, the worker is not to be found."""
+"""Health: checks of the server; while they fail, the worker is removed from discovery."""
 
 import asyncio
 import logging
@@ -10,18 +10,18 @@ from dynamo.core.errors import WorkerUnavailable
 
 logger = logging.getLogger(__name__)
 
-FAILURES_MAX = 2  # One may be a server that is busy for a moment; two in a row are taken for its absence.
-LEAVE_S = 30.0  # For what still runs on a server that failed: it ends in errors of its own long before.
+FAILURES_MAX = 2  # A single failure may be caused by a momentary load; two in a row count as unavailable.
+LEAVE_S = 30.0  # Timeout for active requests on a failed server; they usually fail much earlier.
 
-Ask = Callable[[], Awaitable[int]]
-"""The status of the server's health page. Raises `WorkerUnavailable`."""
+HealthCheck = Callable[[], Awaitable[int]]
+"""Returns the status of the server's health page. Raises `WorkerUnavailable`."""
 
 
 class HealthWatch:
-    """Looks now and then, and at once after `suspect`."""
+    """Periodic health check, which also runs at once after `suspect`."""
 
-    def __init__(self, ask: Ask, host: EngineHost, clock: Clock, interval_s: float, name: str) -> None:
-        self._ask = ask
+    def __init__(self, check: HealthCheck, host: EngineHost, clock: Clock, interval_s: float, name: str) -> None:
+        self._check = check
         self._host = host
         self._clock = clock
         self._interval_s = interval_s
@@ -29,24 +29,24 @@ class HealthWatch:
         self._suspected = asyncio.Event()
         self._failures = 0
         self.is_up = True
-        """Whether the server answered lately."""
+        """Whether the server passed its last checks."""
         self._has_left = False
-        """Whether it was us who took the worker out of service: an operator's drain is not undone."""
+        """Whether this object took the worker out of service: an operator's drain must not be undone."""
 
     def suspect(self) -> None:
-        """A request failed as if nobody were there."""
+        """Request an immediate check, after a request failed to reach the server."""
         self._suspected.set()
 
     async def run(self) -> None:
-        """For ever."""
+        """Check forever."""
         while True:
             await self._pause()
             await self.look()
 
     async def look(self) -> None:
-        """Asks once, and leaves or returns where that changes something."""
+        """Check once; leave or return to service if the state changes."""
         try:
-            status = await self._ask()
+            status = await self._check()
             why = None if status < 400 else f"status {status}"
         except WorkerUnavailable as error:
             why = str(error)
@@ -59,7 +59,7 @@ class HealthWatch:
             await self._leave(why)
 
     async def _pause(self) -> None:
-        """Until the next look; a suspicion ends the pause."""
+        """Wait until the next check is due or requested by `suspect`."""
         self._suspected.clear()
         timer = asyncio.ensure_future(self._clock.sleep(self._interval_s))
         alarm = asyncio.ensure_future(self._suspected.wait())
@@ -73,19 +73,21 @@ class HealthWatch:
         if not self.is_up:
             return
         self.is_up = False
-        logger.warning("%s does not answer: %s; the worker leaves until it does", self._name, why)
+        logger.warning(
+            "%s fails its health check: %s; removing the worker from discovery until it recovers", self._name, why
+        )
         try:
             self._has_left = True
             async with asyncio.timeout(LEAVE_S):
                 self._has_left = await self._host.leave_service()
         except TimeoutError:
-            logger.warning("requests still wait for %s", self._name)
+            logger.warning("%s is unavailable, and requests to it have not ended after %.0f s", self._name, LEAVE_S)
 
     async def _return(self) -> None:
         if self.is_up:
             return
         self.is_up = True
-        logger.info("%s answers again", self._name)
+        logger.info("%s passes its health check again", self._name)
         if self._has_left:
             self._has_left = False
             await self._host.return_to_service()

@@ -1,4 +1,4 @@
-"""Metrics: what a server's Prometheus text says of its cache and its load. Pure."""
+"""Metrics: cache size and load from a server's Prometheus text. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from dynamo.protocols.load import WorkerLoad
 
 PREFIXES = ("vllm:", "sglang:", "llamacpp:")
-"""Of the series that are looked at."""
+"""Name prefixes of the series that are read."""
 RANK_LABELS = ("engine", "dp_rank")
-"""Under which of these a series names its data-parallel rank depends on the server."""
+"""Labels that contain the data-parallel rank, depending on the server."""
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing")
 WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred")
 USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "llamacpp:kv_cache_usage_ratio")
 CACHE = "vllm:cache_config_info"
-RANKS_MAX = 1024  # More is no deployment but a broken page.
+RANKS_MAX = 1024  # A larger number indicates a malformed page.
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line."""
+    """One line of the Prometheus text."""
 
     name: str
     labels: Mapping[str, str]
@@ -29,23 +29,23 @@ class Sample:
 
     @property
     def rank(self) -> int:
-        """The rank that it is of; 0 where it names none."""
+        """Return the sample's rank; 0 if it has no rank label."""
         text = next((self.labels[label] for label in RANK_LABELS if label in self.labels), "")
         return int(text) if text.isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """How large a server's cache is."""
+    """The size of a server's cache."""
 
     block_tokens: int
     blocks: int
-    """Of each rank."""
+    """Blocks of each rank."""
     ranks: int
 
 
 def samples_of(text: str) -> Iterator[Sample]:
-    """The lines that are of interest; one that cannot be read is left out."""
+    """Yield the relevant samples; skip malformed lines."""
     for line in text.splitlines():
         if not line.startswith(PREFIXES):
             continue
@@ -61,17 +61,19 @@ def samples_of(text: str) -> Iterator[Sample]:
 
 
 def cache_shape(samples: Iterable[Sample]) -> CacheShape | None:
-    """What vLLM says of its cache; None where it says nothing."""
-    told = [one for one in samples if one.name == CACHE]
-    for one in told:
+    """Return the cache size that vLLM reports; None if there is none."""
+    cache_samples = [one for one in samples if one.name == CACHE]
+    for one in cache_samples:
         block, blocks = one.labels.get("block_size", ""), one.labels.get("num_gpu_blocks", "")
         if block.isdigit() and blocks.isdigit() and int(block) > 0:
-            return CacheShape(int(block), int(blocks), max(1, min(RANKS_MAX, len({same.rank for same in told}))))
+            return CacheShape(
+                int(block), int(blocks), max(1, min(RANKS_MAX, len({same.rank for same in cache_samples})))
+            )
     return None
 
 
 def loads_of(samples: Iterable[Sample], blocks: int) -> list[WorkerLoad]:
-    """The load of each rank, which has so many blocks; none where the page is of another kind of server."""
+    """Return the load of each rank with `blocks` blocks; empty if the page is of another kind of server."""
     found: dict[int, WorkerLoad] = {}
     for one in samples:
         if one.name not in (*RUNNING, *WAITING, *USAGE) or one.labels.get("tp_rank", "0") != "0":

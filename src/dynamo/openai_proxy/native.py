@@ -1,4 +1,4 @@
-"""Native: tokens by the servers' own endpoints: SGLang's `/generate`, llama.cpp's `/completion`. Pure."""
+"""Native: tokens by the native endpoints `/generate` of SGLang and `/completion` of llama.cpp. Pure."""
 
 import re
 from typing import Any
@@ -7,13 +7,13 @@ from dynamo.backend.asked import ends_of, json_text
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import HttpError, InvalidArgument
 from dynamo.openai_proxy.tokens import (
-    Asked,
     Limits,
+    ServerRequest,
     TokenAnswer,
     biases_of,
     check_plain,
+    max_output_tokens,
     present,
-    room_of,
     wanted_rank,
 )
 from dynamo.protocols.engine import EngineOutput, GuidedDecoding, PreprocessedRequest
@@ -24,10 +24,10 @@ class SglangForm:
 
     is_api_path = False
 
-    def asked(self, request: PreprocessedRequest, limits: Limits) -> Asked:
+    def server_request(self, request: PreprocessedRequest, limits: Limits) -> ServerRequest:
         check_plain(request)
         options, stop, logprobs = request.sampling_options, request.stop_conditions, request.output_options.logprobs
-        room, biases, rank = room_of(request, limits), biases_of(request), wanted_rank(request, limits)
+        max_tokens, biases, rank = max_output_tokens(request, limits), biases_of(request), wanted_rank(request, limits)
         sampling = {
             "n": options.n,
             "presence_penalty": options.presence_penalty,
@@ -38,8 +38,8 @@ class SglangForm:
             "top_k": options.top_k,
             "min_p": options.min_p,
             "sampling_seed": options.seed,
-            "max_new_tokens": room,
-            "min_new_tokens": None if stop.min_tokens is None else min(stop.min_tokens, room),
+            "max_new_tokens": max_tokens,
+            "min_new_tokens": None if stop.min_tokens is None else min(stop.min_tokens, max_tokens),
             "ignore_eos": stop.ignore_eos or None,
             "stop_token_ids": ends_of(request) or None,
             "logit_bias": None if biases is None else {str(token): value for token, value in biases.items()},
@@ -50,7 +50,7 @@ class SglangForm:
             "top_logprobs_num": logprobs or None,
             "lora_path": None if request.routing is None else request.routing.lora_name,
             "routed_dp_rank": rank,
-            "data_parallel_rank": rank,  # Its older name.
+            "data_parallel_rank": rank,  # The field's older name.
         }
         body = {
             "input_ids": request.token_ids,
@@ -58,26 +58,26 @@ class SglangForm:
             "stream": True,
             **present(given),
         }
-        return Asked("/generate", body)
+        return ServerRequest("/generate", body)
 
     def answer(self, request: PreprocessedRequest) -> "SglangAnswer":
         return SglangAnswer(request)
 
 
 class SglangAnswer(TokenAnswer):
-    """Reads the chunks of `/generate`, whether they tell all that was said so far or only what is new."""
+    """Parser of the chunks of `/generate`, which contain the whole output so far or only the new part."""
 
     def __init__(self, request: PreprocessedRequest) -> None:
         super().__init__(request)
-        self._said_of: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
 
     def pieces(self, chunk: dict[str, Any]) -> list[EngineOutput]:
         meta, index = chunk["meta_info"], int(chunk.get("index") or 0)
         cached = meta.get("cached_tokens")
         self._cached_tokens = self._cached_tokens if cached is None else int(cached)
-        said, total = self._said_of.get(index, 0), int(meta["completion_tokens"])
-        fresh = max(0, total - said)
-        self._said_of[index] = max(said, total)
+        previous, total = self._counts.get(index, 0), int(meta["completion_tokens"])
+        fresh = max(0, total - previous)
+        self._counts[index] = max(previous, total)
         token_ids = [int(one) for one in (chunk.get("output_ids") or ())[-fresh:]] if fresh else []
         ended = meta.get("finish_reason")
         if not token_ids and ended is None:
@@ -94,14 +94,14 @@ class SglangAnswer(TokenAnswer):
         return self._end(piece, ended["type"], ended.get("matched"))
 
 
-def _pair(told: Any) -> tuple[int, float]:
-    """SGLang's triple of likelihood, token and text."""
-    return int(told[1]), float(told[0] or 0.0)
+def _pair(triple: Any) -> tuple[int, float]:
+    """Return the token and log probability of SGLang's triple of log probability, token and text."""
+    return int(triple[1]), float(triple[0] or 0.0)
 
 
-def _tops(own: Any, told: Any) -> list[tuple[int, float]]:
-    """The alternatives of a token, itself among them."""
-    found = dict(_pair(one) for one in told or ())
+def _tops(own: Any, triples: Any) -> list[tuple[int, float]]:
+    """Return the alternatives of a token, including itself."""
+    found = dict(_pair(one) for one in triples or ())
     found.setdefault(*_pair(own))
     return list(found.items())
 
@@ -125,7 +125,7 @@ class LlamaCppForm:
 
     is_api_path = False
 
-    def asked(self, request: PreprocessedRequest, limits: Limits) -> Asked:
+    def server_request(self, request: PreprocessedRequest, limits: Limits) -> ServerRequest:
         check_plain(request)
         options, stop, logprobs = request.sampling_options, request.stop_conditions, request.output_options.logprobs
         for name, value in (
@@ -135,7 +135,7 @@ class LlamaCppForm:
             ("lora_name", None if request.routing is None else request.routing.lora_name),
         ):
             if value is not None:
-                raise InvalidArgument(f"{name} {value}: llama.cpp's server cannot be asked for it", param=name)
+                raise InvalidArgument(f"{name} {value}: not supported by llama.cpp's server", param=name)
         biases = biases_of(request)
         given = {
             "presence_penalty": options.presence_penalty,
@@ -153,20 +153,20 @@ class LlamaCppForm:
         }
         body = {
             "prompt": request.token_ids,
-            "n_predict": room_of(request, limits),
+            "n_predict": max_output_tokens(request, limits),
             "return_tokens": True,
             "cache_prompt": True,
             "stream": True,
             **present(given),
         }
-        return Asked("/completion", body)
+        return ServerRequest("/completion", body)
 
     def answer(self, request: PreprocessedRequest) -> "LlamaCppAnswer":
         return LlamaCppAnswer(request)
 
 
 class LlamaCppAnswer(TokenAnswer):
-    """Reads the chunks of `/completion`. The server knows only its own end of a text: other stop tokens end it here."""
+    """Parser of the chunks of `/completion`. Other stop tokens than the server's own end of text are applied here."""
 
     def __init__(self, request: PreprocessedRequest) -> None:
         super().__init__(request)
@@ -186,9 +186,9 @@ class LlamaCppAnswer(TokenAnswer):
         if not token_ids and ended is None:
             return []
         piece = self._piece(token_ids, 0)
-        told = chunk.get("completion_probabilities")
-        if self._logprobs is not None and told and token_ids:
-            self._log(piece, [_llama_row(one) for one in told[: len(token_ids)]])
+        rows = chunk.get("completion_probabilities")
+        if self._logprobs is not None and rows and token_ids:
+            self._log(piece, [_llama_row(one) for one in rows[: len(token_ids)]])
         if ended is None:
             return [piece]
         return self._end(piece, ended, token_ids[-1] if place is not None else None)
@@ -200,9 +200,9 @@ def _llama_end(chunk: dict[str, Any]) -> str | None:
     return "length" if chunk.get("stop_type") == "limit" or chunk.get("stopped_limit") else "stop"
 
 
-def _llama_row(told: dict[str, Any]) -> tuple[float, list[tuple[int, float]]]:
-    own = int(told["id"]), float(told["logprob"])
-    tops = dict((int(one["id"]), float(one["logprob"])) for one in told.get("top_logprobs") or ())  # noqa: C402
+def _llama_row(entry: dict[str, Any]) -> tuple[float, list[tuple[int, float]]]:
+    own = int(entry["id"]), float(entry["logprob"])
+    tops = dict((int(one["id"]), float(one["logprob"])) for one in entry.get("top_logprobs") or ())  # noqa: C402
     tops.setdefault(*own)
     return own[1], list(tops.items())
 
@@ -211,7 +211,9 @@ def _llama_guided(guided: GuidedDecoding | None) -> dict[str, Any]:
     if guided is None:
         return {}
     if guided.regex is not None or guided.structural_tag is not None:
-        raise InvalidArgument("llama.cpp's server takes a schema, a grammar or a choice", param="guided_decoding")
+        raise InvalidArgument(
+            "llama.cpp's server supports a schema, a grammar or a choice only", param="guided_decoding"
+        )
     grammar = guided.grammar
     if guided.choice is not None:
         grammar = "root ::= " + " | ".join(json_encode(one).decode() for one in guided.choice)

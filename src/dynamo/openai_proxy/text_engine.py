@@ -1,4 +1,4 @@
-"""TextEngine: the client's requests go to the server as they are, and its chunks come back."""
+"""TextEngine: forwards the client's requests to the server in text form, and its chunks back."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from dynamo.core.errors import StreamIncomplete, Unknown
 from dynamo.core.http_client import HttpAnswer
 from dynamo.openai_proxy.convert import Chunks, TextRequest, text_request
 from dynamo.openai_proxy.engine import ProxyEngine, chunks_of
-from dynamo.openai_proxy.tokens import Asked
+from dynamo.openai_proxy.tokens import ServerRequest
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 
 
 class TextEngine(ProxyEngine):
-    """`dynamo.backend.engine.LLMEngine` in text."""
+    """`dynamo.backend.engine.LLMEngine` for requests in text."""
 
     async def describe(self) -> EngineConfig:
         config, offer = self._config, self._offer
@@ -23,7 +23,7 @@ class TextEngine(ProxyEngine):
         return EngineConfig(
             model_path="",
             served_model_name=offer.name,
-            context_length=config.context_length or 0,  # Servers that differ in it stand behind one name all the same.
+            context_length=config.context_length or 0,  # Servers with different lengths may share one model name.
             kv_cache_block_size=0,
             total_kv_blocks=0,
             max_num_seqs=config.max_connections,
@@ -36,27 +36,29 @@ class TextEngine(ProxyEngine):
         )
 
     def submit(self, request: PreprocessedRequest | dict[str, Any], reply: Reply) -> None:
-        assert isinstance(request, dict), "the worker reads what the engine's configuration names"
-        asked = text_request(request, self._offer.model)
+        assert isinstance(request, dict), "the worker decodes requests as the engine's configuration specifies"
+        server_request = text_request(request, self._offer.model)
 
         async def read(answer: HttpAnswer) -> None:
-            await (self._stream(answer, asked, reply) if asked.is_stream else self._whole(answer, reply))
+            await (
+                self._stream(answer, server_request, reply) if server_request.is_stream else self._whole(answer, reply)
+            )
 
-        accept = {"accept": "text/event-stream"} if asked.is_stream else {}
-        self.begin(reply, Asked(self._config.api(asked.path), asked.body, accept), read)
+        accept = {"accept": "text/event-stream"} if server_request.is_stream else {}
+        self.begin(reply, ServerRequest(self._config.api(server_request.path), server_request.body, accept), read)
 
-    async def _stream(self, answer: HttpAnswer, asked: TextRequest, reply: Reply) -> None:
-        """Raises `StreamIncomplete` for a stream that stops before a choice's end."""
-        chunks = Chunks(asked, self._offer.name)
+    async def _stream(self, answer: HttpAnswer, server_request: TextRequest, reply: Reply) -> None:
+        """Forward a stream. Raises `StreamIncomplete` if it ends before all choices have finished."""
+        chunks = Chunks(server_request, self._offer.name)
         async for one in chunks_of(answer):
             chunk = chunks.take(one)
             if chunk is not None:
                 reply.item(chunk)
         if not chunks.is_finished:
-            raise StreamIncomplete("the server ended its stream before the answer's end")
+            raise StreamIncomplete("the server closed the stream before the end of the response")
 
     async def _whole(self, answer: HttpAnswer, reply: Reply) -> None:
         async for whole in chunks_of(answer):
             if not isinstance(whole, dict):
-                raise Unknown("the server's answer is no object")
+                raise Unknown("malformed response from the server: expected an object")
             reply.item({**whole, "model": self._offer.name})

@@ -1,4 +1,4 @@
-"""TokenEngine: the frontend makes tokens, the server is asked in them, and tells which it answers with."""
+"""TokenEngine: the frontend tokenizes; the server receives and returns tokens."""
 
 import asyncio
 from typing import Any
@@ -21,12 +21,12 @@ from dynamo.openai_proxy.engine import ProxyEngine, chunks_of
 from dynamo.openai_proxy.events import kv_listeners
 from dynamo.openai_proxy.facts import BLOCK_TOKENS, Facts, token_api_of
 from dynamo.openai_proxy.native import LlamaCppForm, SglangForm
-from dynamo.openai_proxy.tokens import Asked, Form, Limits, TokenAnswer
+from dynamo.openai_proxy.tokens import Form, Limits, ServerRequest, TokenAnswer
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 
 KEY = "kv_transfer_params"
-ASKED_OF_PREFILL = {
+PREFILL_TRANSFER_PARAMS = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -34,38 +34,38 @@ ASKED_OF_PREFILL = {
     "remote_host": None,
     "remote_port": None,
 }
-"""What vLLM's NIXL connector is told so that it keeps a prompt's blocks (serving-plane.md §5.7)."""
+"""Parameters with which vLLM's NIXL connector keeps a prompt's blocks for transfer."""
 
 
 def form_of(api: TokenApi, facts: Facts) -> Form:
-    """How the server is asked."""
+    """Return the request and response format of an API."""
     match api:
         case TokenApi.SGLANG:
             return SglangForm()
         case TokenApi.LLAMA_CPP:
             return LlamaCppForm()
         case _:
-            return CompletionsForm(tells_ids=api is TokenApi.TOKEN_IDS, version=facts.version)
+            return CompletionsForm(returns_ids=api is TokenApi.TOKEN_IDS, version=facts.version)
 
 
 class TokenEngine(ProxyEngine):
-    """`dynamo.backend.engine.LLMEngine` in tokens."""
+    """`dynamo.backend.engine.LLMEngine` for requests in tokens."""
 
     _form: Form
     _limits: Limits
 
     async def describe(self) -> EngineConfig:
         config, facts, offer = self._config, self._facts, self._offer
-        assert config.model_path is not None, "the options were judged"
+        assert config.model_path is not None, "checked by the configuration"
         path = await asyncio.to_thread(resolve_model, config.model_path, weights=False)
         length = offer.context_length or architectural_context_length(read_json(f"{path}/config.json"))
         if length is None:
-            raise ConfigError("--context-length is missing: neither the server nor the model's files say it")
+            raise ConfigError("--context-length is missing: neither the server nor the model's files specify it")
         api = token_api_of(config, facts)
         if config.role is not DisaggregationMode.AGGREGATED and api is not TokenApi.TOKEN_IDS:
-            raise ConfigError(f"--disaggregation-mode {config.role.value} is for vLLM servers from 0.10.2 on")
+            raise ConfigError(f"--disaggregation-mode {config.role.value}: requires a vLLM server from 0.10.2 on")
         if config.kv_events_endpoint is not None and not facts.total_blocks:
-            raise ConfigError("--total-kv-blocks is missing: the server does not say how large its cache is")
+            raise ConfigError("--total-kv-blocks is missing: the server does not report the size of its cache")
         self._form = form_of(api, facts)
         self._limits = Limits(model=offer.model, context_length=length, ranks=facts.ranks)
         return EngineConfig(
@@ -95,39 +95,43 @@ class TokenEngine(ProxyEngine):
         if self._config.role is DisaggregationMode.PREFILL:
             self._submit_prefill(prefill_request(request), reply)
             return
-        asked, answer = self._form.asked(request, self._limits), self._form.answer(request)
+        server_request, answer = self._form.server_request(request, self._limits), self._form.answer(request)
         params = transferred(request) if self._config.role is DisaggregationMode.DECODE else None
 
-        async def read(told: HttpAnswer) -> None:
-            await stream(told, answer, reply)
+        async def read(response: HttpAnswer) -> None:
+            await stream(response, answer, reply)
 
-        self.begin(reply, self._placed(with_transfer(asked, params)), read, is_movable=params is not None)
+        self.begin(reply, self._placed(with_transfer(server_request, params)), read, is_movable=params is not None)
 
     def _submit_prefill(self, request: PreprocessedRequest, reply: Reply) -> None:
-        """One token, and where the prompt's blocks lie: the server says that only in an answer that is no stream."""
-        asked = with_transfer(self._form.asked(request, self._limits), ASKED_OF_PREFILL)
-        body = {name: value for name, value in asked.body.items() if name not in ("stream", "stream_options")}
+        """Request one token and the location of the prompt's blocks, which the server reports only without streaming."""
+        server_request = with_transfer(self._form.server_request(request, self._limits), PREFILL_TRANSFER_PARAMS)
+        body = {name: value for name, value in server_request.body.items() if name not in ("stream", "stream_options")}
         answer = self._form.answer(request)
-        assert isinstance(answer, CompletionsAnswer), "the configuration was judged"
+        assert isinstance(answer, CompletionsAnswer), "checked by the configuration"
 
-        async def read(told: HttpAnswer) -> None:
-            async for whole in chunks_of(told):
+        async def read(response: HttpAnswer) -> None:
+            async for whole in chunks_of(response):
                 answer.take(whole)
             piece = answer.end()
             params = {} if answer.kv_transfer_params is None else {KEY: answer.kv_transfer_params}
             reason = "length" if piece.finish_reason == "length" else "stop"
             reply.item(prefill_output(piece.token_ids, params, piece.completion_usage, finish_reason=reason))
 
-        self.begin(reply, self._placed(Asked(asked.path, body, asked.headers)), read)
+        self.begin(reply, self._placed(ServerRequest(server_request.path, body, server_request.headers)), read)
 
-    def _placed(self, asked: Asked) -> Asked:
-        """The same with its path below the server's URL."""
-        return Asked(self._config.api(asked.path), asked.body, asked.headers) if self._form.is_api_path else asked
+    def _placed(self, server_request: ServerRequest) -> ServerRequest:
+        """Return the request with its path below the server's URL."""
+        return (
+            ServerRequest(self._config.api(server_request.path), server_request.body, server_request.headers)
+            if self._form.is_api_path
+            else server_request
+        )
 
 
-async def stream(told: HttpAnswer, answer: TokenAnswer, reply: Reply) -> None:
-    """Writes what the server says; the bare tokens of a single answer the fast way."""
-    async for chunk in chunks_of(told):
+async def stream(response: HttpAnswer, answer: TokenAnswer, reply: Reply) -> None:
+    """Write the server's output to the reply; single responses of bare tokens use the fast path."""
+    async for chunk in chunks_of(response):
         for piece in answer.take(chunk):
             if piece.finish_reason is None and piece.log_probs is None and piece.index == 0:
                 for token in piece.token_ids:
@@ -138,7 +142,7 @@ async def stream(told: HttpAnswer, answer: TokenAnswer, reply: Reply) -> None:
 
 
 def transferred(request: PreprocessedRequest) -> dict[str, Any] | None:
-    """What the decode server is told of the blocks; None where it computes the prompt. Raises `InvalidArgument`."""
+    """Return the transfer parameters for the decode server; None if it computes the prompt. Raises `InvalidArgument`."""
     result = prefill_result_of(request)
     if result is None:
         return None
@@ -148,6 +152,10 @@ def transferred(request: PreprocessedRequest) -> dict[str, Any] | None:
     return params
 
 
-def with_transfer(asked: Asked, params: dict[str, Any] | None) -> Asked:
-    """The same with what the server is told of blocks elsewhere."""
-    return asked if params is None else Asked(asked.path, {**asked.body, KEY: params}, asked.headers)
+def with_transfer(server_request: ServerRequest, params: dict[str, Any] | None) -> ServerRequest:
+    """Return the request with transfer parameters of remote blocks."""
+    return (
+        server_request
+        if params is None
+        else ServerRequest(server_request.path, {**server_request.body, KEY: params}, server_request.headers)
+    )

@@ -1,4 +1,4 @@
-"""Tokens: what all ways of asking a server for tokens share. Pure."""
+"""Tokens: the common part of all APIs for requests in tokens. Pure."""
 
 import abc
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from dynamo.protocols.engine import CompletionUsage, EngineOutput, PreprocessedR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the server can take."""
+    """Limits of the server."""
 
     model: str
-    """Its own name of the model."""
+    """The server's name of the model."""
     context_length: int
     ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request in the server's words."""
+class ServerRequest:
+    """A request in the server's format."""
 
     path: str
     body: Mapping[str, Any]
@@ -31,20 +31,20 @@ class Asked:
 
 
 class Form(Protocol):
-    """One way of asking a server for tokens."""
+    """Request and response format of one API for tokens."""
 
     is_api_path: bool
-    """Whether its path is below the API's beginning; otherwise it is below the server's."""
+    """Whether its path is below the API's path; otherwise it is below the server's URL."""
 
-    def asked(self, request: PreprocessedRequest, limits: Limits) -> Asked:
-        """Raises `InvalidArgument` for what this server cannot be asked."""
+    def server_request(self, request: PreprocessedRequest, limits: Limits) -> ServerRequest:
+        """Return the server's request. Raises `InvalidArgument` for an unsupported one."""
 
     def answer(self, request: PreprocessedRequest) -> "TokenAnswer":
-        """Who reads the answer."""
+        """Return the parser of the response."""
 
 
 class TokenAnswer(abc.ABC):
-    """What was said so far of one request. The last piece of all is held back until the counts have come."""
+    """State of one response. The last piece is held back until the token counts have arrived."""
 
     def __init__(self, request: PreprocessedRequest) -> None:
         self._prompt_tokens = len(request.token_ids)
@@ -53,52 +53,52 @@ class TokenAnswer(abc.ABC):
         self._unfinished = request.sampling_options.n or 1
         self._cached_tokens: int | None = None
         self._counted = 0
-        """Tokens of the answer by the server's count, which knows those that it shows nobody."""
+        """Output tokens by the server's count, which includes hidden ones."""
         self._held: EngineOutput | None = None
         self._cum_log_probs: dict[int, float] = {}
-        self.said = 0
-        """Tokens of all choices."""
+        self.output_tokens = 0
+        """Number of tokens of all choices."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether every choice has its end."""
+        """Return whether every choice has finished."""
         return self._unfinished <= 0
 
     def take(self, chunk: Any) -> list[EngineOutput]:
-        """What is new in a chunk. Raises the error that it is."""
+        """Return the new output in a chunk. Raises the chunk's error."""
         if not isinstance(chunk, dict):
-            raise Unknown(f"the server's chunk is {str(chunk)[:80]}: expected an object")
+            raise Unknown(f"malformed chunk from the server: {str(chunk)[:80]}: expected an object")
         if chunk.get("error"):
             raise refusal_in(chunk["error"])
         try:
             return self.pieces(chunk)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise Unknown(f"the server's chunk cannot be read: {type(error).__name__}: {error}") from None
+            raise Unknown(f"malformed chunk from the server: {type(error).__name__}: {error}") from None
 
     @abc.abstractmethod
     def pieces(self, chunk: dict[str, Any]) -> list[EngineOutput]:
-        """The same, of one form's chunk; it may be broken in any way."""
+        """Return the new output in a chunk of this format, which may be malformed in any way."""
 
     def end(self) -> EngineOutput:
-        """The last piece: the stream is over. Raises `StreamIncomplete` for one without its end."""
+        """Return the last piece, at the end of the stream. Raises `StreamIncomplete` if the stream ended early."""
         if self._held is None or not self.is_finished:
-            raise StreamIncomplete("the server ended its stream before the answer's end")
+            raise StreamIncomplete("the server closed the stream before the end of the response")
         self._held.completion_usage = self.usage()
         return self._held
 
     def usage(self) -> CompletionUsage:
-        """The counts so far."""
+        """Return the token counts so far."""
         details = None if self._cached_tokens is None else PromptTokensDetails(cached_tokens=self._cached_tokens)
-        said = max(self.said, self._counted)
-        return CompletionUsage(self._prompt_tokens, said, self._prompt_tokens + said, details)
+        output_tokens = max(self.output_tokens, self._counted)
+        return CompletionUsage(self._prompt_tokens, output_tokens, self._prompt_tokens + output_tokens, details)
 
     def _piece(self, token_ids: list[int], index: int) -> EngineOutput:
-        self.said += len(token_ids)
+        self.output_tokens += len(token_ids)
         return EngineOutput(token_ids, index)
 
     def _log(self, piece: EngineOutput, rows: list[tuple[float, list[tuple[int, float]]]]) -> None:
-        """A row for each token: its likelihood, and those of its alternatives."""
-        assert self._logprobs is not None, "they were asked for"
+        """Add a row for each token: its log probability, and those of its alternatives."""
+        assert self._logprobs is not None, "only called if log probabilities were requested"
         wanted = max(1, self._logprobs)
         piece.log_probs = [own for own, _ in rows]
         piece.top_logprobs = [ranked(tops)[:wanted] for _, tops in rows]
@@ -107,9 +107,9 @@ class TokenAnswer(abc.ABC):
         piece.cum_log_probs = self._cum_log_probs[index]
 
     def _end(self, piece: EngineOutput, reason: str, stopped_by: int | str | None) -> list[EngineOutput]:
-        """Makes it the last piece of its choice; of the last choice it is held back.
+        """Mark the piece as the last one of its choice; that of the last choice is held back.
 
-        Raises for an answer that the server gave up.
+        Raises an error for a response that the server aborted.
         """
         if reason in ("abort", "error"):
             raise given_up(reason)
@@ -127,50 +127,52 @@ class TokenAnswer(abc.ABC):
 
 
 def given_up(reason: str) -> DynamoException:
-    """Why an answer was not finished."""
-    return EngineShutdown("the server dropped the request") if reason == "abort" else Unknown("the server failed")
+    """Return the error for an aborted response."""
+    return EngineShutdown("the server aborted the request") if reason == "abort" else Unknown("the server failed")
 
 
 def ranked(tops: list[tuple[int, float]]) -> list[TopLogprob]:
-    """Alternatives from the likeliest on."""
+    """Return the alternatives, most likely first."""
     tops = sorted(tops, key=lambda one: -one[1])
     return [TopLogprob(rank, token, logprob=logprob) for rank, (token, logprob) in enumerate(tops, 1)]
 
 
-def room_of(request: PreprocessedRequest, limits: Limits) -> int:
-    """How many tokens the answer may have. Raises `InvalidArgument` for a prompt that leaves none."""
+def max_output_tokens(request: PreprocessedRequest, limits: Limits) -> int:
+    """Return the maximum number of output tokens. Raises `InvalidArgument` for a prompt that leaves none."""
     check_prompt(request, limits.context_length)
-    room = limits.context_length - len(request.token_ids)
+    max_tokens = limits.context_length - len(request.token_ids)
     wanted = request.stop_conditions.max_tokens
-    return room if wanted is None else min(wanted, room)
+    return max_tokens if wanted is None else min(wanted, max_tokens)
 
 
 def wanted_rank(request: PreprocessedRequest, limits: Limits) -> int | None:
-    """Which rank is asked for; None where there is nothing to choose. Raises `InvalidArgument` for none of them."""
+    """Return the requested rank; None if there is only one. Raises `InvalidArgument` for an unknown rank."""
     return rank_of(request.routing.dp_rank if request.routing is not None else None, limits.ranks, 0)
 
 
 def biases_of(request: PreprocessedRequest) -> dict[int, float] | None:
-    """Biases by token, where there are any. Raises `InvalidArgument`."""
+    """Return the biases by token, if there are any. Raises `InvalidArgument`."""
     given = own_options(request).get("logit_bias")
     return None if given is None else token_biases(given)
 
 
 def check_plain(request: PreprocessedRequest) -> None:
-    """Raises `InvalidArgument` for what no server is asked in tokens."""
+    """Raise `InvalidArgument` for features that no server supports with tokens."""
     if request.multi_modal_data:
         kinds = ", ".join(request.multi_modal_data)
-        raise InvalidArgument(f"{kinds} parts: this worker sends tokens; --input text takes them", param="messages")
+        raise InvalidArgument(
+            f"{kinds} parts: not supported in tokens; use a worker with --input text", param="messages"
+        )
     if request.sampling_options.use_beam_search:
         raise InvalidArgument("use_beam_search is not supported by this worker", param="use_beam_search")
     if request.output_options.prompt_logprobs is not None:
         raise InvalidArgument(
-            "prompt_logprobs (which echo with logprobs needs) is not supported by this worker: streaming servers do not "
+            "prompt_logprobs (required by echo with logprobs) is not supported by this worker: streaming servers do not "
             "report them",
             param="prompt_logprobs",
         )
 
 
 def present(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what nobody said."""
+    """Return the fields that are not None."""
     return {name: value for name, value in given.items() if value is not None}

@@ -9,8 +9,8 @@ from dynamo.core.errors import EngineShutdown, InvalidArgument, StreamIncomplete
 from dynamo.openai_proxy.completions import CompletionsForm
 from dynamo.protocols.engine import GuidedDecoding
 
-NEW = CompletionsForm(tells_ids=True, version=(0, 32, 0))
-OLD = CompletionsForm(tells_ids=False, version=(0, 8, 5))
+NEW = CompletionsForm(returns_ids=True, version=(0, 32, 0))
+OLD = CompletionsForm(returns_ids=False, version=(0, 8, 5))
 
 
 def choice(token_ids: list[int], reason: str | None = None, **more: Any) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def choice(token_ids: list[int], reason: str | None = None, **more: Any) -> dict
 
 
 def test_a_plain_request_says_only_what_was_said() -> None:
-    asked = NEW.asked(request(max_tokens=7), LIMITS)
+    asked = NEW.server_request(request(max_tokens=7), LIMITS)
     assert asked.path == "/completions"
     assert asked.body == {
         "model": "theirs", "prompt": [1, 2, 3], "max_tokens": 7, "stream": True,
@@ -35,7 +35,7 @@ def test_every_option_arrives() -> None:
         extra_args={"sampling_options": {"logit_bias": {"5": 1.5}, "allowed_token_ids": [5, 6]}},
         guided_decoding=GuidedDecoding(json={"type": "object"}),
     )  # fmt: skip
-    asked = NEW.asked(given, LIMITS)
+    asked = NEW.server_request(given, LIMITS)
     assert asked.body == {
         "model": "tuned", "prompt": [1, 2, 3], "stream": True, "stream_options": {"include_usage": True},
         "max_tokens": 97, "min_tokens": 97, "ignore_eos": True, "stop_token_ids": [8, 9], "temperature": 0.5,
@@ -48,7 +48,7 @@ def test_every_option_arrives() -> None:
 
 
 def test_an_older_server_is_asked_for_logprobs_to_know_its_tokens() -> None:
-    body = OLD.asked(request(guided_decoding=GuidedDecoding(choice=["a"])), LIMITS).body
+    body = OLD.server_request(request(guided_decoding=GuidedDecoding(choice=["a"])), LIMITS).body
     assert (body["logprobs"], body["return_tokens_as_token_ids"]) == (0, True)
     assert "return_token_ids" not in body
     assert body["guided_choice"] == ["a"]
@@ -69,7 +69,7 @@ def test_an_older_server_is_asked_for_logprobs_to_know_its_tokens() -> None:
 )
 def test_what_cannot_be_asked_is_named(given: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgument, match=field):
-        NEW.asked(request(**given), LIMITS)
+        NEW.server_request(request(**given), LIMITS)
 
 
 def test_tokens_come_as_they_are_told_and_the_end_with_the_counts() -> None:

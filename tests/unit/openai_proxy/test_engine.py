@@ -332,14 +332,14 @@ vllm:kv_cache_usage_perc{engine="0"} 0.25
     server.page("/metrics", page)
     engine = tokens(server, load_interval_s=1000.0)
     async with started(engine) as (_, host):
-        await engine.tell_load()
-        await engine.tell_load()
+        await engine.publish_loads()
+        await engine.publish_loads()
         expected = WorkerLoad(
             kv_total_blocks=100, running_requests=3, waiting_requests=1, kv_used_blocks=25, active_decode_blocks=25
         )
         assert host.loads == [expected]
         server.page("/metrics", b"", 500)
-        await engine.tell_load()
+        await engine.publish_loads()
         assert host.loads[-1] == WorkerLoad(kv_total_blocks=100)
 
 

@@ -39,7 +39,7 @@ async def test_some_may_be_chosen_and_called_otherwise(server: Server) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"models": ["c"]}, "lists a, b"),
+        ({"models": ["c"]}, "not listed by the server, which has a, b"),
         ({"served_model_names": ["x"]}, "1 names for 2 models"),
         ({"model_path": DEMO_MODEL}, "one of a, b"),
     ],
@@ -112,7 +112,7 @@ async def test_a_server_that_never_answers_is_given_up() -> None:
             break
         clock.advance(1.0)
         await asyncio.sleep(0.01)
-    with pytest.raises(ConfigError, match="no answer within 3 s: no connection"):
+    with pytest.raises(ConfigError, match="not available within 3 s: no connection"):
         await finding
 
 

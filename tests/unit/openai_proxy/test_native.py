@@ -15,7 +15,7 @@ SGLANG, LLAMA = SglangForm(), LlamaCppForm()
 
 
 def test_sglang_is_asked_in_its_own_words() -> None:
-    asked = SGLANG.asked(
+    asked = SGLANG.server_request(
         request(
             max_tokens=5, min_tokens=2, eos_token_ids=[7], temperature=0.5, top_k=3, seed=1, logprobs=2, dp_rank=1,
             n=2, extra_args={"sampling_options": {"logit_bias": {"5": 1}}},
@@ -86,7 +86,7 @@ def test_sglang_logprobs_are_of_the_tokens_said() -> None:
 
 
 def test_llama_is_asked_in_its_own_words() -> None:
-    asked = LLAMA.asked(
+    asked = LLAMA.server_request(
         request(
             max_tokens=5, temperature=0.5, top_k=-1, repetition_penalty=1.1, seed=2, ignore_eos=True, logprobs=0,
             extra_args={"sampling_options": {"logit_bias": {"5": 1}}},
@@ -107,7 +107,7 @@ def test_llama_is_asked_in_its_own_words() -> None:
 )
 def test_what_llama_cannot_do_is_named(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
-        LLAMA.asked(request(**given), LIMITS)
+        LLAMA.server_request(request(**given), LIMITS)
 
 
 def test_llama_ends_by_itself_or_at_a_token_that_it_does_not_know_for_an_end() -> None:
