@@ -1,5 +1,5 @@
-"""A router of routers: picks the pool of workers that suits a request's length and targets: `python -m dynamo.global_router`.
+"""A router of routers: chooses the pool of workers by a request's length and latency targets (`dynamo.global_router`).
 
-Lives here: its options, its configuration file, the choice of a pool, and the handlers that relay. Within a pool the
-pool's own router chooses the worker.
+Contents: its options, its configuration file, the choice of a pool, and the handlers that forward requests. Within a
+pool, the pool's own router chooses the worker.
 """

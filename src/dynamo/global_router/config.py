@@ -1,4 +1,4 @@
-"""GlobalRouterOptions: the flags of `python -m dynamo.global_router` (control-plane.md §1.16)."""
+"""GlobalRouterOptions: the flags of `python -m dynamo.global_router`."""
 
 from dataclasses import dataclass
 
@@ -9,31 +9,35 @@ from dynamo.runtime.config import RuntimeOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalRouterOptions(RuntimeOptions):
-    """Global router: sends each request to the pool of workers that suits its length and its targets."""
+    """Global router: routes each request to a pool of workers by its length and latency targets."""
 
-    config: str | None = option(None, "--config", "DYN_GLOBAL_ROUTER_CONFIG", "JSON file with the pools and the choice")
+    config: str | None = option(
+        None, "--config", "DYN_GLOBAL_ROUTER_CONFIG", "JSON file with the pools and their selection"
+    )
     model_name: str | None = option(
-        None, "--model-name", "DYN_GLOBAL_ROUTER_MODEL_NAME", "The model that all pools serve: its name, and its files"
+        None, "--model-name", "DYN_GLOBAL_ROUTER_MODEL_NAME", "Name of the model that all pools serve"
     )
     model_path: str | None = option(
-        None, "--model-path", "DYN_GLOBAL_ROUTER_MODEL_PATH", "Where its files are, if its name does not say so"
+        None, "--model-path", "DYN_GLOBAL_ROUTER_MODEL_PATH", "Directory of the model's files; default: --model-name"
     )
-    namespace: str = option("dynamo", "--namespace", "DYN_NAMESPACE", "Our own namespace, which frontends watch")
+    namespace: str = option(
+        "dynamo", "--namespace", "DYN_NAMESPACE", "Namespace of the global router, watched by frontends"
+    )
     component_name: str = option(
-        "global_router", "--component-name", "DYN_GLOBAL_ROUTER_COMPONENT_NAME", "Our own component"
+        "global_router", "--component-name", "DYN_GLOBAL_ROUTER_COMPONENT_NAME", "Component name of the global router"
     )
     default_ttft_target_ms: float | None = option(
         None,
         "--default-ttft-target-ms",
         "DYN_GLOBAL_ROUTER_DEFAULT_TTFT_TARGET_MS",
-        "Target for the first token of requests that name none (the middle of the file's range)",
+        "Target time to first token of requests without one, in ms; default: the middle of the file's range",
         aliases=["--default-ttft-target"],
     )
     default_itl_target_ms: float | None = option(
         None,
         "--default-itl-target-ms",
         "DYN_GLOBAL_ROUTER_DEFAULT_ITL_TARGET_MS",
-        "Target between tokens of requests that name none (the middle of the file's range)",
+        "Target time between tokens of requests without one, in ms; default: the middle of the file's range",
         aliases=["--default-itl-target"],
     )
 

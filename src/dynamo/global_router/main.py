@@ -1,4 +1,4 @@
-"""The global router's life: read the pools, follow their routers, show the model, relay, drain."""
+"""The global router process: read the pools, follow their routers, publish the model, forward requests, drain."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ from dynamo.runtime.streams import GeneratorHandler
 
 logger = logging.getLogger(__name__)
 
-DRAIN_S = 30.0  # As workers: a long answer may be on its way.
+DRAIN_S = 30.0  # As workers: a long response may be in progress.
 
 STAGES: dict[Stage, tuple[str, ModelType, WorkerType, list[list[WorkerType]]]] = {
     "agg": ("generate", ModelType.Chat | ModelType.Completions, WorkerType.Aggregated, []),
@@ -30,13 +30,13 @@ STAGES: dict[Stage, tuple[str, ModelType, WorkerType, list[list[WorkerType]]]] =
         [[WorkerType.Prefill]],
     ),
 }
-"""By stage: the endpoint, and what its card says."""
+"""The endpoint and the contents of its card, by stage."""
 
 
 def main() -> int:
-    """Runs the global router until it is told to stop. Raises `ConfigError`."""
+    """Run the global router until it is stopped. Raises `ConfigError`."""
     options = load(GlobalRouterOptions, sys.argv[1:], prog="python -m dynamo.global_router")
-    assert options.config is not None, "options without a file are refused"
+    assert options.config is not None, "checked by __post_init__"
     pools = read_pools(options.config)
     logs.setup(component="global-router")
     die_with_parent()
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 async def serve(options: GlobalRouterOptions, pools: dict[Stage, Pools]) -> int:
-    """Everything between the command line and the exit status."""
+    """Run the global router from the options to the exit status."""
     stop = stop_event()
     runtime = DistributedRuntime.from_options(options)
     try:
@@ -66,13 +66,13 @@ async def serve(options: GlobalRouterOptions, pools: dict[Stage, Pools]) -> int:
 
 
 async def show(runtime: DistributedRuntime, options: GlobalRouterOptions, stage: Stage, pools: Pools) -> Serving:
-    """Serves one stage, and lets frontends find it. Raises `ConfigError` for a model that cannot be read."""
+    """Serve and register one stage. Raises `ConfigError` for a model that cannot be read."""
     relay = PoolRelay(runtime, pools, ttft_ms=options.default_ttft_target_ms, itl_ms=options.default_itl_target_ms)
     await relay.start()
     name, kind, worker, needs = STAGES[stage]
     endpoint: Endpoint = runtime.endpoint(f"{options.namespace}.{options.component_name}.{name}")
     serving = await endpoint.serve(GeneratorHandler(relay.generate, runtime.tasks))
-    assert options.model_name is not None, "options without a model are refused"
+    assert options.model_name is not None, "checked by __post_init__"
     await register_model(
         ModelInput.Tokens,
         kind,

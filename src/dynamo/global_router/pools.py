@@ -1,7 +1,7 @@
-"""Pools: which pool of workers a request goes to, and where it goes when that one fails. Pure (control-plane.md §1.16).
+"""Pools: the choice of a pool of workers for a request, and of the next one after a failure. Pure.
 
-Each dimension of a request (its length, its targets) is cut into buckets of equal width; the buckets together name a
-field of the mapping, and the field names the pool. A rule for the request's priority may name another one.
+The range of each dimension of a request (its length, its targets) is divided into buckets of equal width; the buckets
+index the mapping, whose elements are pools. A rule for the request's priority overrides the mapping.
 """
 
 import math
@@ -19,7 +19,7 @@ Stage = Literal["prefill", "decode", "agg"]
 
 
 class PriorityRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests of these priorities, both included, go to that pool."""
+    """Route requests with these priorities (inclusive) to the target pool."""
 
     min_priority: int
     max_priority: int
@@ -27,7 +27,7 @@ class PriorityRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PrefillStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """By prompt length and target for the first token."""
+    """Selection by prompt length and target time to first token."""
 
     isl_min: float
     isl_max: float
@@ -40,7 +40,7 @@ class PrefillStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class DecodeStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """By the request's tokens and the target between tokens."""
+    """Selection by the number of tokens and the target time between tokens."""
 
     context_length_min: float
     context_length_max: float
@@ -53,7 +53,7 @@ class DecodeStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class AggStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """By both targets, and by prompt length where all three of its fields are there."""
+    """Selection by both targets, and by prompt length if all three of its fields are set."""
 
     ttft_min_ms: float
     ttft_max_ms: float
@@ -89,7 +89,7 @@ class PoolsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One measure of a request, cut into buckets."""
+    """One measure of a request, divided into buckets."""
 
     name: str
     low: float
@@ -97,19 +97,19 @@ class Dimension:
     buckets: int
 
     def bucket(self, value: float) -> int:
-        """The bucket of a value; values beyond either end are in the last one there."""
+        """Return the bucket of a value; values beyond either end belong to the outermost bucket."""
         step = (self.high - self.low) / self.buckets
         return min(self.buckets - 1, max(0, math.floor((value - self.low) / step)))
 
     @property
     def middle(self) -> float:
-        """What is meant where a request says nothing."""
+        """Return the value for requests without one."""
         return (self.low + self.high) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is known of a request."""
+    """Properties of a request that determine its pool."""
 
     tokens: int
     ttft_ms: float | None = None
@@ -124,14 +124,14 @@ class Pools:
     stage: Stage
     namespaces: Sequence[str]
     priorities: Sequence[int]
-    """The lower, the faster."""
+    """Priorities of the pools; lower is faster."""
     dimensions: Sequence[Dimension]
     mapping: Sequence[Any]
     rules: Sequence[PriorityRule]
     retries: bool
 
     def choose(self, wanted: Wanted) -> int:
-        """The pool of a request."""
+        """Return the pool of a request."""
         if wanted.priority is not None:
             for rule in self.rules:
                 if rule.min_priority <= wanted.priority <= rule.max_priority:
@@ -142,7 +142,7 @@ class Pools:
         return int(found)
 
     def order(self, chosen: int) -> list[int]:
-        """The chosen pool, then, where that is wanted, the faster ones, the slowest of them first."""
+        """Return the chosen pool, followed by the faster ones if fallback is enabled, slowest first."""
         if not self.retries:
             return [chosen]
         faster = [pool for pool in range(len(self.namespaces)) if self.priorities[pool] < self.priorities[chosen]]
@@ -150,13 +150,13 @@ class Pools:
 
 
 def measure(dimension: Dimension, wanted: Wanted) -> float:
-    """What a request has in a dimension."""
+    """Return a request's value in a dimension."""
     value = {"ttft": wanted.ttft_ms, "itl": wanted.itl_ms}.get(dimension.name, float(wanted.tokens))
     return dimension.middle if value is None else value
 
 
 def read_pools(path: str) -> dict[Stage, Pools]:
-    """The pools of a configuration file, by stage. Raises `ConfigError` that names the file and the field."""
+    """Return the pools of a configuration file, by stage. Raises `ConfigError` that names the file and the field."""
     try:
         text = Path(path).read_bytes()
     except OSError as error:
@@ -168,7 +168,7 @@ def read_pools(path: str) -> dict[Stage, Pools]:
 
 
 def pools_of(file: PoolsFile) -> dict[Stage, Pools]:
-    """The same of a file that was read. Raises `ConfigError`."""
+    """Return the pools of a parsed file. Raises `ConfigError`."""
     retries = file.enable_priority_retry
     if file.mode == "agg":
         agg = file.agg_pool_selection_strategy
@@ -182,7 +182,7 @@ def pools_of(file: PoolsFile) -> dict[Stage, Pools]:
         if agg.isl_min is not None and agg.isl_max is not None and agg.isl_resolution is not None:
             dimensions.insert(0, Dimension("isl", agg.isl_min, agg.isl_max, agg.isl_resolution))
         elif any(value is not None for value in by_length):
-            raise ConfigError("isl_min, isl_max and isl_resolution go together")
+            raise ConfigError("isl_min, isl_max and isl_resolution must be given together")
         return {
             "agg": checked(
                 Pools(
@@ -241,12 +241,12 @@ def pools_of(file: PoolsFile) -> dict[Stage, Pools]:
 
 
 def priorities_of(given: Sequence[int] | None, namespaces: Sequence[str]) -> Sequence[int]:
-    """The pools' priorities; their order where none are given."""
+    """Return the pools' priorities; by default their order."""
     return list(range(len(namespaces))) if given is None else given
 
 
 def checked(pools: Pools, count: int | None) -> Pools:
-    """Itself. Raises `ConfigError` where its parts do not fit together."""
+    """Return the pools. Raises `ConfigError` if their fields are inconsistent."""
     stage, number = pools.stage, len(pools.namespaces)
     if not number:
         raise ConfigError(f"{stage}_pool_dynamo_namespaces: expected at least one")
@@ -258,18 +258,18 @@ def checked(pools: Pools, count: int | None) -> Pools:
         if dimension.buckets < 1:
             raise ConfigError(f"{dimension.name}_resolution is {dimension.buckets}: expected at least 1")
         if not dimension.low < dimension.high:
-            raise ConfigError(f"{dimension.name}: its minimum {dimension.low:g} is not below {dimension.high:g}")
+            raise ConfigError(f"{dimension.name}: its minimum {dimension.low:g} must be less than {dimension.high:g}")
     check_mapping(pools.mapping, pools.dimensions, number, f"{stage}_pool_mapping")
     for rule in pools.rules:
         if rule.min_priority > rule.max_priority:
-            raise ConfigError(f"priority_overrides: {rule.min_priority} to {rule.max_priority} is no range")
+            raise ConfigError(f"priority_overrides: {rule.min_priority} to {rule.max_priority}: not a valid range")
         if not 0 <= rule.target_pool < number:
             raise ConfigError(f"priority_overrides: target_pool {rule.target_pool}: expected 0 to {number - 1}")
     return pools
 
 
 def check_mapping(field: Any, dimensions: Sequence[Dimension], pools: int, where: str) -> None:
-    """Raises `ConfigError` where the mapping has not a pool for every field."""
+    """Raise `ConfigError` if the mapping's shape or one of its pools is invalid."""
     if not dimensions:
         if not isinstance(field, int) or isinstance(field, bool) or not 0 <= field < pools:
             raise ConfigError(f"{where} is {field!r}: expected a pool, 0 to {pools - 1}")
@@ -282,7 +282,7 @@ def check_mapping(field: Any, dimensions: Sequence[Dimension], pools: int, where
 
 
 def wanted_of(request: Mapping[str, Any], ttft_ms: float | None, itl_ms: float | None) -> Wanted:
-    """What a request in tokens says of itself; the targets are those of requests that name none."""
+    """Return the properties of a request in tokens; the targets are the defaults for requests without them."""
     targets: dict[str, Any] = {}
     for given in (request.get("extra_args"), request.get("router")):
         if isinstance(given, Mapping):
@@ -299,5 +299,5 @@ def wanted_of(request: Mapping[str, Any], ttft_ms: float | None, itl_ms: float |
 
 
 def number(value: Any) -> bool:
-    """Whether it is a number that one can count with."""
+    """Return whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

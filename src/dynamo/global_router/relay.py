@@ -1,4 +1,4 @@
-"""PoolRelay: a request goes to the router of its pool; what comes back goes to the caller."""
+"""PoolRelay: forwards requests to the router of their pool, and its responses to the caller."""
 
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -14,11 +14,11 @@ from dynamo.runtime.distributed import DistributedRuntime
 logger = logging.getLogger(__name__)
 
 ENDPOINT = "router.generate"
-"""Of each pool's own router, in the pool's namespace (`python -m dynamo.router`)."""
+"""Endpoint of each pool's router, in the pool's namespace (`python -m dynamo.router`)."""
 
 
 class PoolRelay:
-    """The handler of one stage."""
+    """Handler of one stage."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class PoolRelay:
         self._metrics = RelayMetrics(runtime.metrics, pools)
 
     async def start(self) -> None:
-        """Follows the pools' routers."""
+        """Follow the pools' routers."""
         for namespace in self._pools.namespaces:
             self._clients.append(await self._runtime.endpoint(f"{namespace}.{ENDPOINT}").client())
 
     async def generate(self, request: Any, context: Context) -> AsyncIterator[Any]:
-        """What the pool answers. One that fails before it answered anything is followed by a faster one, if that is wanted."""
+        """Stream the pool's response. If it fails before the first item, try faster pools, if fallback is enabled."""
         if not isinstance(request, Mapping):
             raise InvalidArgument(f"the request is {type(request).__name__}: expected a request in tokens")
         order = self._pools.order(self._pools.choose(wanted_of(request, self._ttft_ms, self._itl_ms)))
@@ -59,21 +59,21 @@ class PoolRelay:
             except DynamoException as error:
                 if has_begun or number == len(order) - 1 or context.is_stopped():
                     raise
-                logger.warning("pool %s failed, a faster one is asked: %s", self._pools.namespaces[pool], error)
+                logger.warning("pool %s failed, trying a faster one: %s", self._pools.namespaces[pool], error)
             else:
                 return
 
 
 class RelayMetrics:
-    """How many requests each pool was sent."""
+    """Number of requests sent to each pool."""
 
     def __init__(self, registry: MetricsRegistry, pools: Pools) -> None:
         self._stage = pools.stage
         self._namespaces = pools.namespaces
         self._sent = registry.counter(
-            "dynamo_global_router_requests_total", "Requests that were sent to a pool", ("stage", "pool_namespace")
+            "dynamo_global_router_requests_total", "Requests sent to a pool", ("stage", "pool_namespace")
         )
 
     def sent(self, pool: int) -> None:
-        """One more."""
+        """Count one request."""
         self._sent.labels(stage=self._stage, pool_namespace=self._namespaces[pool]).inc()

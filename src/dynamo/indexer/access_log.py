@@ -1,4 +1,4 @@
-"""AccessLog: every request in a line of JSON; opened anew when the file was moved away (`/reopen_logs`)."""
+"""AccessLog: one JSON line per request, in a file that `/reopen_logs` opens again after a rotation."""
 
 import logging
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """A file that grows. Raises `ConfigError` where it cannot be opened."""
+    """The access log file. Raises `ConfigError` if it cannot be opened."""
 
     def __init__(self, path: str, trace_id_header: str, *, is_local_time: bool = False) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class AccessLog:
             raise ConfigError(f"--access-log {self._path}: {error.strerror}") from None
 
     def note(self, served: Served) -> None:
-        """A request was answered. A full disk is told once in the log, and hurts nobody."""
+        """Write the line of a request. A write error is logged and does not affect the request."""
         now = datetime.now().astimezone() if self._is_local_time else datetime.now(UTC)
         line = {
             "time": now.isoformat(timespec="milliseconds"),
@@ -43,7 +43,7 @@ class AccessLog:
             logger.warning("--access-log %s: %s", self._path, error)
 
     def reopen(self) -> None:
-        """Writes on in a new file of that name."""
+        """Continue in a new file of the same name."""
         self._file.close()
         self._file = self._open()
 

@@ -1,4 +1,4 @@
-"""The indexer's life: listen, ask a peer, follow engines, end."""
+"""The indexer process: listen, copy a peer's index, follow engines, stop."""
 
 import logging
 import sys
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the indexer until it is told to stop; without `argv`, as the command line says. Raises `ConfigError`."""
+    """Run the indexer until it is stopped; `argv` defaults to the command line. Raises `ConfigError`."""
     options = load(IndexerOptions, sys.argv[1:] if argv is None else argv, prog="python -m dynamo.indexer")
     logs.setup(component="indexer")
     die_with_parent()
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def serve(options: IndexerOptions) -> int:
-    """Everything between the command line and the exit status."""
+    """Run the indexer from the options to the exit status."""
     stop = stop_event()
     listener = listen(options.port)
     log = None

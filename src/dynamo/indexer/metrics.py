@@ -1,4 +1,4 @@
-"""IndexerMetrics: what `/metrics` of the indexer says (serving-plane.md §7.5)."""
+"""IndexerMetrics: the metrics of the indexer."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ BUCKETS = tuple(1e-4 * 2**step for step in range(20))
 
 
 class IndexerMetrics:
-    """Requests, models, listeners."""
+    """Metrics of requests, models and listeners."""
 
     def __init__(self, registry: MetricsRegistry, models: IndexedModels) -> None:
         self._seconds = registry.histogram(
@@ -22,7 +22,7 @@ class IndexerMetrics:
         self._errors = registry.counter(
             PREFIX + "errors_total", "HTTP requests that were refused or failed", ("endpoint", "status_class")
         )
-        registry.gauge(PREFIX + "models", "Models and routing groups that are followed").labels().follow(
+        registry.gauge(PREFIX + "models", "Followed models and routing groups").labels().follow(
             lambda: float(len(models.models))
         )
         listeners = registry.gauge(PREFIX + "listeners", "ZMQ listeners by status", ("status",))
@@ -31,12 +31,12 @@ class IndexerMetrics:
         registry.gauge(PREFIX + "blocks", "Blocks in all indexes").labels().follow(
             lambda: float(sum(one.index.size for one in models.models.values()))
         )
-        registry.gauge(PREFIX + "lost_messages", "Messages of engines that nobody could tell again").labels().follow(
-            lambda: float(sum(one.events.lost for one in models.listeners()))
-        )
+        registry.gauge(
+            PREFIX + "lost_messages", "KV event messages that were missed and could not be replayed"
+        ).labels().follow(lambda: float(sum(one.events.lost for one in models.listeners())))
 
     def served(self, served: Served) -> None:
-        """A request was answered."""
+        """Record a served request."""
         if served.status in (404, 405) and not served.is_routed:
             return
         self._seconds.labels(endpoint=served.route).observe(served.seconds)

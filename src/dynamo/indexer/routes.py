@@ -1,4 +1,4 @@
-"""IndexerRoutes: the HTTP face of the indexer."""
+"""IndexerRoutes: the HTTP API of the indexer."""
 
 from typing import Annotated, Any
 
@@ -37,7 +37,7 @@ class RegisterBody(msgspec.Struct):
 
 
 class UnregisterBody(msgspec.Struct):
-    """An instance, or one of its ranks, to follow no more."""
+    """An instance, or one of its ranks, to stop following."""
 
     instance_id: Id
     model_name: str
@@ -46,7 +46,7 @@ class UnregisterBody(msgspec.Struct):
 
 
 class QueryBody(msgspec.Struct):
-    """A prompt in tokens."""
+    """A prompt as tokens."""
 
     token_ids: list[int]
     model_name: str
@@ -57,7 +57,7 @@ class QueryBody(msgspec.Struct):
 
 
 class QueryByHashBody(msgspec.Struct):
-    """A prompt in tokens hashes."""
+    """A prompt as block hashes."""
 
     block_hashes: list[int]
     model_name: str
@@ -72,7 +72,7 @@ class PeerBody(msgspec.Struct):
 
 
 class IndexerRoutes:
-    """Answers by the models that are followed."""
+    """Handlers of the followed models."""
 
     def __init__(self, models: IndexedModels, peers: Peers, registry: MetricsRegistry, log: AccessLog | None) -> None:
         self._models = models
@@ -154,7 +154,7 @@ class IndexerRoutes:
     async def query_by_hash(self, call: HttpCall[QueryByHashBody]) -> tuple[int, Any]:
         body = call.body
         if body.cache_salt is not None:
-            raise HttpError(400, "cache_salt is not accepted here: block_hashes are made with it already")
+            raise HttpError(400, "cache_salt: not allowed with block_hashes, which already contain it")
         blocks = pack([one & U64 for one in body.block_hashes])
         return 200, self._models.find((body.model_name, body.routing_group), blocks)
 

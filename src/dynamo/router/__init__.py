@@ -1,4 +1,4 @@
-"""The KV router as a process of its own, in front of the workers of any endpoint: `python -m dynamo.router`.
+"""The KV router as a separate process in front of the workers of any endpoint: `python -m dynamo.router`.
 
-Lives here: its options, and the endpoints that it serves. How it decides is `kv_router`'s, how it acts `llm`'s.
+Contents: its options and endpoints. The routing decision is made in `kv_router` and carried out in `llm`.
 """

@@ -1,4 +1,4 @@
-"""RouterOptions: the flags of `python -m dynamo.router` (serving-plane.md §4.12)."""
+"""RouterOptions: the flags of `python -m dynamo.router`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,12 +12,12 @@ from dynamo.routing.options import KvRouterOptions, check_files, router_config
 from dynamo.routing.policy_file import RouterPolicy
 from dynamo.runtime.config import RuntimeOptions
 
-DEFAULT_BLOCK_SIZE = 128  # Upstream's.
+DEFAULT_BLOCK_SIZE = 128  # Upstream's default.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions(RuntimeOptions, KvRouterOptions):
-    """Standalone KV router: chooses among the workers of any endpoint, for callers that are no frontend."""
+    """Standalone KV router: routes to the workers of any endpoint, for callers other than frontends."""
 
     COMMON: ClassVar = (
         "--endpoint",
@@ -29,13 +29,13 @@ class RouterOptions(RuntimeOptions, KvRouterOptions):
         "--request-plane",
     )
     endpoint: str | None = option(
-        None, "--endpoint", "DYN_ROUTER_ENDPOINT", "The workers' endpoint, namespace.component.endpoint"
+        None, "--endpoint", "DYN_ROUTER_ENDPOINT", "Endpoint of the workers: namespace.component.endpoint"
     )
     block_size: int = option(
         DEFAULT_BLOCK_SIZE,
         "--router-block-size",
         "DYN_ROUTER_BLOCK_SIZE",
-        "Tokens of a KV block; must be the workers' own",
+        "Tokens of a KV block; must equal the workers' block size",
         aliases=["--block-size"],
     )
 
@@ -47,16 +47,16 @@ class RouterOptions(RuntimeOptions, KvRouterOptions):
         except InvalidArgument as error:
             raise ConfigError(f"--endpoint {self.endpoint}: {error}") from None
         if self.block_size < 1:
-            raise ConfigError(f"--router-block-size {self.block_size}: expected at least 1")
+            raise ConfigError(f"--router-block-size {self.block_size}: must be at least 1")
         check_files(self.meaning()[0])
 
     def target(self) -> EndpointId:
-        """Whose workers they are."""
-        assert self.endpoint is not None, "options without an endpoint are refused"
+        """Return the workers' endpoint."""
+        assert self.endpoint is not None, "checked by __post_init__"
         return EndpointId.parse(self.endpoint)
 
     def meaning(self) -> tuple[RouterConfig, PolicyProfile | None]:
-        """What the flags and the policy file mean. Raises `ConfigError`."""
+        """Return the router configuration of the flags, and the policy file's. Raises `ConfigError`."""
         config = router_config(self, self.block_size)
         if self.policy_config is None:
             return config, None

@@ -1,4 +1,4 @@
-"""The router's life: open the runtime, follow the workers, serve, drain."""
+"""The router process: open the runtime, follow the workers, serve, drain."""
 
 import logging
 import sys
@@ -15,11 +15,11 @@ from dynamo.runtime.distributed import DistributedRuntime
 
 logger = logging.getLogger(__name__)
 
-DRAIN_S = 30.0  # As workers: a long answer may be on its way.
+DRAIN_S = 30.0  # As workers: a long response may be in progress.
 
 
 def main() -> int:
-    """Runs the router until it is told to stop. Raises `ConfigError`."""
+    """Run the router until it is stopped. Raises `ConfigError`."""
     options = load(RouterOptions, sys.argv[1:], ROUTER, prog="python -m dynamo.router")
     logs.setup(component="router")
     die_with_parent()
@@ -29,7 +29,7 @@ def main() -> int:
 
 
 async def serve(options: RouterOptions) -> int:
-    """Everything between the command line and the exit status."""
+    """Run the router from the options to the exit status."""
     stop = stop_event()
     runtime = DistributedRuntime.from_options(options)
     config, profile = options.meaning()

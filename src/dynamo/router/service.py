@@ -1,8 +1,8 @@
 """RouterService: the endpoints that a standalone router serves.
 
-<namespace>.router.generate             a request, relayed to the worker that is chosen for it
-<namespace>.router.best_worker_id       tokens in, a worker's id out
-<namespace>.router.get_overlap_scores   tokens in, what every rank holds of them out
+<namespace>.router.generate             forwards a request to the worker chosen for it
+<namespace>.router.best_worker_id       returns the id of the best worker for tokens
+<namespace>.router.get_overlap_scores   returns the cached blocks of tokens on every rank
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -21,7 +21,7 @@ COMPONENT = "router"
 
 
 class RouterService:
-    """Answers by one endpoint's router."""
+    """Endpoints of one router."""
 
     def __init__(self, runtime: DistributedRuntime, router: EndpointRouter, *, serves_indexer: bool = False) -> None:
         self._runtime = runtime
@@ -30,7 +30,7 @@ class RouterService:
         self._servings: list[Serving] = []
 
     async def start(self) -> None:
-        """Follows the workers, then lets callers find the router."""
+        """Follow the workers, then register the endpoints."""
         await self._router.start()
         if self._indexer is not None:
             await self._indexer.start()
@@ -44,7 +44,7 @@ class RouterService:
             self._servings.append(await endpoint.serve(GeneratorHandler(handler, self._runtime.tasks)))
 
     async def close(self, drain_s: float) -> None:
-        """Leaves the registry, lets what runs end within the time, and stops following the workers."""
+        """Unregister, wait up to `drain_s` for active requests, and stop following the workers."""
         if self._indexer is not None:
             await self._indexer.close()
         for serving in self._servings:
@@ -54,7 +54,7 @@ class RouterService:
         await self._router.close()
 
     async def generate(self, request: Any, context: Context) -> AsyncIterator[Any]:
-        """What the chosen worker answers."""
+        """Forward a request to the chosen worker and stream its response."""
         if not isinstance(request, Mapping):
             raise InvalidArgument(f"the request is {type(request).__name__}: expected a request in tokens")
         stream = await self._router.generate(request, context=context)
@@ -65,28 +65,28 @@ class RouterService:
             await stream.aclose()
 
     async def best_worker_id(self, request: Any) -> AsyncIterator[int]:
-        """The worker that a request would go to now; nothing is counted as its."""
-        asked = self._asked(request)
-        await self._router.kv.know(asked)
-        yield self._router.kv.look(asked).worker_id
+        """Return the worker that would be chosen for a request now; no load is recorded."""
+        route_request = self._route_request(request)
+        await self._router.kv.know(route_request)
+        yield self._router.kv.look(route_request).worker_id
 
     async def get_overlap_scores(self, request: Any) -> AsyncIterator[dict[str, Any]]:
-        """What every rank holds of a prompt, by tier."""
-        asked = self._asked(request)
-        await self._router.kv.know(asked)
-        yield self._router.overlap_scores(asked)
+        """Return the cached blocks of a prompt on every rank, by tier."""
+        route_request = self._route_request(request)
+        await self._router.kv.know(route_request)
+        yield self._router.overlap_scores(route_request)
 
-    def _asked(self, request: Any) -> Ask:
-        """Tokens alone, or an object with `token_ids`. Raises `InvalidArgument`."""
+    def _route_request(self, request: Any) -> Ask:
+        """Parse a list of tokens, or an object with `token_ids`. Raises `InvalidArgument`."""
         given: Mapping[str, Any] = request if isinstance(request, Mapping) else {"token_ids": request}
         tokens = given.get("token_ids")
         if not isinstance(tokens, list):
-            raise InvalidArgument(f"token_ids is {tokens!r}: expected a list of numbers", param="token_ids")
-        asked = self._router.ask(
+            raise InvalidArgument(f"token_ids {tokens!r}: must be a list of numbers", param="token_ids")
+        route_request = self._router.ask(
             tokens,
             block_mm_infos=given.get("block_mm_infos"),
             lora_name=given.get("lora_name"),
             cache_salt=given.get("cache_namespace"),
         )
-        asked.overrides = given.get("router_config_override")
-        return asked
+        route_request.overrides = given.get("router_config_override")
+        return route_request

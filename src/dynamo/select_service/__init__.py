@@ -1,4 +1,4 @@
-"""Which worker takes a prompt, as a service of its own, for gateways that are no Dynamo: `python -m dynamo.select_service`.
+"""Worker selection as a separate process, for gateways other than Dynamo's: `python -m dynamo.select_service`.
 
-Lives here: its options and its routes. The selecting is `llm.selection`'s.
+Contents: its options and its routes. The selection is implemented in `llm.selection`.
 """

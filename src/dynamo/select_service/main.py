@@ -1,4 +1,4 @@
-"""The selection service's life: listen, ask a peer, follow engines, end."""
+"""The selection service process: listen, copy a peer's index, follow engines, stop."""
 
 import logging
 import sys
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the service until it is told to stop; without `argv`, as the command line says. Raises `ConfigError`."""
+    """Run the service until it is stopped; `argv` defaults to the command line. Raises `ConfigError`."""
     options = load(SelectOptions, sys.argv[1:] if argv is None else argv, prog="python -m dynamo.select_service")
     logs.setup(component="select-service")
     die_with_parent()
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def serve(options: SelectOptions) -> int:
-    """Everything between the command line and the exit status."""
+    """Run the service from the options to the exit status."""
     stop = stop_event()
     listener = listen(options.port)
     service = SelectionService(

@@ -1,4 +1,4 @@
-"""SelectRoutes: the HTTP face of the selection service."""
+"""SelectRoutes: the HTTP API of the selection service."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,7 +14,7 @@ OK = {"status": "ok"}
 
 
 class NewWorkerBody(WorkerBody, kw_only=True):
-    """A worker; which one is said."""
+    """A worker with its id."""
 
     worker_id: Id
 
@@ -26,7 +26,7 @@ class OutputBlockBody(msgspec.Struct):
 
 
 class SelectRoutes:
-    """Answers by one selection service."""
+    """Handlers of one selection service."""
 
     def __init__(self, service: SelectionService) -> None:
         self._service = service
@@ -52,11 +52,11 @@ class SelectRoutes:
             self.routes.add(method, path, refused(handler), body)
         add_peer_routes(self.routes, service.peers)
 
-    def answered(self, ask: Callable[[Any], Awaitable[Any]], status: int = 200) -> Handler:
-        """A route that is one question."""
+    def answered(self, method: Callable[[Any], Awaitable[Any]], status: int = 200) -> Handler:
+        """Return the handler of a route that calls one method of the service."""
 
         async def answer(call: HttpCall[Any]) -> tuple[int, Any]:
-            return status, await ask(call.body)
+            return status, await method(call.body)
 
         return answer
 
@@ -103,14 +103,14 @@ class SelectRoutes:
 
 
 def worker_of(text: str) -> int:
-    """A worker's id in a path. Raises `HttpError`."""
+    """Return the worker id in a path. Raises `HttpError`."""
     if not text.isdecimal():
         raise HttpError(400, f"worker id {text!r}: expected a number")
     return int(text)
 
 
 def refused(handler: Handler) -> Handler:
-    """A refusal of the service is one of HTTP."""
+    """Convert the service's errors to HTTP errors."""
 
     async def answer(call: HttpCall[Any]) -> tuple[int, Any]:
         try:

@@ -1,4 +1,4 @@
-"""Who is doing how much, as a service of its own: `python -m dynamo.slot_tracker`.
+"""Load tracking as a separate process: `python -m dynamo.slot_tracker`.
 
-Lives here: its options, its routes and its books. What a rank's load is, is `kv_router`'s to say.
+Contents: its options, its routes and its state. The load of a rank is computed in `kv_router`.
 """

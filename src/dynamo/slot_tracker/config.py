@@ -8,6 +8,6 @@ from dynamo.routing.sync.replica_peers import ReplicaOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTrackerOptions(ReplicaOptions):
-    """Standalone slot tracker: which rank has how much to do."""
+    """Standalone slot tracker: reports the load of every rank."""
 
     port: int = option(8091, "--port", None, "HTTP port")

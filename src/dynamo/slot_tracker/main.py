@@ -1,4 +1,4 @@
-"""The slot tracker's life: listen, count, end."""
+"""The slot tracker process: listen, track the load, stop."""
 
 import logging
 import sys
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the slot tracker until it is told to stop; without `argv`, as the command line says. Raises `ConfigError`."""
+    """Run the slot tracker until it is stopped; `argv` defaults to the command line. Raises `ConfigError`."""
     options = load(SlotTrackerOptions, sys.argv[1:] if argv is None else argv, prog="python -m dynamo.slot_tracker")
     logs.setup(component="slot-tracker")
     die_with_parent()
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def serve(options: SlotTrackerOptions) -> int:
-    """Everything between the command line and the exit status."""
+    """Run the slot tracker from the options to the exit status."""
     stop = stop_event()
     listener = listen(options.port)
     tracker = SlotTracker(SystemClock())

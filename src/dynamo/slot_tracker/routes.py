@@ -1,4 +1,4 @@
-"""SlotRoutes: the HTTP face of the slot tracker."""
+"""SlotRoutes: the HTTP API of the slot tracker."""
 
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ U64 = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RegisterBody(msgspec.Struct):
-    """A worker that came."""
+    """A worker to register."""
 
     worker_id: U64
     model_name: str
@@ -26,7 +26,7 @@ class RegisterBody(msgspec.Struct):
 
 
 class UnregisterBody(msgspec.Struct):
-    """A worker that left."""
+    """A worker to remove."""
 
     worker_id: U64
     model_name: str
@@ -34,7 +34,7 @@ class UnregisterBody(msgspec.Struct):
 
 
 class AddBody(msgspec.Struct):
-    """A request that was given to a rank."""
+    """A request that was routed to a rank."""
 
     request_id: str
     worker_id: U64
@@ -46,7 +46,7 @@ class AddBody(msgspec.Struct):
 
 
 class RequestBody(msgspec.Struct):
-    """A request that is known."""
+    """The id of a tracked request."""
 
     request_id: str
     model_name: str
@@ -54,7 +54,7 @@ class RequestBody(msgspec.Struct):
 
 
 class PotentialBody(msgspec.Struct):
-    """A request that might come."""
+    """A prospective request."""
 
     model_name: str
     sequence_hashes: list[int] = msgspec.field(default_factory=list)
@@ -63,7 +63,7 @@ class PotentialBody(msgspec.Struct):
 
 
 class SlotRoutes:
-    """Answers by one tracker, and tells its peers."""
+    """Handlers of one tracker, which also notify its peers."""
 
     def __init__(self, tracker: SlotTracker, peers: ReplicaPeers | None = None) -> None:
         self._tracker = tracker
@@ -114,7 +114,7 @@ class SlotRoutes:
             raise HttpError(404, f"Request {call.body.request_id} not found")
         if self._peers is not None:
             rank = self._tracker.rank_of(call.body.request_id, place)
-            assert rank is not None, "what was prefilled is known"
+            assert rank is not None, "the tracker has just updated this request"
             self._peers.prefilled(call.body.request_id, rank, place)
         return 200, OK
 

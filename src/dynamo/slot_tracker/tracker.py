@@ -1,7 +1,7 @@
-"""SlotTracker: what each rank of each model was given and has not finished (serving-plane.md §4.12).
+"""SlotTracker: the active requests of every rank of every model.
 
-Models are kept apart by name and routing group. Requests name their blocks by sequence hashes, signed or unsigned.
-Decides nothing and touches nothing but its clock.
+Models are separated by name and routing group. Requests identify their blocks by sequence hashes, signed or unsigned.
+Only records; makes no decisions and has no I/O apart from its clock.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Rank = tuple[int, int]
 
 
 class TrackedWorker(msgspec.Struct, frozen=True):
-    """A worker, as it is registered and shown."""
+    """A worker, as registered and as returned by the API."""
 
     worker_id: int
     model_name: str
@@ -35,7 +35,7 @@ class TrackedWorker(msgspec.Struct, frozen=True):
 
 
 class RankLoad(msgspec.Struct):
-    """What one rank has to do."""
+    """The load of one rank."""
 
     model_name: str
     routing_group: str
@@ -46,7 +46,7 @@ class RankLoad(msgspec.Struct):
 
 
 class PotentialLoad(msgspec.Struct):
-    """What one rank would have to do with a further request."""
+    """The load that one rank would have with a further request."""
 
     worker_id: int
     dp_rank: int
@@ -70,7 +70,7 @@ class _Model:
 
 
 class SlotTracker:
-    """The books of all models."""
+    """The load of all models."""
 
     def __init__(self, clock: Clock, expiry_s: float = EXPIRY_S) -> None:
         self._clock = clock
@@ -81,7 +81,7 @@ class SlotTracker:
     # Workers.
 
     def workers(self, model_name: str | None = None, routing_group: str | None = None) -> list[TrackedWorker]:
-        """Those that are registered; of one model or group only, where it is named."""
+        """Return the registered workers, optionally of one model or group only."""
         return [
             worker
             for _, worker in sorted(self._workers.items(), key=lambda one: one[0])
@@ -89,7 +89,7 @@ class SlotTracker:
         ]
 
     def register(self, worker: TrackedWorker) -> None:
-        """A worker came. Raises `HttpError` where it is there already, or does not fit to the others."""
+        """Register a worker. Raises `HttpError` if it is registered already or its block size differs from the others'."""
         place = (worker.model_name, worker.routing_group)
         if (place, worker.worker_id) in self._workers:
             raise HttpError(409, f"worker {worker.worker_id} already registered for {shown(place)}")
@@ -111,7 +111,7 @@ class SlotTracker:
             model.reach((worker.worker_id, dp_rank))
 
     def unregister(self, worker_id: int, model_name: str, routing_group: str) -> None:
-        """A worker left, and its requests with it. Raises `HttpError`."""
+        """Remove a worker and its requests. Raises `HttpError`."""
         place = (model_name, routing_group)
         if self._workers.pop((place, worker_id), None) is None:
             raise HttpError(404, f"worker {worker_id} not found for {shown(place)}")
@@ -128,29 +128,29 @@ class SlotTracker:
     def add(
         self, request_id: str, rank: Rank, place: Place, sequence_hashes: Sequence[int], prefill_tokens: int
     ) -> None:
-        """A request was given to a rank. Raises `HttpError` where either is not as it is said."""
+        """Record a request that was routed to a rank. Raises `HttpError` for a duplicate request or an unknown rank."""
         model, now = self._model(place), self._clock.now()
         model.load.expire(now)
         at = model.load.slot_of(request_id)
         if at is not None:
             worker_id, dp_rank = next(rank for rank, slot in model.slots.items() if slot == at)
-            told = f"worker {worker_id}, dp_rank {dp_rank}"
-            raise HttpError(409, f"Request {request_id} already exists (assigned to {told})")
+            assigned = f"worker {worker_id}, dp_rank {dp_rank}"
+            raise HttpError(409, f"Request {request_id} already exists (assigned to {assigned})")
         slot = model.slots.get(rank)
         if slot is None:
             raise HttpError(404, f"Worker {rank[0]}, dp_rank {rank[1]} not found")
         model.load.book(request_id, slot, packed(sequence_hashes), prefill_tokens=prefill_tokens, now=now)
 
     def prefill_complete(self, request_id: str, place: Place) -> bool:
-        """Its first token came. False for a request that is not known. Raises `HttpError` for an unknown model."""
+        """Record a request's first token. Return False for an unknown request. Raises `HttpError` for an unknown model."""
         return self._model(place).load.prefilled(request_id)
 
     def free(self, request_id: str, place: Place) -> bool:
-        """It ended. False for a request that is not known: it may have ended before."""
+        """Remove a request. Return False for an unknown one, which may have ended before."""
         return self._model(place).load.finish(request_id)
 
     def loads(self, model_name: str | None = None, routing_group: str | None = None) -> list[RankLoad]:
-        """What every rank has to do."""
+        """Return the load of every rank."""
         found = []
         for place, model in sorted(self._models.items()):
             if model_name in (None, place[0]) and routing_group in (None, place[1]):
@@ -161,7 +161,7 @@ class SlotTracker:
         return found
 
     def potential_loads(self, place: Place, sequence_hashes: Sequence[int], prefill_tokens: int) -> list[PotentialLoad]:
-        """What every rank of a model would have to do with this request. Raises `HttpError` for an unknown model."""
+        """Return the load of every rank of a model with a further request. Raises `HttpError` for an unknown model."""
         model = self._model(place)
         load = model.load
         load.expire(self._clock.now())
@@ -179,16 +179,16 @@ class SlotTracker:
             for rank, slot in sorted(model.slots.items())
         ]
 
-    # What peers count (`llm.replica_peers`).
+    # Requests of peers (`llm.replica_peers`).
 
     def block_size(self, place: Place) -> int:
-        """That of a model's workers; 0 for an unknown model."""
+        """Return the block size of a model's workers; 0 for an unknown model."""
         return next(
             (one.block_size for one in self._workers.values() if (one.model_name, one.routing_group) == place), 0
         )
 
     def rank_of(self, request_id: str, place: Place) -> Rank | None:
-        """The rank that a request was given to."""
+        """Return the rank that a request was routed to."""
         model = self._models.get(place)
         slot = None if model is None else model.load.slot_of(request_id)
         if model is None or slot is None:
@@ -196,7 +196,7 @@ class SlotTracker:
         return next(rank for rank, own in model.slots.items() if own == slot)
 
     def replica_added(self, request_id: str, rank: Rank, place: Place, added: AddedSequence) -> None:
-        """A peer gave a request to a rank; one that is not known here is passed over."""
+        """Record a request that a peer routed to a rank; ignore unknown ranks."""
         model = self._models.get(place)
         slot = None if model is None else model.slots.get(rank)
         if model is None or slot is None:
@@ -207,12 +207,12 @@ class SlotTracker:
         model.load.book(request_id, slot, packed(added.token_sequence or ()), prefill_tokens=tokens, now=now)
 
     def replica_prefilled(self, request_id: str, place: Place) -> None:
-        """A peer's request has its first token."""
+        """Record the first token of a peer's request."""
         if place in self._models:
             self._models[place].load.prefilled(request_id)
 
     def replica_freed(self, request_id: str, place: Place) -> None:
-        """A peer's request ended."""
+        """Remove a peer's request."""
         if place in self._models:
             self._models[place].load.finish(request_id)
 
@@ -224,10 +224,10 @@ class SlotTracker:
 
 
 def packed(sequence_hashes: Sequence[int]) -> bytes:
-    """Sequence hashes as the load counts them."""
+    """Return sequence hashes in the format of the load state."""
     return pack([one & U64 for one in sequence_hashes])
 
 
 def shown(place: Place) -> str:
-    """A model and group in words."""
+    """Format a model and group for messages."""
     return f"model={place[0]} routing_group={place[1]}"

@@ -152,7 +152,7 @@ def test_a_request_says_its_targets_and_its_priority() -> None:
         (
             AGG,
             {"agg_pool_selection_strategy": {**AGG["agg_pool_selection_strategy"], "isl_max": None}},
-            "go together",
+            "given together",
         ),
     ],
 )
