@@ -1,5 +1,5 @@
-"""An engine without a model: it keeps a real engine's books and takes a real engine's time, and answers random tokens.
+"""Mocker: an inference engine without a model, with simulated scheduling, caching and step times and random tokens.
 
-Lives here: the simulated scheduler and cache (`simulation`, pure), and the thin shell that lets it live in real
-time behind a worker. Must not know: how a request travels, or any other engine.
+Contains the simulated scheduler and cache (`simulation`, pure) and the asyncio shell that runs it in real time behind a
+worker. Does not depend on request transport or on other engines.
 """

@@ -13,7 +13,7 @@ from dynamo.mocker.waiting import WAITING
 
 
 def main() -> int:
-    """Until it is told to stop; the exit status."""
+    """Run until a stop signal; return the exit status."""
     config = with_extra(load(MockerConfig, sys.argv[1:], WAITING, prog="python -m dynamo.mocker"))
     numbers = itertools.count()
     return run_worker(

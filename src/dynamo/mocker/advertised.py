@@ -1,6 +1,6 @@
-"""AdvertisedOptions: how frontends are to route to workers of this kind, told on their card (serving-plane.md §4.2).
+"""AdvertisedOptions: router settings that a worker publishes on its model card for frontends.
 
-The frontend's own variables of routing are not read here: it may run beside the worker.
+The frontend's own routing environment variables are not read here: a frontend may run on the same host.
 """
 
 from dataclasses import dataclass, fields
@@ -19,10 +19,10 @@ ANY_MODE = (
     "session_affinity_ttl_secs",
     "session_affinity_mode",
 )
-"""What may be told with every mode; the rest is of kv mode."""
+"""Options that may be published with every mode; the others require kv mode."""
 
 
-@dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the mocker's configuration.
+@dataclass(frozen=True, kw_only=True)  # No slots: a base class of the mocker's configuration.
 class AdvertisedOptions:
     """Router settings that the worker publishes (with `--router-mode`).
 
@@ -33,128 +33,159 @@ class AdvertisedOptions:
         None,
         "--router-mode",
         None,
-        "How frontends are to route to workers of this kind, whatever their own mode and flags",
+        "Router mode that frontends use for this model, in place of their own mode and flags",
         choices=tuple(MODES),
     )
     active_decode_blocks_threshold: float | None = option(
-        None, "--active-decode-blocks-threshold", None, "With --router-mode: share of KV blocks from which one is busy"
+        None,
+        "--active-decode-blocks-threshold",
+        None,
+        "With --router-mode: a worker is busy above this share of used KV blocks",
     )
     active_prefill_tokens_threshold: int | None = option(
-        None, "--active-prefill-tokens-threshold", None, "With --router-mode: queued tokens from which one is busy"
+        None,
+        "--active-prefill-tokens-threshold",
+        None,
+        "With --router-mode: a worker is busy above this number of queued tokens",
     )
     active_prefill_tokens_threshold_frac: float | None = option(
-        None, "--active-prefill-tokens-threshold-frac", None, "The same, as a multiple of --max-num-batched-tokens"
+        None,
+        "--active-prefill-tokens-threshold-frac",
+        None,
+        "The same threshold as a multiple of --max-num-batched-tokens",
     )
     session_affinity_ttl_secs: int | None = option(
         None,
         "--router-session-affinity-ttl-secs",
         None,
-        "With --router-mode: a session stays with its worker until it was idle for so long",
+        "With --router-mode: seconds of idleness after which a session may change its worker",
     )
     session_affinity_mode: str = option(
         "hard",
         "--router-session-affinity-mode",
         None,
-        "hard: even when that worker is busy; soft: not then",
+        "hard: keep the session's worker even if it is busy; soft: use another worker then",
         choices=("hard", "soft"),
     )
     overlap_score_credit: float = option(
-        1.0, "--router-kv-overlap-score-credit", None, "With --router-mode kv: what a cached block saves of a prefill"
+        1.0,
+        "--router-kv-overlap-score-credit",
+        None,
+        "With --router-mode kv: prefill cost saved by a cached block, in blocks",
     )
     overlap_score_credit_decay: float = option(
-        0.0, "--router-kv-overlap-score-credit-decay", None, "How fast that shrinks where more prefill waits"
+        0.0,
+        "--router-kv-overlap-score-credit-decay",
+        None,
+        "Decay rate of that credit with the worker's queued prefill",
     )
     overlap_score_weight: float | None = option(
         None,
         "--router-kv-overlap-score-weight",
         None,
-        "Older spelling of --router-prefill-load-scale; 0 also sets the credit to 0",
+        "Deprecated name of --router-prefill-load-scale; 0 also sets the credit to 0",
         aliases=["--kv-overlap-score-weight"],
     )
     prefill_load_scale: float = option(
-        1.0, "--router-prefill-load-scale", None, "What a block to be computed costs against one that is occupied"
+        1.0, "--router-prefill-load-scale", None, "Cost of a block to compute relative to an occupied block"
     )
     decode_active_request_weight: float = option(
-        0.0, "--router-decode-active-request-weight", None, "What a request under way costs, in blocks"
+        0.0, "--router-decode-active-request-weight", None, "Cost of an active request, in blocks"
     )
     host_cache_hit_weight: float = option(
-        0.75, "--router-host-cache-hit-weight", None, "What a block in the host's memory saves of one to be computed"
+        0.75, "--router-host-cache-hit-weight", None, "Prefill cost saved by a block in host memory, in blocks"
     )
-    disk_cache_hit_weight: float = option(0.25, "--router-disk-cache-hit-weight", None, "The same for one on disk")
+    disk_cache_hit_weight: float = option(
+        0.25, "--router-disk-cache-hit-weight", None, "Prefill cost saved by a block on disk, in blocks"
+    )
     router_temperature: float = option(
-        0.0, "--router-temperature", None, "0 takes the best worker; above, others are drawn too"
+        0.0, "--router-temperature", None, "Softmax temperature of worker selection; 0 selects the best worker"
     )
     use_kv_events: bool = option(
-        True, "--router-kv-events", None, "Believe what workers say of their caches", aliases=["--kv-events"]
+        True, "--router-kv-events", None, "Use KV events from workers", aliases=["--kv-events"]
     )
     router_replica_sync: bool = option(
-        False, "--router-replica-sync", None, "Routers tell each other what they gave to whom"
+        False, "--router-replica-sync", None, "Synchronize active requests between routers"
     )
     router_track_active_blocks: bool = option(
         True,
         "--router-track-active-blocks",
         None,
-        "Count the blocks of requests under way",
+        "Count the blocks of active requests",
         aliases=["--track-active-blocks"],
     )
     router_track_output_blocks: bool = option(
         False,
         "--router-track-output-blocks",
         None,
-        "Count the blocks that answers fill as well",
+        "Count output blocks as well",
         aliases=["--track-output-blocks"],
     )
     router_assume_kv_reuse: bool = option(
         True,
         "--router-assume-kv-reuse",
         None,
-        "Requests that begin alike share blocks on a worker",
+        "Count the common prefix of concurrent requests on a worker once",
         aliases=["--assume-kv-reuse"],
     )
     router_track_prefill_tokens: bool = option(
-        True, "--router-track-prefill-tokens", None, "Count prompts that are being computed"
+        True, "--router-track-prefill-tokens", None, "Count prompt tokens still to be computed"
     )
-    router_ttl_secs: float = option(120.0, "--router-ttl-secs", None, "Without KV events: how long a guess is believed")
+    router_ttl_secs: float = option(
+        120.0, "--router-ttl-secs", None, "Without KV events: seconds for which a routed prompt counts as cached"
+    )
     router_approximate_cache_policy: str = option(
         "ttl",
         "--router-approximate-cache-policy",
         None,
-        "Without KV events: guesses end by time, or when a cache must be full",
+        "Without KV events: expire predicted blocks by time, or evict by capacity",
         choices=("ttl", "lru"),
     )
     router_predicted_ttl_secs: float | None = option(
-        None, "--router-predicted-ttl-secs", None, "How long what was just sent to a worker counts as held"
+        None, "--router-predicted-ttl-secs", None, "Seconds for which a just routed prompt counts as cached"
     )
     router_queue_threshold: float | None = option(
-        None, "--router-queue-threshold", None, "Requests wait while all have more prefill than this part of a batch"
+        None,
+        "--router-queue-threshold",
+        None,
+        "Queue requests while all workers have more prefill than this share of a batch",
     )
     router_queue_policy: str = option(
-        "fcfs", "--router-queue-policy", None, "Who waits first goes first, or the shortest", choices=("fcfs", "wspt")
+        "fcfs",
+        "--router-queue-policy",
+        None,
+        "Order of queued requests: first come, or shortest first",
+        choices=("fcfs", "wspt"),
     )
-    use_remote_indexer: bool = option(
-        False, "--use-remote-indexer", None, "Ask a router that serves its index what workers hold"
-    )
+    use_remote_indexer: bool = option(False, "--use-remote-indexer", None, "Query the KV index of another router")
     enable_session_prefix_index: bool = option(
-        False, "--enable-session-prefix-index", None, "Keep what each session was told, whoever still holds it"
+        False,
+        "--enable-session-prefix-index",
+        None,
+        "Index the prompts of each session, independent of the workers' caches",
     )
     shared_cache_type: str = option(
-        "none", "--shared-cache-type", None, "Count a cache that every worker reads", choices=("none", "hicache")
+        "none",
+        "--shared-cache-type",
+        None,
+        "Shared cache of all workers to count in costs",
+        choices=("none", "hicache"),
     )
     shared_cache_multiplier: float | None = option(
-        None, "--shared-cache-multiplier", None, "What a block there saves of one to be computed"
+        None, "--shared-cache-multiplier", None, "Prefill cost saved by a block in the shared cache, in blocks"
     )
 
     def routing(self) -> RouterConfig | None:
-        """What frontends are told of how to route. Raises `ConfigError` for what cannot be told."""
+        """Return the published router settings; None without `--router-mode`. Raise `ConfigError` if they are invalid."""
         told = [one.name for one in fields(AdvertisedOptions) if getattr(self, one.name) != one.default]
         if self.router_mode is None:
             if told:
-                raise ConfigError(f"{FLAGS[told[0]]}: it is told to frontends with --router-mode")
+                raise ConfigError(f"{FLAGS[told[0]]}: requires --router-mode")
             return None
         of_kv = [name for name in told if name not in (*ANY_MODE, "router_mode")]
         mode = MODES[self.router_mode]
         if of_kv and mode is not RouterMode.KV:
-            raise ConfigError(f"{FLAGS[of_kv[0]]}: it is told to frontends with --router-mode kv")
+            raise ConfigError(f"{FLAGS[of_kv[0]]}: requires --router-mode kv")
         try:
             kv = self._kv() if mode is RouterMode.KV else None
             return RouterConfig(mode, kv, **{name: getattr(self, name) for name in ANY_MODE})
@@ -162,7 +193,7 @@ class AdvertisedOptions:
             raise ConfigError(f"--router-mode {self.router_mode}: {error}") from None
 
     def _kv(self) -> KvRouterConfig:
-        """What is said of a KV router, and the defaults of the rest."""
+        """Return the KV router settings."""
         names = [one.name for one in fields(AdvertisedOptions) if one.name not in (*ANY_MODE, "router_mode")]
         told = {name: getattr(self, name) for name in names}
         return KvRouterConfig(**told)

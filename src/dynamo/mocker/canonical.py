@@ -1,6 +1,6 @@
-"""Canonical: an engine's settings as upstream writes them in JSON, as ours: `--extra-engine-args` (serving-plane.md §5.11).
+"""Canonical: convert upstream's JSON engine settings (`--extra-engine-args`) into fields of `MockerConfig`.
 
-Upstream's form has tables, `engine` and `dynamo`; its older one had none. What is null asks for nothing.
+Upstream's current form has the tables `engine` and `dynamo`; its older form is flat. Null values are ignored.
 """
 
 import json
@@ -21,7 +21,7 @@ OWN_NAMES = {
     "kv_cache_bytes_per_token": "kv_bytes_per_token",
     "num_gpu_blocks_override": "num_gpu_blocks",
 }
-"""Upstream's name of a setting to ours, where they differ."""
+"""Upstream's setting names by our field names, where they differ."""
 WORKER_TYPES = {"aggregated": "agg", "prefill": "prefill", "decode": "decode"}
 HOST_NAMES = {
     "num_host_blocks": "num_host_blocks",
@@ -33,9 +33,9 @@ AS_IT_IS = {
     "enable_local_indexer": True, "prefill_schedule_interval": 1, "prefill_decode_interval": 0, "aic_mtp_seed": 42,
     "tensor_parallel_size": 1,
 }  # fmt: skip
-"""Settings that may be given, with the one value that holds here."""
+"""Settings that are accepted with a single value, the one that this release implements."""
 TOLD_ELSEWHERE = frozenset({"emit_kv_events", "emit_kv_token_ids", "num_gpu_blocks_is_explicit"})
-"""Settings that follow from others here."""
+"""Settings that are derived from other settings and therefore ignored."""
 HONOURED = frozenset(
     {
         "engine_type", "block_size", "num_gpu_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
@@ -50,7 +50,7 @@ HONOURED = frozenset(
 
 
 def settings_of(given: Mapping[str, Any], what: str = "mocker_engine_args") -> dict[str, Any]:
-    """Fields of a `MockerConfig`. Raises `InvalidArgument` that names a setting which is not honoured."""
+    """Return fields of a `MockerConfig`. Raise `InvalidArgument` with the name of an unsupported setting."""
     tables = [given.get(name) or {} for name in TABLES]
     rest = {name: value for name, value in given.items() if name not in TABLES}
     found: dict[str, Any] = {}
@@ -62,7 +62,7 @@ def settings_of(given: Mapping[str, Any], what: str = "mocker_engine_args") -> d
 
 
 def with_extra(config: MockerConfig) -> MockerConfig:
-    """With what the file of `--extra-engine-args` says, which beats the flags. Raises `ConfigError`."""
+    """Return the configuration overridden by the file of `--extra-engine-args`. Raise `ConfigError`."""
     if config.extra_engine_args is None:
         return config
     flag = "--extra-engine-args"
@@ -71,7 +71,7 @@ def with_extra(config: MockerConfig) -> MockerConfig:
     except InvalidArgument as error:
         raise ConfigError(str(error)) from None
     kinds = {one.name: one for one in fields(MockerConfig)}
-    assert found.keys() <= kinds.keys(), "a setting is honoured that is no field"
+    assert found.keys() <= kinds.keys(), "a supported setting is not a field of the configuration"
     try:
         return (
             replace(config, **found, is_prefill_worker=False, is_decode_worker=False)
@@ -83,7 +83,7 @@ def with_extra(config: MockerConfig) -> MockerConfig:
 
 
 def read_settings(path: str, what: str) -> Mapping[str, Any]:
-    """A JSON object in a file. Raises `ConfigError` with the path."""
+    """Read a JSON object from a file. Raise `ConfigError` with the path."""
     try:
         with open(path, encoding="utf-8") as file:
             settings = json.load(file)
@@ -99,7 +99,7 @@ def _setting(name: str, value: Any, what: str) -> dict[str, Any]:
         return {}
     if name in AS_IT_IS:
         if value != AS_IT_IS[name]:
-            raise InvalidArgument(f"{what}: {name}: this release has {AS_IT_IS[name]!r} alone", param=name)
+            raise InvalidArgument(f"{what}: {name}: this release supports {AS_IT_IS[name]!r} only", param=name)
         return {}
     if name == "worker_type":
         if value not in WORKER_TYPES:

@@ -1,4 +1,4 @@
-"""MockerConfig: the flags of `python -m dynamo.mocker` (serving-plane.md §5.11, docs/mocker.md)."""
+"""MockerConfig: the flags of `python -m dynamo.mocker` (docs/mocker.md)."""
 
 import os
 from dataclasses import dataclass
@@ -31,15 +31,15 @@ KV_DTYPES = ("auto", "bfloat16", "fp8", "fp8_ds_mla", "fp8_e4m3", "fp8_e5m2", "f
 TRANSFER_GBPS = 64.0
 HOST_GBPS = 32.0
 HANDOFF_TIMEOUT_MS = 300_000
-WORKERS_MAX = 1024  # In one process; each has a socket and a task of its own.
+WORKERS_MAX = 1024  # Per process; each worker has its own socket and task.
 STAGGER_AUTO = -1.0
-STAGGER_BATCH = 32  # After so many workers the start pauses, so that discovery can follow.
+STAGGER_BATCH = 32  # Workers started between two pauses, so that discovery can keep up.
 STAGGER_PAUSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
-    """A simulated engine: real requests, real time, random tokens."""
+    """Configuration of simulated workers, which answer real requests in real time with random tokens."""
 
     COMMON: ClassVar = (
         "--model-path",
@@ -57,51 +57,63 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
         None,
         "--disaggregation-mode",
         None,
-        "What this worker does of each request: agg (all of it), prefill or decode",
+        "Phase of requests that this worker computes: agg (both), prefill or decode",
         choices=("agg", "prefill", "decode"),
     )
     model_path: str | None = option(
-        None, "--model-path", None, "Whose tokenizer and configuration to use: directory or hub id; the demo model's"
+        None, "--model-path", None, "Directory or hub id of the tokenizer and configuration (default: the demo model)"
     )
-    model_name: str | None = option(None, "--model-name", None, "Name to serve under; the model path's last part")
+    model_name: str | None = option(
+        None, "--model-name", None, "Served model name (default: last part of the model path)"
+    )
     engine_type: str = option(
-        "vllm", "--engine-type", None, "Which engine's scheduler to simulate", choices=tuple(BLOCK_TOKENS)
+        "vllm", "--engine-type", None, "Engine whose scheduler is simulated", choices=tuple(BLOCK_TOKENS)
     )
     num_gpu_blocks: int = option(16384, "--num-gpu-blocks-override", None, "KV blocks of each data-parallel rank")
     block_size: int | None = option(
-        None, "--block-size", None, "Tokens in a KV block; vllm 64, sglang 1, trtllm 32 unless told"
+        None, "--block-size", None, "Tokens per KV block (default: vllm 64, sglang 1, trtllm 32)"
     )
     eviction_backend: str = option(
         "lineage",
         "--eviction-backend",
         None,
-        "Which idle blocks go first; not a flag of upstream's",
+        "Eviction order of idle blocks; not an upstream flag",
         choices=("lineage", "lru", "multi_lru"),
     )
-    max_model_len: int | None = option(None, "--max-model-len", None, "Prompt and output together; the model's own")
-    max_num_seqs: int = option(256, "--max-num-seqs", None, "Sequences that run at once")
-    max_num_batched_tokens: int = option(8192, "--max-num-batched-tokens", None, "Tokens of one step")
+    max_model_len: int | None = option(
+        None, "--max-model-len", None, "Maximum tokens of prompt and output (default: from the model)"
+    )
+    max_num_seqs: int = option(256, "--max-num-seqs", None, "Maximum number of running sequences")
+    max_num_batched_tokens: int = option(8192, "--max-num-batched-tokens", None, "Maximum tokens per step")
     enable_prefix_caching: bool = option(True, "--enable-prefix-caching", None, "Reuse blocks of equal prefixes")
-    enable_chunked_prefill: bool = option(True, "--enable-chunked-prefill", None, "Cut long prompts to fit a step")
+    enable_chunked_prefill: bool = option(True, "--enable-chunked-prefill", None, "Split long prompts across steps")
     preemption_mode: str = option(
-        "lifo", "--preemption-mode", None, "Whom to preempt: the newest or the oldest", choices=("lifo", "fifo")
+        "lifo",
+        "--preemption-mode",
+        None,
+        "Preempt the newest (lifo) or the oldest (fifo) sequence",
+        choices=("lifo", "fifo"),
     )
     speedup_ratio: float = option(1.0, "--speedup-ratio", None, "Divides every delay; 0 means no delay")
-    decode_speedup_ratio: float = option(1.0, "--decode-speedup-ratio", None, "Divides decode's delay once more")
-    data_parallel_size: int = option(1, "--data-parallel-size", None, "Ranks, each with a scheduler and cache")
-    num_workers: int = option(1, "--num-workers", None, "Workers in this process, each with its own identity")
-    stagger_delay: float = option(
-        0.0, "--stagger-delay", None, "Seconds between the starts of workers; -1 chooses by their number"
+    decode_speedup_ratio: float = option(1.0, "--decode-speedup-ratio", None, "Divides decode delays additionally")
+    data_parallel_size: int = option(
+        1, "--data-parallel-size", None, "Number of ranks, each with its own scheduler and cache"
     )
-    startup_time: float | None = option(None, "--startup-time", None, "Seconds that loading pretends to take")
+    num_workers: int = option(
+        1, "--num-workers", None, "Number of workers in this process, each with its own instance id"
+    )
+    stagger_delay: float = option(
+        0.0, "--stagger-delay", None, "Seconds between worker starts; -1 derives it from the number of workers"
+    )
+    startup_time: float | None = option(None, "--startup-time", None, "Simulated model loading time in seconds")
     extra_engine_args: str | None = option(
-        None, "--extra-engine-args", None, "JSON file with the engine's settings; it beats the flags"
+        None, "--extra-engine-args", None, "JSON file with engine settings; overrides the flags"
     )
     planner_profile_data: str | None = option(
         None,
         "--planner-profile-data",
         None,
-        "NPZ or JSON file of a profiler's points, or its directory, in place of formulas",
+        "NPZ or JSON file, or directory, of a profiler's measurements of step times",
     )
     reasoning: str | None = option(
         None,
@@ -113,40 +125,44 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
         None,
         "--response-replay-trace-path",
         None,
-        "Mooncake JSONL with output_token_ids, said to requests with the annotation output_replay_id:ID",
+        "Mooncake JSONL with output_token_ids that answer requests annotated output_replay_id:ID",
     )
     sglang_schedule_policy: str = option(
         "fifo",
         "--sglang-schedule-policy",
         None,
-        "Who is next: the oldest, or the longest prefix in the cache",
+        "Admission order: oldest request, or longest cached prefix",
         choices=("fifo", "lpm", "fcfs"),
     )
-    sglang_page_size: int | None = option(None, "--sglang-page-size", None, "Older form of --block-size for sglang")
-    sglang_max_prefill_tokens: int = option(16384, "--sglang-max-prefill-tokens", None, "Prompt tokens of one batch")
-    sglang_chunked_prefill_size: int = option(8192, "--sglang-chunked-prefill-size", None, "Tokens of one chunk")
+    sglang_page_size: int | None = option(
+        None, "--sglang-page-size", None, "Deprecated name of --block-size for sglang"
+    )
+    sglang_max_prefill_tokens: int = option(
+        16384, "--sglang-max-prefill-tokens", None, "Maximum prompt tokens per batch"
+    )
+    sglang_chunked_prefill_size: int = option(8192, "--sglang-chunked-prefill-size", None, "Tokens per chunk")
     sglang_clip_max_new_tokens: int = option(
-        4096, "--sglang-clip-max-new-tokens", None, "Longest answer that is reckoned with when room is reckoned"
+        4096, "--sglang-clip-max-new-tokens", None, "Maximum output length assumed when blocks are reserved"
     )
     sglang_schedule_conservativeness: float = option(
-        1.0, "--sglang-schedule-conservativeness", None, "How much of its possible length an answer is thought to take"
+        1.0, "--sglang-schedule-conservativeness", None, "Assumed share of the maximum output length, 0 to 1"
     )
-    sglang_generate: bool = option(False, "--sglang-generate", None, "Say on the card that /generate may be asked")
+    sglang_generate: bool = option(False, "--sglang-generate", None, "Advertise support of /generate on the model card")
     trtllm_capacity_scheduler_policy: str = option(
         "guaranteed_no_evict",
         "--trtllm-capacity-scheduler-policy",
         None,
-        "When a request is let in",
+        "Admission policy",
         choices=("guaranteed_no_evict",),
     )
     num_host_blocks: int | None = option(
-        None, "--num-host-blocks", None, "Blocks of a second cache in the host's memory, for each rank (vllm)"
+        None, "--num-host-blocks", None, "Blocks of the host memory cache of each rank (vllm)"
     )
     host_offload_d2h_bandwidth_gbps: float | None = option(
-        None, "--host-offload-d2h-bandwidth-gbps", None, "GB/s from the device to the host, 0: at once; 32"
+        None, "--host-offload-d2h-bandwidth-gbps", None, "GB/s from device to host (default 32); 0: no delay"
     )
     host_offload_h2d_bandwidth_gbps: float | None = option(
-        None, "--host-offload-h2d-bandwidth-gbps", None, "GB/s from the host to the device, 0: at once; 32"
+        None, "--host-offload-h2d-bandwidth-gbps", None, "GB/s from host to device (default 32); 0: no delay"
     )
     kv_transfer_bandwidth: float = option(
         TRANSFER_GBPS, "--kv-transfer-bandwidth", None, "GB/s from prefill to decode workers; 0: no delay"
@@ -155,27 +171,27 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
         "full_prompt",
         "--kv-transfer-timing-mode",
         None,
-        "What is transferred: the whole prompt, or what the destination's cache lacks",
+        "Transfer the full prompt, or only blocks missing at the destination",
         choices=("full_prompt", "destination_missing"),
     )
-    kv_cache_dtype: str = option("auto", "--kv-cache-dtype", None, "Type of keys and values", choices=KV_DTYPES)
+    kv_cache_dtype: str = option("auto", "--kv-cache-dtype", None, "Data type of keys and values", choices=KV_DTYPES)
     kv_bytes_per_token: int | None = option(
-        None, "--kv-bytes-per-token", None, "Bytes of a token's keys and values; from the model's configuration"
+        None, "--kv-bytes-per-token", None, "Bytes of a token's keys and values (default: from the model)"
     )
     zmq_kv_events_ports: list[int] = option(
         [],
         "--zmq-kv-events-ports",
         None,
-        "Where each worker publishes KV events in vLLM's form; ranks at the ports above",
+        "Ports for KV events in vLLM's format, one per worker; rank N adds N",
     )
     zmq_replay_ports: list[int] = option(
-        [], "--zmq-replay-ports", None, "Where each worker tells KV events again; ranks at the ports above"
+        [], "--zmq-replay-ports", None, "Ports for replay of KV events, one per worker; rank N adds N"
     )
     bootstrap_ports: list[int] = option(
-        [], "--bootstrap-ports", None, "Where each prefill worker is met by decode workers"
+        [], "--bootstrap-ports", None, "Ports for handoffs to decode workers, one per prefill worker"
     )
     handoff_timeout_ms: int = option(
-        HANDOFF_TIMEOUT_MS, "--handoff-session-timeout-ms", None, "How long prefill and decode wait for each other"
+        HANDOFF_TIMEOUT_MS, "--handoff-session-timeout-ms", None, "Timeout of a prefill-decode handoff in milliseconds"
     )
 
     def __post_init__(self) -> None:
@@ -200,7 +216,7 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens}: expected at least "
-                f"--max-num-seqs {self.max_num_seqs}, for each sequence takes one"
+                f"--max-num-seqs {self.max_num_seqs}, because each sequence takes one token per step"
             )
         self._check_ports()
         self._check_host()
@@ -211,7 +227,7 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
             raise ConfigError(f"--sglang-schedule-conservativeness {shown}: expected 0 to 1")
         pages = {self.block_size, self.sglang_page_size} - {None}
         if self.engine_type == "sglang" and len(pages) > 1:
-            raise ConfigError("--sglang-page-size and --block-size: expected the same, or one of them")
+            raise ConfigError("--sglang-page-size and --block-size: must be equal, or set only one")
         self.routing()
         self.thoughts()
         if self.speedup_ratio < 0 or self.decode_speedup_ratio < 0:
@@ -249,12 +265,12 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
 
     @property
     def block_tokens(self) -> int:
-        """Tokens in a KV block."""
+        """Return the KV block size in tokens."""
         page = self.sglang_page_size if self.engine_type == "sglang" else None
         return self.block_size or page or BLOCK_TOKENS[cast(EngineType, self.engine_type)]
 
     def limits(self, kv_bytes_per_token: int = 0) -> Limits:
-        """What each simulated rank can hold and do; the bytes are those of the model, unless they are told."""
+        """Return the capacity and scheduling limits of a rank; `kv_bytes_per_token` applies unless the flag sets it."""
         token_bytes = self.kv_bytes_per_token or kv_bytes_per_token
         host = None
         if self.num_host_blocks is not None:
@@ -289,17 +305,17 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
         )
 
     def timing(self) -> StepTimes:
-        """How fast it pretends to be. Raises `ConfigError` for a profile that cannot be read."""
+        """Return the step time model. Raise `ConfigError` for a profile that cannot be read."""
         if self.planner_profile_data is not None:
             return profiled(self.planner_profile_data, self.speedup_ratio, self.decode_speedup_ratio)
         return Timing(self.speedup_ratio, self.decode_speedup_ratio)
 
     def thoughts(self) -> Reasoning | None:
-        """What `--reasoning` says. Raises `ConfigError` for what it cannot say."""
+        """Return the parsed `--reasoning` value. Raise `ConfigError` if it is invalid."""
         return None if self.reasoning is None else read_reasoning(self.reasoning)
 
     def stagger_s(self, index: int) -> float:
-        """How long to wait before the start of the worker with this number, counted from 0."""
+        """Return the delay in seconds before worker `index`, counted from 0, is started."""
         if index == 0:
             return 0.0
         if self.stagger_delay != STAGGER_AUTO:
@@ -311,5 +327,5 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
 
 
 def demo_model() -> str:
-    """The directory of the model that comes with the package."""
+    """Return the directory of the demo model that is shipped with the package."""
     return os.path.join(os.path.dirname(dynamo.__file__), "cpu", "demo_model")

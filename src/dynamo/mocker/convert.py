@@ -1,4 +1,4 @@
-"""Convert: from a request to what the simulation needs, and from its end to the last piece of an answer."""
+"""Convert: requests into simulation inputs, and finished sequences into final outputs."""
 
 import os
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from dynamo.text.tokenizer.tiktoken_model import is_tiktoken, tokenizer_json
 from dynamo.tokens.hashing import SEED, seed_of
 
 REPLAY_ANNOTATION = "output_replay_id:"
-CONTEXT_LENGTH = 131_072  # Where neither flag nor model states one.
-KV_BYTES_PER_TOKEN = 131_072  # The same: 32 layers, 8 heads of 128 values of two bytes, keys and values.
-VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # Whatever else there is takes one byte.
+CONTEXT_LENGTH = 131_072  # Default if neither flag nor model configuration sets one.
+KV_BYTES_PER_TOKEN = 131_072  # Default: keys and values of 32 layers, 8 heads of 128 values, two bytes each.
+VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # Other types take one byte.
 
 
 class _AddedToken(msgspec.Struct):
@@ -38,22 +38,22 @@ class _Tokenizer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the mocker must know of a model that it does not run."""
+    """Properties of a model that the mocker needs although it does not run the model."""
 
     path: str
     name: str
     vocab_size: int
-    """Ids in a prompt must be below this."""
+    """Exclusive upper bound of token ids in a prompt."""
     answer_vocab_size: int
-    """Ids in an answer are: those the tokenizer has a text for."""
+    """Exclusive upper bound of generated token ids: the ids for which the tokenizer has a text."""
     eos_token_ids: frozenset[int]
     context_length: int
     kv_bytes_per_token: int = KV_BYTES_PER_TOKEN
-    """What a token's keys and values take."""
+    """Bytes of the keys and values of one token."""
 
     @classmethod
     def read(cls, path: str, config: MockerConfig) -> "ModelFacts":
-        """From a model's directory. Raises `ConfigError` naming the file that is missing or broken."""
+        """Read a model's directory. Raise `ConfigError` with the missing or invalid file."""
         files = ModelFiles.from_dir(path)
         model = read_json(files.config)
         generation = read_json(files.generation_config) if files.generation_config else {}
@@ -75,18 +75,18 @@ class ModelFacts:
 
 @dataclass(slots=True)
 class Asked:
-    """A request as the simulation takes it."""
+    """A request in the form that the simulation takes."""
 
     prompt: list[int]
     max_tokens: int
     hash_seed: int
     dp_rank: int | None
     script: dict[int, int] | list[int] | None = None
-    """What is said in place of random tokens: some, by their place, or all."""
+    """Tokens that replace random ones: some of them by position, or the whole answer."""
 
 
 def read_request(request: PreprocessedRequest, facts: ModelFacts, data_parallel_size: int) -> Asked:
-    """What is asked for. Raises `InvalidArgument` for what a mocker cannot serve."""
+    """Validate and convert a request. Raise `InvalidArgument` for requests that the mocker cannot serve."""
     prompt, max_tokens = request.token_ids, request.stop_conditions.max_tokens
     if not prompt:
         raise InvalidArgument("Invalid request: the prompt has no tokens")
@@ -102,7 +102,7 @@ def read_request(request: PreprocessedRequest, facts: ModelFacts, data_parallel_
         raise InvalidArgument(f"Invalid request: max_tokens is {max_tokens}, expected 1 or more")
     if len(prompt) >= facts.context_length:
         raise InvalidArgument(
-            f"Invalid request: the prompt has {len(prompt)} tokens and leaves no room for an answer within the "
+            f"Invalid request: the prompt has {len(prompt)} tokens and no answer fits into the "
             f"context length of {facts.context_length}"
         )
     if (request.sampling_options.n or 1) > 1:
@@ -122,13 +122,13 @@ def read_request(request: PreprocessedRequest, facts: ModelFacts, data_parallel_
 
 
 def replay_id(request: PreprocessedRequest) -> str | None:
-    """Which recorded answer a request wants to hear."""
+    """Return the id of the recorded answer that a request's annotation names."""
     found = [one for one in request.annotations if one.startswith(REPLAY_ANNOTATION)]
     return found[0].removeprefix(REPLAY_ANNOTATION) if found else None
 
 
 def usage_of(sequence: Sequence[Any]) -> CompletionUsage:
-    """What an answer cost."""
+    """Return the token usage of a finished sequence."""
     prompt_tokens = len(sequence.prompt)
     return CompletionUsage(
         prompt_tokens=prompt_tokens,
@@ -139,12 +139,12 @@ def usage_of(sequence: Sequence[Any]) -> CompletionUsage:
 
 
 def last_output(sequence: Sequence[Any]) -> EngineOutput:
-    """The last token of an answer, and what the answer cost."""
+    """Return the output of the last token, with the usage."""
     return EngineOutput([sequence.last_token], 0, finish_reason="length", completion_usage=usage_of(sequence))
 
 
 def kv_bytes(model: Mapping[str, Any], dtype: str) -> int:
-    """Bytes of a token's keys and values, of a config.json: layers, twice, heads, values in a head, bytes of a value."""
+    """Return the bytes of a token's keys and values by config.json: layers * 2 * heads * head size * value bytes."""
     layers, heads, hidden = (_stated(model, key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
     if not (layers and heads and hidden):
         return KV_BYTES_PER_TOKEN
@@ -155,12 +155,12 @@ def kv_bytes(model: Mapping[str, Any], dtype: str) -> int:
 
 
 def default_name(model_path: str) -> str:
-    """The name a model is served under unless one is given: a hub id as it is, a directory's last part."""
+    """Return the default served model name: a hub id unchanged, or the last part of a directory path."""
     return os.path.basename(os.path.abspath(model_path)) if os.path.isdir(model_path) else model_path
 
 
 def tokenizer_size(files: ModelFiles) -> int:
-    """One more than the highest id of a model's tokenizer. Raises `ConfigError` with the path."""
+    """Return one more than the highest id of a model's tokenizer. Raise `ConfigError` with the path."""
     path = files.tokenizer
     data = tokenizer_json(files) if is_tiktoken(path) else read_bytes(path)
     try:
@@ -171,12 +171,12 @@ def tokenizer_size(files: ModelFiles) -> int:
     highest = max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab) - 1
     highest = max([highest, *(token.id for token in tokenizer.added_tokens)])
     if highest < 0:
-        raise ConfigError(f"{path}: it has no tokens")
+        raise ConfigError(f"{path}: no tokens found")
     return highest + 1
 
 
 def _stated(model: Mapping[str, Any], key: str) -> Any:
-    """A value of a config.json, or of the text model in it."""
+    """Return a value of a config.json, or of its nested text model."""
     text = model.get("text_config")
     return model.get(key) or (text.get(key) if isinstance(text, dict) else None)
 

@@ -1,9 +1,9 @@
-"""MockerEngine: the simulation, lived through in real time.
+"""MockerEngine: run the simulation in real time.
 
     submit ──▶ Simulation ──step()──▶ wait until the step's end ──▶ tokens to the replies, events to the host
 
-Steps end at absolute times, so an oversleep of one is made up by the next. Where steps take no time the loop still gets
-its turns, or nothing would be sent: with first tokens at once, else when a turn is worth its cost.
+Steps end at absolute times, so a late wake-up is compensated by the next step. Where steps take no time, the event loop
+still gets turns so that output is sent: after every first token, otherwise after `TURN_TOKENS` tokens.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ from dynamo.runtime.request_plane.base import Reply
 
 logger = logging.getLogger(__name__)
 
-LATE_MAX_S = 0.05  # A stall longer than this is not made up for: a real engine would not run faster after it.
+LATE_MAX_S = 0.05  # A longer stall is not compensated: a real engine would not run faster after it.
 
-TURN_TOKENS = 256  # Written before the loop gets a turn where steps take no time: about a tenth of a millisecond.
+TURN_TOKENS = 256  # Tokens written between two turns of the event loop where steps take no time: about 0.1 ms.
 
 
 class Rank:
-    """One data-parallel rank: a simulation and the task that steps it."""
+    """A data-parallel rank: a simulation and the task that steps it."""
 
     def __init__(self, simulation: Batching[Reply], reporter: StepReporter, clock: Clock) -> None:
         self.simulation = simulation
@@ -54,17 +54,17 @@ class Rank:
         self._unsent = 0
         self._say: Callable[[Sequence[Reply]], None] = say_last
         self._looking: dict[Sequence[Reply], asyncio.Event] = {}
-        """Who wants to hear when there is room."""
+        """Events to set when a sequence holds its blocks."""
 
     @property
     def requests(self) -> int:
-        """How many wait or run."""
+        """Return the number of waiting and running requests."""
         simulation = self.simulation
         running = len(simulation.decoding) + (simulation.partial is not None)
         return running + len(simulation.waiting) + len(simulation.loading) + len(simulation.loaded)
 
     def submit(self, asked: Asked, reply: Reply, *, is_remote: bool = False, stays: bool = False) -> Sequence[Reply]:
-        """Begins with the next step."""
+        """Queue a request; it is scheduled from the next step on."""
         self.wake()
         now_ms = self._clock.now() * 1000
         return self.simulation.submit(
@@ -72,7 +72,7 @@ class Rank:
         )
 
     async def room_for(self, sequence: Sequence[Reply]) -> None:
-        """Returns when a sequence holds its blocks, or is gone."""
+        """Wait until a sequence holds its blocks or was removed."""
         there = self._looking[sequence] = asyncio.Event()
         try:
             await there.wait()
@@ -85,19 +85,19 @@ class Rank:
                 there.set()
 
     def let_go(self, sequence: Sequence[Reply]) -> None:
-        """The blocks of a prompt that was computed for another worker."""
+        """Release the blocks of a prompt that was computed for another worker."""
         self.simulation.let_go(sequence)
         self._reporter.rest()
 
     def wake(self) -> None:
-        """Something came to do."""
+        """Resume stepping because there may be new work."""
         self.idle.clear()
         self._wake.set()
 
     async def run(self, done: Callable[[Reply], None], say: Callable[[Sequence[Reply]], None] | None = None) -> None:
-        """Steps as long as there is work, and waits for work; `done` hears of every answer that is complete.
+        """Step while there is work, otherwise wait for work; call `done` for every completed answer.
 
-        `say` says the last token of an answer in place of `say_last`.
+        `say` emits the last token of an answer; None uses `say_last`.
         """
         self._say = say or say_last
         end = 0.0
@@ -141,30 +141,30 @@ class Rank:
 
 
 def say_last(sequence: Sequence[Reply]) -> None:
-    """The last token of an answer, and its end."""
+    """Emit the last token of an answer and finish the reply."""
     sequence.owner.item(last_output(sequence))
     sequence.owner.finish()
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A request that is not answered yet."""
+    """A request whose answer is not complete."""
 
     rank: Rank
     sequence: Sequence[Reply] | None = None
-    """None until it is clear when its part begins."""
+    """None until the part that this worker computes has been submitted."""
     room: int | None = None
-    """Where the decode worker of a request is met that is computed here."""
+    """Bootstrap room number at which the decode worker meets this prefill."""
     meeting: asyncio.Task[None] | None = None
 
 
 class MockerEngine:
-    """An `LLMEngine` that answers random tokens at the pace of a GPU."""
+    """An `LLMEngine` that generates random tokens at the pace of a GPU."""
 
     def __init__(self, config: MockerConfig, index: int = 0, clock: Clock | None = None) -> None:
         self._config = config
         self._index = index
-        """Which of the process's workers it stands behind."""
+        """Index of this engine's worker in the process."""
         self._clock = clock or SystemClock()
         self._facts: ModelFacts | None = None
         self._thoughts = config.thoughts()
@@ -255,7 +255,7 @@ class MockerEngine:
             running.meeting.cancel()
         if running.sequence is not None:
             running.rank.simulation.cancel(running.sequence)
-            running.rank.simulation.let_go(running.sequence)  # Of a prefill whose last step is under way.
+            running.rank.simulation.let_go(running.sequence)  # The last step of a prefill is in progress.
             running.rank.wake()
         if running.room is not None and self._handoffs is not None:
             self._handoffs.lost(running.room)
@@ -279,13 +279,13 @@ class MockerEngine:
         self._ranks.clear()
         self._running.clear()
 
-    # Answers that are not random, and how they end.
+    # Scripted answers and the end of answers.
 
     def _scripted(self, request: PreprocessedRequest, asked: Asked) -> Asked:
         name = replay_id(request)
         answer = None if name is None else self._answers.get(name)
         if name is not None and answer is None and self._answers:
-            logger.warning("output_replay_id %s is not in the trace: its answer is random", name)
+            logger.warning("output_replay_id %s is not in the trace; generating a random answer", name)
         if answer is not None:
             asked.max_tokens = min(asked.max_tokens, len(answer))
             asked.script = answer
@@ -302,7 +302,7 @@ class MockerEngine:
             return
         running = self._running.get(reply_of(sequence.owner))
         if running is None:
-            return  # It was cancelled while its last step was under way.
+            return  # The request was cancelled during its last step.
         rank, room = running.rank, running.room
         words = {"engine": "mocker", "prompt_tokens": len(sequence.prompt)}
         output = prefill_output([sequence.last_token], words, usage_of(sequence), finish_reason=None)
@@ -318,13 +318,13 @@ class MockerEngine:
         sequence.owner.finish()
 
     async def _send_off(self, rank: Rank, sequence: Sequence[Reply]) -> None:
-        """Nobody says where the blocks go to: they are on their way for as long as it takes, and then the answer ends."""
+        """Hold the blocks for the transfer time and end the answer; used where the destination is unknown."""
         await self._clock.sleep(rank.simulation.limits.transfer.transfer_ms(len(sequence.prompt)) / 1000)
         rank.let_go(sequence)
         self._end_prefill(sequence)
 
     async def _compute_when_reserved(self, running: Running, asked: Asked, owner: Reply) -> None:
-        """The prefill side of a handoff in which the decode worker finds room first."""
+        """Compute a prompt after the decode worker has reserved its blocks: prefill side of a destination-first handoff."""
         assert self._handoffs is not None
         assert running.room is not None
         try:
@@ -335,7 +335,7 @@ class MockerEngine:
             running.sequence = running.rank.submit(asked, owner, stays=True)
 
     async def _take_over(self, info: BootstrapInfo, running: Running, asked: Asked, owner: Reply) -> None:
-        """The decode side of a handoff: finds room when it is told to, and goes on when the blocks are there."""
+        """Run the decode side of a handoff: reserve blocks on request, start decoding once they have been transferred."""
         rank, limits = running.rank, running.rank.simulation.limits
 
         async def reserve() -> int:
@@ -345,7 +345,7 @@ class MockerEngine:
             return blocks * limits.block_tokens - sequence.cached_tokens
 
         def activate() -> None:
-            assert running.sequence is not None, "it was told to begin before it had room"
+            assert running.sequence is not None, "activated before blocks were reserved"
             rank.simulation.arrive(running.sequence, self._clock.now() * 1000)
             rank.wake()
 
@@ -363,7 +363,7 @@ class MockerEngine:
         if self._running.pop(reply_of(owner), None) is not None:
             owner.fail(error)
 
-    # What is opened.
+    # Sockets and background tasks.
 
     def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         assert self._tasks is not None
@@ -396,11 +396,11 @@ class MockerEngine:
 
 
 def reply_of(owner: Reply) -> Reply:
-    """The reply that was given with a request, behind whatever speaks in its place."""
+    """Return the reply that was passed with a request, without the scripting wrapper."""
     return owner.reply if isinstance(owner, ScriptedReply) else owner
 
 
 def own_address() -> str:
-    """Where others reach this machine."""
+    """Return the address at which other hosts reach this machine."""
     told = setting("DYN_HTTP_RPC_HOST", "", str) or setting("DYN_TCP_RPC_HOST", "", str)
     return told or socket.gethostbyname(socket.gethostname())

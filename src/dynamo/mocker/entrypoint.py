@@ -1,4 +1,4 @@
-"""Entrypoint: the mocker as an engine of upstream's `make_engine` and `run_input`."""
+"""Entrypoint: the mocker as an engine of `make_engine` and `run_input` in upstream's Python API."""
 
 from dynamo.backend.worker import Worker
 from dynamo.llm.entrypoint import EntrypointArgs
@@ -9,7 +9,7 @@ from dynamo.runtime.distributed import DistributedRuntime
 
 
 class MockerService:
-    """A mocker behind an endpoint of a runtime that somebody else made."""
+    """A mocker behind an endpoint of a runtime that the caller created."""
 
     def __init__(self, runtime: DistributedRuntime, args: EntrypointArgs, path: str) -> None:
         config = config_of(args, path)
@@ -17,7 +17,7 @@ class MockerService:
         self._worker = Worker(config, MockerEngine(config), runtime, on_failure=self._fail)
 
     async def start(self) -> None:
-        """Serves and announces. Raises `ConfigError`."""
+        """Serve the endpoint and register the model. Raise `ConfigError`."""
         try:
             await self._worker.start()
         except BaseException:
@@ -25,16 +25,16 @@ class MockerService:
             raise
 
     def _fail(self, _: BaseException) -> None:
-        """Nothing is left to run for."""
+        """Shut the runtime down after a fatal error of the worker."""
         self._runtime.shutdown()
 
     async def stop(self) -> None:
-        """Ends the engine, and the runtime with it."""
+        """Stop the engine and then the runtime."""
         await self._worker.stop(drain_s=0.0)
 
 
 def config_of(args: EntrypointArgs, path: str) -> MockerConfig:
-    """The mocker's own configuration. Raises `InvalidArgument` for a setting that this release does not honour."""
+    """Return the mocker's configuration. Raise `InvalidArgument` for a setting that this release does not support."""
     settings = settings_of(args.mocker_engine_args or {})
     if args.extra_engine_args is not None:
         settings |= settings_of(read_settings(args.extra_engine_args, "extra_engine_args"))
@@ -50,7 +50,7 @@ def config_of(args: EntrypointArgs, path: str) -> MockerConfig:
 
 
 async def serve(runtime: DistributedRuntime, args: EntrypointArgs, path: str) -> MockerService:
-    """A mocker that serves from here on."""
+    """Start a mocker and return it."""
     made = MockerService(runtime, args, path)
     await made.start()
     return made

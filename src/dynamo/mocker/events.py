@@ -1,4 +1,4 @@
-"""Events: what the world hears of a step: KV events, load, and the metrics a vLLM would show (serving-plane.md §7.4)."""
+"""Events: publish the results of simulated steps as KV events, load, and the metrics of a vLLM server."""
 
 import logging
 import time
@@ -29,14 +29,16 @@ class EngineMetrics:
         self.running = registry.gauge("vllm:num_requests_running", "Requests in the batch", LABELS).labels(**labels)
         self.waiting = registry.gauge("vllm:num_requests_waiting", "Requests in the queue", LABELS).labels(**labels)
         self.cache_usage = registry.gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 0-1", LABELS).labels(**labels)
-        old_usage = registry.gauge("vllm:gpu_cache_usage_perc", "The same under its old name", LABELS).labels(**labels)
+        old_usage = registry.gauge("vllm:gpu_cache_usage_perc", "KV blocks in use, 0-1 (old name)", LABELS).labels(
+            **labels
+        )
         old_usage.follow(lambda: self.cache_usage.value)
         self.preemptions = registry.counter("vllm:num_preemptions_total", "Preemptions", LABELS).labels(**labels)
         self.ttft = registry.histogram(
             "vllm:time_to_first_token_seconds", "Arrival to first token", LABELS, TTFT_BUCKETS_S
         ).labels(**labels)
         self.itl = registry.histogram(
-            "vllm:inter_token_latency_seconds", "Between two tokens", LABELS, ITL_BUCKETS_S
+            "vllm:inter_token_latency_seconds", "Time between two tokens", LABELS, ITL_BUCKETS_S
         ).labels(**labels)
         self.latency = registry.histogram(
             "vllm:e2e_request_latency_seconds", "Arrival to last token", LABELS, LATENCY_BUCKETS_S
@@ -44,7 +46,7 @@ class EngineMetrics:
 
 
 class StepReporter:
-    """Tells the host and the metrics what a step did."""
+    """The publisher of step results to the host and the metrics."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class StepReporter:
         native_events: NativeEvents | None = None,
         is_traced: bool = False,
     ) -> None:
-        """`tells_cache`: whether routers hear what it holds. `is_traced`: whether the log does."""
+        """`tells_cache`: publish KV events. `is_traced`: log cache changes."""
         self._host = host
         self._tells_cache = tells_cache
         self._native_events = native_events
@@ -68,7 +70,7 @@ class StepReporter:
         self._told: WorkerLoad | None = None
 
     def report(self, result: StepResult[Any], now_ms: float, gap_s: float) -> None:
-        """A step ended now; `gap_s` is how long ago the step before it did."""
+        """Publish a step that ended at `now_ms`; `gap_s` is the time in seconds since the previous step ended."""
         if result.events or result.host_events:
             self._tell_cache(result)
         self._tell(result.load)
@@ -79,13 +81,13 @@ class StepReporter:
         if further := len(result.tokens) + len(result.finished) - len(result.prefilled):
             metrics.itl.observe_many(gap_s, further)
         for sequence in result.prefilled:
-            if sequence.generated == 1:  # Whoever was preempted had its first token before.
+            if sequence.generated == 1:  # A preempted sequence had its first token before.
                 metrics.ttft.observe((now_ms - sequence.arrived_ms) / 1000)
         for sequence in result.finished:
             metrics.latency.observe((now_ms - sequence.arrived_ms) / 1000)
 
     def rest(self) -> None:
-        """Nothing is left to compute. Who was cancelled in the last step is in its load, and no step follows."""
+        """Publish the load when the rank becomes idle: a request cancelled in the last step still counts in that step."""
         load = self._simulation.load()
         if self._told is not None and self._told != load:
             self._tell(load)
@@ -116,7 +118,7 @@ class StepReporter:
 
 
 def _trace(events: list[KvEvent], dp_rank: int, tier: str) -> None:
-    """Into the log (`DYN_MOCKER_KV_CACHE_TRACE`)."""
+    """Log stored and evicted blocks (`DYN_MOCKER_KV_CACHE_TRACE`)."""
     for event in events:
         if isinstance(event, Stored):
             logger.info("kv cache: rank %d, %s: %d blocks stored", dp_rank, tier, len(event.blocks))

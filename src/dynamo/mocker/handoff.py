@@ -1,17 +1,17 @@
-"""Handoff: where a prefill worker and a decode worker meet over one request (serving-plane.md §5.7).
+"""Handoff: transfer of a computed prompt from a prefill worker to a decode worker over a TCP session.
 
     decode                     prefill
     Register            ──▶
                         ◀──    Registered
-                        ◀──    SourceHeld             the prompt is computed, and how long its blocks will travel
-                        ◀──    ReserveDestination     is there room?
+                        ◀──    SourceHeld             the prompt is computed; contains the transfer parameters
+                        ◀──    ReserveDestination     reserve blocks
     DestinationReserved ──▶
-                        ◀──    ActivateDestination    the blocks are there
+                        ◀──    ActivateDestination    the blocks have been transferred
     ActionAck           ──▶
                         ◀──    Complete
 
-SGLang's workers reserve before the prompt is computed, vLLM's when it is. Each side waits no longer than a session may
-last.
+SGLang's workers reserve before the prompt is computed, vLLM's workers after it. Each side closes the session after the
+session timeout.
 """
 
 import asyncio
@@ -44,38 +44,38 @@ from dynamo.mocker.handoff_wire import (
 from dynamo.mocker.simulation.rules import EngineType, TransferRules
 from dynamo.protocols.engine import BootstrapInfo
 
-ROOMS_MAX = 1 << 16  # More than the sequences of any worker; beyond it the oldest that nobody came to is given up.
+ROOMS_MAX = 1 << 16  # More than the sequences of any worker; beyond it the oldest room is dropped.
 RESERVE_FIRST, RESERVE_SECOND, ACTIVATE_LAST = 0, 1, 3
-"""The numbers that upstream gives these actions; those between are the prefill worker's own."""
+"""Action ids as in upstream; those in between are internal to the prefill worker."""
 BROKEN = (OSError, EOFError, WireError)
 
 
 def order_of(engine_type: EngineType) -> str:
-    """Whose room is first."""
+    """Return the order of reservations: destination first for SGLang, source first otherwise."""
     return DESTINATION_FIRST if engine_type == "sglang" else SOURCE_FIRST
 
 
 @dataclass(slots=True, eq=False)
 class Room:
-    """One request's two sides."""
+    """The prefill worker's state of one handoff."""
 
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     reserved: asyncio.Event = field(default_factory=asyncio.Event)
     is_met: bool = False
-    """Whether the decode worker came."""
+    """Whether the decode worker has connected."""
     prompt_tokens: int = 0
     error: str | None = None
     let_go: Callable[[], None] | None = None
     expiry: asyncio.TimerHandle | None = None
 
     def fail(self, why: str) -> None:
-        """Nothing comes of it, whoever waits."""
+        """Record an error and wake both waiters."""
         self.error = self.error or why
         self.ready.set()
         self.reserved.set()
 
     def leave(self) -> None:
-        """Nobody needs the blocks any more."""
+        """Release the blocks of the prompt and stop the timer."""
         if self.expiry is not None:
             self.expiry.cancel()
         let_go, self.let_go = self.let_go, None
@@ -84,7 +84,7 @@ class Room:
 
 
 class HandoffServer:
-    """The prefill side: a port, and a room for each request."""
+    """Prefill side of handoffs: a listening port, and one room for each request."""
 
     def __init__(self, timeout_s: float, engine_type: EngineType, transfer: TransferRules, clock: Clock) -> None:
         self._timeout_s = timeout_s
@@ -98,11 +98,11 @@ class HandoffServer:
 
     @property
     def decode_is_first(self) -> bool:
-        """Whether a prompt is computed only when there is room for it in the decode worker."""
+        """Return whether a prompt is computed only after the decode worker has reserved blocks for it."""
         return self._order == DESTINATION_FIRST
 
     async def open(self, host: str, port: int) -> int:
-        """Listens; the port that it is, which is another one for port 0. Raises `ConfigError` where it is taken."""
+        """Listen and return the bound port (port 0 chooses one). Raise `ConfigError` if the port is in use."""
         try:
             self._server = await asyncio.start_server(self._meet, host, port)
         except OSError as error:
@@ -110,12 +110,12 @@ class HandoffServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def settled(self) -> None:
-        """Returns when no conversation is going on."""
+        """Wait until no session is open."""
         while self._talks:
             await asyncio.wait(self._talks)
 
     async def close(self) -> None:
-        """Ends every conversation and lets everything go."""
+        """Cancel all sessions and release all blocks."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -124,19 +124,19 @@ class HandoffServer:
         if self._talks:
             await asyncio.wait(self._talks)
         for room in self._rooms.values():
-            room.fail("the worker stops")
+            room.fail("the worker is stopping")
             room.leave()
         self._rooms.clear()
 
     async def reserved(self, number: int) -> None:
-        """Returns when the decode worker has room. Raises `WorkerUnavailable` where it will not."""
+        """Wait until the decode worker has reserved blocks. Raise `WorkerUnavailable` if the handoff failed."""
         room = self._room(number)
         await room.reserved.wait()
         if room.error is not None:
-            raise WorkerUnavailable(f"the decode worker: {room.error}")
+            raise WorkerUnavailable(f"handoff with the decode worker failed: {room.error}")
 
     def computed(self, number: int, prompt_tokens: int, let_go: Callable[[], None]) -> None:
-        """A prompt is computed. `let_go` is called when its blocks were taken over, or nobody came for them."""
+        """Record a computed prompt; `let_go` is called after the transfer, or when the session expires."""
         room = self._room(number)
         room.prompt_tokens, room.let_go = prompt_tokens, let_go
         if room.error is not None:
@@ -144,7 +144,7 @@ class HandoffServer:
         room.ready.set()
 
     def lost(self, number: int) -> None:
-        """A prompt will not be computed."""
+        """Fail the handoff of a prompt that will not be computed."""
         self._room(number).fail("the prefill was cancelled")
 
     def _room(self, number: int) -> Room:
@@ -172,7 +172,7 @@ class HandoffServer:
             async with asyncio.timeout(self._timeout_s):
                 await self._talk(wire)
         except (*BROKEN, asyncio.CancelledError):
-            pass  # Whoever came is gone, says nonsense or waited too long; its room has a limit of its own.
+            pass  # The peer disconnected, sent an invalid message or timed out; the room has its own timeout.
         finally:
             self._talks.discard(task)
             wire.close()
@@ -185,7 +185,7 @@ class HandoffServer:
             return
         room = self._room(identity.bootstrap_room)
         if room.is_met:
-            await wire.give_up("somebody else came for it", REFUSED)
+            await wire.give_up("another peer is already connected for this request", REFUSED)
             return
         room.is_met = True
         try:
@@ -194,7 +194,7 @@ class HandoffServer:
             if room.ready.is_set():
                 self._forget(identity.bootstrap_room)
             else:
-                room.fail("it left before the prompt was computed")
+                room.fail("the decode worker disconnected before the prompt was computed")
 
     async def _hand_over(self, wire: Wire, room: Room) -> None:
         await wire.say("Registered")
@@ -216,12 +216,12 @@ class HandoffServer:
         await wire.say(COMPLETE)
 
     async def _reserve(self, wire: Wire, number: int) -> int:
-        """How many tokens of the prompt the decode worker has room for, and does not hold already."""
+        """Return the number of prompt tokens for which the decode worker reserved blocks, without those it has cached."""
         await wire.act(number, RESERVE)
         fact = await wire.expect(FACT, RESERVED)
         tokens = fact[RESERVED].get("transferable_prompt_tokens") if isinstance(fact[RESERVED], dict) else None
         if not isinstance(tokens, int):
-            raise WireError(f"{RESERVED} without a number of tokens")
+            raise WireError(f"{RESERVED} without an integer transferable_prompt_tokens")
         return tokens
 
     def _timing(self, prompt_tokens: int) -> dict[str, object]:
@@ -236,7 +236,7 @@ class HandoffServer:
 
 @dataclass(slots=True)
 class Handoff:
-    """The decode side of one request."""
+    """Decode side of one handoff."""
 
     info: BootstrapInfo
     request_id: str
@@ -245,9 +245,9 @@ class Handoff:
     dp_rank: int = 0
 
     async def receive(self, reserve: Callable[[], Awaitable[int]], activate: Callable[[], None]) -> None:
-        """Takes a prompt over: `reserve` finds room and says for how many tokens, `activate` hears that they are there.
+        """Receive a prompt: `reserve` allocates blocks and returns their tokens, `activate` is called after the transfer.
 
-        Returns when both sides are done. Raises `WorkerUnavailable` where the prompt will not come.
+        Returns when both sides are done. Raise `WorkerUnavailable` if the transfer fails.
         """
         where = f"{self.info.bootstrap_host}:{self.info.bootstrap_port}"
         wire: Wire | None = None
@@ -259,14 +259,14 @@ class Handoff:
         except TimeoutError:
             raise WorkerUnavailable(f"handoff session timed out: {where}") from None
         except BROKEN as error:
-            raise WorkerUnavailable(f"the prefill worker at {where} cannot be met: {error}") from None
+            raise WorkerUnavailable(f"cannot complete handoff with the prefill worker at {where}: {error}") from None
         finally:
             if wire is not None:
                 wire.close()
 
     @property
     def identity(self) -> Identity:
-        """What both sides call the request."""
+        """Return the identity of the request in messages of both sides."""
         return identity_of(self.info, self.request_id)
 
     @property
@@ -274,18 +274,18 @@ class Handoff:
         return Registration("Destination", self.dp_rank, order_of(self.engine_type), self.engine_type)
 
     async def _follow(self, wire: Wire, reserve: Callable[[], Awaitable[int]], activate: Callable[[], None]) -> None:
-        """Does what the prefill worker says, until it says that it is done."""
+        """Execute the prefill worker's actions until it sends `Complete`."""
         has_room = is_active = False
         while True:
             try:
                 message = await wire.hear()
             except BROKEN:
                 if is_active:
-                    return  # The blocks are here: how the other side ends is its own business.
+                    return  # The transfer is complete: a late failure of the peer does not matter.
                 raise
             if message.name == COMPLETE:
                 if not is_active:
-                    raise WireError("it ended before the blocks were there")
+                    raise WireError("the handoff completed before activation")
                 return
             if message.name != ACTION:
                 continue
@@ -299,4 +299,4 @@ class Handoff:
                 activate()
                 await wire.say(ACK, {"action_id": number, "outcome": APPLIED})
             else:
-                raise WireError(f"it asks for {action}")
+                raise WireError(f"unexpected action {action}")

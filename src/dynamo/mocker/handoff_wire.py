@@ -1,6 +1,6 @@
-"""HandoffWire: what a prefill and a decode worker say to each other over one request, in upstream's own form.
+"""HandoffWire: upstream's protocol between a prefill and a decode worker for one request.
 
-b"DMHF" · version u16 · flags u16, once, by whoever connects; then frames: length u32 · JSON, all little-endian
+Preamble, sent once by the connecting side: b"DMHF" · version u16 · flags u16. Frames: length u32 · JSON. Little-endian.
 {"identity": {"handoff_id", "bootstrap_room", "request_id"}, "message": "Name" or {"Name": {…}}}
 """
 
@@ -21,13 +21,13 @@ PREAMBLE = struct.Struct("<4sHH")
 LENGTH = struct.Struct("<I")
 MAGIC, VERSION, FLAGS = b"DMHF", 1, 0
 FRAME_MAX = 1 << 16
-FACTS_MAX = 16  # Frames that may be passed over while one is awaited.
+FACTS_MAX = 16  # Frames skipped at most while a particular one is awaited.
 
 REGISTERED, COMPLETE = "Registered", "Complete"
 REGISTER, FACT, ACTION, ACK = "Register", "Fact", "Action", "ActionAck"
 ABORT, REFUSED = "Abort", "ProtocolError"
 ENDS = (ABORT, REFUSED, "Overloaded")
-"""By which the other side says that nothing comes of it."""
+"""Messages by which the peer aborts the handoff."""
 RESERVE, ACTIVATE = "ReserveDestination", "ActivateDestination"
 HELD, RESERVED = "SourceHeld", "DestinationReserved"
 ACCEPTED, APPLIED = "Accepted", "Applied"
@@ -35,11 +35,11 @@ SOURCE_FIRST, DESTINATION_FIRST = "SourceFirst", "DestinationFirst"
 
 
 class WireError(ValueError):
-    """The other side says what cannot be, or that it will not go on."""
+    """An invalid or unexpected message, or one that aborts the handoff."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Which request they talk about."""
+    """Identity of the request that a message belongs to."""
 
     handoff_id: str
     bootstrap_room: int
@@ -47,7 +47,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Registration(msgspec.Struct):
-    """Who comes."""
+    """The first message of the connecting side: its role, order and engine."""
 
     role: str
     dp_rank: int
@@ -62,20 +62,20 @@ class _Frame(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message by its name; what stands in it."""
+    """One message: its name and fields."""
 
     name: str
     body: Mapping[str, Any]
 
 
 def identity_of(info: BootstrapInfo, request_id: str) -> Identity:
-    """What both legs of a request call it. Without an id from the frontend it is made of the room."""
+    """Return the identity that both workers derive for a request; without a frontend id it is made from the room."""
     handoff_id = info.handoff_id if isinstance(info.handoff_id, bytes) else info.bootstrap_room.to_bytes(16, "big")
     return Identity(str(uuid.UUID(bytes=handoff_id)), info.bootstrap_room, request_id)
 
 
 class Wire:
-    """One connection. Raises `WireError`, `OSError` or `EOFError` where it cannot go on."""
+    """One connection. Its methods raise `WireError`, `OSError` or `EOFError` if the session cannot continue."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -83,14 +83,14 @@ class Wire:
         self._identity: Identity | None = None
 
     async def register(self, identity: Identity, registration: Registration) -> None:
-        """The side that connects: introduces itself, and returns when it was heard."""
+        """Send the preamble and the registration, and wait for the acknowledgement: connecting side."""
         self._identity = identity
         self._writer.write(PREAMBLE.pack(MAGIC, VERSION, FLAGS))
         await self.say(REGISTER, msgspec.to_builtins(registration))
         await self.expect(REGISTERED)
 
     async def registered(self) -> tuple[Identity, Registration]:
-        """The side that is connected to: who came, and for which request."""
+        """Return the peer's identity and registration: listening side."""
         magic, version, flags = PREAMBLE.unpack(await self._reader.readexactly(PREAMBLE.size))
         if (magic, version, flags) != (MAGIC, VERSION, FLAGS):
             raise WireError(f"expected {MAGIC!r} in version {VERSION}")
@@ -104,63 +104,63 @@ class Wire:
             raise WireError(str(error)) from None
 
     async def say(self, name: str, body: Mapping[str, Any] | None = None) -> None:
-        """One message."""
-        assert self._identity is not None, "nobody has said yet which request it is about"
+        """Send one message."""
+        assert self._identity is not None, "the session is not registered"
         data = json_encode(_Frame(self._identity, name if body is None else {name: body}))
         self._writer.write(LENGTH.pack(len(data)) + data)
         await self._writer.drain()
 
     async def hear(self) -> Message:
-        """The next message; one by which the other side gives up is a `WireError`."""
+        """Return the next message. Raise `WireError` if the peer aborts."""
         frame, message = await self._read()
         if frame.identity != self._identity:
-            raise WireError("it speaks of another request")
+            raise WireError("message of a different request")
         if message.name in ENDS:
             raise WireError(" ".join([message.name, *(str(value) for value in message.body.values())]))
         return message
 
     async def expect(self, name: str, key: str | None = None) -> Mapping[str, Any]:
-        """The next message of a name, and with this key where one is given; others are passed over."""
+        """Return the next message of this name that has `key`, if given; other messages are skipped."""
         for _ in range(FACTS_MAX):
             message = await self.hear()
             if message.name == name and (key is None or key in message.body):
                 return message.body
-        raise WireError(f"no {key or name} came")
+        raise WireError(f"no {key or name} received")
 
     async def act(self, number: int, action: str) -> None:
-        """Asks the other side for something, and returns when it agrees."""
-        assert self._identity is not None, "nobody has said yet which request it is about"
+        """Send an action and wait for its acknowledgement."""
+        assert self._identity is not None, "the session is not registered"
         await self.say(ACTION, {"id": number, "action": {action: {"handoff_id": self._identity.handoff_id}}})
         answer = await self.expect(ACK)
         if answer.get("action_id") != number or answer.get("outcome") not in (ACCEPTED, APPLIED):
             raise WireError(f"{action} was answered with {dict(answer)}")
 
     async def tell(self, fact: str, **words: Any) -> None:
-        """Says that something is so."""
-        assert self._identity is not None, "nobody has said yet which request it is about"
+        """Send a fact."""
+        assert self._identity is not None, "the session is not registered"
         await self.say(FACT, {fact: {"handoff_id": self._identity.handoff_id, **words}})
 
     async def give_up(self, why: str, kind: str = ABORT) -> None:
-        """Says that nothing comes of it, if anybody still hears it."""
+        """Send a message that aborts the handoff; ignore connection errors."""
         if self._identity is not None:
             with contextlib.suppress(OSError):
                 await self.say(kind, {"message": why})
 
     def close(self) -> None:
-        """Hangs up."""
+        """Close the connection."""
         self._writer.close()
 
     async def _read(self) -> tuple[_Frame, Message]:
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         if not 0 < length <= FRAME_MAX:
-            raise WireError(f"a frame of {length} bytes")
+            raise WireError(f"invalid frame length {length}")
         try:
             frame = msgspec.json.decode(await self._reader.readexactly(length), type=_Frame)
         except msgspec.DecodeError as error:
-            raise WireError(f"not a frame: {error}") from None
+            raise WireError(f"cannot decode frame: {error}") from None
         if isinstance(frame.message, str):
             return frame, Message(frame.message, {})
         if len(frame.message) != 1:
-            raise WireError("a message has one name")
+            raise WireError("a message must have exactly one name")
         ((name, body),) = frame.message.items()
         return frame, Message(name, body if isinstance(body, dict) else {"": body})

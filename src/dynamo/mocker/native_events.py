@@ -1,7 +1,7 @@
-"""NativeEvents: what a rank's cache holds, over a ZMQ socket in vLLM's own form, and told again (serving-plane.md §5.8).
+"""NativeEvents: publish a rank's KV events in vLLM's ZMQ format, with a replay socket.
 
-PUB     topic · number · [time, [events], rank]
-ROUTER  asked from a number on, answers each message since, and an empty one at the end
+PUB     topic · sequence number · [time, [events], rank]
+ROUTER  a request holds the first sequence number; replies with every later message, and an empty one at the end
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from dynamo.core.codec import msgpack_encode
 from dynamo.core.listening import listen_error
 from dynamo.protocols.kv_events import KvEvent, Removed, Stored
 
-KEPT_MAX = 10_000  # Messages that can be told again, as vLLM keeps.
+KEPT_MAX = 10_000  # Messages kept for replay, as in vLLM.
 END = (-1).to_bytes(8, "big", signed=True)
 NUMBER = struct.Struct(">Q")
 
 
 def native(event: KvEvent, tokens_of: Mapping[int, Sequence[int]], block_tokens: int) -> dict[str, Any]:
-    """An event of the device's cache in vLLM's words, as many of them as the released mocker uses."""
+    """Convert a device cache event to vLLM's format, with the fields that the released mocker uses."""
     if isinstance(event, Stored):
         hashes = [block.block_hash for block in event.blocks]
         return {
@@ -40,7 +40,7 @@ def native(event: KvEvent, tokens_of: Mapping[int, Sequence[int]], block_tokens:
 
 
 class NativeEvents:
-    """The sockets of one rank."""
+    """The publishing and replay sockets of one rank."""
 
     def __init__(self, host: str, port: int, replay_port: int | None, dp_rank: int) -> None:
         self._dp_rank = dp_rank
@@ -51,7 +51,7 @@ class NativeEvents:
         self._router = None if replay_port is None else self._bind(zmq.ROUTER, host, replay_port)
 
     def publish(self, events: Sequence[dict[str, Any]], time_s: float) -> None:
-        """One message; whoever is too slow to take it misses it, and asks for it again."""
+        """Publish one message; a subscriber that is too slow misses it and has to request a replay."""
         number = NUMBER.pack(self._next)
         self._next += 1
         payload = msgpack_encode([time_s, list(events), self._dp_rank])
@@ -60,7 +60,7 @@ class NativeEvents:
             zmq.Socket.shadow(self._publisher).send_multipart([b"", number, payload], zmq.NOBLOCK)
 
     async def answer(self) -> None:
-        """Tells messages again to those who ask, until it is cancelled."""
+        """Serve replay requests until cancelled."""
         router = self._router
         if router is None:
             return
@@ -75,7 +75,7 @@ class NativeEvents:
             await router.send_multipart([asker, b"", b"", END, b""])
 
     def close(self) -> None:
-        """Frees the ports."""
+        """Close the sockets."""
         self._context.destroy(linger=0)
 
     def _bind(self, kind: int, host: str, port: int) -> zmq.asyncio.Socket:

@@ -1,6 +1,6 @@
-"""Profile: step times out of what a profiler measured (control-plane.md §1.11).
+"""Profile: step times from a profiler's measurements.
 
-Two forms: the mocker's own, tables to look up, and the profiler's, scattered points through which planes are laid.
+Two file formats: the mocker's own lookup tables, and the profiler's scattered points, to which planes are fitted.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from dynamo.core.errors import ConfigError
 from dynamo.mocker.simulation.timing import ProfiledTiming
 
 TABLES = ("prefill_isl", "prefill_ttft_ms", "decode_active_kv_tokens", "decode_context_length", "decode_itl")
-GRID = 100  # Points to a side of a table that is made of scattered ones, as upstream's.
+GRID = 100  # Points per side of a table made from scattered points, as in upstream.
 RAW = (
     ("selected_prefill_interpolation/raw_data.npz", "selected_decode_interpolation/raw_data.npz"),
     ("prefill_raw_data.json", "decode_raw_data.json"),
 )
-"""Where a profiler leaves its points of prefill and of decode."""
+"""Files in which a profiler stores its prefill and decode points."""
 
 
 def profiled(path: str, speedup: float = 1.0, decode_speedup: float = 1.0) -> ProfiledTiming:
-    """The step times in a profile. Raises `ConfigError` where it cannot be read or lacks something."""
+    """Return the step times of a profile. Raise `ConfigError` if it cannot be read or is incomplete."""
     place = Path(path)
     for prefill, decode in RAW:
         if (place / prefill).is_file() and (place / decode).is_file():
@@ -30,20 +30,20 @@ def profiled(path: str, speedup: float = 1.0, decode_speedup: float = 1.0) -> Pr
     if place.is_dir():
         found = sorted(one for one in place.iterdir() if one.suffix in {".npz", ".json"})
         if len(found) != 1:
-            raise ConfigError(f"planner_profile_data {path}: expected one NPZ or JSON file there, not {len(found)}")
+            raise ConfigError(f"planner_profile_data {path}: expected one NPZ or JSON file, found {len(found)}")
         place = found[0]
     arrays = _read(place)
     isl, ttft, kv, context, itl = (_of(arrays, name, place) for name in TABLES)
     fits = len(isl) == len(ttft) and len(itl) == len(kv) and all(len(row) == len(context) for row in itl)
     if not isl or not itl or not fits:
-        raise ConfigError(f"planner_profile_data {place}: its arrays do not fit each other")
+        raise ConfigError(f"planner_profile_data {place}: array lengths do not match")
     return ProfiledTiming(isl, ttft, kv, context, itl, speedup, decode_speedup)
 
 
 def _of_points(
     prefill: dict[str, Any], decode: dict[str, Any], place: Path, speedup: float, decode_speedup: float
 ) -> ProfiledTiming:
-    """Prefill by its points as they are; decode by the plane over tokens in the cache and sequences that fits best."""
+    """Use prefill points unchanged; fit a plane over cached tokens and sequences to the decode points."""
     import numpy as np
 
     points = sorted(zip(_of(prefill, "prefill_isl", place), _of(prefill, "prefill_ttft", place), strict=False))
@@ -51,7 +51,7 @@ def _of_points(
     limit = decode.get("max_kv_tokens")
     capacity = float(limit[0] if isinstance(limit, list) and limit else limit or 0)
     if not points or not usage or not capacity or not len(usage) == len(context) == len(itl) or min(context) <= 0:
-        raise ConfigError(f"planner_profile_data {place}: its arrays do not fit each other")
+        raise ConfigError(f"planner_profile_data {place}: array lengths do not match")
     tokens = np.array(usage, dtype=float) * capacity
     facts = np.column_stack([np.ones(len(tokens)), tokens, tokens / np.array(context, dtype=float)])
     weights, *_ = np.linalg.lstsq(facts, np.array(itl, dtype=float), rcond=None)

@@ -1,4 +1,4 @@
-"""Reasoning: the part of an answer that pretends to be thought, between two tokens that say so."""
+"""Reasoning: the part of an answer that is marked as thinking by a start and an end token."""
 
 import msgspec
 
@@ -6,15 +6,15 @@ from dynamo.core.errors import ConfigError
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `--reasoning` says."""
+    """The value of `--reasoning`."""
 
     start_thinking_token_id: int
     end_thinking_token_id: int
     thinking_ratio: float
-    """How much of an answer is thought, from 0 to 1."""
+    """Share of the answer between the marks, from 0 to 1."""
 
     def marks(self, max_tokens: int) -> dict[int, int]:
-        """Which tokens of an answer are marks, by their place in it."""
+        """Return the marker tokens of an answer by their position."""
         thoughts = int(max_tokens * self.thinking_ratio)
         if thoughts < 2:
             return {}
@@ -22,7 +22,7 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_reasoning(text: str) -> Reasoning:
-    """Of the flag. Raises `ConfigError`."""
+    """Parse the flag. Raise `ConfigError`."""
     try:
         found = msgspec.json.decode(text, type=Reasoning)
     except msgspec.DecodeError as error:

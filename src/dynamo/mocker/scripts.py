@@ -1,4 +1,4 @@
-"""Scripts: answers that are not random: recorded ones, and ones with marks in them."""
+"""Scripts: answers with predetermined tokens: recorded answers, and answers with reasoning marks."""
 
 from collections import Counter
 from typing import Any
@@ -10,7 +10,7 @@ from dynamo.runtime.request_plane.base import Reply
 
 
 class ScriptedReply:
-    """Stands before a reply and says the script's tokens in place of those it is given."""
+    """A wrapper of a reply that replaces its tokens by those of a script."""
 
     def __init__(self, reply: Reply, script: dict[int, int] | list[int]) -> None:
         self.reply = reply
@@ -26,7 +26,7 @@ class ScriptedReply:
         self.reply.on_cancel(callback)
 
     def next(self, token_id: int) -> int:
-        """What is said in place of the next token."""
+        """Return the token that is emitted in place of the next one."""
         place, self._said = self._said, self._said + 1
         return self._script.get(place, token_id)
 
@@ -45,7 +45,7 @@ class ScriptedReply:
 
 
 class _Row(msgspec.Struct):
-    """A line of a trace, as far as it is said again."""
+    """The fields of a trace line that are replayed."""
 
     output_token_ids: list[int] | None = None
     output_length: int | None = None
@@ -55,11 +55,11 @@ class _Row(msgspec.Struct):
 
 
 def read_answers(path: str) -> dict[str, list[int]]:
-    """The recorded answers of a Mooncake trace by what names their lines.
+    """Return the recorded answers of a Mooncake trace by the id of their lines.
 
-    That is `request_id`, else `SESSION:TURN` by the line's `session_id` and how many of that session came before it.
-    Lines without either are named by `output_replay_id`, or counted from 0. Raises `ConfigError` with the line that is
-    wrong.
+    The id is `request_id`, else `SESSION:TURN` from the line's `session_id` and the number of earlier lines of that
+    session. Lines without either are identified by `output_replay_id`, or numbered from 0. Raise `ConfigError` with the
+    invalid line.
     """
     found: dict[str, list[int]] = {}
     turns: Counter[str] = Counter()
@@ -82,9 +82,9 @@ def _add(found: dict[str, list[int]], turns: Counter[str], line: bytes, number: 
     if not tokens:
         return
     if row.output_length is not None and row.output_length != len(tokens):
-        raise ValueError(f"output_length is {row.output_length}, and there are {len(tokens)} output_token_ids")
+        raise ValueError(f"output_length is {row.output_length}, but there are {len(tokens)} output_token_ids")
     if name in found:
-        raise ValueError(f"{name} is there twice")
+        raise ValueError(f"duplicate id {name}")
     found[name] = tokens
 
 

@@ -1,14 +1,14 @@
-"""Waiting flags: those of upstream's mocker that this one knows and does not honour yet (serving-plane.md §5.11). Pure."""
+"""Unsupported flags: flags of upstream's mocker that are recognized but not implemented yet. Pure."""
 
 from dynamo.backend import waiting
 from dynamo.core.waiting import Waiting
 from dynamo.routing.unsupported_flags import ADVERTISED, AIS
 
 NEEDS_AIS = (
-    "AISimulate's measured tables (NVIDIA's package aisimulate) are not used; say what was measured by "
+    "AISimulate's measured tables (NVIDIA's package aisimulate) are not supported; pass measurements with "
     "--planner-profile-data"
 )
-WITH_AIS = "it counts with --ais-perf-model alone, which is not here; say the blocks by --num-gpu-blocks-override"
+WITH_AIS = "requires --ais-perf-model, which is not supported; set the number of blocks with --num-gpu-blocks-override"
 
 
 def _fraction(flag: str, default: str) -> Waiting:
@@ -24,4 +24,4 @@ WAITING: tuple[Waiting, ...] = (
     *(Waiting(one.flag, None, one.default, one.aliases, NEEDS_AIS) for one in AIS),
     *(Waiting(one.flag, None, one.default, one.aliases) for one in ADVERTISED),
 )
-"""Its variables of routing are the frontend's too, which may run beside it: they are not refused here."""
+"""Upstream's flags that this mocker rejects; the routing variables of a frontend on the same host are not checked."""

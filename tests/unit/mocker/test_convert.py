@@ -66,7 +66,7 @@ def test_without_max_tokens_upstreams_sentence_is_the_answer() -> None:
         (request([1, 100]), "token id 100"),
         (request([1, -1]), "token id -1"),
         (request([1], 0), "max_tokens is 0"),
-        (request([1] * 20), "no room for an answer"),
+        (request([1] * 20), "no answer fits"),
         (request([1], sampling_options=SamplingOptions(n=2)), "n is 2"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_broken_tokenizer_is_named(model_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.json: not a tokenizer"):
         facts(model_dir)
     (model_dir / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
-    with pytest.raises(ConfigError, match="it has no tokens"):
+    with pytest.raises(ConfigError, match="no tokens found"):
         facts(model_dir)
 
 

@@ -133,7 +133,7 @@ async def test_a_prompt_is_not_computed_for_a_decode_worker_that_left() -> None:
 
         with pytest.raises(WorkerUnavailable, match="no room"):
             await place.decode().receive(leave, lambda: None)
-        with pytest.raises(WorkerUnavailable, match="it left"):
+        with pytest.raises(WorkerUnavailable, match="disconnected before"):
             await asyncio.wait_for(place.server.reserved(7), WAIT_S)
 
 
@@ -168,7 +168,7 @@ async def test_a_second_one_is_not_served(place: Place) -> None:
     decode = Decode()
     place.server.computed(7, 1, lambda: None)
     await asyncio.wait_for(place.clock.is_slept.wait(), WAIT_S)
-    with pytest.raises(WorkerUnavailable, match="somebody else"):
+    with pytest.raises(WorkerUnavailable, match="another peer"):
         await decode.take(place.decode())
     place.clock.advance(1)
     await asyncio.wait_for(first, WAIT_S)
@@ -176,7 +176,7 @@ async def test_a_second_one_is_not_served(place: Place) -> None:
 
 async def test_nobody_there_is_an_error_that_may_be_tried_elsewhere(place: Place) -> None:
     await place.server.close()
-    with pytest.raises(WorkerUnavailable, match="cannot be met"):
+    with pytest.raises(WorkerUnavailable, match="cannot complete handoff"):
         await Decode().take(place.decode())
 
 
@@ -275,12 +275,12 @@ async def test_the_decode_side_speaks_as_the_released_one() -> None:
     ("said", "why"),
     [
         (frame({"Abort": {"message": "no"}}), "Abort no"),
-        (frame("Registered") + frame("Complete"), "before the blocks"),
+        (frame("Registered") + frame("Complete"), "before activation"),
         (frame("Registered") + frame(action(1, "Dance")), "Dance"),
         (frame("Registered") + frame(action(3, "ActivateDestination")), "Activate"),
-        (struct.pack("<I", 1 << 30), "bytes"),
-        (struct.pack("<I", 3) + b"{}}", "not a frame"),
-        (b"", "cannot be met"),
+        (struct.pack("<I", 1 << 30), "invalid frame length"),
+        (struct.pack("<I", 3) + b"{}}", "cannot decode frame"),
+        (b"", "cannot complete handoff"),
     ],
 )
 async def test_what_cannot_be_ends_the_decode_side(said: bytes, why: str) -> None:

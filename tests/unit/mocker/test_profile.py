@@ -44,7 +44,7 @@ def test_the_same_points_as_arrays(tmp_path: Path) -> None:
 
 def test_points_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     points(tmp_path, z_itl=[1.0])
-    with pytest.raises(ConfigError, match="do not fit"):
+    with pytest.raises(ConfigError, match="do not match"):
         profiled(str(tmp_path))
     points(tmp_path, z_itl=None)
     with pytest.raises(ConfigError, match="z_itl is missing"):
@@ -52,5 +52,5 @@ def test_points_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_directory_is_no_profile(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not 0"):
+    with pytest.raises(ConfigError, match="found 0"):
         profiled(str(tmp_path))

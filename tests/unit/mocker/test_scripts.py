@@ -54,7 +54,7 @@ def test_recorded_answers_without_either_are_known_by_their_id_or_their_line(tmp
     ("text", "why"),
     [
         ('{"output_length": 3, "output_token_ids": [5]}', "output_length is 3"),
-        ('{"output_token_ids": [5], "output_replay_id": 1}\n' * 2, "line 2: 1 is there twice"),
+        ('{"output_token_ids": [5], "output_replay_id": 1}\n' * 2, "line 2: duplicate id 1"),
         ("no", "line 1"),
     ],
 )

@@ -1,5 +1,5 @@
-"""A vLLM-like engine's scheduler, cache and timing as pure code (serving-plane.md §5.11).
+"""Simulation: scheduler, cache and step times of vLLM-like engines as pure code.
 
-It reads no clock: whoever drives it says what time it is and waits, or does not, for as long as a step takes.
-Must not know: asyncio, workers, the wire.
+It reads no clock: the caller passes the current time and waits, or does not, for the duration of each step.
+Does not depend on asyncio, workers or request transport.
 """

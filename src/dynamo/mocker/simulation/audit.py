@@ -1,4 +1,4 @@
-"""Audit: what must always hold between two steps of a simulated engine, whichever it is."""
+"""Audit: invariants of every simulated engine between two steps."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def audit(sim: "Books[Any]") -> None:
-    """Raises `AssertionError` where blocks, tokens or requests are lost or counted twice."""
+    """Raise `AssertionError` if blocks, tokens or requests are lost or counted twice."""
     sim.pool.validate()
     if sim.host is not None:
         sim.host.validate()
@@ -25,7 +25,7 @@ def _check_blocks(sim: "Books[Any]") -> None:
     for sequence in holding:
         for block_hash in sequence.hashes[: sequence.committed]:
             holders[block_hash] = holders.get(block_hash, 0) + 1
-    assert holders == sim.pool.active, "the pool counts other holders than there are"
+    assert holders == sim.pool.active, "the pool's holder counts differ from the sequences"
     assert sim.pool.private == sum(sequence.private for sequence in holding)
     assert len(sim.decoding) + (sim.partial is not None) <= sim.limits.max_num_seqs
 

@@ -1,14 +1,14 @@
-"""Batching: continuous batching, step by step, in the time it is given: what the engines' schedulers share.
+"""Batching: continuous batching in simulated time, the common part of the engines' schedulers.
 
-    step(now) ─▶ every running sequence gets the block its next token needs,
-                 prompts take what is left of the token budget, oldest first,
-                 and the result says how long all this takes and who gets which token at its end.
+    step(now) ─▶ every running sequence gets the block that its next token needs,
+                 prompts use the rest of the token budget, oldest first,
+                 and the result has the step's duration and the tokens that it generates.
 
-A token costs nothing here: whoever decodes advances by one per step, so the step number stands for everybody's
-count, and a sequence is touched only in the steps in which it needs a block or ends (`_borders`, `_endings`).
+Tokens have no cost in this implementation: all decoding sequences advance by one per step, so the step number replaces
+per-sequence counters, and a sequence is processed only in steps in which it needs a block or ends (`_borders`, `_endings`).
 
-A sequence whose blocks come from elsewhere, out of the host's memory or from the worker that computes its prompt, holds
-its room while it waits for them (`loading`), and is let in when they are there (`loaded`).
+A sequence whose blocks are copied from host memory or from a prefill worker holds its device blocks while it waits for
+them (`loading`), and is scheduled after their arrival (`loaded`).
 """
 
 import abc
@@ -22,14 +22,14 @@ from dynamo.mocker.simulation.step import StepResult
 from dynamo.protocols.load import ForwardPass, ScheduledRequests
 from dynamo.tokens.hashing import SEED
 
-PAUSE_MS = 1e-3  # No pause is shorter: one that is lost in rounding would be made again for ever.
-IDLE_STEP_MS = 1.0  # How long a step takes that finds nothing to compute and somebody who waits.
-WATERMARK = 0.01  # Of the blocks: kept free when a prompt is admitted, so that running sequences can grow.
+PAUSE_MS = 1e-3  # Minimum pause; a shorter one could be lost in rounding and repeated endlessly.
+IDLE_STEP_MS = 1.0  # Duration of a step that computes nothing while sequences wait.
+WATERMARK = 0.01  # Share of the blocks kept free when a prompt is admitted, so that running sequences can grow.
 
 
 @dataclass(slots=True)
 class Batching(Books[Owner], abc.ABC):
-    """One rank of an engine. A sequence must be able to fit: see `blocks_of`."""
+    """One rank of an engine. Every sequence must fit into its blocks: see `blocks_of`."""
 
     def submit(
         self,
@@ -43,15 +43,17 @@ class Batching(Books[Owner], abc.ABC):
         is_remote: bool = False,
         stays: bool = False,
     ) -> Sequence[Owner]:
-        """Puts a request at the end of the waiting queue.
+        """Append a request to the waiting queue.
 
-        `named`: tokens hashes and sequence hashes of the prompt's first blocks, where they are known already.
-        `is_remote`: its prompt is computed elsewhere: it holds its room until `arrive` says when the blocks are there.
-        `stays`: its blocks are held after its end, until `let_go`.
+        `named`: token hashes and sequence hashes of the prompt's first blocks, if already computed.
+        `is_remote`: the prompt is computed by another worker; the sequence holds its blocks until `arrive` is called.
+        `stays`: the blocks are held after the end of the sequence, until `let_go`.
         """
-        assert prompt, "a prompt has at least one token"
-        assert max_tokens > 0, "an answer has at least one token"
-        assert self.blocks_of(len(prompt) + max_tokens - 1) <= self.limits.num_blocks, "it can never fit"
+        assert prompt, "the prompt is empty"
+        assert max_tokens > 0, "max_tokens must be positive"
+        assert self.blocks_of(len(prompt) + max_tokens - 1) <= self.limits.num_blocks, (
+            "the sequence needs more blocks than the rank has"
+        )
         sequence = Sequence(owner, prompt, max_tokens, now_ms, self.source.offset(), hash_seed)
         sequence.is_remote, sequence.stays = is_remote, stays
         sequence.ready_ms = math.inf if is_remote else 0.0
@@ -61,7 +63,7 @@ class Batching(Books[Owner], abc.ABC):
         return sequence
 
     def cancel(self, sequence: Sequence[Owner]) -> None:
-        """Drops a request; one that is done already stays done."""
+        """Remove a request; a finished one is unchanged."""
         self._is_steady = False
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
@@ -76,13 +78,13 @@ class Batching(Books[Owner], abc.ABC):
         sequence.state = State.DONE
 
     def arrive(self, sequence: Sequence[Owner], ready_ms: float) -> None:
-        """The blocks of a remote prompt are here from then on; told before it holds its room, too."""
-        assert sequence.is_remote, "its prompt is computed here"
+        """Set the time at which the blocks of a remote prompt arrive; may be called before the sequence holds blocks."""
+        assert sequence.is_remote, "the sequence is not remote"
         self._is_steady = False
         sequence.ready_ms = ready_ms
 
     def let_go(self, sequence: Sequence[Owner]) -> None:
-        """Nobody needs the blocks of a sequence any more that stays."""
+        """Release the blocks of a finished sequence that was submitted with `stays`."""
         sequence.stays = False
         if sequence in self.kept:
             self._is_steady = False
@@ -90,7 +92,7 @@ class Batching(Books[Owner], abc.ABC):
             self._release(sequence)
 
     def step(self, now_ms: float) -> StepResult[Owner]:
-        """One forward pass that begins now."""
+        """Execute one forward pass that begins at `now_ms`."""
         self.now_ms = now_ms
         step, self.steps = self.steps, self.steps + 1
         prefilled = self._let_in(step)
@@ -115,7 +117,7 @@ class Batching(Books[Owner], abc.ABC):
         )
 
     def _duration_ms(self, scheduled: ScheduledRequests) -> float:
-        """How long a step takes that computes this; who finds nothing to compute looks again a little later."""
+        """Return the duration of a step; without work, the time until the next copy completes, at most `IDLE_STEP_MS`."""
         capacity_tokens = self.limits.num_blocks * self.limits.block_tokens
         new_tokens, decodes = scheduled.sum_prefill_tokens, scheduled.num_decode_requests
         if not new_tokens and not decodes:
@@ -139,7 +141,7 @@ class Batching(Books[Owner], abc.ABC):
         prefilled: list[Sequence[Owner]],
         scheduled: ScheduledRequests,
     ) -> StepResult[Owner]:
-        """The books are closed: what the world is to hear when the step is over."""
+        """Update the state for the end of the step and return its result."""
         end_ms = self.now_ms + duration_ms
         for sequence in prefilled:
             if sequence.first_token_ms < 0:
@@ -158,7 +160,7 @@ class Batching(Books[Owner], abc.ABC):
 
     @property
     def steady_steps(self) -> int:
-        """How many steps from now on only bring everybody one more token, until a request comes or is cancelled."""
+        """Return how many of the next steps only decode, provided that no request arrives or is cancelled."""
         if not self._is_steady or self.partial is not None or not self.decoding or not self._may_coast:
             return 0
         ending = min(self._endings)
@@ -166,11 +168,11 @@ class Batching(Books[Owner], abc.ABC):
 
     @property
     def _may_coast(self) -> bool:
-        """Whether who waits goes on waiting as long as nothing ends."""
+        """Return whether waiting sequences cannot be admitted until a running one ends."""
         return True
 
     def steady_ends(self, now_ms: float, steps: int) -> list[float]:
-        """When each of the next steps ends, if nothing but time passes."""
+        """Return the end times of the next steady steps."""
         capacity_tokens = self.limits.num_blocks * self.limits.block_tokens
         count, decode_ms = len(self.decoding), self.timing.decode_ms
         context, ends = self._context_tokens, list[float]()
@@ -181,19 +183,19 @@ class Batching(Books[Owner], abc.ABC):
         return ends
 
     def skip(self, steps: int) -> None:
-        """Takes so many steps at once, no more than are steady."""
-        assert steps <= self.steady_steps, "something happens in these steps"
+        """Execute `steps` steady steps at once."""
+        assert steps <= self.steady_steps, "more steps than are steady"
         self.steps += steps
         self._context_tokens += steps * len(self.decoding)
 
-    # Decoding: blocks, tokens, ends.
+    # Decoding: blocks, tokens, ends of sequences.
 
     @abc.abstractmethod
     def _grow(self, step: int) -> None:
-        """Gives a block to everyone whose last one is full in this step."""
+        """Allocate a block for every sequence whose last block becomes full in this step."""
 
     def _preempt(self, sequence: Sequence[Owner], step: int) -> None:
-        """Takes back all its blocks; it will be computed again, with what it has said so far."""
+        """Release all blocks of a sequence and queue it for recomputation, including its generated tokens."""
         if sequence.state is State.DECODING:
             self._keep_computed(sequence, step)
             sequence.generated = step - sequence.birth
@@ -204,15 +206,15 @@ class Batching(Books[Owner], abc.ABC):
         self._requeue(sequence)
 
     def _keep_computed(self, sequence: Sequence[Owner], step: int) -> None:
-        """What stays in the cache of somebody who is preempted."""
+        """Commit the computed blocks of a preempted sequence, so that they stay in the cache."""
         self._settle(sequence, self.context_of(sequence, step))
 
     def _requeue(self, sequence: Sequence[Owner]) -> None:
-        """Where somebody waits who was preempted."""
+        """Queue a preempted sequence."""
         self._enqueue(sequence, first=True)
 
     def _end(self, step: int) -> list[Sequence[Owner]]:
-        """Those for whom this step's token is the last; they still hold their blocks."""
+        """Return the sequences whose last token is generated in this step; they still hold their blocks."""
         finished = list(self._endings.pop(step, ()))
         for sequence in finished:
             self._context_tokens -= self.context_of(sequence, step)
@@ -223,7 +225,7 @@ class Batching(Books[Owner], abc.ABC):
         return finished
 
     def _decode(self, step: int) -> tuple[list[Sequence[Owner]], list[int]]:
-        """One more token for everyone who goes on."""
+        """Return the sequences that continue, and one token for each."""
         if self._changed:
             self._lineup = list(self.decoding)
             self._phases = [sequence.phase for sequence in self._lineup]
@@ -245,7 +247,7 @@ class Batching(Books[Owner], abc.ABC):
     # Prefilling: admission, chunks, the first token.
 
     def _let_in(self, step: int) -> list[Sequence[Owner]]:
-        """Who loaded and has it all: remote prompts go on with this step's token and are returned, others compute the rest."""
+        """Schedule loaded sequences: return remote ones with a complete prompt; others compute the rest of it first."""
         if not (self.loading or self.loaded):
             return []
         for sequence in [one for one in self.loading if one.ready_ms <= self.now_ms]:
@@ -262,7 +264,7 @@ class Batching(Books[Owner], abc.ABC):
         return started
 
     def _prefill(self, budget: int, ending: int, scheduled: ScheduledRequests) -> list[Sequence[Owner]]:
-        """Computes prompts while the budget lasts, and notes what they were: whose prompt is complete."""
+        """Compute prompts up to the token budget, add them to `scheduled`, and return the completed sequences."""
         computed, complete = 0, list[Sequence[Owner]]()
         lengths = Tally()
         room = self.limits.max_num_seqs - len(self.decoding) - ending
@@ -300,10 +302,10 @@ class Batching(Books[Owner], abc.ABC):
         return sequence
 
     def _admit(self, budget: int, *, is_alone: bool) -> Sequence[Owner] | None:
-        """The oldest waiting sequence with the blocks it needs, if there is one and room for it.
+        """Admit the oldest waiting sequence for which enough blocks are free; None if there is none.
 
-        Without chunks a prompt longer than the budget has a step's prefill to itself, or it would wait for ever.
-        One whose blocks come from elsewhere has its room, and whoever is behind it is looked at.
+        Without chunked prefill a prompt longer than the budget is prefilled alone in a step; otherwise it would wait forever.
+        A sequence whose blocks are copied only reserves them, and the next waiting sequence is considered.
         """
         while self.waiting:
             sequence = self.waiting[0]
@@ -318,7 +320,7 @@ class Batching(Books[Owner], abc.ABC):
                 return None
             self.pool.acquire(held)
             taken = self.pool.take(blocks)
-            assert taken, "blocks were counted and are not there"
+            assert taken, "counted blocks are not free"
             self.waiting.popleft()
             self._queue_of(sequence).remove(sequence.length)
             self._queued_tokens -= sequence.length if sequence.is_remote else cached_tokens
@@ -340,17 +342,17 @@ class Batching(Books[Owner], abc.ABC):
         return None
 
     def _blocks_needed(self, sequence: Sequence[Owner]) -> int:
-        """How many blocks somebody holds from the beginning; the rest is for `_grow` to find."""
+        """Return the number of blocks allocated at admission; `_grow` allocates the others."""
         return self.blocks_of(sequence.length - sequence.is_remote)
 
     def _reserve(self, sequence: Sequence[Owner], cached_tokens: int) -> int:
-        """Blocks that must be free beyond those a sequence needs, so that those who run can grow."""
+        """Return the number of blocks to keep free at admission, so that running sequences can grow."""
         return int(self.limits.num_blocks * WATERMARK) if self.pool.used else 0
 
     def _begin_decoding(
         self, prefilled: list[Sequence[Owner]], step: int, finished: list[Sequence[Owner]]
     ) -> list[Sequence[Owner]]:
-        """Those whose prompt is complete have their first token; all but one-token answers decode from `step` on."""
+        """Emit first tokens of completed prompts; sequences that need more tokens decode from `step` on."""
         started = []
         for sequence in prefilled:
             sequence.generated += 1

@@ -1,14 +1,14 @@
-"""BlockPool: who holds which KV blocks, what may be evicted, and what the routers hear of it.
+"""BlockPool: allocation, sharing and eviction of KV blocks, with the resulting KV events.
 
-A complete block is known by its sequence hash and shared by every sequence that has it; a block that is still
-being filled, or that may not be shared, is only counted (`private`). A shared block nobody holds any more stays
-readable until its room is needed; which one goes first is for `eviction` to say.
+A complete block is identified by its sequence hash and shared by all sequences with the same prefix. An incomplete or
+unshareable block is only counted (`private`). A shared block without holders stays readable until it is evicted, in the
+order that `eviction` defines.
 
     take ──▶ private ── commit ──▶ active ── release ──▶ inactive ── evict ──▶ gone
                                      ▲────── acquire ───────┘
 
-A sequence hash covers the whole prefix and holders release from the end, so a block's parent is always held as
-long as the block, and falls idle after it.
+A sequence hash covers the whole prefix and holders release blocks from the end, so the parent of a held block is always
+held, and becomes idle after the block.
 """
 
 from collections.abc import Sequence
@@ -19,40 +19,40 @@ from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
 
 
 class BlockPool:
-    """A fixed number of blocks."""
+    """A pool with a fixed number of blocks."""
 
     def __init__(self, capacity: int, eviction: EvictionName = "lineage") -> None:
         self.capacity = capacity
         self.private = 0
         self.active: dict[int, int] = {}
-        """Sequence hash → how many sequences hold it, at least one."""
+        """Sequence hash → number of sequences that hold the block, at least one."""
         self.inactive: LongestIdle | MultiLru = idle_blocks(eviction, capacity)
-        """Readable but held by nobody."""
+        """Readable blocks without holders."""
         self._events: list[KvEvent] = []
 
     @property
     def used(self) -> int:
-        """Blocks that some sequence holds."""
+        """Return the number of blocks held by sequences."""
         return len(self.active) + self.private
 
     @property
     def free(self) -> int:
-        """Blocks that can be had, evicting if need be."""
+        """Return the number of blocks that can be allocated, including evictable ones."""
         return self.capacity - len(self.active) - self.private
 
     def match(self, hashes: Sequence[int]) -> int:
-        """How many leading blocks are readable."""
+        """Return the number of leading blocks that are readable."""
         for index, block_hash in enumerate(hashes):
             if block_hash not in self.active and block_hash not in self.inactive:
                 return index
         return len(hashes)
 
     def price(self, hashes: Sequence[int]) -> int:
-        """How many free blocks acquiring these would use up."""
+        """Return the number of free blocks that acquiring these blocks uses up."""
         return sum(1 for block_hash in hashes if block_hash in self.inactive)
 
     def acquire(self, hashes: Sequence[int]) -> None:
-        """Holds blocks that are readable."""
+        """Hold readable blocks."""
         for block_hash in hashes:
             if block_hash in self.inactive:
                 del self.inactive[block_hash]
@@ -61,7 +61,7 @@ class BlockPool:
                 self.active[block_hash] += 1
 
     def take(self, count: int) -> bool:
-        """Holds empty blocks, evicting what is idle. False, and nothing happens, if there are not that many."""
+        """Allocate empty blocks, evicting idle ones; return False without a change if there are too few."""
         if count > self.free:
             return False
         self.private += count
@@ -69,7 +69,7 @@ class BlockPool:
         return True
 
     def commit(self, parent: int | None, hashes: Sequence[int], tokens_hashes: Sequence[int]) -> None:
-        """Private blocks became complete: those of a sequence after `parent`."""
+        """Turn private blocks of a sequence, which follow `parent`, into shared blocks."""
         stored: list[StoredBlock] = []
         for index, block_hash in enumerate(hashes):
             if block_hash in self.active:
@@ -88,7 +88,7 @@ class BlockPool:
             self._events.append(Stored(parent, None, stored))
 
     def release(self, hashes: Sequence[int], private: int) -> None:
-        """Lets go of what a sequence held, last block first."""
+        """Release the blocks of a sequence, last block first."""
         for block_hash in reversed(hashes):
             holders = self.active[block_hash] - 1
             if holders:
@@ -100,12 +100,12 @@ class BlockPool:
         assert self.private >= 0, "a block was freed twice"
 
     def events(self) -> list[KvEvent]:
-        """What was stored and removed since the last call, in order."""
+        """Return the stored and removed blocks since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def validate(self) -> None:
-        """Checks what must always hold."""
+        """Raise `AssertionError` if an invariant is violated."""
         assert self.private >= 0
         assert all(holders > 0 for holders in self.active.values())
         assert not any(block_hash in self.inactive for block_hash in self.active)

@@ -1,4 +1,4 @@
-"""Books: what one rank of a simulated engine holds and owes: its queues, its blocks, and what they add up to."""
+"""Books: state of a rank of a simulated engine: queues, blocks and their totals."""
 
 import math
 from collections import deque
@@ -18,7 +18,7 @@ from dynamo.protocols.load import QueuedRequests, WorkerLoad
 
 @dataclass(slots=True)
 class Books(Generic[Owner]):
-    """The state of a rank. What it does with it is `Batching`'s."""
+    """The state of a rank; `Batching` contains the scheduling."""
 
     limits: Limits
     timing: StepTimes
@@ -27,42 +27,42 @@ class Books(Generic[Owner]):
     pool: BlockPool = field(init=False)
     waiting: deque[Sequence[Owner]] = field(init=False, default_factory=deque)
     partial: Sequence[Owner] | None = field(init=False, default=None)
-    """The one prompt that is partly computed: only the last one admitted can be cut off by the budget."""
+    """The only partly computed prompt: the token budget can split only the last admitted one."""
     decoding: dict[Sequence[Owner], None] = field(init=False, default_factory=dict)
-    """Oldest first."""
+    """Decoding sequences, oldest first."""
     loading: dict[Sequence[Owner], None] = field(init=False, default_factory=dict)
-    """Whose blocks are on their way …"""
+    """Sequences whose blocks are being copied."""
     loaded: deque[Sequence[Owner]] = field(init=False, default_factory=deque)
-    """… and whose are there, but who are not running yet."""
+    """Sequences whose blocks have arrived and that are not scheduled yet."""
     kept: dict[Sequence[Owner], None] = field(init=False, default_factory=dict)
-    """Whose blocks are held for somebody else, though they are done."""
+    """Finished sequences whose blocks are held for another worker."""
     host: HostTier | None = field(init=False, default=None)
     now_ms: float = field(init=False, default=0.0)
     tokens_of: dict[int, list[int]] | None = field(init=False, default=None)
-    """The tokens of blocks that were stored lately, where somebody wants to know them; for that one to empty."""
+    """Tokens of recently stored blocks by hash; None if unused. The consumer clears it."""
     steps: int = field(init=False, default=0)
     preemptions: int = field(init=False, default=0)
     admitted_tokens: int = field(init=False, default=0)
-    """Tokens of all sequences that were admitted, once for each time …"""
+    """Tokens of all admissions; a sequence counts once per admission."""
     reused_tokens: int = field(init=False, default=0)
-    """… and how many of them the cache held."""
+    """Tokens of all admissions that were cached."""
     _queued_tokens: int = field(init=False, default=0)
     _context_tokens: int = field(init=False, default=0)
     _queued: Tally = field(init=False, default_factory=Tally)
-    """The lengths of those who wait for their first token …"""
+    """Prompt lengths of sequences that wait for their first token."""
     _preempted: Tally = field(init=False, default_factory=Tally)
-    """… and of those who had theirs."""
+    """Lengths of preempted sequences that already had their first token."""
     _offsets: Tally = field(init=False, default_factory=Tally)
-    """What each decoding sequence's context is beyond the step's number: it stays while the context grows."""
+    """Context lengths of decoding sequences minus the step number, which are constant during decoding."""
     _borders: dict[int, dict[Sequence[Owner], None]] = field(init=False, default_factory=dict)
-    """Step → who needs another block in it, in order."""
+    """Step → sequences that need another block in it, in order."""
     _endings: dict[int, dict[Sequence[Owner], None]] = field(init=False, default_factory=dict)
-    """Step → for whom it brings the last token."""
+    """Step → sequences whose last token it generates."""
     _lineup: list[Sequence[Owner]] = field(init=False, default_factory=list)
     _phases: list[int] = field(init=False, default_factory=list)
     _changed: bool = field(init=False, default=False)
     _is_steady: bool = field(init=False, default=False)
-    """Whether the last step computed no prompt and ended nothing, and nobody came since: who waits goes on waiting."""
+    """Whether the last step computed no prompt, ended no sequence, and no request arrived since."""
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.limits.num_blocks, self.limits.eviction)
@@ -70,12 +70,12 @@ class Books(Generic[Owner]):
             self.host = HostTier(self.limits.host)
 
     def blocks_of(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """Return the number of blocks for `tokens` tokens."""
         return -(-tokens // self.limits.block_tokens)
 
     @property
     def is_idle(self) -> bool:
-        """True when a step would do nothing."""
+        """Return whether a step would have no effect."""
         if self.decoding or self.partial is not None or self.waiting or self.loaded:
             return False
         if self.host is not None and self.host.next_ms < math.inf:
@@ -88,38 +88,38 @@ class Books(Generic[Owner]):
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens that wait to be computed before somebody's next token."""
+        """Return the tokens to be computed before the next tokens of the waiting sequences."""
         return self._queued_tokens
 
     @property
     def tallies(self) -> tuple[Tally, Tally, Tally]:
-        """Of who waits for a first token, of who was preempted, and of the contexts of those who decode."""
+        """Return the tallies of waiting, preempted and decoding sequences."""
         return self._queued, self._preempted, self._offsets
 
     @property
     def expected(self) -> tuple[dict[int, dict[Sequence[Owner], None]], dict[int, dict[Sequence[Owner], None]]]:
-        """By step: who needs a block in it, and for whom it is the last."""
+        """Return, by step, the sequences that need a block and the sequences that end."""
         return self._borders, self._endings
 
     @property
     def context_tokens(self) -> int:
-        """Tokens in the cache of those who decode."""
+        """Return the cached tokens of decoding sequences."""
         return self._context_tokens
 
     def blocks_held_by(self, sequence: Sequence[Owner]) -> int:
-        """How many blocks somebody holds who decodes."""
+        """Return the number of blocks held by a decoding sequence."""
         return self.blocks_of(self.context_of(sequence))
 
     def context_of(self, sequence: Sequence[Owner], step: int | None = None) -> int:
-        """Tokens of a decoding sequence that are in the cache when the step (None: the next one) begins."""
+        """Return the cached tokens of a decoding sequence at the start of `step` (None: the next step)."""
         return len(sequence.prompt) + (self.steps if step is None else step) - sequence.birth - 1
 
     def said(self, sequence: Sequence[Owner]) -> int:
-        """How many tokens a sequence was given by the steps so far."""
+        """Return the number of tokens generated for a sequence so far."""
         return self.steps - sequence.birth if sequence.state is State.DECODING else sequence.generated
 
     def load(self) -> WorkerLoad:
-        """How busy the rank is."""
+        """Return the load of the rank."""
         used = self.pool.used
         return WorkerLoad(
             dp_rank=self.dp_rank,
@@ -143,10 +143,10 @@ class Books(Generic[Owner]):
         )
 
     def validate(self) -> None:
-        """Checks what must always hold between two steps."""
+        """Raise `AssertionError` if an invariant between two steps is violated."""
         audit(self)
 
-    # Who comes and goes.
+    # Entering and leaving queues.
 
     def _enqueue(self, sequence: Sequence[Owner], *, first: bool = False) -> None:
         self._is_steady = False
@@ -167,7 +167,7 @@ class Books(Generic[Owner]):
             self._borders.setdefault(step, {})[sequence] = None
 
     def _expect_nothing(self, sequence: Sequence[Owner]) -> None:
-        """Takes it off the lists of coming steps, so that they hold nobody who left."""
+        """Remove a sequence from the schedules of later steps."""
         for steps, step in ((self._borders, sequence.border), (self._endings, sequence.ending)):
             bucket = steps.get(step)
             if bucket is not None:
@@ -199,21 +199,21 @@ class Books(Generic[Owner]):
     # Blocks.
 
     def _hits(self, sequence: Sequence[Owner]) -> int:
-        """Leading blocks that need not be computed; the last token always is, for it yields the next one."""
+        """Return the number of cached leading blocks; the last token is always computed because it yields the next one."""
         if not self.limits.enable_prefix_caching:
             return 0
         self._extend_hashes(sequence, sequence.length // self.limits.block_tokens)
         return self.pool.match(sequence.hashes[: (sequence.length - 1) // self.limits.block_tokens])
 
     def _host_hits(self, sequence: Sequence[Owner], hits: int) -> int:
-        """How many blocks after those the host's tier has."""
+        """Return the number of following blocks that the host tier holds."""
         if self.host is None or sequence.is_remote:
             return 0
         self.host.settle(self.now_ms)
         return self.host.match(sequence.hashes[hits : (sequence.length - 1) // self.limits.block_tokens])
 
     def _settle(self, sequence: Sequence[Owner], tokens: int) -> None:
-        """Commits the blocks that these many computed tokens complete."""
+        """Commit the blocks that `tokens` computed tokens complete."""
         complete = tokens // self.limits.block_tokens
         done = sequence.committed
         if complete <= done or not self.limits.enable_prefix_caching:
@@ -228,13 +228,13 @@ class Books(Generic[Owner]):
         sequence.private -= complete - done
 
     def _extend_hashes(self, sequence: Sequence[Owner], blocks: int) -> None:
-        """Hashes blocks of the prompt and, past its end, of the answer."""
+        """Hash further blocks of the prompt and the answer, up to `blocks`."""
         known = len(sequence.hashes)
         if blocks > known:
             sequence.extend_hashes(self._tokens(sequence, known, blocks), self.limits.block_tokens)
 
     def _tokens(self, sequence: Sequence[Owner], first: int, end: int) -> list[int]:
-        """The tokens of some of its blocks."""
+        """Return the tokens of a range of blocks."""
         start, stop = first * self.limits.block_tokens, end * self.limits.block_tokens
         prompt, said = len(sequence.prompt), sequence.offset - len(sequence.prompt)
         tokens = list(sequence.prompt[start:stop])

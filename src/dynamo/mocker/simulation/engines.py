@@ -1,4 +1,4 @@
-"""Engines: from an engine's name to its simulation."""
+"""Engines: create the simulation of an engine by its name."""
 
 from typing import Any
 
@@ -18,5 +18,5 @@ ENGINES: dict[EngineType, type[Batching[Any]]] = {
 
 
 def simulate(limits: Limits, timing: StepTimes, source: TokenSource, dp_rank: int = 0) -> Batching[Any]:
-    """One rank of the engine that the limits name."""
+    """Return the simulation of one rank of the engine in `limits`."""
     return ENGINES[limits.engine_type](limits, timing, source, dp_rank)

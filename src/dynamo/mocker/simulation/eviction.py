@@ -1,8 +1,8 @@
-"""Eviction: in which order blocks that nobody holds give up their room.
+"""Eviction: the order in which idle blocks are evicted.
 
-Sequences let go of their blocks from the end, so a block falls idle after those that continue it. Taking the longest
-idle one first therefore never takes a block from under another: *lineage*, which gives up leaves alone, and *LRU*, which
-looks at the time alone, come to the same order here, and one member stands for both.
+Sequences release their blocks from the end, so a block becomes idle after the blocks that continue it. Evicting the block
+that has been idle longest therefore never removes the parent of a cached block: *lineage*, which evicts leaves only, and
+*LRU*, which considers time only, give the same order here and share one implementation.
 """
 
 from collections import OrderedDict
@@ -11,40 +11,40 @@ from typing import Protocol
 
 from dynamo.mocker.simulation.rules import EvictionName
 
-LEVELS = (2, 4, 8)  # A block used as often as this moves up a level.
-USES_MAX = 16  # More would only make it harder for a block to be forgotten.
-FORGET_EVERY = 8  # Uses for each block of the pool, after which all counts are halved.
+LEVELS = (2, 4, 8)  # Use counts at which a block moves up a level.
+USES_MAX = 16  # Cap of the use count; a higher cap would only delay the eviction of blocks that are no longer used.
+FORGET_EVERY = 8  # Uses per block of the pool after which all counts are halved.
 
 
 class IdleBlocks(Protocol):
-    """Blocks that are readable and held by nobody; the first to be taken comes first."""
+    """Readable blocks without holders, in eviction order."""
 
     def __contains__(self, block_hash: object) -> bool: ...
 
     def __len__(self) -> int: ...
 
     def __setitem__(self, block_hash: int, nothing: None) -> None:
-        """The block falls idle."""
+        """Add a block that became idle."""
 
     def __delitem__(self, block_hash: int) -> None:
-        """It is in use again."""
+        """Remove a block that is in use again."""
 
     def take(self) -> int:
-        """Gives one up."""
+        """Remove and return the next block to evict."""
 
 
 class LongestIdle(OrderedDict[int, None]):
-    """The one that fell idle first goes first."""
+    """Eviction of the block that has been idle longest."""
 
     def take(self) -> int:
-        """Gives one up."""
+        """Remove and return the block that has been idle longest."""
         return self.popitem(last=False)[0]
 
 
 class MultiLru:
-    """Levels by how often a block was used: the lowest that has any gives up the one that fell idle first.
+    """Levels by use count; the lowest non-empty level evicts the block that has been idle longest.
 
-    Counts are halved now and then, so that what was asked for often yesterday does not stay for ever.
+    Counts are halved periodically, so that blocks which were used often in the past can be evicted.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -77,7 +77,7 @@ class MultiLru:
         return iter([block_hash for level in self._levels for block_hash in level])
 
     def take(self) -> int:
-        """Gives one up."""
+        """Remove and return the next block to evict."""
         level = next(level for level in self._levels if level)
         block_hash = level.popitem(last=False)[0]
         del self._level_of[block_hash]
@@ -85,5 +85,5 @@ class MultiLru:
 
 
 def idle_blocks(name: EvictionName, capacity: int) -> LongestIdle | MultiLru:
-    """The member of that name, for a pool of so many blocks."""
+    """Return the eviction policy `name` for a pool of `capacity` blocks."""
     return MultiLru(capacity) if name == "multi_lru" else LongestIdle()

@@ -1,10 +1,10 @@
-"""HostTier: a second, larger cache in the host's memory, one copy away from the device.
+"""HostTier: a second, larger cache in host memory.
 
-    device ── complete block ──▶ copying, one after the other ──▶ readable ── room is needed ──▶ gone
-                                                                    └── a prompt that begins so ──▶ device
+    device ── complete block ──▶ copying, one after the other ──▶ readable ── evicted ──▶ gone
+                                                                    └── a prompt with this prefix ──▶ device
 
-Blocks are copied as soon as they are complete (write-through), so that the device may drop them at any time. The tier
-gives up what was used least recently.
+Blocks are copied as soon as they are complete (write-through), so the device can evict them at any time. The host tier
+evicts the least recently used block.
 """
 
 import math
@@ -18,7 +18,7 @@ from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A block on its way to the host."""
+    """A block that is being copied to the host."""
 
     done_ms: float
     parent: int | None
@@ -26,16 +26,16 @@ class Copy:
 
 
 class HostTier:
-    """Times are the simulation's, in milliseconds."""
+    """The host cache of one rank. Times are simulation times in milliseconds."""
 
     def __init__(self, rules: HostRules) -> None:
         self.rules = rules
         self.held: OrderedDict[int, None] = OrderedDict()
-        """Readable, least recently used first."""
+        """Readable blocks, least recently used first."""
         self.offloaded = 0
-        """Blocks that were copied to the host …"""
+        """Blocks copied to the host so far."""
         self.onboarded = 0
-        """… and blocks that were copied back."""
+        """Blocks copied back to the device so far."""
         self._copies: deque[Copy] = deque()
         self._copying: set[int] = set()
         self._to_host_free_ms = 0.0
@@ -43,7 +43,7 @@ class HostTier:
         self._events: list[KvEvent] = []
 
     def offload(self, events: Iterable[KvEvent], now_ms: float) -> None:
-        """The device's cache holds new blocks: those that are not here are copied."""
+        """Start copies of newly stored device blocks that the host does not hold."""
         for event in events:
             if not isinstance(event, Stored):
                 continue
@@ -53,7 +53,7 @@ class HostTier:
                 parent = block.block_hash
 
     def settle(self, now_ms: float) -> None:
-        """Blocks whose copy is over are readable from now on."""
+        """Make blocks readable whose copy is complete."""
         while self._copies and self._copies[0].done_ms <= now_ms:
             copy = self._copies.popleft()
             self._copying.discard(copy.block.block_hash)
@@ -65,18 +65,18 @@ class HostTier:
 
     @property
     def next_ms(self) -> float:
-        """When the next copy is over; never, where there is none."""
+        """Return the time at which the next copy completes; infinity without copies."""
         return self._copies[0].done_ms if self._copies else math.inf
 
     def match(self, hashes: Sequence[int]) -> int:
-        """How many leading blocks are readable."""
+        """Return the number of leading blocks that are readable."""
         for index, block_hash in enumerate(hashes):
             if block_hash not in self.held:
                 return index
         return len(hashes)
 
     def fetch(self, hashes: Sequence[int], now_ms: float) -> float:
-        """Copies readable blocks to the device, behind those that are being copied: when they are there."""
+        """Queue copies of readable blocks to the device; return the time at which they complete."""
         for block_hash in reversed(hashes):
             self.held.move_to_end(block_hash)
         self.onboarded += len(hashes)
@@ -85,15 +85,15 @@ class HostTier:
         return self._to_device_free_ms
 
     def events(self) -> list[KvEvent]:
-        """What was stored and removed since the last call, in order."""
+        """Return the stored and removed blocks since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def validate(self) -> None:
-        """Checks what must always hold."""
-        assert len(self.held) <= self.rules.num_blocks, "more blocks are held than there are"
+        """Raise `AssertionError` if an invariant is violated."""
+        assert len(self.held) <= self.rules.num_blocks, "more blocks are held than the tier has"
         assert len(self._copies) == len(self._copying) <= self.rules.num_blocks
-        assert not self._copying & self.held.keys(), "a block that is here is copied again"
+        assert not self._copying & self.held.keys(), "a held block is copied again"
 
     def _offload(self, parent: int | None, block: StoredBlock, now_ms: float) -> None:
         if block.block_hash in self.held:

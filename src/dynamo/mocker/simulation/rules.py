@@ -1,4 +1,4 @@
-"""Rules: what one rank of a simulated engine can hold and do, and the knobs of each engine's scheduler."""
+"""Rules: capacity of one rank of a simulated engine and the settings of each engine's scheduler."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -7,26 +7,26 @@ EngineType = Literal["vllm", "sglang", "trtllm"]
 EvictionName = Literal["lineage", "lru", "multi_lru"]
 
 BLOCK_TOKENS: dict[EngineType, int] = {"vllm": 64, "sglang": 1, "trtllm": 32}
-"""Tokens in a block unless something else is said."""
+"""Default tokens per block."""
 
 
 @dataclass(frozen=True, slots=True)
 class SglangRules:
-    """How SGLang's scheduler decides."""
+    """Settings of SGLang's scheduler."""
 
     schedule_policy: Literal["fifo", "lpm"] = "fifo"
-    """Who is next: the oldest, or whose prompt the cache holds the most of."""
+    """Admission order: oldest first, or longest cached prefix first."""
     max_prefill_tokens: int = 16384
     chunked_prefill_size: int = 8192
-    """Tokens of one step's prompts; zero or less: prompts are not cut."""
+    """Prompt tokens per step; zero or less disables chunking."""
     clip_max_new_tokens: int = 4096
-    """As if nobody asked for a longer answer, when room is reckoned."""
+    """Maximum output length assumed when blocks are reserved."""
     schedule_conservativeness: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class HostRules:
-    """A tier of blocks in the host's memory, and how fast they are copied. Zero GB/s: at once."""
+    """A cache tier in host memory and its copy bandwidths. Zero GB/s: no delay."""
 
     num_blocks: int
     block_bytes: int
@@ -34,31 +34,31 @@ class HostRules:
     to_device_gbps: float = 32.0
 
     def to_host_ms(self) -> float:
-        """To copy one block out of the device."""
+        """Return the milliseconds to copy one block from the device."""
         return self.block_bytes / self.to_host_gbps / 1e6 if self.to_host_gbps else 0.0
 
     def to_device_ms(self) -> float:
-        """To copy one block into the device."""
+        """Return the milliseconds to copy one block to the device."""
         return self.block_bytes / self.to_device_gbps / 1e6 if self.to_device_gbps else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TransferRules:
-    """How long a prompt's keys and values travel from one worker to another. Zero GB/s: no time."""
+    """Transfer of a prompt's keys and values between workers. Zero GB/s: no delay."""
 
     bytes_per_token: int = 0
     bandwidth_gbps: float = 64.0
     only_missing: bool = False
-    """Whether what the destination's cache holds already stays where it is."""
+    """Whether blocks that the destination has cached are not transferred."""
 
     def transfer_ms(self, tokens: int) -> float:
-        """For so many tokens."""
+        """Return the milliseconds to transfer `tokens` tokens."""
         return tokens * self.bytes_per_token / self.bandwidth_gbps / 1e6 if self.bandwidth_gbps else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one rank of the simulated engine can hold and do at once."""
+    """Capacity and scheduling limits of one rank of a simulated engine."""
 
     num_blocks: int = 16384
     block_tokens: int = 64
@@ -67,7 +67,7 @@ class Limits:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     preempts_oldest: bool = False
-    """Whom to preempt: the sequence that was admitted first (fifo) or last (lifo)."""
+    """Preempt the sequence that was admitted first (fifo) instead of last (lifo)."""
     engine_type: EngineType = "vllm"
     eviction: EvictionName = "lineage"
     sglang: SglangRules = field(default_factory=SglangRules)

@@ -1,4 +1,4 @@
-"""Simulation: vLLM's scheduler: who runs grows block by block, and the newest is preempted where there is none left."""
+"""Simulation: vLLM's scheduler, which allocates decode blocks on demand and preempts the newest sequence if none is free."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ class Simulation(Batching[Owner]):
     """One rank of vLLM."""
 
     def _grow(self, step: int) -> None:
-        """Gives a block to everyone whose last one is full, and preempts where there is none."""
+        """Allocate a block for every sequence whose last block is full, and preempt if none is free."""
         for sequence in self._borders.pop(step, ()):
-            if sequence.state is State.DECODING:  # It may have been preempted for one before it.
+            if sequence.state is State.DECODING:  # An allocation before may have preempted it.
                 self._settle(sequence, self.context_of(sequence, step))
                 self._take_one(sequence, step)
 

@@ -1,4 +1,4 @@
-"""Sequence: one request inside the simulated engine."""
+"""Sequence: one request in the simulated engine."""
 
 import enum
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ Owner = TypeVar("Owner")
 
 
 class State(enum.Enum):
-    """Where a sequence is."""
+    """The scheduling state of a sequence."""
 
     WAITING = "waiting"
     LOADING = "loading"
@@ -21,65 +21,65 @@ class State(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence(Generic[Owner]):
-    """A prompt, and as much of an answer as was asked for.
+    """A prompt and the maximum length of its answer.
 
-    While it decodes nothing of it changes from token to token: in decode step `n` it has generated `n - birth`
-    tokens, and the next one is `ids[(n + phase) & mask]` of the token source.
+    Decoding changes no field from token to token: in decode step `n` the sequence has generated `n - birth` tokens, and
+    the next one is `ids[(n + phase) & mask]` of the token source.
     """
 
     owner: Owner
-    """Whom the tokens are for; the simulation only carries it."""
+    """The caller's object that receives the tokens; the simulation does not use it."""
     prompt: list[int] | range
     max_tokens: int
     arrived_ms: float
     offset: int
-    """Where in the token source the answer begins."""
+    """Index in the token source at which the answer begins."""
     hash_seed: int = SEED
     state: State = State.WAITING
     generated: int = 0
-    """Tokens emitted so far, unless it is decoding."""
+    """Tokens emitted so far; not updated while decoding."""
     computed: int = 0
-    """Tokens whose keys and values are in the cache, while it is prefilling."""
+    """Tokens with cached keys and values during prefill."""
     birth: int = 0
     phase: int = 0
     border: int = 0
-    """The decode step in which it needs another block."""
+    """The decode step in which the sequence needs another block."""
     is_remote: bool = False
-    """Another worker computes its prompt; it waits for the blocks and goes on with the first token."""
+    """Whether another worker computes the prompt; the sequence waits for the blocks and continues with the first token."""
     stays: bool = False
-    """Its blocks are held after its end, until they are let go."""
+    """Whether the blocks are held after the end of the sequence, until `let_go`."""
     ready_ms: float = 0.0
-    """When what it loads is there."""
+    """Time at which the blocks that are being copied arrive."""
     cached_tokens: int = 0
-    """How much of the prompt the cache held when it was first admitted."""
+    """Prompt tokens that were cached at the first admission."""
     tokens_hashes: list[int] = field(default_factory=list)
     hashes: list[int] = field(default_factory=list)
-    """The sequence hashes of its complete blocks, as far as they were needed."""
+    """Sequence hashes of the complete blocks computed so far."""
     committed: int = 0
-    """How many of `hashes` it holds in the pool."""
+    """Number of `hashes` that the sequence holds in the pool."""
     private: int = 0
-    """How many uncommitted blocks it holds."""
+    """Number of uncommitted blocks that the sequence holds."""
     first_token_ms: float = -1.0
     finished_ms: float = -1.0
     last_token: int = -1
 
     @property
     def length(self) -> int:
-        """Tokens that must be computed before the next one can be emitted."""
+        """Return the number of tokens to compute before the next token can be emitted."""
         return len(self.prompt) + self.generated
 
     @property
     def owed(self) -> int:
-        """Tokens of a sequence that was admitted which are to be computed here before its next token."""
+        """Return the tokens of an admitted sequence that this rank still has to compute before its next token."""
         return 0 if self.is_remote else self.length - self.computed
 
     @property
     def ending(self) -> int:
-        """The decode step that brings its last token."""
+        """Return the decode step that generates the last token."""
         return self.birth + self.max_tokens - 1
 
     def extend_hashes(self, tokens: list[int], block_tokens: int) -> None:
-        """Appends the hashes of the next complete blocks, whose tokens these are."""
+        """Append the hashes of the next complete blocks, which consist of `tokens`."""
         previous = self.hashes[-1] if self.hashes else None
         for tokens_hash in block_hashes(tokens, block_tokens, self.hash_seed):
             previous = next_sequence_hash(previous, tokens_hash)

@@ -1,10 +1,10 @@
-"""SglangSimulation: SGLang's scheduler: prompts before answers, and a guess at how much room the answers will want.
+"""SglangSimulation: SGLang's scheduler, which prefers prefill and reserves blocks for an estimated output length.
 
-    step(now) ─▶ prompts, if somebody waits for whom there is room: nobody decodes in this step
-              └▶ else one more token for everyone who decodes; if the room for it is not there, those who have said
-                 the least are retracted, and the guess is corrected
+    step(now) ─▶ prefill, if a waiting prompt fits: no sequence decodes in this step
+              └▶ otherwise one more token for every decoding sequence; without enough free blocks, the sequences with the
+                 fewest generated tokens are retracted and the estimate is corrected
 
-The cache is a radix tree of pages: a prompt's are in it when they are computed, an answer's when it is complete.
+The cache is a radix tree of pages: prompts are inserted when they are computed, answers when they are complete.
 """
 
 from collections import deque
@@ -15,11 +15,11 @@ from dynamo.mocker.simulation.sequence import Owner, Sequence
 from dynamo.mocker.simulation.step import StepResult
 from dynamo.protocols.load import ScheduledRequests
 
-RATIO_FIRST = 0.7  # Of the longest that answers may become: how long they are thought to become at first …
-RATIO_LEAST_OF_FIRST = 0.14  # … and at last, after so many steps in which all went well:
+RATIO_FIRST = 0.7  # Initial estimate of output length, as a share of the maximum length.
+RATIO_LEAST_OF_FIRST = 0.14  # Lowest estimate as a share of the initial one, reached after `RATIO_STEPS` decode steps.
 RATIO_STEPS = 600
-RETRACT_STEPS = 20  # After a retraction the guess leaves room for so many more tokens of everyone.
-LONGEST_PREFIX_MAX = 128  # With more waiting than this, sorting by prefix costs more than it brings.
+RETRACT_STEPS = 20  # Further tokens per sequence that the estimate allows for after a retraction.
+LONGEST_PREFIX_MAX = 128  # Queue length above which sorting by cached prefix costs more than it saves.
 
 
 @dataclass(slots=True)
@@ -27,14 +27,14 @@ class SglangSimulation(Batching[Owner]):
     """One rank of SGLang."""
 
     ratio: float = field(init=False, default=0.0)
-    """The part of what they may still say that answers are thought to say."""
+    """Estimated output length as a share of the maximum remaining length."""
 
     def __post_init__(self) -> None:
         Batching.__post_init__(self)
         self.ratio = self._first_ratio
 
     def step(self, now_ms: float) -> StepResult[Owner]:
-        """One forward pass that begins now: of prompts or of answers."""
+        """Execute one forward pass that begins at `now_ms`: either prefill or decode."""
         self.now_ms = now_ms
         scheduled = ScheduledRequests()
         complete = self._prompts(scheduled)
@@ -54,9 +54,9 @@ class SglangSimulation(Batching[Owner]):
 
     @property
     def _may_coast(self) -> bool:
-        return not self.waiting  # Who waits may be let in by the guess alone, which changes with every step.
+        return not self.waiting  # The estimate changes with every step and may admit a waiting sequence.
 
-    # Prompts.
+    # Prefill.
 
     def _prompts(self, scheduled: ScheduledRequests) -> list[Sequence[Owner]]:
         if self.partial is None and not self.waiting and not self.loaded:
@@ -74,9 +74,9 @@ class SglangSimulation(Batching[Owner]):
         return self.limits.enable_chunked_prefill and self.limits.sglang.chunked_prefill_size > 0
 
     def _reserve(self, sequence: Sequence[Owner], cached_tokens: int) -> int:
-        """Room for what those who run are thought to say, and for all that this one may say.
+        """Return the blocks for the estimated output of running sequences and the maximum output of this one.
 
-        Who is alone needs none, for there is nobody to wait for.
+        Return 0 if no other sequence holds blocks.
         """
         if not self.pool.used:
             return 0
@@ -88,20 +88,20 @@ class SglangSimulation(Batching[Owner]):
         own = min(sequence.max_tokens - sequence.generated, clip)
         return self.blocks_of(int(said) + own)
 
-    # Answers.
+    # Decode.
 
     def _grow(self, step: int) -> None:
         due = self._borders.pop(step, {})
         if len(due) > self.pool.free:
             self._retract(due, step)
         taken = self.pool.take(len(due))
-        assert taken, "who is alone has room"
+        assert taken, "a single sequence must always fit"
         for sequence in due:
             sequence.private += 1
             self._expect_border(sequence, step + self.limits.block_tokens)
 
     def _retract(self, due: dict[Sequence[Owner], None], step: int) -> None:
-        """Takes back those who said the least, of them those with the longest prompt, until the others have room."""
+        """Preempt the sequences with the fewest generated tokens, longest prompt first, until the others can grow."""
         while len(due) > self.pool.free:
             victim = min(self.decoding, key=lambda one: (step - one.birth, -len(one.prompt)))
             due.pop(victim, None)
@@ -111,12 +111,12 @@ class SglangSimulation(Batching[Owner]):
         self.ratio = min(1.0, (said + RETRACT_STEPS * len(self.decoding)) / wanted) if wanted else 1.0
 
     def _keep_computed(self, sequence: Sequence[Owner], step: int) -> None:
-        """What an answer said so far is not in the tree, and is lost."""
+        """Discard generated tokens: SGLang inserts them into the tree only when an answer is complete."""
 
     def _requeue(self, sequence: Sequence[Owner]) -> None:
         self._enqueue(sequence)
 
-    # The guess.
+    # The estimate of output length.
 
     @property
     def _first_ratio(self) -> float:

@@ -1,4 +1,4 @@
-"""StepResult: what one step of a simulated engine does, to be told to the world when it is over."""
+"""StepResult: the result of one step of a simulated engine, valid at the step's end."""
 
 from dataclasses import dataclass, field
 from typing import Generic
@@ -10,19 +10,19 @@ from dynamo.protocols.load import ForwardPass, WorkerLoad
 
 @dataclass(slots=True)
 class StepResult(Generic[Owner]):
-    """What a step does, to be told to the world `duration_ms` after it began."""
+    """The result of a step, to be published `duration_ms` after the step began."""
 
     duration_ms: float
     sequences: list[Sequence[Owner]]
-    """Who gets a token and goes on …"""
+    """Sequences that get a token and continue."""
     tokens: list[int]
-    """… and which."""
+    """The token of each of `sequences`."""
     finished: list[Sequence[Owner]]
-    """Who gets `last_token` and is done."""
+    """Sequences that get `last_token` and end."""
     prefilled: list[Sequence[Owner]]
-    """Those of them whose prompt was completed by this step: for the others it is one more token of an answer."""
+    """Sequences of this step whose prompt was completed by it; for the others the token is not the first."""
     events: list[KvEvent]
     load: WorkerLoad
     forward_pass: ForwardPass
     host_events: list[KvEvent] = field(default_factory=list)
-    """What happened in the host's tier, if there is one."""
+    """Stored and removed blocks of the host tier."""

@@ -1,4 +1,4 @@
-"""Timing: how long a step of a GPU would take: upstream's default polynomials, a fitted model, or a profiler's points."""
+"""Timing: estimated duration of GPU steps from upstream's default polynomials, a fitted model or a profiler's points."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,32 +7,32 @@ from typing import Protocol
 
 
 class StepTimes(Protocol):
-    """What a step takes: the sum of its two parts."""
+    """The duration of a step: the sum of a prefill and a decode part."""
 
     def prefill_ms(self, new_tokens: int) -> float:
-        """The time to compute prompt tokens that no cache holds."""
+        """Return the milliseconds to compute `new_tokens` uncached prompt tokens."""
         ...
 
     def decode_ms(self, context_tokens: int, capacity_tokens: int, sequences: int) -> float:
-        """The time for one more token of every running sequence, given how much of the cache they read."""
+        """Return the milliseconds for one more token of each running sequence, given the tokens of cache that they read."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Divides the duration of steps by a ratio; a ratio of 0 means no delay at all."""
+    """Upstream's polynomials, divided by a speedup ratio; a ratio of 0 means no delay."""
 
     speedup_ratio: float = 1.0
     decode_speedup_ratio: float = 1.0
 
     def prefill_ms(self, new_tokens: int) -> float:
-        """The time to compute prompt tokens that no cache holds."""
+        """Return the milliseconds to compute `new_tokens` uncached prompt tokens."""
         if new_tokens == 0 or self.speedup_ratio == 0:
             return 0.0
         return (4.209989e-07 * new_tokens * new_tokens + 1.518344e-02 * new_tokens + 16.50142) / self.speedup_ratio
 
     def decode_ms(self, context_tokens: int, capacity_tokens: int, sequences: int = 0) -> float:
-        """The time for one more token of every running sequence, given how much of the cache they read."""
+        """Return the milliseconds for one more token of each running sequence, given the tokens of cache that they read."""
         ratio = self.speedup_ratio * self.decode_speedup_ratio
         if context_tokens == 0 or ratio == 0:
             return 0.0
@@ -42,25 +42,25 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class FittedTiming:
-    """Milliseconds, linear in what a step does (`dynamo replay fit`)."""
+    """A model linear in the content of a step, in milliseconds (`dynamo replay fit`)."""
 
     step_ms: float
-    """A step of decoding, whatever is in it …"""
+    """Constant part of a decode step."""
     request_ms: float
-    """… for each sequence …"""
+    """Decode time per sequence."""
     kv_token_ms: float
-    """… and for each token that it reads."""
+    """Decode time per token that is read from the cache."""
     prompt_ms: float = 0.0
-    """Prefilling, however little …"""
+    """Constant part of prefill."""
     prompt_token_ms: float = 0.0
-    """… and for each token."""
+    """Prefill time per token."""
 
     def prefill_ms(self, new_tokens: int) -> float:
-        """The time to compute prompt tokens that no cache holds."""
+        """Return the milliseconds to compute `new_tokens` uncached prompt tokens."""
         return self.prompt_ms + self.prompt_token_ms * new_tokens if new_tokens else 0.0
 
     def decode_ms(self, context_tokens: int, capacity_tokens: int, sequences: int) -> float:
-        """The time for one more token of every running sequence."""
+        """Return the milliseconds for one more token of each running sequence."""
         if sequences == 0:
             return 0.0
         return self.step_ms + self.request_ms * sequences + self.kv_token_ms * context_tokens
@@ -68,25 +68,25 @@ class FittedTiming:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledTiming:
-    """Looked up in what a profiler measured (control-plane.md §1.11): the next larger point, or the last one."""
+    """Table lookup in a profiler's measurements: the next larger point, or the last one."""
 
     prefill_tokens: Sequence[float]
     prefill_times_ms: Sequence[float]
     kv_tokens: Sequence[float]
     context_lengths: Sequence[float]
     step_times_ms: Sequence[Sequence[float]]
-    """By tokens in the cache, then by the mean context of a sequence."""
+    """Step times by cached tokens, then by the mean context length of a sequence."""
     speedup_ratio: float = 1.0
     decode_speedup_ratio: float = 1.0
 
     def prefill_ms(self, new_tokens: int) -> float:
-        """The time to compute prompt tokens that no cache holds."""
+        """Return the milliseconds to compute `new_tokens` uncached prompt tokens."""
         if new_tokens == 0 or self.speedup_ratio == 0:
             return 0.0
         return self.prefill_times_ms[_next(self.prefill_tokens, new_tokens)] / self.speedup_ratio
 
     def decode_ms(self, context_tokens: int, capacity_tokens: int, sequences: int) -> float:
-        """The time for one more token of every running sequence."""
+        """Return the milliseconds for one more token of each running sequence."""
         ratio = self.speedup_ratio * self.decode_speedup_ratio
         if sequences == 0 or ratio == 0:
             return 0.0

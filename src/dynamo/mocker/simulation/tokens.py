@@ -1,31 +1,31 @@
-"""TokenSource: random token ids, drawn once and read many times.
+"""TokenSource: random token ids from a ring that is filled once.
 
-A sequence's n-th token is `ids[(offset + n) & mask]`: nothing is stored per token, and a preempted sequence
-continues with the tokens it would have had.
+A sequence's n-th token is `ids[(offset + n) & mask]`: no token is stored per sequence, and a preempted sequence continues
+with the same tokens.
 """
 
 from array import array
 from collections.abc import Collection
 from random import Random
 
-IDS = 1 << 16  # A power of two, so that wrapping is a mask; longer than most answers, 0.5 MB.
+IDS = 1 << 16  # Ring size of 0.5 MB: a power of two, so that wrapping is a mask, and longer than most answers.
 
 
 class TokenSource:
-    """Uniform ids below `vocab_size`, none of them in `excluded` (the end-of-sequence ids)."""
+    """Uniform token ids below `vocab_size` without those in `excluded` (the end-of-sequence ids)."""
 
     def __init__(self, vocab_size: int, excluded: Collection[int] = (), seed: int | None = None) -> None:
         allowed = [token for token in range(vocab_size) if token not in excluded] if excluded else range(vocab_size)
-        assert len(allowed) > 0, "there is no token to answer with"
+        assert len(allowed) > 0, "every token id is excluded"
         self._random = Random(seed)
         draws = array("Q", self._random.randbytes(8 * IDS))
         self.mask = IDS - 1
         self.ids = [allowed[draw % len(allowed)] for draw in draws]
 
     def offset(self) -> int:
-        """Where a new sequence begins to read."""
+        """Return the index at which a new sequence begins to read."""
         return self._random.randrange(IDS)
 
     def slice(self, start: int, end: int) -> list[int]:
-        """Tokens `start` to `end`, counted from the beginning of the ring."""
+        """Return the tokens from `start` to `end`, counted from the beginning of the ring."""
         return [self.ids[at & self.mask] for at in range(start, end)]

@@ -1,4 +1,4 @@
-"""TrtllmSimulation: TensorRT-LLM's scheduler, guaranteed_no_evict: who is let in has room until the end."""
+"""TrtllmSimulation: TensorRT-LLM's guaranteed_no_evict scheduler, which allocates all blocks at admission."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from dynamo.mocker.simulation.sequence import Owner, Sequence
 
 @dataclass(slots=True)
 class TrtllmSimulation(Batching[Owner]):
-    """One rank of TensorRT-LLM. Nobody is ever preempted."""
+    """One rank of TensorRT-LLM. Sequences are never preempted."""
 
     def _blocks_needed(self, sequence: Sequence[Owner]) -> int:
         return self._blocks_in_all(sequence)
