@@ -57,7 +57,7 @@ def parse_filters(text: str) -> tuple[int, dict[str, int]]:
         if word.lower() not in LEVELS:
             raise ConfigError(f"DYN_LOG={text!r}: unknown level {word!r}; expected one of {', '.join(LEVELS)}")
         if equals:
-            targets[_target(name)] = LEVELS[word.lower()]
+            targets |= dict.fromkeys(_targets(name), LEVELS[word.lower()])
         else:
             level = LEVELS[word.lower()]
     return level, targets
@@ -129,7 +129,7 @@ def read_config(path: str) -> tuple[str, dict[str, int]]:
             raise ConfigError(
                 f"DYN_LOGGING_CONFIG_PATH={path}: unknown level {word!r}; expected one of {', '.join(LEVELS)}"
             )
-    return general, {_target(name): LEVELS[word.lower()] for name, word in filters.items()}
+    return general, {target: LEVELS[word.lower()] for name, word in filters.items() for target in _targets(name)}
 
 
 def exporting_handler(variables: Mapping[str, str]) -> logging.Handler:
@@ -206,10 +206,33 @@ def scope_fields(scope: RequestScope) -> dict[str, str]:
     return fields
 
 
-def _target(name: str) -> str:
-    """Return the logger name: `dynamo_runtime::component` (upstream) and `dynamo.runtime.component` name the same one."""
+def _targets(name: str) -> tuple[str, ...]:
+    """Return the loggers that a target names.
+
+    `dynamo_runtime::component` (upstream) and `dynamo.runtime.component` are the same one; upstream's crate `dynamo_llm`
+    is several packages here.
+    """
     name = name.strip().replace("::", ".")
     head, dot, rest = name.partition(".")
     if head.startswith("dynamo_"):
         head = head.replace("_", ".", 1)
-    return head + dot + rest
+    name = head + dot + rest
+    if name == "dynamo.llm":
+        return (name, *(f"dynamo.{package}" for package in _LLM_PACKAGES))
+    return (
+        next((ours + name[len(theirs) :] for theirs, ours in _UPSTREAM if f"{name}.".startswith(f"{theirs}.")), name),
+    )
+
+
+_LLM_PACKAGES = ("api", "grpc", "http", "kv_events", "model_card", "routing", "serving", "text")
+_UPSTREAM = (
+    ("dynamo.llm.http", "dynamo.http"),
+    ("dynamo.llm.grpc", "dynamo.grpc"),
+    ("dynamo.llm.kv_router", "dynamo.routing"),
+    ("dynamo.llm.preprocessor", "dynamo.text.preprocessor"),
+    ("dynamo.llm.tokenizers", "dynamo.text.tokenizer"),
+    ("dynamo.llm.migration", "dynamo.serving.migration"),
+    ("dynamo.llm.discovery", "dynamo.serving.models"),
+    ("dynamo.llm.model_card", "dynamo.model_card"),
+)
+"""Upstream's log targets whose code is in another package here."""

@@ -34,7 +34,7 @@ class Library:
     run_headless: Callable[[Sequence[str]], None]
     """Function that serves a secondary node's ranks until it is stopped; takes the engine's arguments."""
     load_embeds: Callable[[Any, str], Any]
-    """Function that decodes `prompt_embeds` for a model's configuration; blocks. Raises a client error for invalid tensors."""
+    """Function that decodes `prompt_embeds` for a model's configuration; blocks. Raises `InvalidArgument`."""
     decode_media: Callable[[str, Media, Mapping[str, Mapping[str, Any]]], Awaitable[Any]]
     """Function that decodes an `image`, a `video` or an `audio` for vLLM, with `media_io_kwargs` by kind."""
 
@@ -114,7 +114,8 @@ def _load_embeds(model_config: Any, text: str) -> Any:
         raise
     except Exception as error:  # PyTorch raises many error types for undecodable bytes; all are the client's fault.
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"prompt_embeds is not a valid tensor: {lines[0][:EMBEDS_ERROR_CHARS]}") from None
+        message = f"prompt_embeds is not a valid tensor: {lines[0][:EMBEDS_ERROR_CHARS]}"
+        raise InvalidArgument(message, param="prompt_embeds") from None
 
 
 async def _decode_media(kind: str, media: Media, io: Mapping[str, Mapping[str, Any]]) -> Any:

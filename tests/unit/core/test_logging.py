@@ -33,6 +33,11 @@ def test_a_filter_names_a_level_for_all_and_for_targets() -> None:
     assert parse_filters("") == (logging.INFO, {})
 
 
+def test_filter_of_upstreams_llm_crate_covers_the_packages_that_implement_it() -> None:
+    _, targets = parse_filters("dynamo_llm=debug")
+    assert {"dynamo.llm", "dynamo.http", "dynamo.serving", "dynamo.text", "dynamo.routing"} <= targets.keys()
+
+
 def test_a_word_that_is_no_level_is_an_error_that_lists_them() -> None:
     with pytest.raises(ConfigError, match=r"loud.*trace, debug, info"):
         parse_filters("loud")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.vllm import scripted
 
+from dynamo.core.errors import InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
 from dynamo.vllm.config import VllmConfig
@@ -98,7 +99,7 @@ def library(llm: scripted.AsyncLLM) -> Library:
 
     def load_embeds(model_config: Any, text: str) -> Any:
         if text == "bad":
-            raise ValueError("prompt_embeds is not a valid tensor")
+            raise InvalidArgument("prompt_embeds is not a valid tensor", param="prompt_embeds")
         return SimpleNamespace(shape=(int(text), 8))
 
     return Library(

@@ -255,7 +255,9 @@ async def test_vllm_engine_gives_prompt_embeds_to_vllm_and_counts_them(start: St
     assert reply.items[-1].completion_usage.prompt_tokens == 100
 
 
-@pytest.mark.parametrize(("text", "message"), [("128", "128 positions"), ("0", "0 positions"), ("bad", "not a valid tensor")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("128", "128 positions"), ("0", "0 positions"), ("bad", "not a valid tensor")]
+)
 async def test_vllm_engine_refuses_prompt_embeds_that_cannot_be_used(start: Start, text: str, message: str) -> None:
     running = await start()
     _, error = await running.ask(request(prompt_embeds=text), said(4, finish="length"))

@@ -96,7 +96,8 @@ class Bounds:
 
     __slots__ = ("_chars", "_deadline_s", "_now", "_turns", "budget", "is_local", "value_chars")
 
-    def __init__(self, budget: Budget = FULL, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, budget: Budget = FULL, now: Callable[[], float] = time.thread_time) -> None:
+        """`now` is the processor time of this thread by default: other processes do not use up the budget."""
         self.budget = budget
         self.is_local = budget.is_local
         self.value_chars = budget.value_chars

@@ -15,6 +15,7 @@ LOCAL = {  # What others hear of them.
     errors.NotReady: errors.WorkerUnavailable,
     errors.RouterQueueLimitExceeded: errors.Overloaded,
     errors.StartupError: InvalidArgument,
+    errors.StorageError: errors.Unknown,
     errors.SelectionServiceError: errors.Unknown,
 }
 

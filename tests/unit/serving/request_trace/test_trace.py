@@ -161,7 +161,14 @@ class Scene:
             counted=lambda: usage,
             choices=[SimpleNamespace(finish_reason="length"), SimpleNamespace(finish_reason=None)],
         )
-        return SimpleNamespace(record=record, exchange=exchange, capture=None, generations=[one] * generations)
+        return SimpleNamespace(
+            record=record,
+            exchange=exchange,
+            capture=None,
+            agent_context=None,
+            traced_body=b"",
+            generations=[one] * generations,
+        )
 
     async def rows(self) -> list[Any]:
         await self.trace.close()
