@@ -287,7 +287,7 @@ def test_shared_memory_is_refused_to_another_user(
         link.settimeout(WAIT_S)
         link.connect(f"\0{offer.address}")
         with pytest.raises(SourceUnreachable):
-            wire.ask(link, wire.Map(descriptor.transfer_id), Deadline.after(WAIT_S))
+            wire.request(link, wire.Map(descriptor.transfer_id), Deadline.after(WAIT_S))
     assert ends.source.held == 1
 
 
@@ -301,10 +301,10 @@ def test_tcp_lease_grants_its_own_blocks_alone(open_ends: Callable[..., Ends]) -
             socket.create_connection((host, int(port)), WAIT_S) as link,
             pytest.raises(TransferError, match="outside the transfer"),
         ):
-            wire.ask(link, wire.Pull(descriptor.transfer_id, places, 1), Deadline.after(WAIT_S))
+            wire.request(link, wire.Pull(descriptor.transfer_id, places, 1), Deadline.after(WAIT_S))
     for question in (wire.Map(descriptor.transfer_id), wire.Agent(descriptor.transfer_id)):
         with socket.create_connection((host, int(port)), WAIT_S) as link, pytest.raises(TransferError, match="offer"):
-            wire.ask(link, question, Deadline.after(WAIT_S))
+            wire.request(link, question, Deadline.after(WAIT_S))
 
 
 def test_lease_is_released_by_the_next_way_where_the_first_does_not_reach(open_ends: Callable[..., Ends]) -> None:

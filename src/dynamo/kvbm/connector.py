@@ -64,7 +64,7 @@ class _Followed:
         """Index of the first block after the engine's own part of the prefix."""
         self.held: list[int] = []
         self.ticket: Any = None
-        self.has_asked = False
+        self.has_begun = False
         self._identities: list[Identity] = []
 
     def identities(self, count: int, block_tokens: int) -> list[Identity]:
@@ -111,8 +111,8 @@ class Tracker:
         if first >= end:
             return 0
         wanted = one.identities(end, self._block_tokens)[first:]
-        if not one.has_asked:
-            one.has_asked = True
+        if not one.has_begun:
+            one.has_begun = True
             one.ticket = manager.begin(wanted)
         if one.ticket is not None and not manager.is_over(one.ticket):
             return None
@@ -132,7 +132,7 @@ class Tracker:
             one.held = []
             one.saved = max(one.saved, first + count)
         self._let_go(manager, one)
-        one.has_asked = False
+        one.has_begun = False
 
     def plan(
         self,

@@ -25,7 +25,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import Identity, Tier
 from dynamo.kvbm.logical.book import Copy
-from dynamo.kvbm.logical.pool import Change, told_anew
+from dynamo.kvbm.logical.pool import Change, changes_from_empty
 from dynamo.kvbm.orders import Array, Outgoing, Peer, Ticket, Traffic
 from dynamo.kvbm.peers import PeerBlocks, PeerServer
 from dynamo.kvbm.physical.disk import DiskFull
@@ -245,7 +245,7 @@ class BlockManager:
             pools = {**({Tier.HOST: self.book.host} if self.book.host.is_keeping else {}), **self.book.lower}
             for pool in pools.values():
                 pool.take_changes()
-            return told_anew({tier: pool.content() for tier, pool in pools.items()})
+            return changes_from_empty({tier: pool.content() for tier, pool in pools.items()})
 
     def clear(self) -> None:
         """Drop all blocks. Objects stay in their store, and can be found there again."""

@@ -40,7 +40,7 @@ def show(registry: MetricsRegistry, manager: BlockManager, block_tokens: int) ->
         return (lambda: counts.offloaded[Tier.DISK]) if has_host == is_wanted else (lambda: 0)
 
     def rate(tier: Tier) -> Callable[[], float]:
-        return lambda: counts.found[tier] / counts.asked[tier] if counts.asked[tier] else 0.0
+        return lambda: counts.found[tier] / counts.looked_up[tier] if counts.looked_up[tier] else 0.0
 
     counter("matched_tokens", "Prompt tokens found below the device", lambda: counts.found[Tier.HOST] * block_tokens)
     counter(

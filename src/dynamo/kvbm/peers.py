@@ -219,7 +219,7 @@ class PeerBlocks:
     def read(self, address: str, hashes: Sequence[int], slots: Sequence[int], timeout_s: float) -> int:
         """Fill slots with the longest prefix that the peer has; return its number of blocks. Raise `TransferError`."""
         deadline = Deadline.after(timeout_s)
-        descriptor = self._ask(address, hashes, deadline)
+        descriptor = self._request_descriptor(address, hashes, deadline)
         if descriptor is None:
             return 0
         count = min(len(descriptor.blocks), len(slots))
@@ -233,7 +233,7 @@ class PeerBlocks:
     def close(self) -> None:
         self._puller.close()
 
-    def _ask(self, address: str, hashes: Sequence[int], deadline: Deadline) -> Descriptor | None:
+    def _request_descriptor(self, address: str, hashes: Sequence[int], deadline: Deadline) -> Descriptor | None:
         host, _, port = address.rpartition(":")
         try:
             raw = socket.create_connection((host.strip("[]"), int(port)), min(QUESTION_S, deadline.left()))

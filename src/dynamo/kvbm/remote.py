@@ -202,30 +202,30 @@ class RemoteManager:
         self._link: socket.socket | None = link
 
     def begin(self, identities: Sequence[Identity]) -> int | None:
-        return self._ask(Begin(list(identities))).ticket
+        return self._request(Begin(list(identities))).ticket
 
     def is_over(self, ticket: int) -> bool:
-        return self._ask(IsOver(ticket)).is_over or self._link is None
+        return self._request(IsOver(ticket)).is_over or self._link is None
 
     def end(self, ticket: int) -> None:
-        self._ask(EndTicket(ticket))
+        self._request(EndTicket(ticket))
 
     def find(self, hashes: Sequence[int]) -> list[int]:
-        return self._ask(Find(list(hashes))).slots
+        return self._request(Find(list(hashes))).slots
 
     def release(self, slots: Sequence[int]) -> None:
         if slots:
-            self._ask(ReleaseSlots(list(slots)))
+            self._request(ReleaseSlots(list(slots)))
 
     def clear(self) -> None:
-        self._ask(ClearTiers())
+        self._request(ClearTiers())
 
     def close(self) -> None:
         if self._link is not None:
             self._link.close()
             self._link = None
 
-    def _ask(self, request: Request) -> Reply:
+    def _request(self, request: Request) -> Reply:
         if self._link is None:
             return Reply()
         try:

@@ -26,7 +26,7 @@ from dynamo.parsers.base import (
     ToolCallFamily,
 )
 from dynamo.parsers.json_object import JsonObject
-from dynamo.parsers.markers import Output, Said, Scanner
+from dynamo.parsers.markers import Output, Scanner, TextKind
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -64,10 +64,10 @@ class HarmonyParser:
         self._header = ""
         self._channel_at: int | None = None
         """Offset of the channel in the header; None if there is none yet."""
-        self._kind: Said = Reasoning if is_inside else Content
+        self._kind: TextKind = Reasoning if is_inside else Content
         self._is_new = False
         """Whether a message has begun of which nothing was emitted."""
-        self._spoken: set[Said] = set()
+        self._spoken: set[TextKind] = set()
         self._calls = 0
         self._arguments = JsonObject()
 
@@ -95,14 +95,14 @@ class HarmonyParser:
             case _At.HEADER:
                 self._read_header(text)
             case _At.OUTSIDE:
-                self._output.say(Content, text)
+                self._output.emit(Content, text)
                 self._spoken.add(Content)
             case _At.TEXT:
                 if self._is_new and self._kind in self._spoken:
-                    self._output.say(self._kind, SEPARATOR)
+                    self._output.emit(self._kind, SEPARATOR)
                 self._is_new = False
                 self._spoken.add(self._kind)
-                self._output.say(self._kind, text)
+                self._output.emit(self._kind, text)
 
     def _read_header(self, text: str) -> None:
         self._header += text
@@ -151,7 +151,7 @@ class HarmonyParser:
         name = recipient.removeprefix(FUNCTIONS)
         return name if name and (name != recipient or name in self._tools) else None
 
-    def _open(self, kind: Said) -> None:
+    def _open(self, kind: TextKind) -> None:
         self._at, self._kind, self._is_new = _At.TEXT, kind, True
 
     def _end_message(self) -> None:

@@ -74,15 +74,15 @@ class JsonObject:
     def feed(self, text: str) -> str:
         """Return the text that can be passed on now."""
         text, self._held = self._held + text, ""
-        said: list[str] = []
+        out: list[str] = []
         at = 0
         while at < len(text) and self._awaits not in (_Awaits.NOTHING, _Awaits.BROKEN):
-            after = self._step(text, at, said)
+            after = self._step(text, at, out)
             if after == at:
                 self._held = text[at:]
                 break
             at = after
-        return "".join(said)
+        return "".join(out)
 
     def close(self) -> str:
         """Return the text that completes the text passed on so far to an object."""
@@ -103,22 +103,22 @@ class JsonObject:
             return "null" + ends
         return ends
 
-    def _step(self, text: str, at: int, said: list[str]) -> int:
+    def _step(self, text: str, at: int, out: list[str]) -> int:
         """Read one token. Return the offset of its end, or of its beginning if it is incomplete."""
         if self._awaits is _Awaits.STRING:
-            return self._string(text, at, said)
+            return self._string(text, at, out)
         if self._awaits is _Awaits.ATOM:
-            return self._atom(text, at, said)
+            return self._atom(text, at, out)
         space = _SPACE.match(text, at)
         if space is None:
-            return self._token(text, at, said)
+            return self._token(text, at, out)
         if self._gap:
             self._gap.append(space[0])
         elif self._awaits is not _Awaits.OBJECT:
-            said.append(space[0])
+            out.append(space[0])
         return space.end()
 
-    def _token(self, text: str, at: int, said: list[str]) -> int:
+    def _token(self, text: str, at: int, out: list[str]) -> int:
         """Read one token that is not white space."""
         char, awaits = text[at], self._awaits
         may_end = awaits in (_Awaits.KEY_OR_END, _Awaits.VALUE_OR_END, _Awaits.COMMA_OR_END)
@@ -141,22 +141,22 @@ class JsonObject:
             self._awaits = _Awaits.STRING
         elif char in "-0123456789tfn" and may_be_value:
             self._awaits = _Awaits.ATOM
-            self._say_gap(said)
-            return self._atom(text, at, said)
+            self._write_gap(out)
+            return self._atom(text, at, out)
         else:
-            return self._break(text, said)
-        self._say_gap(said)
-        said.append(char)
+            return self._break(text, out)
+        self._write_gap(out)
+        out.append(char)
         return at + 1
 
-    def _say_gap(self, said: list[str]) -> None:
-        said += self._gap
+    def _write_gap(self, out: list[str]) -> None:
+        out += self._gap
         self._gap.clear()
 
-    def _break(self, text: str, said: list[str]) -> int:
+    def _break(self, text: str, out: list[str]) -> int:
         """Stop at invalid JSON: complete the text that was passed on, and ignore the rest."""
         if self._open:
-            said.append(self.close())
+            out.append(self.close())
         self._awaits = _Awaits.BROKEN
         return len(text)
 
@@ -167,34 +167,34 @@ class JsonObject:
         self._has_begun = True
         return True
 
-    def _string(self, text: str, at: int, said: list[str]) -> int:
+    def _string(self, text: str, at: int, out: list[str]) -> int:
         plain = _PLAIN.match(text, at)
         if plain is not None:
-            said.append(plain[0])
+            out.append(plain[0])
             return plain.end()
         char = text[at]
         if char == '"':
-            said.append(char)
+            out.append(char)
             self._awaits = _Awaits.COLON if self._is_key else _Awaits.COMMA_OR_END
             return at + 1
         if char != "\\":
-            said.append(f"\\u{ord(char):04x}")
+            out.append(f"\\u{ord(char):04x}")
             return at + 1
         escape = _ESCAPE.match(text, at)
         if escape is not None:
-            said.append(escape[0])
+            out.append(escape[0])
             return escape.end()
         begun = _ESCAPE_BEGUN.match(text, at)
         if begun is not None and begun.end() == len(text):
             return at
-        said.append("\\\\")  # A backslash that escapes nothing is kept as a literal backslash.
+        out.append("\\\\")  # A backslash that escapes nothing is kept as a literal backslash.
         return at + 1
 
-    def _atom(self, text: str, at: int, said: list[str]) -> int:
+    def _atom(self, text: str, at: int, out: list[str]) -> int:
         """Read a number or a word, which is passed on once it is complete."""
         for word in _WORDS:
             if text.startswith(word, at):
-                return self._said_atom(word, at, said)
+                return self._write_atom(word, at, out)
             if word.startswith(text[at : at + len(word)]):
                 return at
         begun = _NUMBER_BEGUN.match(text, at)
@@ -203,12 +203,12 @@ class JsonObject:
                 return at
             number = _NUMBER.match(text, at)
             if number is not None:
-                return self._said_atom(number[0], at, said)
+                return self._write_atom(number[0], at, out)
         self._awaits = _Awaits.VALUE
-        return self._break(text, said)
+        return self._break(text, out)
 
-    def _said_atom(self, atom: str, at: int, said: list[str]) -> int:
-        said.append(atom)
+    def _write_atom(self, atom: str, at: int, out: list[str]) -> int:
+        out.append(atom)
         self._awaits = _Awaits.COMMA_OR_END
         return at + len(atom)
 

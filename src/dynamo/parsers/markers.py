@@ -11,7 +11,7 @@ from functools import cache
 
 from dynamo.parsers.base import Content, Event, Reasoning
 
-Said = type[Content] | type[Reasoning]
+TextKind = type[Content] | type[Reasoning]
 
 
 class Markers:
@@ -93,16 +93,16 @@ class Output:
 
     def __init__(self, texts: tuple[str, ...]) -> None:
         self._events: list[Event] = []
-        self._kind: Said = Content
+        self._kind: TextKind = Content
         self._parts: list[str] = []
-        self._seams: dict[Said, _Seam] = {Content: _Seam(markers(texts)), Reasoning: _Seam(markers(texts))}
+        self._seams: dict[TextKind, _Seam] = {Content: _Seam(markers(texts)), Reasoning: _Seam(markers(texts))}
 
-    def say(self, kind: Said, text: str) -> None:
+    def emit(self, kind: TextKind, text: str) -> None:
         """Emit more content or reasoning."""
         if text and (text := self._seams[kind].push(text)):
             self._put(kind, text)
 
-    def say_as_is(self, kind: Said, text: str) -> None:
+    def emit_as_is(self, kind: TextKind, text: str) -> None:
         """Emit text that may contain markers, for a next parser that handles them."""
         if held := self._seams[kind].open():
             self._put(kind, held)
@@ -131,7 +131,7 @@ class Output:
         self.cut()
         return self.take()
 
-    def _put(self, kind: Said, text: str) -> None:
+    def _put(self, kind: TextKind, text: str) -> None:
         if kind is not self._kind:
             self._join()
             self._kind = kind

@@ -31,37 +31,37 @@ def test_a_set_that_no_scanner_could_tell_apart_is_a_mistake(texts: tuple[str, .
 
 def test_output_is_joined_and_kept_in_order() -> None:
     output = Output(THINK)
-    output.say(Content, "a")
-    output.say(Content, "b")
-    output.say(Reasoning, "c")
+    output.emit(Content, "a")
+    output.emit(Content, "b")
+    output.emit(Reasoning, "c")
     output.add(CallBegin(0, "f"))
-    output.say(Content, "d")
+    output.emit(Content, "d")
     assert output.take() == [Content("ab"), Reasoning("c"), CallBegin(0, "f"), Content("d")]
     assert output.take() == []
 
 
 def test_what_was_held_at_a_cut_is_said_in_the_end() -> None:
     output = Output(THINK)
-    output.say(Content, "<thi")
+    output.emit(Content, "<thi")
     output.cut()
-    output.say(Content, "n")
+    output.emit(Content, "n")
     assert output.take() == [Content("<thi")]
     assert output.finish() == [Content("n")]
 
 
 def test_text_for_the_next_reader_comes_after_what_was_held() -> None:
     output = Output(THINK)
-    output.say(Content, "<thi")
+    output.emit(Content, "<thi")
     output.cut()
-    output.say(Content, "n")
-    output.say_as_is(Content, "<think>")
+    output.emit(Content, "n")
+    output.emit_as_is(Content, "<think>")
     assert output.take() == [Content("<thin<think>")]
 
 
 def test_output_keeps_markers_apart_whose_beginning_came_in_pieces() -> None:
     output = Output(("[CALLS]", "[ARGS]"))
     for piece in ("[", "CAL"):
-        output.say(Content, piece)
+        output.emit(Content, piece)
     output.cut()
-    output.say(Content, "LS]x")
+    output.emit(Content, "LS]x")
     assert "".join(event.text for event in output.finish() if isinstance(event, Content)) == "[CALx"

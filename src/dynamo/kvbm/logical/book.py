@@ -47,7 +47,7 @@ class Counts:
 
     offloaded: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     onboarded: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
-    asked: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    looked_up: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     found: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     dropped: int = 0
     """Offers dropped because the host tier, a queue, or the tier below was full."""
@@ -113,7 +113,7 @@ class Book:
         for sequence_hash in hashes:
             self._sketch.observe(sequence_hash)
         slots = self.host.match(hashes)
-        self.counts.asked[Tier.HOST] += len(hashes)
+        self.counts.looked_up[Tier.HOST] += len(hashes)
         self.counts.found[Tier.HOST] += len(slots)
         self.counts.onboarded[Tier.HOST] += len(slots)
         for slot in slots:
@@ -272,7 +272,7 @@ class Book:
     def _look(self, key: int) -> tuple[Tier | None, int | None]:
         """Return the fastest slower tier that contains a block, and its slot, which is now held."""
         for tier, pool in self.lower.items():
-            self.counts.asked[tier] += 1
+            self.counts.looked_up[tier] += 1
             slots = pool.match([key])
             if slots:
                 self.counts.found[tier] += 1

@@ -65,11 +65,11 @@ class Consolidator:
         yield event, tier.value
 
     def _removed(self, hashes: Iterable[int], tier: Tier) -> Iterator[Told]:
-        told = [one for one in hashes if tier in self._tiers.get(one, ())]
-        for one in told:
+        removed = [one for one in hashes if tier in self._tiers.get(one, ())]
+        for one in removed:
             tiers = self._tiers[one]
             tiers.discard(tier)
             if not tiers:
                 del self._tiers[one]
-        if told:
-            yield Removed(told), tier.value
+        if removed:
+            yield Removed(removed), tier.value

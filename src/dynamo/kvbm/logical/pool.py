@@ -251,7 +251,7 @@ class Pool:
         self._reset.append(slot)
 
 
-def told_anew(content: Mapping[Tier, Sequence[Identity]]) -> list[tuple[Tier, list[Change]]]:
+def changes_from_empty(content: Mapping[Tier, Sequence[Identity]]) -> list[tuple[Tier, list[Change]]]:
     """Return the changes from an empty state to the tiers' content, each block after its parent in any tier."""
     nearest: dict[int, tuple[Tier, Identity]] = {}
     found = [(tier, identity) for tier, identities in content.items() for identity in identities]
@@ -267,9 +267,9 @@ def told_anew(content: Mapping[Tier, Sequence[Identity]]) -> list[tuple[Tier, li
         key = waiting.pop()
         ordered.append(nearest[key])
         waiting += following.get(key, [])[::-1]
-    told: list[tuple[Tier, list[Change]]] = []
+    grouped: list[tuple[Tier, list[Change]]] = []
     for tier, identity in ordered + others:
-        if not told or told[-1][0] is not tier:
-            told.append((tier, []))
-        told[-1][1].append(Change(identity, is_stored=True))
-    return told
+        if not grouped or grouped[-1][0] is not tier:
+            grouped.append((tier, []))
+        grouped[-1][1].append(Change(identity, is_stored=True))
+    return grouped

@@ -47,12 +47,12 @@ class S3Objects:
 
     def put(self, name: str, parts: tuple[bytes, memoryview], timeout_s: float) -> None:
         body = b"".join(parts)
-        status, _ = self._ask("PUT", name, timeout_s, body, {"if-none-match": "*"})
+        status, _ = self._request("PUT", name, timeout_s, body, {"if-none-match": "*"})
         if status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT):
             raise ObjectFailure(f"PUT {name}: status {status}")
 
     def get(self, name: str, size: int, timeout_s: float) -> bytes | None:
-        status, body = self._ask("GET", name, timeout_s, size=size)
+        status, body = self._request("GET", name, timeout_s, size=size)
         if status == HTTPStatus.NOT_FOUND:
             return None
         if status != HTTPStatus.OK:
@@ -61,13 +61,13 @@ class S3Objects:
 
     def download(self, name: str, file: BinaryIO, size: int, timeout_s: float) -> bool:
         """Download an object of at most `size` bytes to a file; return False if none exists. Raise `ObjectFailure`."""
-        status, _ = self._ask("GET", name, timeout_s, size=size, into=file)
+        status, _ = self._request("GET", name, timeout_s, size=size, into=file)
         if status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
             raise ObjectFailure(f"GET {name}: status {status}")
         return status == HTTPStatus.OK
 
     def has(self, name: str, timeout_s: float) -> bool:
-        status, _ = self._ask("HEAD", name, timeout_s)
+        status, _ = self._request("HEAD", name, timeout_s)
         if status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
             raise ObjectFailure(f"HEAD {name}: status {status}")
         return status == HTTPStatus.OK
@@ -78,7 +78,7 @@ class S3Objects:
                 connection.close()
             self._open.clear()
 
-    def _ask(
+    def _request(
         self,
         method: str,
         name: str,
@@ -119,7 +119,7 @@ class S3Objects:
         headers = signed(method, path, headers, digest, self._credentials, stamp)
         connection.request(method, quote(path, safe="/-_.~"), body, headers)
         response = connection.getresponse()
-        told = None if method == "HEAD" else response.length
+        announced = None if method == "HEAD" else response.length
         if into is not None:
             into.seek(0)
             into.truncate()
@@ -135,8 +135,8 @@ class S3Objects:
                 raise http.client.HTTPException(f"more than {size} bytes")
             if time.monotonic() > deadline:
                 raise TimeoutError("response not complete before the deadline")
-        if told is not None and read != told:
-            raise http.client.HTTPException(f"truncated response: {read} of {told} bytes")
+        if announced is not None and read != announced:
+            raise http.client.HTTPException(f"truncated response: {read} of {announced} bytes")
         return response.status, b"".join(pieces)
 
     def _connection(self, timeout_s: float) -> tuple[http.client.HTTPConnection, bool]:

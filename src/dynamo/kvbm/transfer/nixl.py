@@ -138,7 +138,7 @@ class NixlPuller:
         except SourceUnreachable:
             self._forget(offer, other)
             raise
-        answer = self._tcp.ask(offer, wire.Release(descriptor.transfer_id), deadline)
+        answer = self._tcp.request(offer, wire.Release(descriptor.transfer_id), deadline)
         if not isinstance(answer, wire.Released) or not answer.was_held:
             raise NotHeld("the source released the blocks while they were read")
 
@@ -154,7 +154,7 @@ class NixlPuller:
             known = self._known.get(offer.address)
         if known is not None:
             return known
-        answer = self._tcp.ask(offer, wire.Agent(descriptor.transfer_id), deadline)
+        answer = self._tcp.request(offer, wire.Agent(descriptor.transfer_id), deadline)
         if not isinstance(answer, wire.AgentIs):
             raise TransferError("unexpected message from the source")
         if not answer.size or answer.size % descriptor.layout.block_bytes:

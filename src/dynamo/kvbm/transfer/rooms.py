@@ -1,9 +1,9 @@
 """Rooms: transfer sessions, in which a decode worker receives a prompt's blocks while the prefill worker computes them.
 
     decode                      prefill
-    Enter(room)        ──▶      may arrive before or after the prefill request
+    Subscribe(room)    ──▶      may arrive before or after the prefill request
                        ◀──      Part: completed blocks, and their position in the prompt
-                       ◀──      Beat: keep-alive
+                       ◀──      Heartbeat: keep-alive
                        ◀──      End: the final response of the prefill worker
 
 Each part is a separate transfer, held and pulled like any other. Each connection has a thread of the server, which mostly
@@ -29,8 +29,8 @@ from dynamo.runtime.request_plane.tcp import TcpTls, local_address
 
 logger = logging.getLogger(__name__)
 
-VISITORS_MAX = 256  # Prompts computed and fetched concurrently.
-ROOMS_MAX = 4096
+CONNECTIONS_MAX = 256  # Prompts computed and fetched concurrently.
+SESSIONS_MAX = 4096
 QUESTION_S = 5.0
 ARRIVAL_S = 10.0  # Maximum wait for the prefill request: the frontend sends the requests of both phases in turn.
 BEAT_S = 1.0
@@ -48,7 +48,7 @@ class Meeting(msgspec.Struct, frozen=True):
     key: bytes = b""
 
 
-class Enter(msgspec.Struct, tag="enter", frozen=True):
+class Subscribe(msgspec.Struct, tag="enter", frozen=True):
     """Subscription to a session's prompt, or its cancellation."""
 
     room: int
@@ -63,7 +63,7 @@ class Part(msgspec.Struct, tag="part", frozen=True):
     descriptor: Descriptor
 
 
-class Beat(msgspec.Struct, tag="beat", frozen=True):
+class Heartbeat(msgspec.Struct, tag="beat", frozen=True):
     """Keep-alive without news."""
 
 
@@ -79,23 +79,27 @@ class Broken(msgspec.Struct, tag="broken", frozen=True):
     reason: str
 
 
-Word = Part | Beat | End | Broken
-_words, _questions, _encoder = msgspec.msgpack.Decoder(Word), msgspec.msgpack.Decoder(Enter), msgspec.msgpack.Encoder()
+Message = Part | Heartbeat | End | Broken
+_messages, _questions, _encoder = (
+    msgspec.msgpack.Decoder(Message),
+    msgspec.msgpack.Decoder(Subscribe),
+    msgspec.msgpack.Encoder(),
+)
 
 
 @dataclass(eq=False, slots=True)
-class _Room:
+class _Session:
     until: float
     """Time at which an unconnected session is dropped."""
     is_open: bool = False
     is_left: bool = False
     """The decode worker cancelled."""
     visitors: int = 0
-    words: list[Word] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
-        return bool(self.words) and isinstance(self.words[-1], End | Broken)
+        return bool(self.messages) and isinstance(self.messages[-1], End | Broken)
 
 
 class Rooms:
@@ -106,33 +110,33 @@ class Rooms:
         self._release = release
         self._tls = tls
         self._changed = threading.Condition()
-        self._rooms: dict[tuple[int, bytes], _Room] = {}
+        self._rooms: dict[tuple[int, bytes], _Session] = {}
         self._links: set[socket.socket] = set()
         self._is_closed = threading.Event()
         bound = host or local_address()
-        self._listener = socket.create_server((bound, port), backlog=VISITORS_MAX)
+        self._listener = socket.create_server((bound, port), backlog=CONNECTIONS_MAX)
         self.host = local_address() if bound in WILDCARDS else bound
         self.port: int = self._listener.getsockname()[1]
-        arguments = (self._listener, self._is_closed, self._take, "to rooms")
+        arguments = (self._listener, self._is_closed, self._take, "for transfer sessions")
         threading.Thread(target=accept_connections, args=arguments, name="dynamo-kv-rooms", daemon=True).start()
 
     def open(self, room: int, key: bytes) -> None:
         """Open a session for a prompt that is to be computed."""
         with self._changed:
-            self._room(room, key).is_open = True
+            self._session(room, key).is_open = True
             self._changed.notify_all()
 
     def add(self, room: int, key: bytes, first: int, descriptor: Descriptor) -> None:
         """Send further completed blocks."""
-        self._say(room, key, Part(first, descriptor))
+        self._append(room, key, Part(first, descriptor))
 
     def end(self, room: int, key: bytes, params: dict[str, Any]) -> None:
         """End a session whose prompt is computed."""
-        self._say(room, key, End(params))
+        self._append(room, key, End(params))
 
     def fail(self, room: int, key: bytes, reason: str) -> None:
         """End a session whose prompt will not be computed; no effect if it has ended already."""
-        self._say(room, key, Broken(reason))
+        self._append(room, key, Broken(reason))
 
     def close(self) -> None:
         with self._changed:
@@ -146,7 +150,7 @@ class Rooms:
                 continue
         self._listener.close()
 
-    def _say(self, room: int, key: bytes, word: Word) -> None:
+    def _append(self, room: int, key: bytes, message: Message) -> None:
         is_unwanted = False
         with self._changed:
             found = self._rooms.get((room, key))
@@ -154,13 +158,13 @@ class Rooms:
                 is_unwanted = True
             else:
                 is_unwanted = found.is_left
-                found.words.append(word)
+                found.messages.append(message)
                 found.until = max(found.until, time.monotonic() + ARRIVAL_S)
                 self._changed.notify_all()
         if is_unwanted:
-            self._give_up([word])
+            self._give_up([message])
 
-    def _room(self, room: int, key: bytes) -> _Room:
+    def _session(self, room: int, key: bytes) -> _Session:
         """Return a session, with the lock held. If there are too many, drop the oldest unconnected one."""
         now = time.monotonic()
         found = self._rooms.get((room, key))
@@ -168,16 +172,16 @@ class Rooms:
             for name, one in list(self._rooms.items()):
                 if one.until < now and not one.visitors and (one.is_over or not one.is_open):
                     del self._rooms[name]
-                elif len(self._rooms) < ROOMS_MAX:
+                elif len(self._rooms) < SESSIONS_MAX:
                     break
-            while len(self._rooms) >= ROOMS_MAX:
+            while len(self._rooms) >= SESSIONS_MAX:
                 del self._rooms[next(iter(self._rooms))]
-            found = self._rooms[(room, key)] = _Room(now + ARRIVAL_S)
+            found = self._rooms[(room, key)] = _Session(now + ARRIVAL_S)
         return found
 
     def _take(self, link: socket.socket) -> None:
         with self._changed:
-            is_taken = len(self._links) < VISITORS_MAX
+            is_taken = len(self._links) < CONNECTIONS_MAX
             if is_taken:
                 self._links.add(link)
         if is_taken:
@@ -205,50 +209,50 @@ class Rooms:
                 self._links.discard(raw)
             link.close()
 
-    def _attend(self, link: socket.socket, question: Enter) -> None:
+    def _attend(self, link: socket.socket, question: Subscribe) -> None:
         with self._changed:
-            room = self._room(question.room, question.key)
-            room.visitors += 1
-        is_told = False
+            session = self._session(question.room, question.key)
+            session.visitors += 1
+        is_delivered = False
         try:
             if not question.is_leaving:
-                self._tell(link, room)
-                is_told = True
+                self._send_messages(link, session)
+                is_delivered = True
         finally:
             with self._changed:
-                room.visitors -= 1
-                words: list[Word] = []
-                if not is_told:
-                    room.is_left, words = True, list(room.words)
-            self._give_up(words)
+                session.visitors -= 1
+                messages: list[Message] = []
+                if not is_delivered:
+                    session.is_left, messages = True, list(session.messages)
+            self._give_up(messages)
 
-    def _tell(self, link: socket.socket, room: _Room) -> None:
+    def _send_messages(self, link: socket.socket, session: _Session) -> None:
         """Send a session's messages as they are added."""
-        said, arrives_by = 0, time.monotonic() + ARRIVAL_S
+        sent, arrives_by = 0, time.monotonic() + ARRIVAL_S
         while True:
             with self._changed:
-                if len(room.words) == said and not self._is_closed.is_set():
-                    self._changed.wait_for(partial(self._has_more, room, said), BEAT_S)
-                words: list[Word] = list(room.words[said:]) or [Beat()]
-                said = len(room.words)
-                if not room.is_open and time.monotonic() > arrives_by:
-                    words = [Broken("no prefill request arrived")]
+                if len(session.messages) == sent and not self._is_closed.is_set():
+                    self._changed.wait_for(partial(self._has_more, session, sent), BEAT_S)
+                messages: list[Message] = list(session.messages[sent:]) or [Heartbeat()]
+                sent = len(session.messages)
+                if not session.is_open and time.monotonic() > arrives_by:
+                    messages = [Broken("no prefill request arrived")]
                 if self._is_closed.is_set():
-                    words = [Broken("the prefill worker is shutting down")]
-            for word in words:
-                write_frame(link, _encoder.encode(word))
-                if isinstance(word, End | Broken):
+                    messages = [Broken("the prefill worker is shutting down")]
+            for message in messages:
+                write_frame(link, _encoder.encode(message))
+                if isinstance(message, End | Broken):
                     return
 
-    def _has_more(self, room: _Room, said: int) -> bool:
-        return len(room.words) > said or self._is_closed.is_set()
+    def _has_more(self, session: _Session, sent: int) -> bool:
+        return len(session.messages) > sent or self._is_closed.is_set()
 
-    def _give_up(self, words: list[Word]) -> None:
-        for word in words:
-            if isinstance(word, Part):
-                self._release(word.descriptor.transfer_id)
-            elif isinstance(word, End) and isinstance(told := word.params.get("kv"), dict):
-                self._release(str(told.get("transfer_id")))
+    def _give_up(self, messages: list[Message]) -> None:
+        for message in messages:
+            if isinstance(message, Part):
+                self._release(message.descriptor.transfer_id)
+            elif isinstance(message, End) and isinstance(kv := message.params.get("kv"), dict):
+                self._release(str(kv.get("transfer_id")))
 
 
 def attend(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> Iterator[Part | End]:
@@ -267,14 +271,14 @@ def attend(meeting: Meeting, deadline: Deadline, tls: TcpTls = PLAIN) -> Iterato
             if body is None:
                 raise SourceUnreachable("the prefill worker closed the connection")
             try:
-                word = _words.decode(body)
+                message = _messages.decode(body)
             except msgspec.DecodeError as error:
                 raise TransferError(f"cannot decode message: {error}") from None
-            if isinstance(word, Broken):
-                raise TransferError(f"remote prefill failed: {word.reason}")
-            if isinstance(word, Part | End):
-                yield word
-                if isinstance(word, End):
+            if isinstance(message, Broken):
+                raise TransferError(f"remote prefill failed: {message.reason}")
+            if isinstance(message, Part | End):
+                yield message
+                if isinstance(message, End):
                     return
     finally:
         link.close()
@@ -293,7 +297,7 @@ def _enter(meeting: Meeting, deadline: Deadline, tls: TcpTls, *, is_leaving: boo
             if tls.client is not None:
                 link = tls.client.wrap_socket(link, server_hostname=tls.server_name or meeting.host)
             link.settimeout(SILENCE_S)
-            write_frame(link, _encoder.encode(Enter(meeting.room, meeting.key, is_leaving)))
+            write_frame(link, _encoder.encode(Subscribe(meeting.room, meeting.key, is_leaving)))
         except BaseException:
             link.close()
             raise

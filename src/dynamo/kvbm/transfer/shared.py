@@ -201,7 +201,7 @@ class SharedMemoryPuller:
 
 
 def _mapped(link: socket.socket, descriptor: Descriptor, deadline: Deadline) -> _Mapping:
-    answer = wire.ask(link, wire.Map(descriptor.transfer_id), deadline)
+    answer = wire.request(link, wire.Map(descriptor.transfer_id), deadline)
     if not isinstance(answer, wire.Mapped):
         raise TransferError("unexpected message from the source")
     _, files, _, _ = socket.recv_fds(link, 1, 1)

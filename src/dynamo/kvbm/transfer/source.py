@@ -113,7 +113,7 @@ class Source:
             if lease is not None and self._pages is not None:
                 self._pages.mark(lease.slot, transfer_id)
             self._changed.notify()
-        self._tell(freed)
+        self._notify_freed(freed)
         if lease is None:
             return None
         return Descriptor(
@@ -138,7 +138,7 @@ class Source:
             was_held, freed = self._leases.release(transfer_id)
             self.pulled += was_held
             self._strike(freed)
-        self._tell(freed)
+        self._notify_freed(freed)
         return was_held
 
     def drop_oldest(self) -> bool:
@@ -146,7 +146,7 @@ class Source:
         with self._changed:
             freed = self._leases.drop_oldest()
             self._strike(freed)
-        self._tell(freed)
+        self._notify_freed(freed)
         return bool(freed)
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class Source:
         for link in links:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
-        self._tell(freed)
+        self._notify_freed(freed)
         if self._agent is not None:
             self._agent.close()
         if self._pages is not None:
@@ -235,7 +235,7 @@ class Source:
             with self._changed:
                 freed = self._leases.unpin(lease)
                 self._strike(freed)
-            self._tell(freed)
+            self._notify_freed(freed)
 
     def _give(self, link: socket.socket, question: wire.Pull | wire.Map | wire.Agent, lease: Lease) -> bool:
         if isinstance(question, wire.Pull):
@@ -266,7 +266,7 @@ class Source:
                 if not freed:
                     due = self._leases.next_expiry
                     self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
-            self._tell(freed)
+            self._notify_freed(freed)
 
     def _strike(self, leases: Sequence[Lease]) -> None:
         """Clear the leases' rows in the shared table, before their blocks are reused."""
@@ -274,6 +274,6 @@ class Source:
             for lease in leases:
                 self._pages.strike(lease.slot)
 
-    def _tell(self, leases: Sequence[Lease]) -> None:
+    def _notify_freed(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
             self._freed(lease.blocks)

@@ -44,7 +44,7 @@ class TcpPuller:
         blocks = [block for _, block in pairs]
         batch = wire.batch_of(self._region)
         question = wire.Pull(descriptor.transfer_id, places, batch, self._is_checked)
-        link, answer = self._ask(offer.address, question, deadline)
+        link, answer = self._request(offer.address, question, deadline)
         try:
             _check_granted(answer, len(blocks) * self._region.layout.block_bytes)
             wire.receive_blocks(link, self._region, blocks, batch, deadline, is_checked=self._is_checked)
@@ -55,11 +55,11 @@ class TcpPuller:
 
     def release(self, descriptor: Descriptor, offer: Offer) -> None:
         with contextlib.suppress(TransferError):  # The source then releases them when the lease expires.
-            self.ask(offer, wire.Release(descriptor.transfer_id), Deadline.after(2.0))
+            self.request(offer, wire.Release(descriptor.transfer_id), Deadline.after(2.0))
 
-    def ask(self, offer: Offer, question: wire.Question, deadline: Deadline) -> wire.Answer:
+    def request(self, offer: Offer, question: wire.Question, deadline: Deadline) -> wire.Answer:
         """Send a request that is answered by a single message. Raise `TransferError`."""
-        link, answer = self._ask(offer.address, question, deadline)
+        link, answer = self._request(offer.address, question, deadline)
         self._keep(offer.address, link)
         return answer
 
@@ -71,12 +71,12 @@ class TcpPuller:
         for link in links:
             link.close()
 
-    def _ask(self, address: str, question: wire.Question, deadline: Deadline) -> tuple[socket.socket, wire.Answer]:
+    def _request(self, address: str, question: wire.Question, deadline: Deadline) -> tuple[socket.socket, wire.Answer]:
         """Send a request; if a kept connection turns out to be closed, use a new one."""
         kept = self._take(address)
         if kept is not None:
             try:
-                return kept, wire.ask(kept, question, deadline)
+                return kept, wire.request(kept, question, deadline)
             except SourceUnreachable:
                 kept.close()
             except BaseException:
@@ -84,7 +84,7 @@ class TcpPuller:
                 raise
         link = self._connect(address, deadline)
         try:
-            return link, wire.ask(link, question, deadline)
+            return link, wire.request(link, question, deadline)
         except BaseException:
             link.close()
             raise

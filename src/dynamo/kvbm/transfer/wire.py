@@ -123,7 +123,7 @@ def read_question(link: socket.socket) -> Question | None:
         raise TransferError(f"cannot decode request: {error}") from None
 
 
-def ask(link: socket.socket, question: Question, deadline: Deadline) -> Answer:
+def request(link: socket.socket, question: Question, deadline: Deadline) -> Answer:
     """Send a request and return the answer. Raise `TransferError`, also for a `Refused`."""
     try:
         link.settimeout(deadline.left())

@@ -127,9 +127,9 @@ class InklingParser(MarkedText):
     def _read_in_string(self, text: str, marker: str) -> None:
         self._call.feed(text or marker)
         if text:
-            self._say_call(text)
+            self._emit_call(text)
         elif self._leaves_calls:
-            self._output.say_as_is(Content, marker)
+            self._output.emit_as_is(Content, marker)
         else:
             self._output.cut()
 
@@ -141,12 +141,12 @@ class InklingParser(MarkedText):
                     self._release()
                     self._at = _At.CONTENT
             case _At.CONTENT:
-                self._output.say(Content, text)
+                self._output.emit(Content, text)
             case _At.THOUGHTS:
-                self._output.say(Reasoning, text)
+                self._output.emit(Reasoning, text)
             case _At.TOOL:
                 self._call.feed(text)
-                self._say_call(text)
+                self._emit_call(text)
             case _At.DROPPED:
                 pass
 
@@ -158,25 +158,25 @@ class InklingParser(MarkedText):
         self._release()
         self._output.cut()
         if self._at is _At.TOOL:
-            self._say_call(END if self._leaves_calls else "")
+            self._emit_call(END if self._leaves_calls else "")
         self._at = _AFTER.get(marker, _At.CONTENT)
 
     def _begin_call(self) -> None:
         name, self._name = self._name, ""
         self._at, self._call = _At.TOOL, JsonObject()
         if self._leaves_calls:
-            self._say_call(MESSAGE + name + INVOKE)
+            self._emit_call(MESSAGE + name + INVOKE)
 
-    def _say_call(self, text: str) -> None:
+    def _emit_call(self, text: str) -> None:
         if self._leaves_calls:
-            self._output.say_as_is(Content, text)
+            self._output.emit_as_is(Content, text)
         else:
-            self._output.say(Reasoning, text)
+            self._output.emit(Reasoning, text)
 
     def _release(self) -> None:
         """Emit the text held back, which is no name."""
         text, self._name = self._name, ""
-        self._output.say(Content, text)
+        self._output.emit(Content, text)
 
 
 _AFTER = {

@@ -7,7 +7,7 @@ The channel `tools` is passed on unchanged if a parser of tool calls follows, an
 """
 
 from dynamo.parsers.base import Content, Reasoning
-from dynamo.parsers.markers import MarkedText, Output, Said, Scanner
+from dynamo.parsers.markers import MarkedText, Output, Scanner, TextKind
 
 OPEN, CLOSE, SEP, END = "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"
 MARKERS = (OPEN, CLOSE, SEP, END)
@@ -25,18 +25,18 @@ class KimiK3Parser(MarkedText):
         self._scanner = Scanner(MARKERS)
         self._output = Output(MARKERS)
         self._leaves_calls = leaves_calls
-        self._kind: Said = Reasoning if is_inside else Content
+        self._kind: TextKind = Reasoning if is_inside else Content
         self._is_in_tools = False
         self._tag: str | None = None
         """The tag being read, from its first marker on."""
 
     def _end(self) -> None:
         if self._tag is not None and self._is_in_tools and self._leaves_calls:
-            self._output.say_as_is(Content, self._tag)
+            self._output.emit_as_is(Content, self._tag)
 
     def _read(self, text: str) -> None:
         if self._tag is None:
-            self._say(text)
+            self._emit(text)
             return
         self._tag += text
         if len(self._tag) > TAG_CHARS_MAX:
@@ -44,7 +44,7 @@ class KimiK3Parser(MarkedText):
 
     def _not_a_tag(self) -> None:
         tag, self._tag = self._tag or "", None
-        self._say(tag if self._is_in_tools and self._leaves_calls else tag.removeprefix(OPEN).removeprefix(CLOSE))
+        self._emit(tag if self._is_in_tools and self._leaves_calls else tag.removeprefix(OPEN).removeprefix(CLOSE))
 
     def _pass(self, marker: str) -> None:
         if not (self._is_in_tools and self._leaves_calls):
@@ -60,7 +60,7 @@ class KimiK3Parser(MarkedText):
         if marker in (OPEN, CLOSE):
             self._tag = marker
         elif self._is_in_tools and self._leaves_calls:
-            self._say(marker)
+            self._emit(marker)
 
     def _enter(self, tag: str) -> None:
         """Process a tag that is complete except for its last marker."""
@@ -70,20 +70,20 @@ class KimiK3Parser(MarkedText):
         if name == TOOLS:
             if is_opening:
                 self._is_in_tools, self._kind = True, Reasoning
-            self._say_tag(tag)
+            self._emit_tag(tag)
             if not is_opening:
                 self._is_in_tools, self._kind = False, Content
         elif self._is_in_tools:
-            self._say_tag(tag)
+            self._emit_tag(tag)
         else:
             self._kind = Reasoning if is_opening and name == THINK else Content
 
-    def _say_tag(self, tag: str) -> None:
+    def _emit_tag(self, tag: str) -> None:
         if self._leaves_calls:
-            self._output.say_as_is(Content, tag + SEP)
+            self._output.emit_as_is(Content, tag + SEP)
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if self._is_in_tools and self._leaves_calls:
-            self._output.say_as_is(Content, text)
+            self._output.emit_as_is(Content, text)
         else:
-            self._output.say(self._kind, text)
+            self._output.emit(self._kind, text)

@@ -57,7 +57,7 @@ class MuseParser(MarkedText):
     def _read(self, text: str) -> None:
         match self._at:
             case _At.CONTENT:
-                self._output.say(Content, text)
+                self._output.emit(Content, text)
             case _At.TOOL:
                 self._call(text)
             case _At.THOUGHTS:
@@ -81,15 +81,15 @@ class MuseParser(MarkedText):
             text = text[: len(text) - len(self._held)]
         if text:
             self._last = text[-1]
-            self._output.say(Reasoning, text)
+            self._output.emit(Reasoning, text)
 
     def _release(self) -> None:
         """Emit the text held back, which is no header."""
         text, self._held = self._held, ""
         if self._at is _At.THOUGHTS:
-            self._output.say(Reasoning, text)
+            self._output.emit(Reasoning, text)
         elif self._at is not _At.HEADER:
-            self._output.say(Content, text)
+            self._output.emit(Content, text)
 
     def _pass(self, marker: str) -> None:
         if marker == MESSAGE:
@@ -116,21 +116,21 @@ class MuseParser(MarkedText):
         if recipient == "self":
             self._at = _At.THOUGHTS
             if self._has_thought:
-                self._output.say(Reasoning, SEPARATOR)
+                self._output.emit(Reasoning, SEPARATOR)
             self._has_thought = True
         elif recipient in (None, "user"):
             self._at = _At.CONTENT
         else:
             self._at = _At.TOOL
             if self._leaves_calls:
-                self._output.say_as_is(Content, f"{START}assistant to={recipient}{MESSAGE}")
+                self._output.emit_as_is(Content, f"{START}assistant to={recipient}{MESSAGE}")
 
     def _end_message(self, marker: str) -> None:
         if self._at is _At.TOOL and self._leaves_calls:
-            self._output.say_as_is(Content, marker if marker in (EOM, EOT) else EOM)
+            self._output.emit_as_is(Content, marker if marker in (EOM, EOT) else EOM)
 
     def _call(self, text: str) -> None:
         if self._leaves_calls:
-            self._output.say_as_is(Content, text)
+            self._output.emit_as_is(Content, text)
         else:
-            self._output.say(Reasoning, text)
+            self._output.emit(Reasoning, text)

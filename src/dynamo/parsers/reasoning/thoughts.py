@@ -72,16 +72,16 @@ class BracketParser(MarkedText):
 
     def _read(self, text: str) -> None:
         if self._until is not None:
-            self._output.say_as_is(Content, text)
+            self._output.emit_as_is(Content, text)
             return
         if self._label:
             text = self._without_label(text)
-        self._output.say(Reasoning if self._is_inside else Content, text)
+        self._output.emit(Reasoning if self._is_inside else Content, text)
 
     def _pass(self, marker: str) -> None:
         brackets = self._brackets
         if self._until is not None:
-            self._output.say_as_is(Content, marker)
+            self._output.emit_as_is(Content, marker)
             self._until = None if marker == self._until else self._until
             return
         self._end_label()
@@ -89,7 +89,7 @@ class BracketParser(MarkedText):
             self._is_inside = False
             self._output.cut()
         if marker not in brackets.markers:
-            self._output.say(Reasoning if self._is_inside else Content, marker)
+            self._output.emit(Reasoning if self._is_inside else Content, marker)
             if not self._is_inside:
                 self._until = self._blocks.get(marker)
             return
@@ -109,7 +109,7 @@ class BracketParser(MarkedText):
     def _end_label(self) -> None:
         """Emit the beginning of a label that was not completed as reasoning."""
         text, self._label, self._label_read = self._label_read, "", ""
-        self._output.say(Reasoning, text)
+        self._output.emit(Reasoning, text)
 
 
 class InlineParser:

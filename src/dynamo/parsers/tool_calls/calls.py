@@ -72,7 +72,7 @@ class CallParser(ABC):
 
     def content(self, text: str) -> None:
         """Emit content."""
-        self._output.say(Content, text)
+        self._output.emit(Content, text)
 
     def unstop(self, tape: Sequence[str]) -> None:
         """Turn a stop that begins no call into content, and read the text after it again."""
