@@ -353,7 +353,7 @@ class BlockManager:
 
     @contextmanager
     def _copying(self) -> Iterator[None]:
-        """Count the calling thread as copying."""
+        """Count the calling thread, already added to `_working`, as copying until the end of the block."""
         try:
             yield
         finally:

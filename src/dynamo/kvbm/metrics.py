@@ -36,7 +36,7 @@ def show(registry: MetricsRegistry, manager: BlockManager, block_tokens: int) ->
     has_host = book.host.is_keeping
 
     def on_host_way(is_wanted: bool) -> Callable[[], float]:
-        """Return a reader of blocks copied to disk: from the host tier, or from the device if there is no host tier."""
+        """Return a reader of the blocks copied to disk if a host tier exists as `is_wanted` requires, else of zero."""
         return (lambda: counts.offloaded[Tier.DISK]) if has_host == is_wanted else (lambda: 0)
 
     def rate(tier: Tier) -> Callable[[], float]:

@@ -85,7 +85,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def socket_path(engine_id: str) -> str:
-    """Return the socket's path, in a directory of this user. Raise `ConfigError` if the path is too long."""
+    """Return the socket's path, in a directory of this user. Raise `ConfigError` if path or directory are unusable."""
     name = hashlib.sha256(engine_id.encode()).hexdigest()[:32]
     path = os.path.join(runtime_directory(), f"{PREFIX}{name}{SUFFIX}")
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX - PID_BYTES:
@@ -191,7 +191,7 @@ class RemoteManager:
     """Client of a `ManagerServer`, used by the scheduler. After a failure it reports that nothing is found."""
 
     def __init__(self, engine_id: str) -> None:
-        """Raise `OSError` if no server listens yet, `ConfigError` for an invalid path."""
+        """Raise `OSError` if no server listens yet, `ConfigError` if its path is unusable."""
         link = socket.socket(socket.AF_UNIX)
         try:
             link.settimeout(ANSWER_S)
