@@ -62,7 +62,7 @@ def test_of_several_one_may_speak() -> None:
 def test_a_part_of_a_request_needs_a_connector_that_is_known() -> None:
     with pytest.raises(ConfigError, match="requires a connector"):
         handshake_of(None, PREFILL, {}.get)
-    with pytest.raises(ConfigError, match="'Odd' is not known"):
+    with pytest.raises(ConfigError, match="'Odd' is not supported"):
         made("Odd")
     assert handshake_of(None, DisaggregationMode.AGGREGATED, {}.get) is None
 
