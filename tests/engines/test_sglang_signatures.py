@@ -221,7 +221,7 @@ async def test_what_the_real_publisher_tells_is_heard_and_what_was_missed_is_tol
 
 def test_a_step_of_the_real_scheduler_is_read(python: str) -> None:
     host = Host()
-    PassListener("tcp://127.0.0.1:1", 1, host).hear([b"", struct.pack(">Q", 3), said(python, STEP)])
+    PassListener("tcp://127.0.0.1:1", 1, host).on_message([b"", struct.pack(">Q", 3), said(python, STEP)])
     expected = ForwardPass(
         0.5,
         ScheduledRequests(num_decode_requests=2, sum_prefill_tokens=5),

@@ -155,8 +155,8 @@ class DisaggregatedOptions(WorkerOptions):
 
 def own_address() -> str:
     """Return the address at which other machines reach this one."""
-    told = setting("DYN_HTTP_RPC_HOST", "", str) or setting("DYN_TCP_RPC_HOST", "", str)
-    return told or socket.gethostbyname(socket.gethostname())
+    address = setting("DYN_HTTP_RPC_HOST", "", str) or setting("DYN_TCP_RPC_HOST", "", str)
+    return address or socket.gethostbyname(socket.gethostname())
 
 
 def grace_period_s() -> float:

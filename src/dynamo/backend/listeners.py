@@ -27,19 +27,19 @@ def kv_listener(
     is_eagle: bool = False,
 ) -> EngineListener:
     """Return the subscriber of one publishing rank. Raise `InvalidArgument` for an invalid endpoint."""
-    events = EngineEvents(0, rank, block_tokens, teller(host, rank), is_eagle=is_eagle, name=f"rank {rank}")
+    events = EngineEvents(0, rank, block_tokens, forwarder(host, rank), is_eagle=is_eagle, name=f"rank {rank}")
     replay = None if replay_endpoint is None else reachable(replay_endpoint)
     return EngineListener(events, reachable(endpoint), replay_endpoint=replay)
 
 
-def teller(host: EngineHost, rank: int) -> Callable[[WorkerKvEvent], None]:
+def forwarder(host: EngineHost, rank: int) -> Callable[[WorkerKvEvent], None]:
     """Return a callback that forwards events to the host."""
-    return lambda told: host.publish_kv_event(event_of(told), rank, told.storage_tier)
+    return lambda message: host.publish_kv_event(event_of(message), rank, message.storage_tier)
 
 
-def event_of(told: WorkerKvEvent) -> KvEvent:
+def event_of(message: WorkerKvEvent) -> KvEvent:
     """Return the event without its id; the host assigns a new one."""
-    data = told.event.data
+    data = message.event.data
     if isinstance(data, str):
         return Cleared()
     event = data.stored or data.removed
@@ -73,12 +73,12 @@ class PassListener:
             socket.subscribe("")
             socket.connect(self._endpoint)
             while True:
-                self.hear(await socket.recv_multipart())
+                self.on_message(await socket.recv_multipart())
         finally:
             socket.close()
             context.term()
 
-    def hear(self, frames: list[bytes]) -> None:
+    def on_message(self, frames: list[bytes]) -> None:
         """Process one message of topic, sequence number and payload; a malformed message is logged and dropped."""
         if len(frames) != 3 or len(frames[1]) != 8:
             logger.warning("malformed step message from %s: expected [topic, sequence, payload]", self._endpoint)

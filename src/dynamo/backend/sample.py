@@ -46,7 +46,7 @@ class Echo:
     def __init__(self, request: PreprocessedRequest) -> None:
         self.prompt_tokens = len(request.token_ids)
         self.tokens = list(islice(request.token_ids, request.stop_conditions.max_tokens))
-        self.said = 0
+        self.sent = 0
 
 
 class EchoEngine:
@@ -117,7 +117,7 @@ class EchoEngine:
         """Send one token to each request."""
         self._timer = None
         for reply, echo in list(self._running.items()):
-            self._say(reply, echo)
+            self._send(reply, echo)
         if self._host is not None:
             self._host.publish_load(WorkerLoad(kv_total_blocks=BLOCKS, running_requests=len(self._running)))
         if self._running:
@@ -125,14 +125,14 @@ class EchoEngine:
         else:
             self._idle.set()
 
-    def _say(self, reply: Reply, echo: Echo) -> None:
-        token = echo.tokens[echo.said]
-        echo.said += 1
-        if echo.said < len(echo.tokens):
+    def _send(self, reply: Reply, echo: Echo) -> None:
+        token = echo.tokens[echo.sent]
+        echo.sent += 1
+        if echo.sent < len(echo.tokens):
             reply.token(token)
             return
         del self._running[reply]
-        usage = CompletionUsage(echo.prompt_tokens, echo.said, echo.prompt_tokens + echo.said)
+        usage = CompletionUsage(echo.prompt_tokens, echo.sent, echo.prompt_tokens + echo.sent)
         reply.item(EngineOutput([token], 0, finish_reason="length", completion_usage=usage))
         reply.finish()
 

@@ -144,7 +144,7 @@ class Worker:
         self._serving = await endpoint.serve(self.handle, options)
         self._card = self_hosted(card, endpoint.id, self._shown_by.show_file)
         await self._announce("", self._card)
-        await self._serve_beside(config, self._card)
+        await self._serve_auxiliary(config, self._card)
         self.service.opened()
         logger.info(
             "worker ready: model %s, instance %x, %d blocks of %d tokens, at %s",
@@ -155,7 +155,7 @@ class Worker:
             endpoint,
         )
 
-    async def _serve_beside(self, config: EngineConfig, card: ModelDeploymentCard) -> None:
+    async def _serve_auxiliary(self, config: EngineConfig, card: ModelDeploymentCard) -> None:
         """Serve the engine's LoRA adapters and its auxiliary endpoints."""
         routes = dict(config.endpoints)
         if config.adapters is not None:
@@ -421,9 +421,9 @@ class WorkerProcess:
         """Install the handlers of the termination signals."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._hear, number)
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    def _hear(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         """Start the shutdown on the first signal; exit at once on the second."""
         if self._ending.is_set():
             logger.warning("second %s received: exiting at once", number.name)

@@ -103,9 +103,9 @@ class Controls:
         return self._panel.guarded({"clear_kv_blocks": self.clear_kv_blocks})
 
     async def clear_kv_blocks(self, body: dict[str, Any]) -> dict[str, Any]:
-        told = await self._manager.flush_cache()
-        if not told.success:
-            return {"status": "error", "message": told.message or "KV cache reset failed"}
+        result = await self._manager.flush_cache()
+        if not result.success:
+            return {"status": "error", "message": result.message or "KV cache reset failed"}
         return {"status": "success", "message": "KV cache cleared"}
 
     async def start_profile(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -120,12 +120,12 @@ class Controls:
 
     async def release_memory_occupation(self, body: dict[str, Any]) -> dict[str, Any]:
         tags = tags_of(body)
-        asked = self._word("ReleaseMemoryOccupationReqInput", {"tags": tags})
+        message = self._word("ReleaseMemoryOccupationReqInput", {"tags": tags})
         was_whole = not self._released
         if was_whole:
             await out_of_service(self._host)
         try:
-            await self._manager.release_memory_occupation(asked, None)
+            await self._manager.release_memory_occupation(message, None)
         except BaseException:
             if was_whole:
                 await self._host.return_to_service()
@@ -137,8 +137,8 @@ class Controls:
         if not self._released:
             return {"status": "ok", "message": "Memory is not released"}
         tags = tags_of(body)
-        asked = self._word("ResumeMemoryOccupationReqInput", {"tags": tags})
-        await self._manager.resume_memory_occupation(asked, None)
+        message = self._word("ResumeMemoryOccupationReqInput", {"tags": tags})
+        await self._manager.resume_memory_occupation(message, None)
         self._released -= set(tags or MEMORY_TAGS)
         if self._released:
             return {
@@ -152,10 +152,10 @@ class Controls:
 
     def _update(self, name: str, word: str) -> Work:
         async def run(body: dict[str, Any]) -> dict[str, Any]:
-            told = await getattr(self._manager, name)(self._word(word, body), None)
-            if not told[0]:
-                return {"status": "error", "message": str(told[1])}
-            return {"status": "ok", "message": str(told[1] or "Weights updated")}
+            result = await getattr(self._manager, name)(self._word(word, body), None)
+            if not result[0]:
+                return {"status": "error", "message": str(result[1])}
+            return {"status": "ok", "message": str(result[1] or "Weights updated")}
 
         return run
 
@@ -164,8 +164,8 @@ class Controls:
         if version is None:
             raise InvalidArgument("new_version is missing")
         fields = {name: value for name, value in body.items() if name not in ("new_version", "weight_version")}
-        asked = self._word("UpdateWeightVersionReqInput", {**fields, "new_version": str(version)})
-        await self._manager.update_weight_version(asked)
+        message = self._word("UpdateWeightVersionReqInput", {**fields, "new_version": str(version)})
+        await self._manager.update_weight_version(message)
         return {"status": "ok", "version": str(version)}
 
     # For trainers.
@@ -185,9 +185,9 @@ class Controls:
         return {"status": "ok", "message": "Engine resumed"}
 
     async def flush_cache(self, body: dict[str, Any]) -> dict[str, Any]:
-        told = await self._manager.flush_cache()
-        if not told.success:
-            raise InvalidArgument(told.message or "the cache was not flushed: active requests use it")
+        result = await self._manager.flush_cache()
+        if not result.success:
+            raise InvalidArgument(result.message or "the cache was not flushed: active requests use it")
         return {"status": "ok", "message": "Cache flushed"}
 
     async def abort_request(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -230,10 +230,10 @@ def called(method: Any) -> Work:
         except TypeError as error:
             raise InvalidArgument(str(error)) from None
         if inspect.iscoroutinefunction(method):
-            told = await method(**body)
+            result = await method(**body)
         else:
-            told = await asyncio.to_thread(method, **body)
-        return {"status": "ok", "result": plain(told)}
+            result = await asyncio.to_thread(method, **body)
+        return {"status": "ok", "result": plain(result)}
 
     return run
 

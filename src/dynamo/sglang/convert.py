@@ -41,33 +41,33 @@ class Limits:
     """Whether low priorities are scheduled first."""
 
 
-def to_asked(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
+def to_arguments(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
     """Return the arguments of `Engine.async_generate`. Raise `InvalidArgument` that names the field."""
     check_prompt(request, limits.context_length)
     routing, output = request.routing, request.output_options
-    asked: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "input_ids": request.token_ids,
         "sampling_params": sampling_of(request, limits),
         "stream": True,
     }
     if output.logprobs is not None or output.prompt_logprobs is not None:
-        asked["return_logprob"] = True
-        asked["top_logprobs_num"] = max(output.logprobs or 0, output.prompt_logprobs or 0)
-        asked["logprob_start_len"] = -1 if output.prompt_logprobs is None else 0
+        arguments["return_logprob"] = True
+        arguments["top_logprobs_num"] = max(output.logprobs or 0, output.prompt_logprobs or 0)
+        arguments["logprob_start_len"] = -1 if output.prompt_logprobs is None else 0
     if request.require_reasoning is True:
-        asked["require_reasoning"] = True
+        arguments["require_reasoning"] = True
     if routing is None:
-        return asked
+        return arguments
     if routing.cache_salt:
-        asked["cache_salt"] = routing.cache_salt
+        arguments["cache_salt"] = routing.cache_salt
     if routing.lora_name:
-        asked["lora_path"] = routing.lora_name
+        arguments["lora_path"] = routing.lora_name
     if routing.priority is not None and limits.has_priorities:
-        asked["priority"] = -routing.priority if limits.is_low_first else routing.priority
+        arguments["priority"] = -routing.priority if limits.is_low_first else routing.priority
     rank = rank_of(routing.dp_rank, limits.ranks, limits.first_rank)
     if rank is not None:
-        asked["routed_dp_rank"] = rank
-    return asked
+        arguments["routed_dp_rank"] = rank
+    return arguments
 
 
 def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
     for name in NEITHER:
         if own.get(name) is not None:
             raise InvalidArgument(f"{name} is not supported by SGLang", param=name)
-    room = limits.context_length - len(request.token_ids)
+    max_tokens = limits.context_length - len(request.token_ids)
     given = {
         "n": options.n,
         "presence_penalty": options.presence_penalty,
@@ -96,7 +96,7 @@ def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
         "ignore_eos": stop.ignore_eos,
     }
     sampling: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    sampling["max_new_tokens"] = room if stop.max_tokens is None else min(stop.max_tokens, room)
+    sampling["max_new_tokens"] = max_tokens if stop.max_tokens is None else min(stop.max_tokens, max_tokens)
     if "min_new_tokens" in sampling:
         sampling["min_new_tokens"] = min(sampling["min_new_tokens"], sampling["max_new_tokens"])
     if (biases := own.get("logit_bias")) is not None:
@@ -137,7 +137,7 @@ def guided_of(guided: GuidedDecoding | None, *, has_grammars: bool) -> dict[str,
 class Answer:
     """Output state of one request: the tokens sent so far, and the pieces still to be sent."""
 
-    __slots__ = ("_cached_tokens", "_hidden", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_said", "unfinished")
+    __slots__ = ("_cached_tokens", "_hidden", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_sent", "unfinished")
 
     def __init__(self, request: PreprocessedRequest) -> None:
         self._prompt_tokens = len(request.token_ids)
@@ -145,20 +145,20 @@ class Answer:
         self._logprobs = request.output_options.logprobs
         self._prompt_logprobs: list[Any] | None = None if request.output_options.prompt_logprobs is None else []
         self._cached_tokens = 0
-        self._said = 0
+        self._sent = 0
         self.unfinished = request.sampling_options.n or 1
 
-    def take(self, told: Mapping[str, Any]) -> EngineOutput:
+    def take(self, chunk: Mapping[str, Any]) -> EngineOutput:
         """Return the new output in a chunk. Raise an error if SGLang aborted the request."""
-        meta = told["meta_info"]
+        meta = chunk["meta_info"]
         reason = meta.get("finish_reason")
         if reason is not None and reason["type"] == "abort":
             raise given_up(reason)
         if meta.get("cached_tokens"):
             self._cached_tokens = meta["cached_tokens"]
-        tokens = list(told["output_ids"])
-        self._said += len(tokens)
-        piece = EngineOutput(tokens, told.get("index", 0))
+        tokens = list(chunk["output_ids"])
+        self._sent += len(tokens)
+        piece = EngineOutput(tokens, chunk.get("index", 0))
         if self._logprobs is not None:
             self._put_logprobs(piece, meta)
         if self._prompt_logprobs == [] and meta.get("input_token_logprobs"):
@@ -172,7 +172,7 @@ class Answer:
     def usage(self) -> CompletionUsage:
         """The token counts so far."""
         details = PromptTokensDetails(cached_tokens=self._cached_tokens)
-        return CompletionUsage(self._prompt_tokens, self._said, self._prompt_tokens + self._said, details)
+        return CompletionUsage(self._prompt_tokens, self._sent, self._prompt_tokens + self._sent, details)
 
     def _put_logprobs(self, piece: EngineOutput, meta: Mapping[str, Any]) -> None:
         rows = meta.get("output_token_logprobs") or []

@@ -36,14 +36,14 @@ from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.sglang.config import STORE_EVENTS_VARIABLE, SglangConfig, wants_forward_passes
 from dynamo.sglang.controls import Controls, read_engine_route
-from dynamo.sglang.convert import Answer, Limits, refuse_media_options, shows, to_asked
+from dynamo.sglang.convert import Answer, Limits, refuse_media_options, shows, to_arguments
 from dynamo.sglang.events import kv_listeners, publisher_of
 from dynamo.sglang.handshake import Meeting, decode_meeting, prefill_meeting
 from dynamo.sglang.hicache import layout_of
 from dynamo.sglang.library import Library
 from dynamo.sglang.lora import adapters_of
 from dynamo.sglang.metrics import LoadReporter
-from dynamo.sglang.processes import check_alive, deaths_told
+from dynamo.sglang.processes import check_alive, sigquit_handler
 from dynamo.text.multimodal.source import Media
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class SglangEngine:
         self._adjust()
         self._life.began(host.fail)
         died = RuntimeError("SGLang reported that one of its processes failed")
-        listen = self._closing.enter_context(deaths_told(asyncio.get_running_loop(), lambda: self._life.die(died)))
+        listen = self._closing.enter_context(sigquit_handler(asyncio.get_running_loop(), lambda: self._life.die(died)))
         self._engine = engine = await asyncio.to_thread(self._make)
         manager = engine.tokenizer_manager
         manager.auto_create_handle_loop()
@@ -148,17 +148,17 @@ class SglangEngine:
         if self._role is DisaggregationMode.PREFILL:
             meeting = self._meeting_of_prefill(request)
             request = prefill_request(request)
-            asked = to_asked(request, self._limits) | meeting.words()
-            self._adapters.of(asked.get("lora_path"))
-            self._requests.begin(self._prefill(request, asked, meeting, reply), reply)
+            arguments = to_arguments(request, self._limits) | meeting.words()
+            self._adapters.of(arguments.get("lora_path"))
+            self._requests.begin(self._prefill(request, arguments, meeting, reply), reply)
             return
         if self._role is DisaggregationMode.DECODE:
             request = one_choice(request)
-        asked = to_asked(request, self._limits)
+        arguments = to_arguments(request, self._limits)
         if self._role is DisaggregationMode.DECODE:
-            asked |= self._decode_words(request)
-        self._adapters.of(asked.get("lora_path"))
-        self._requests.begin(self._answer(request, asked, reply), reply)
+            arguments |= self._decode_words(request)
+        self._adapters.of(arguments.get("lora_path"))
+        self._requests.begin(self._answer(request, arguments, reply), reply)
 
     def cancel(self, reply: Reply) -> None:
         if reply not in self._requests:
@@ -231,7 +231,7 @@ class SglangEngine:
 
     async def _warm_up(self) -> None:
         """Run the first step of a disaggregated engine, without a transfer of blocks."""
-        asked = {
+        arguments = {
             "input_ids": WARM_UP_PROMPT,
             "sampling_params": {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True},
             "stream": True,
@@ -239,7 +239,7 @@ class SglangEngine:
         }
         try:
             async with asyncio.timeout(WARM_UP_S):
-                async for _ in await self._engine.async_generate(**asked):
+                async for _ in await self._engine.async_generate(**arguments):
                     pass
         except TimeoutError:
             raise ConfigError(f"SGLang did not complete its first prompt within {WARM_UP_S:g} s") from None
@@ -285,24 +285,24 @@ class SglangEngine:
             words["disagg_prefill_dp_rank"] = routing.prefill_dp_rank
         return words
 
-    async def _chunks(self, request: PreprocessedRequest, asked: dict[str, Any], reply: Reply) -> Any:
+    async def _chunks(self, request: PreprocessedRequest, arguments: dict[str, Any], reply: Reply) -> Any:
         """Yield SGLang's chunks, and record its id of each choice for cancellation."""
         if shows(request):
             items = await media_items(media_of(request), as_data_url)
-            asked = asked | {MEDIA[kind]: shown for kind, shown in items.items()}
+            arguments = arguments | {MEDIA[kind]: shown for kind, shown in items.items()}
         if self._requests.is_dropped(reply):
             return
         names = self._ids[reply] = set()
         try:
-            async for told in await self._engine.async_generate(**asked, rid=reply.request_id):
-                name = told["meta_info"]["id"]
+            async for chunk in await self._engine.async_generate(**arguments, rid=reply.request_id):
+                name = chunk["meta_info"]["id"]
                 if name not in names:
                     logger.debug("New SGLang Request ID: %s", name)
                     names.add(name)
                     if self._requests.is_dropped(reply):  # Cancelled before the ids were known.
                         self._engine.tokenizer_manager.abort_request(rid=name)
                 if not self._requests.is_dropped(reply):
-                    yield told
+                    yield chunk
         except ValueError as error:  # SGLang raises a plain ValueError for a request that it rejects.
             refusal = refusal_of(error)
             if refusal is None:
@@ -311,11 +311,11 @@ class SglangEngine:
         finally:
             del self._ids[reply]
 
-    async def _answer(self, request: PreprocessedRequest, asked: dict[str, Any], reply: Reply) -> None:
+    async def _answer(self, request: PreprocessedRequest, arguments: dict[str, Any], reply: Reply) -> None:
         """Process one request; tokens of a single choice are written without an item."""
         answer = Answer(request)
-        async for told in self._chunks(request, asked, reply):
-            piece = answer.take(told)
+        async for chunk in self._chunks(request, arguments, reply):
+            piece = answer.take(chunk)
             if piece.finish_reason is None and piece.log_probs is None and piece.index == 0:
                 for token in piece.token_ids:
                     reply.token(token)
@@ -324,7 +324,7 @@ class SglangEngine:
         self._finish(answer, reply)
 
     async def _prefill(
-        self, request: PreprocessedRequest, asked: dict[str, Any], meeting: Meeting, reply: Reply
+        self, request: PreprocessedRequest, arguments: dict[str, Any], meeting: Meeting, reply: Reply
     ) -> None:
         """Compute a prompt for a decode worker.
 
@@ -336,12 +336,12 @@ class SglangEngine:
             reply.item(prefill_output([], meeting.words(), finish_reason="length"))
             reply.finish()
             self._requests.answered(reply)
-            async for told in await self._engine.async_generate(**asked, rid=reply.request_id):
-                answer.take(told)
+            async for chunk in await self._engine.async_generate(**arguments, rid=reply.request_id):
+                answer.take(chunk)
             return
         last: EngineOutput | None = None
-        async for told in self._chunks(request, asked, reply):
-            last = answer.take(told)
+        async for chunk in self._chunks(request, arguments, reply):
+            last = answer.take(chunk)
         if last is not None and last.finish_reason is not None:
             reply.item(prefill_output(last.token_ids, meeting.words(), last.completion_usage, finish_reason="length"))
         self._finish(answer, reply)

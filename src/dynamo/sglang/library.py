@@ -69,12 +69,12 @@ def load_library() -> Library:
 def _read_server_args(words: Sequence[str]) -> Any:
     from sglang.srt.server_args import prepare_server_args
 
-    told = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(stderr):
             return prepare_server_args(list(words))
     except SystemExit:
-        lines = told.getvalue().strip().splitlines() or ["cannot parse the server arguments"]
+        lines = stderr.getvalue().strip().splitlines() or ["cannot parse the server arguments"]
         raise ConfigError(
             f"{lines[-1]} (SGLang server argument; other flags: python -m dynamo.sglang --help)"
         ) from None

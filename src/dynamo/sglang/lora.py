@@ -10,14 +10,14 @@ def adapters_of(engine: Any, args: Any) -> LoadedAdapters[str]:
     """Return the adapter operations. `engine` is SGLang's `Engine`, `args` its `ServerArgs`; adapters are names."""
 
     async def take(name: str, _number: int, path: str) -> str:
-        told = await engine.async_load_lora_adapter(name, path)
-        if not told.success:
-            raise InvalidArgument(f"{path}: {told.error_message or 'the engine rejected the adapter'}")
+        result = await engine.async_load_lora_adapter(name, path)
+        if not result.success:
+            raise InvalidArgument(f"{path}: {result.error_message or 'the engine rejected the adapter'}")
         return name
 
     async def drop(name: str) -> None:
-        told = await engine.async_unload_lora_adapter(name)
-        if not told.success:
-            raise InvalidArgument(f"{name}: {told.error_message or 'the engine did not unload the adapter'}")
+        result = await engine.async_unload_lora_adapter(name)
+        if not result.success:
+            raise InvalidArgument(f"{name}: {result.error_message or 'the engine did not unload the adapter'}")
 
     return LoadedAdapters(take, drop, slots=args.max_loras_per_batch if args.enable_lora else None)

@@ -30,7 +30,7 @@ class LoadReporter:
         self._first_rank = first_rank
         self._is_busy = is_busy
         self._clock = clock or SystemClock()
-        self._told: dict[int, WorkerLoad] = {}
+        self._published: dict[int, WorkerLoad] = {}
         self._has_settled = False
 
     async def run(self) -> None:
@@ -45,8 +45,8 @@ class LoadReporter:
         """Publish the load of each rank that has changed."""
         for snapshot in await self._manager.get_loads():
             load = self.load_of(snapshot)
-            if self._told.get(load.dp_rank) != load:
-                self._told[load.dp_rank] = load
+            if self._published.get(load.dp_rank) != load:
+                self._published[load.dp_rank] = load
                 self._host.publish_load(load)
 
     def load_of(self, snapshot: Any) -> WorkerLoad:

@@ -31,21 +31,21 @@ def check_alive(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
 
 
 @contextlib.contextmanager
-def deaths_told(loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Iterator[Callable[[], None]]:
+def sigquit_handler(loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Handle SIGQUIT, by which SGLang's children report a failure and which would otherwise kill this process.
 
     Yields a function that installs the handler again, because SGLang's manager replaces it.
     """
 
-    def listen() -> None:
+    def install() -> None:
         with contextlib.suppress(
             ValueError, RuntimeError, NotImplementedError
         ):  # Only the main thread handles signals.
             loop.add_signal_handler(signal.SIGQUIT, on_death)
 
-    listen()
+    install()
     try:
-        yield listen
+        yield install
     finally:
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
             loop.remove_signal_handler(signal.SIGQUIT)

@@ -49,19 +49,19 @@ class Controls:
         return self._panel.guarded({"clear_kv_blocks": self.clear_kv_blocks}) if self._has_extension else {}
 
     async def clear_kv_blocks(self, body: dict[str, Any]) -> dict[str, Any]:
-        await self._tell("reset_prefix_cache")
+        await self._call_workers("reset_prefix_cache")
         return {"status": "success", "message": "KV cache cleared"}
 
     async def flush_cache(self, body: dict[str, Any]) -> dict[str, Any]:
-        await self._tell("reset_prefix_cache")
+        await self._call_workers("reset_prefix_cache")
         return {"status": "ok", "message": "Cache flushed"}
 
     async def start_profile(self, body: dict[str, Any]) -> dict[str, Any]:
-        await self._tell("start_profile")
+        await self._call_workers("start_profile")
         return {"status": "ok", "message": "Profiling started"}
 
     async def stop_profile(self, body: dict[str, Any]) -> dict[str, Any]:
-        await self._tell("stop_profile")
+        await self._call_workers("stop_profile")
         return {"status": "ok", "message": "Profiling stopped"}
 
     async def update_weights_from_ipc(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Controls:
         handles = body.get("ipc_handles")
         if handles is not None and not isinstance(handles, dict):
             raise InvalidArgument("ipc_handles: expected an object of handles by device, or null")
-        await self._tell("update_weights", handles)
+        await self._call_workers("update_weights", handles)
         return {"status": "ok", "message": "Weights updated"}
 
     async def release_memory_occupation(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Controls:
         if was_whole:
             await out_of_service(self._host)
         try:
-            await self._tell("sleep", tags)
+            await self._call_workers("sleep", tags)
         except BaseException:
             if was_whole:
                 await self._host.return_to_service()
@@ -90,7 +90,7 @@ class Controls:
         if not self._released:
             return {"status": "ok", "message": "Memory is not released"}
         tags = tags_of(body)
-        await self._tell("wakeup", tags)
+        await self._call_workers("wakeup", tags)
         self._released -= set(tags)
         if self._released:
             return {
@@ -100,7 +100,7 @@ class Controls:
         await self._host.return_to_service()
         return {"status": "ok", "message": "Memory resumed"}
 
-    async def _tell(self, method: str, *args: Any) -> None:
+    async def _call_workers(self, method: str, *args: Any) -> None:
         """Call a method on every worker and wait for all of them."""
         await asyncio.to_thread(self._llm._collective_rpc, method, args)
 

@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TrtllmArguments:
     """A request in TensorRT-LLM's format."""
 
     tokens: Sequence[int]
@@ -50,13 +50,13 @@ class Asked:
     """The rank that must serve the request; None: any rank."""
 
 
-def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
+def to_trtllm(request: PreprocessedRequest, limits: Limits) -> TrtllmArguments:
     """Return the request in TensorRT-LLM's format. Raise `InvalidArgument` that names the field."""
     check_prompt(request, limits.context_length)
     if request.multi_modal_data:
         raise InvalidArgument("media are not supported by TensorRT-LLM workers", param="messages")
     routing = request.routing
-    return Asked(
+    return TrtllmArguments(
         tokens=request.token_ids,
         sampling=sampling_of(request, limits),
         guided=guided_of(request.sampling_options.guided_decoding, has_grammars=limits.has_grammars),
@@ -75,7 +75,7 @@ def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
     for name in NEITHER:
         if own.get(name) is not None:
             raise InvalidArgument(f"{name} is not supported by TensorRT-LLM", param=name)
-    room = limits.context_length - len(request.token_ids)
+    max_tokens = limits.context_length - len(request.token_ids)
     given = {
         "n": options.n,
         "best_of": options.best_of,
@@ -95,7 +95,7 @@ def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
         "prompt_logprobs": output.prompt_logprobs,
     }
     sampling: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    sampling["max_tokens"] = room if stop.max_tokens is None else min(stop.max_tokens, room)
+    sampling["max_tokens"] = max_tokens if stop.max_tokens is None else min(stop.max_tokens, max_tokens)
     if "min_tokens" in sampling:
         sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
     ends = ends_of(request)
@@ -138,43 +138,43 @@ class Answer:
     Outputs of TensorRT-LLM contain all tokens of a choice; new tokens are found by counting.
     """
 
-    __slots__ = ("_cached_tokens", "_ended", "_hidden", "_logprobs", "_prompt_tokens", "_said", "unfinished")
+    __slots__ = ("_cached_tokens", "_ended", "_hidden", "_logprobs", "_prompt_tokens", "_sent", "unfinished")
 
     def __init__(self, request: PreprocessedRequest) -> None:
         self._prompt_tokens = len(request.token_ids)
         self._hidden = hidden_ends_of(request)
         self._logprobs = request.output_options.logprobs
         self._cached_tokens = 0
-        self._said: dict[int, int] = {}
+        self._sent: dict[int, int] = {}
         """Number of tokens sent, by choice."""
         self._ended: set[int] = set()
         self.unfinished = request.sampling_options.n or 1
 
-    def take(self, told: Any) -> list[EngineOutput]:
+    def take(self, output: Any) -> list[EngineOutput]:
         """Return the pieces of a `RequestOutput`. Raise an error if TensorRT-LLM aborted the request."""
-        self._cached_tokens = getattr(told, "cached_tokens", None) or self._cached_tokens  # Set by newer releases.
+        self._cached_tokens = getattr(output, "cached_tokens", None) or self._cached_tokens  # Set by newer releases.
         pieces = []
-        for one in told.outputs:
-            said = self._said.get(one.index, 0)
-            if one.index in self._ended or (len(one.token_ids) <= said and one.finish_reason is None):
+        for one in output.outputs:
+            sent = self._sent.get(one.index, 0)
+            if one.index in self._ended or (len(one.token_ids) <= sent and one.finish_reason is None):
                 continue
-            pieces.append(self._piece(one, said))
+            pieces.append(self._piece(one, sent))
         return pieces
 
     def usage(self) -> CompletionUsage:
         """The token counts so far."""
-        said = sum(self._said.values())
+        sent = sum(self._sent.values())
         details = PromptTokensDetails(cached_tokens=self._cached_tokens)
-        return CompletionUsage(self._prompt_tokens, said, self._prompt_tokens + said, details)
+        return CompletionUsage(self._prompt_tokens, sent, self._prompt_tokens + sent, details)
 
-    def _piece(self, one: Any, said: int) -> EngineOutput:
+    def _piece(self, one: Any, sent: int) -> EngineOutput:
         if one.finish_reason in ("cancelled", "timeout"):
             raise given_up(one.finish_reason)
-        tokens = list(one.token_ids[said:])
-        self._said[one.index] = said + len(tokens)
+        tokens = list(one.token_ids[sent:])
+        self._sent[one.index] = sent + len(tokens)
         piece = EngineOutput(tokens, one.index)
         if self._logprobs is not None and one.logprobs:
-            rows = [row_of(step, token) for step, token in zip(one.logprobs[said:], tokens, strict=False)]
+            rows = [row_of(step, token) for step, token in zip(one.logprobs[sent:], tokens, strict=False)]
             piece.log_probs = [own for own, _ in rows]
             piece.top_logprobs = [[top for top in tops if top.rank <= max(1, self._logprobs or 0)] for _, tops in rows]
             piece.cum_log_probs = one.cumulative_logprob

@@ -29,8 +29,8 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.trtllm.config import TrtllmConfig, engine_args
 from dynamo.trtllm.controls import Controls
-from dynamo.trtllm.convert import NO_END, Answer, Asked, Limits, to_asked
-from dynamo.trtllm.events import CacheEvents, follow, teller
+from dynamo.trtllm.convert import NO_END, Answer, Limits, TrtllmArguments, to_trtllm
+from dynamo.trtllm.events import CacheEvents, follow, publisher_of
 from dynamo.trtllm.handshake import RequestIds, from_wire, to_wire
 from dynamo.trtllm.library import Library
 from dynamo.trtllm.metrics import StepReporter
@@ -79,10 +79,10 @@ class TrtllmEngine:
         block_tokens = args["kv_cache_config"]["tokens_per_block"]
         publishes = config.publish_kv_events and bool(args["kv_cache_config"].get("enable_block_reuse", True))
         if publishes and self._role.tells_cache:
-            hear = teller(CacheEvents(block_tokens), host)
-            self._tasks.start(follow(llm.get_kv_cache_events_async, hear), "KV events")
+            publish = publisher_of(CacheEvents(block_tokens), host)
+            self._tasks.start(follow(llm.get_kv_cache_events_async, publish), "KV events")
         if config.publish_metrics:
-            self._tasks.start(follow(llm.get_stats_async, StepReporter(host).hear), "statistics")
+            self._tasks.start(follow(llm.get_stats_async, StepReporter(host).on_step), "statistics")
         self._tasks.start(watch(self._look, self._life.die), "health")
         controls = Controls(llm, host, args)
         self._adapters = self._lora(args)
@@ -107,10 +107,10 @@ class TrtllmEngine:
         logger.debug("%s Request ID: %s", "Prefill" if is_prefill else "Decode", reply.request_id)
         if is_prefill:
             request = prefill_request(request)
-        asked = to_asked(request, self._limits)
+        arguments = to_trtllm(request, self._limits)
         params = self._params(request)
-        lora = self._adapters.of(asked.lora_name)
-        self._requests.begin(self._answer(request, asked, params, lora, reply), reply)
+        lora = self._adapters.of(arguments.lora_name)
+        self._requests.begin(self._answer(request, arguments, params, lora, reply), reply)
 
     def cancel(self, reply: Reply) -> None:
         if reply not in self._requests:
@@ -148,8 +148,8 @@ class TrtllmEngine:
         """Return the KV blocks of a rank: newer releases report it at once, older ones after their first step."""
         capacity = getattr(self._llm, "get_kv_cache_capacity", None)
         if capacity is not None:
-            told = await asyncio.to_thread(capacity)
-            return int(told["maxNumBlocks"])
+            capacities = await asyncio.to_thread(capacity)
+            return int(capacities["maxNumBlocks"])
         if not self._config.publish_metrics:
             return 0
         sampling = self._library.SamplingParams(max_tokens=1, end_id=NO_END, detokenize=False)
@@ -187,24 +187,26 @@ class TrtllmEngine:
         result = prefill_result_of(request)
         if result is None:
             return None
-        told = from_wire(result.disaggregated_params, self._library.Logprob, self._known)
-        return make(request_type="generation_only", **told)
+        fields = from_wire(result.disaggregated_params, self._library.Logprob, self._known)
+        return make(request_type="generation_only", **fields)
 
-    async def _answer(self, request: PreprocessedRequest, asked: Asked, params: Any, lora: Any, reply: Reply) -> None:
+    async def _answer(
+        self, request: PreprocessedRequest, arguments: TrtllmArguments, params: Any, lora: Any, reply: Reply
+    ) -> None:
         """Process one request until its end or its error."""
         if self._requests.is_dropped(reply):
             return
         answer = Answer(request)
         try:
-            result = self._begin(asked, params, lora)
+            result = self._begin(arguments, params, lora)
             self._results[reply] = result
-            async for told in result:
+            async for output in result:
                 if self._requests.is_dropped(reply):
                     continue
                 if self._role is DisaggregationMode.PREFILL:
-                    self._write_prefill(told, answer, reply)
+                    self._write_prefill(output, answer, reply)
                 else:
-                    self._write(told, answer, reply)
+                    self._write(output, answer, reply)
         except self._library.request_errors as error:
             refusal = refusal_of(error, *self._library.request_errors)
             if refusal is None:
@@ -218,43 +220,43 @@ class TrtllmEngine:
             raise EngineShutdown("the engine ended the response early")
         reply.finish()
 
-    def _begin(self, asked: Asked, params: Any, lora: Any) -> Any:
+    def _begin(self, arguments: TrtllmArguments, params: Any, lora: Any) -> Any:
         """Submit a request to TensorRT-LLM. Raise its errors."""
         library = self._library
-        guided = None if asked.guided is None else library.GuidedDecodingParams(**asked.guided)
+        guided = None if arguments.guided is None else library.GuidedDecodingParams(**arguments.guided)
         given: dict[str, Any] = {}
         if lora is not None:
             given["lora_request"] = lora
         if params is not None:
             given["disaggregated_params"] = params
-        if asked.cache_salt is not None:
-            given["cache_salt"] = asked.cache_salt
-        if asked.rank is not None:
+        if arguments.cache_salt is not None:
+            given["cache_salt"] = arguments.cache_salt
+        if arguments.rank is not None:
             given["scheduling_params"] = library.SchedulingParams(
-                attention_dp_rank=asked.rank, attention_dp_relax=False
+                attention_dp_rank=arguments.rank, attention_dp_relax=False
             )
         return self._llm.generate_async(
-            list(asked.tokens),
-            library.SamplingParams(**asked.sampling, guided_decoding=guided),
+            list(arguments.tokens),
+            library.SamplingParams(**arguments.sampling, guided_decoding=guided),
             streaming=self._role is not DisaggregationMode.PREFILL,
             **given,
         )
 
-    def _write(self, told: Any, answer: Answer, reply: Reply) -> None:
+    def _write(self, output: Any, answer: Answer, reply: Reply) -> None:
         """Write the new output, tokens of a single choice without an item."""
-        for piece in answer.take(told):
+        for piece in answer.take(output):
             if piece.finish_reason is None and piece.log_probs is None and piece.index == 0:
                 for token in piece.token_ids:
                     reply.token(token)
             else:
                 reply.item(piece)
 
-    def _write_prefill(self, told: Any, answer: Answer, reply: Reply) -> None:
+    def _write_prefill(self, output: Any, answer: Answer, reply: Reply) -> None:
         """Write the output of a prefill worker: one token and the parameters for decode."""
-        for piece in answer.take(told):
+        for piece in answer.take(output):
             if piece.finish_reason is None:
                 continue
-            params = told.outputs[0].disaggregated_params
+            params = output.outputs[0].disaggregated_params
             if params is None:
                 raise EngineShutdown("TensorRT-LLM did not return the location of the prompt's blocks")
             reason = "length" if piece.finish_reason == "length" else "stop"

@@ -36,16 +36,16 @@ class CacheEvents:
         self._window: int | None = None
         self._next: dict[int, int] = {}
 
-    def read(self, told: Mapping[str, Any]) -> list[tuple[KvEvent, int, str]]:
+    def read(self, message: Mapping[str, Any]) -> list[tuple[KvEvent, int, str]]:
         """Return the events in one message, each with its rank and its tier."""
-        data, rank = told["data"], int(told.get("attention_dp_rank") or 0)
-        number = told.get("event_id")
+        data, rank = message["data"], int(message.get("attention_dp_rank") or 0)
+        number = message.get("event_id")
         if number is not None:
             expected = self._next.get(rank)
             if expected is not None and number > expected:
                 logger.warning("lost %d KV events of rank %d before event %d", number - expected, rank, number)
             self._next[rank] = number + 1
-        kind, window = data.get("type"), told.get("window_size")
+        kind, window = data.get("type"), message.get("window_size")
         if kind == "created":
             self._window = max(self._window or 0, window or 0) or None
             return []
@@ -96,7 +96,7 @@ class CacheEvents:
 
 async def follow(
     look: Callable[[float], AsyncIterator[Mapping[str, Any]]],
-    hear: Callable[[Mapping[str, Any]], None],
+    publish: Callable[[Mapping[str, Any]], None],
     *,
     clock: Clock | None = None,
 ) -> None:
@@ -105,21 +105,21 @@ async def follow(
     pause_s = PAUSE_FIRST_S
     while True:
         found = False
-        async for told in look(WAIT_S):
+        async for message in look(WAIT_S):
             found = True
             try:
-                hear(told)
+                publish(message)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                logger.warning("cannot decode an event of TensorRT-LLM: %s: %s", error, str(told)[:80])
+                logger.warning("cannot decode an event of TensorRT-LLM: %s: %s", error, str(message)[:80])
         pause_s = PAUSE_FIRST_S if found else min(PAUSE_MAX_S, pause_s * 2)
         await clock.sleep(pause_s)
 
 
-def teller(events: CacheEvents, host: EngineHost) -> Callable[[Mapping[str, Any]], None]:
+def publisher_of(events: CacheEvents, host: EngineHost) -> Callable[[Mapping[str, Any]], None]:
     """Return a callback that publishes the converted events to the host."""
 
-    def hear(told: Mapping[str, Any]) -> None:
-        for event, rank, tier in events.read(told):
+    def publish(message: Mapping[str, Any]) -> None:
+        for event, rank, tier in events.read(message):
             host.publish_kv_event(event, rank, tier)
 
-    return hear
+    return publish

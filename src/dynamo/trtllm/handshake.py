@@ -51,17 +51,17 @@ def to_wire(params: Any) -> dict[str, Any]:
     return found
 
 
-def from_wire(told: Any, logprob: Callable[..., Any], known: frozenset[str]) -> dict[str, Any]:
+def from_wire(params: Any, logprob: Callable[..., Any], known: frozenset[str]) -> dict[str, Any]:
     """Return the arguments of `DisaggregatedParams` without `request_type`; `known` are its fields.
 
     Raise `InvalidArgument` for a result not from a TensorRT-LLM prefill worker.
     """
-    if not isinstance(told, Mapping) or "first_gen_tokens" not in told:
+    if not isinstance(params, Mapping) or "first_gen_tokens" not in params:
         raise InvalidArgument(
-            f"prefill_result: {str(told)[:80]!r}: expected TensorRT-LLM's disaggregated parameters",
+            f"prefill_result: {str(params)[:80]!r}: expected TensorRT-LLM's disaggregated parameters",
             param="prefill_result",
         )
-    given = {name: value for name, value in told.items() if name in known and name != "request_type"}
+    given = {name: value for name, value in params.items() if name in known and name != "request_type"}
     try:
         if given.get("opaque_state") is not None:
             given["opaque_state"] = b64decode(given["opaque_state"], validate=True)

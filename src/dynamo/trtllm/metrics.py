@@ -12,19 +12,19 @@ class StepReporter:
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
-        self._told: dict[int, WorkerLoad] = {}
+        self._published: dict[int, WorkerLoad] = {}
         self._hit_rate = host.metrics.gauge(
             "trtllm_kv_cache_hit_rate", "KV blocks found in the cache, 0-1", ("dp_rank",)
         )
         self._utilization = host.metrics.gauge("trtllm_kv_cache_utilization", "KV blocks in use, 0-1", ("dp_rank",))
 
-    def hear(self, stat: Mapping[str, Any]) -> None:
+    def on_step(self, stat: Mapping[str, Any]) -> None:
         """Publish one step. Raise `KeyError` for malformed statistics."""
         rank = int(stat.get("attentionDpRank") or 0)
         cache = stat["kvCacheStats"]
         load = load_of(stat, rank)
-        if self._told.get(rank) != load:
-            self._told[rank] = load
+        if self._published.get(rank) != load:
+            self._published[rank] = load
             self._host.publish_load(load)
         if load.kv_total_blocks:
             self._utilization.labels(dp_rank=str(rank)).set(load.kv_used_blocks / load.kv_total_blocks)

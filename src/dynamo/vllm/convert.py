@@ -46,7 +46,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class VllmArguments:
     """A request in vLLM's format."""
 
     prompt: Mapping[str, Any]
@@ -65,7 +65,7 @@ class Asked:
     """Rank of this worker, counted from 0; None: vLLM balances."""
 
 
-def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
+def to_vllm(request: PreprocessedRequest, limits: Limits) -> VllmArguments:
     """Return the request in vLLM's format. Raise `InvalidArgument` that names the field."""
     tokens = request.token_ids
     if request.prompt_embeds:
@@ -84,7 +84,7 @@ def to_asked(request: PreprocessedRequest, limits: Limits) -> Asked:
         prompt["cache_salt"] = routing.cache_salt
     if media and request.mm_processor_kwargs not in (UNSET, None):
         prompt["mm_processor_kwargs"] = request.mm_processor_kwargs
-    return Asked(
+    return VllmArguments(
         prompt=prompt,
         sampling=sampling_of(request, limits),
         guided=guided_of(request.sampling_options.guided_decoding),
@@ -109,26 +109,26 @@ def media_io_of(request: PreprocessedRequest) -> dict[str, dict[str, Any]]:
     return given
 
 
-def check_embeds(asked: Asked, length: int, limits: Limits) -> Asked:
+def check_embeds(arguments: VllmArguments, length: int, limits: Limits) -> VllmArguments:
     """Return the request for a prompt of `length` embeddings. Raise `InvalidArgument` if no output token fits."""
-    room = limits.context_length - length
-    if not length or room < 1:
+    max_tokens = limits.context_length - length
+    if not length or max_tokens < 1:
         raise InvalidArgument(
             f"prompt_embeds has {length} positions; expected 1 to {limits.context_length - 1}, so that at least one token "
             "of output fits into the model's context",
             param="prompt_embeds",
         )
-    sampling = {**asked.sampling, "max_tokens": min(asked.sampling["max_tokens"], room)}
+    sampling = {**arguments.sampling, "max_tokens": min(arguments.sampling["max_tokens"], max_tokens)}
     if "min_tokens" in sampling:
         sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
-    return replace(asked, sampling=sampling)
+    return replace(arguments, sampling=sampling)
 
 
 def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
     """Return the arguments of `SamplingParams`. The frontend handles text: nothing is detokenized here."""
     options, stop, output = request.sampling_options, request.stop_conditions, request.output_options
-    room = limits.context_length - len(request.token_ids)
-    asked_max = stop.max_tokens if stop.max_tokens is not None else limits.defaults.get("max_tokens")
+    max_tokens = limits.context_length - len(request.token_ids)
+    requested_max = stop.max_tokens if stop.max_tokens is not None else limits.defaults.get("max_tokens")
     given = {
         "n": options.n,
         "presence_penalty": options.presence_penalty,
@@ -149,7 +149,7 @@ def sampling_of(request: PreprocessedRequest, limits: Limits) -> dict[str, Any]:
     given |= {name: own.get(name) for name in EXTRAS}
     sampling = {name: value for name, value in limits.defaults.items() if name != "max_tokens"}
     sampling |= {name: value for name, value in given.items() if value is not None}
-    sampling["max_tokens"] = room if asked_max is None else min(asked_max, room)
+    sampling["max_tokens"] = max_tokens if requested_max is None else min(requested_max, max_tokens)
     if "min_tokens" in sampling:
         sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
     if "logit_bias" in sampling:
@@ -182,7 +182,7 @@ FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}
 class Answer:
     """Output state of one request: the tokens sent so far, and the pieces still to be sent."""
 
-    __slots__ = ("_cached_tokens", "_hidden", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_said", "unfinished")
+    __slots__ = ("_cached_tokens", "_hidden", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_sent", "unfinished")
 
     def __init__(self, request: PreprocessedRequest, prompt_tokens: int | None = None) -> None:
         """Set `prompt_tokens`, the length of a prompt that is not given as tokens."""
@@ -191,19 +191,19 @@ class Answer:
         self._logprobs = request.output_options.logprobs
         self._prompt_logprobs: list[Any] | None = None
         self._cached_tokens = 0
-        self._said = 0
+        self._sent = 0
         self.unfinished = request.sampling_options.n or 1
 
-    def take(self, told: Any) -> list[EngineOutput]:
+    def take(self, output: Any) -> list[EngineOutput]:
         """Return the pieces of a vLLM `RequestOutput`."""
-        if told.num_cached_tokens:
-            self._cached_tokens = told.num_cached_tokens
-        if told.prompt_logprobs is not None and self._prompt_logprobs is None:
-            self._prompt_logprobs = _prompt_logprobs(told.prompt_logprobs)
-        return [self._piece(one) for one in told.outputs if one.token_ids or one.finish_reason is not None]
+        if output.num_cached_tokens:
+            self._cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None and self._prompt_logprobs is None:
+            self._prompt_logprobs = _prompt_logprobs(output.prompt_logprobs)
+        return [self._piece(one) for one in output.outputs if one.token_ids or one.finish_reason is not None]
 
     def _piece(self, one: Any) -> EngineOutput:
-        self._said += len(one.token_ids)
+        self._sent += len(one.token_ids)
         piece = EngineOutput(list(one.token_ids), one.index)
         if self._logprobs is not None and one.logprobs:
             rows = [_row(entry, token) for entry, token in zip(one.logprobs, one.token_ids, strict=False)]
@@ -230,7 +230,7 @@ class Answer:
     def usage(self) -> CompletionUsage:
         """The token counts so far."""
         details = PromptTokensDetails(cached_tokens=self._cached_tokens)
-        return CompletionUsage(self._prompt_tokens, self._said, self._prompt_tokens + self._said, details)
+        return CompletionUsage(self._prompt_tokens, self._sent, self._prompt_tokens + self._sent, details)
 
 
 def _row(entry: Mapping[int, Any], token: int) -> tuple[float, list[TopLogprob]]:
@@ -240,9 +240,9 @@ def _row(entry: Mapping[int, Any], token: int) -> tuple[float, list[TopLogprob]]
     return entry[token].logprob, tops
 
 
-def _prompt_logprobs(told: Sequence[Mapping[int, Any] | None]) -> list[Any]:
+def _prompt_logprobs(entries: Sequence[Mapping[int, Any] | None]) -> list[Any]:
     """Return prompt log-probabilities in vLLM's server format: null for the first token, then the alternatives of each."""
-    return [None if entry is None else _likelihoods(entry) for entry in told]
+    return [None if entry is None else _likelihoods(entry) for entry in entries]
 
 
 def _likelihoods(entry: Mapping[int, Any]) -> dict[str, dict[str, Any]]:

@@ -66,10 +66,10 @@ class VllmEmbeddingEngine(VllmEngine):
         """Return the vector as little-endian float32 in base64. Raise vLLM's errors."""
         prompt = {"type": "token", "prompt_token_ids": tokens}
         data: Any = None
-        async for told in self._llm.encode(prompt, params, request_id):
-            if told.error is not None:
-                raise InvalidArgument(told.error.message)
-            data = told.outputs.data
+        async for output in self._llm.encode(prompt, params, request_id):
+            if output.error is not None:
+                raise InvalidArgument(output.error.message)
+            data = output.outputs.data
         if data is None:
             raise Unknown("vLLM returned no vector")
         return b64encode(np.asarray(data.float().cpu(), "<f4").tobytes()).decode()

@@ -29,7 +29,7 @@ from dynamo.runtime.request_plane.base import Reply
 from dynamo.vllm import transfer
 from dynamo.vllm.config import SCHEDULER, VllmConfig, forward_pass_port, wants_forward_passes
 from dynamo.vllm.controls import Controls
-from dynamo.vllm.convert import Answer, Asked, Limits, check_embeds, to_asked
+from dynamo.vllm.convert import Answer, Limits, VllmArguments, check_embeds, to_vllm
 from dynamo.vllm.events import kv_listeners, publishes
 from dynamo.vllm.library import Library
 from dynamo.vllm.lora import adapters_of
@@ -115,10 +115,10 @@ class VllmEngine:
     def submit(self, request: PreprocessedRequest, reply: Reply) -> None:
         if not self.is_running:
             raise EngineShutdown("the engine is not running")
-        asked, params = self._asked(request)
-        lora = self._adapters.of(asked.lora_name)
+        arguments, params = self._arguments(request)
+        lora = self._adapters.of(arguments.lora_name)
         logger.debug("%s Request ID: %s", "Prefill" if self._is_prefill else "Decode", reply.request_id)
-        self.begin(self._answer(request, asked, params, lora, reply), reply)
+        self.begin(self._answer(request, arguments, params, lora, reply), reply)
 
     def begin(self, work: Coroutine[Any, Any, None], reply: Reply) -> None:
         """Start the task of a request."""
@@ -197,7 +197,7 @@ class VllmEngine:
     def _is_prefill(self) -> bool:
         return self._role is DisaggregationMode.PREFILL
 
-    def _asked(self, request: PreprocessedRequest) -> tuple[Asked, dict[str, Any] | None]:
+    def _arguments(self, request: PreprocessedRequest) -> tuple[VllmArguments, dict[str, Any] | None]:
         """Return vLLM's request and its `kv_transfer_params`. Raise `InvalidArgument`."""
         if request.multi_modal_data and not self._config.enable_multimodal:
             kinds = ", ".join(request.multi_modal_data)
@@ -210,41 +210,46 @@ class VllmEngine:
             )
         if self._is_prefill:
             assert self._handshake is not None
-            return to_asked(prefill_request(request), self._limits), self._handshake.asked_of_prefill()
-        asked = to_asked(request, self._limits)
+            return to_vllm(prefill_request(request), self._limits), self._handshake.prefill_params()
+        arguments = to_vllm(request, self._limits)
         if self._role is not DisaggregationMode.DECODE:
-            return asked, None
+            return arguments, None
         result = prefill_result_of(request)
-        return asked, None if result is None else transfer.asked_of_decode(result.disaggregated_params)
+        return arguments, None if result is None else transfer.decode_params(result.disaggregated_params)
 
     async def _answer(
-        self, request: PreprocessedRequest, asked: Asked, params: dict[str, Any] | None, lora: Any, reply: Reply
+        self,
+        request: PreprocessedRequest,
+        arguments: VllmArguments,
+        params: dict[str, Any] | None,
+        lora: Any,
+        reply: Reply,
     ) -> None:
         """Process one request until its end or its error."""
         library = self._library
         try:
-            prompt = dict(asked.prompt)
+            prompt = dict(arguments.prompt)
             length: int | None = None
             if request.prompt_embeds:
                 settings = self._llm.vllm_config.model_config
                 embeds = await asyncio.to_thread(library.load_embeds, settings, request.prompt_embeds)
                 length = int(embeds.shape[0])
-                asked = check_embeds(asked, length, self._limits)
+                arguments = check_embeds(arguments, length, self._limits)
                 prompt["prompt_embeds"] = embeds
-            if asked.media:
-                prompt["multi_modal_data"] = await self._shown(asked)
-            sampling = self._sampling(asked, params)
-            told = self._llm.generate(
+            if arguments.media:
+                prompt["multi_modal_data"] = await self._shown(arguments)
+            sampling = self._sampling(arguments, params)
+            outputs = self._llm.generate(
                 prompt,
                 sampling,
                 reply.request_id,
                 lora_request=lora,
-                priority=asked.priority,
-                data_parallel_rank=asked.rank,
+                priority=arguments.priority,
+                data_parallel_rank=arguments.rank,
             )
             write = self._write_prefill if self._is_prefill else self._write
             answer = Answer(request, length)
-            async for one in told:
+            async for one in outputs:
                 write(one, answer, params, reply)
             reply.finish()
         except asyncio.CancelledError:
@@ -267,33 +272,36 @@ class VllmEngine:
         logger.error("request %s failed", reply.request_id, exc_info=error)
         return Unknown(f"vLLM: {error.__cause__ or error}")
 
-    async def _shown(self, asked: Asked) -> dict[str, list[Any]]:
+    async def _shown(self, arguments: VllmArguments) -> dict[str, list[Any]]:
         """Return the prompt's media, decoded with the worker's `--media-io-kwargs` overridden by the request's."""
         multimodal = getattr(self._llm.vllm_config.model_config, "multimodal_config", None)
         general = getattr(multimodal, "media_io_kwargs", None) or {}
-        io = {kind: {**general.get(kind, {}), **asked.media_io.get(kind, {})} for kind in {*general, *asked.media_io}}
+        io = {
+            kind: {**general.get(kind, {}), **arguments.media_io.get(kind, {})}
+            for kind in {*general, *arguments.media_io}
+        }
         try:
-            return await media_items(asked.media, lambda kind, media: self._library.decode_media(kind, media, io))
+            return await media_items(arguments.media, lambda kind, media: self._library.decode_media(kind, media, io))
         except TypeError as error:  # vLLM passes the options as keyword arguments.
-            if not asked.media_io:
+            if not arguments.media_io:
                 raise
             raise InvalidArgument(f"media_io_kwargs: {error}", param="media_io_kwargs") from None
 
-    def _sampling(self, asked: Asked, params: dict[str, Any] | None) -> Any:
+    def _sampling(self, arguments: VllmArguments, params: dict[str, Any] | None) -> Any:
         """Return vLLM's `SamplingParams`. Raise vLLM's errors."""
         library = self._library
-        guided = None if asked.guided is None else library.StructuredOutputsParams(**asked.guided)
+        guided = None if arguments.guided is None else library.StructuredOutputsParams(**arguments.guided)
         extra = None if params is None else {transfer.KEY: params}
         return library.SamplingParams(
-            **asked.sampling,
+            **arguments.sampling,
             structured_outputs=guided,
             extra_args=extra,
             output_kind=library.RequestOutputKind.DELTA,
         )
 
-    def _write(self, told: Any, answer: Answer, params: dict[str, Any] | None, reply: Reply) -> None:
+    def _write(self, output: Any, answer: Answer, params: dict[str, Any] | None, reply: Reply) -> None:
         """Write the new output, tokens of a single choice without an item. Raise an error if vLLM aborted the request."""
-        for piece in answer.take(told):
+        for piece in answer.take(output):
             reason = piece.finish_reason
             if reason in ("abort", "error"):
                 raise given_up(reason, has_transfer=params is not None)
@@ -303,18 +311,18 @@ class VllmEngine:
             else:
                 reply.item(piece)
 
-    def _write_prefill(self, told: Any, answer: Answer, params: dict[str, Any] | None, reply: Reply) -> None:
+    def _write_prefill(self, output: Any, answer: Answer, params: dict[str, Any] | None, reply: Reply) -> None:
         """Write the output of a prefill worker: one token and the location of the blocks."""
-        for piece in answer.take(told):
+        for piece in answer.take(output):
             if piece.finish_reason in ("abort", "error"):
                 raise given_up(piece.finish_reason, has_transfer=False)
             if piece.finish_reason is not None:
-                reply.item(self._prefilled(piece, told, params))
+                reply.item(self._prefilled(piece, output, params))
                 logger.debug("Prefill completed for request %s", reply.request_id)
 
-    def _prefilled(self, piece: EngineOutput, told: Any, params: dict[str, Any] | None) -> EngineOutput:
+    def _prefilled(self, piece: EngineOutput, output: Any, params: dict[str, Any] | None) -> EngineOutput:
         assert self._handshake is not None
-        result = self._handshake.told(told.kv_transfer_params, params)
+        result = self._handshake.handover(output.kv_transfer_params, params)
         usage = piece.completion_usage
         return prefill_output(
             piece.token_ids,

@@ -23,8 +23,8 @@ class LoadReporter:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._newest: WorkerLoad | None = None
-        self._told: WorkerLoad | None = None
-        self._told_at = float("-inf")
+        self._published: WorkerLoad | None = None
+        self._published_at = float("-inf")
 
     # vLLM's StatLoggerBase interface.
 
@@ -44,8 +44,8 @@ class LoadReporter:
             waiting_requests=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
         )
         if self._timer is None:
-            wait_s = max(0.0, self._told_at + LOAD_INTERVAL_S - self._loop.time())
-            self._timer = self._loop.call_later(wait_s, self._tell)
+            wait_s = max(0.0, self._published_at + LOAD_INTERVAL_S - self._loop.time())
+            self._timer = self._loop.call_later(wait_s, self._publish)
 
     def log_engine_initialized(self) -> None:
         """Do nothing; called when the engine was set up."""
@@ -61,9 +61,9 @@ class LoadReporter:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         self._timer = None
-        self._told_at = self._loop.time()
-        if self._newest is not None and self._newest != self._told:
-            self._told = self._newest
+        self._published_at = self._loop.time()
+        if self._newest is not None and self._newest != self._published:
+            self._published = self._newest
             self._host.publish_load(self._newest)

@@ -22,7 +22,7 @@ UNSENT_MAX = 10_000  # Steps; a slow subscriber loses steps instead of using mem
 PENDING_MAX = 64  # Steps scheduled and not computed; vLLM has two at once, and one for each pipeline stage.
 
 
-class StepTeller:
+class StepPublisher:
     """Publisher of the numbered steps of one rank."""
 
     def __init__(self, rank: int) -> None:
@@ -57,33 +57,33 @@ class StepTeller:
         self._socket.close()
 
 
-class _Telling:
+class _PublishesSteps:
     """Mixin that adds publication to a vLLM scheduler."""
 
     def __init__(self, vllm_config: Any, *given: Any, **more: Any) -> None:
         super().__init__(vllm_config, *given, **more)  # type: ignore[call-arg]
-        self.teller = StepTeller(vllm_config.parallel_config.data_parallel_rank)
+        self.publisher = StepPublisher(vllm_config.parallel_config.data_parallel_rank)
 
     def schedule(self, *given: Any, **more: Any) -> Any:
         output = super().schedule(*given, **more)  # type: ignore[misc]
-        self.teller.scheduled(output, self.requests, self.waiting)  # type: ignore[attr-defined]
+        self.publisher.scheduled(output, self.requests, self.waiting)  # type: ignore[attr-defined]
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        self.teller.computed(scheduler_output)
+        self.publisher.computed(scheduler_output)
         return outputs
 
     def shutdown(self) -> None:
-        self.teller.close()
+        self.publisher.close()
         super().shutdown()  # type: ignore[misc]
 
 
-class PlainReportingScheduler(_Telling, Scheduler):  # type: ignore[misc]
+class PlainReportingScheduler(_PublishesSteps, Scheduler):  # type: ignore[misc]
     """Scheduler for engines that wait for each step before they schedule the next."""
 
 
-class ReportingScheduler(_Telling, AsyncScheduler):  # type: ignore[misc]
+class ReportingScheduler(_PublishesSteps, AsyncScheduler):  # type: ignore[misc]
     """Scheduler for all other engines; vLLM checks for its base class to enable asynchronous scheduling."""
 
     def __new__(cls, vllm_config: Any, *given: Any, **more: Any) -> Any:

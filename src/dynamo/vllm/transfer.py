@@ -1,8 +1,8 @@
 """Transfer: parameters of KV block transfers between prefill and decode, for each of vLLM's connectors. Pure.
 
-prefill: kv_transfer_params = handshake.asked_of_prefill()
-…vLLM returns its own parameters…     handshake.told(them)  ─▶ disaggregated_params
-decode:  kv_transfer_params = handshake.asked_of_decode(disaggregated_params)
+prefill: kv_transfer_params = handshake.prefill_params()
+…vLLM returns its own parameters…     handshake.handover(them)  ─▶ disaggregated_params
+decode:  kv_transfer_params = handshake.decode_params(disaggregated_params)
 """
 
 import uuid
@@ -24,10 +24,12 @@ MOONCAKE_PORT = 8998  # Of Mooncake's bootstrap server, unless VLLM_MOONCAKE_BOO
 class Handshake(Protocol):
     """Transfer parameters of one connector."""
 
-    def asked_of_prefill(self) -> dict[str, Any] | None:
+    def prefill_params(self) -> dict[str, Any] | None:
         """Return the parameters for the prefill engine; None: no parameters."""
 
-    def told(self, params: Mapping[str, Any] | None, asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def handover(
+        self, params: Mapping[str, Any] | None, request_params: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
         """Return the parameters for decode, from prefill's request and result parameters; None: nothing to transfer."""
 
 
@@ -35,7 +37,7 @@ class Handshake(Protocol):
 class Nixl:
     """Transfer in which decode pulls the blocks from prefill's memory."""
 
-    def asked_of_prefill(self) -> dict[str, Any] | None:
+    def prefill_params(self) -> dict[str, Any] | None:
         return {
             "do_remote_decode": True,
             "do_remote_prefill": False,
@@ -45,7 +47,9 @@ class Nixl:
             "remote_port": None,
         }
 
-    def told(self, params: Mapping[str, Any] | None, asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def handover(
+        self, params: Mapping[str, Any] | None, request_params: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
         return dict(params) if params else None
 
 
@@ -57,16 +61,18 @@ class Mooncake:
     bootstrap: str
     """`http://host:port` of the prefill side's bootstrap server."""
 
-    def asked_of_prefill(self) -> dict[str, Any] | None:
+    def prefill_params(self) -> dict[str, Any] | None:
         return {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": uuid.uuid4().hex}
 
-    def told(self, params: Mapping[str, Any] | None, asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        assert asked is not None, "a Mooncake prefill always has transfer parameters"
+    def handover(
+        self, params: Mapping[str, Any] | None, request_params: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
+        assert request_params is not None, "a Mooncake prefill always has transfer parameters"
         return {
             **(params or {}),
             "do_remote_decode": False,
             "do_remote_prefill": True,
-            "transfer_id": asked["transfer_id"],
+            "transfer_id": request_params["transfer_id"],
             "remote_bootstrap_addr": self.bootstrap,
             "remote_engine_id": self.engine_id,
         }
@@ -76,10 +82,12 @@ class Mooncake:
 class Store:
     """Transfer through a store outside both engines, which look blocks up by the prompt."""
 
-    def asked_of_prefill(self) -> dict[str, Any] | None:
+    def prefill_params(self) -> dict[str, Any] | None:
         return None
 
-    def told(self, params: Mapping[str, Any] | None, asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def handover(
+        self, params: Mapping[str, Any] | None, request_params: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
         return None
 
 
@@ -105,25 +113,25 @@ def _handshake(name: str, extra: Mapping[str, Any], engine_id: str, variable: Ca
     if name in STORES:
         return Store()
     if name == "MultiConnector":
-        return _only_speaker(extra, engine_id, variable)
+        return _only_exchanging(extra, engine_id, variable)
     known = ", ".join(("NixlConnector", "MooncakeConnector", "MultiConnector", *sorted(STORES)))
     raise ConfigError(f"--kv-transfer-config: connector {name!r} is not supported; must be one of {known}")
 
 
-def _only_speaker(extra: Mapping[str, Any], engine_id: str, variable: Callable[[str], str | None]) -> Handshake:
+def _only_exchanging(extra: Mapping[str, Any], engine_id: str, variable: Callable[[str], str | None]) -> Handshake:
     """Return the one of several connectors that exchanges parameters; vLLM merges those of all, so two would be ambiguous."""
     children = extra.get("connectors") or []
     found = [
         _handshake(one.get("kv_connector", ""), one.get("kv_connector_extra_config") or {}, engine_id, variable)
         for one in children
     ]
-    speakers = [one for one in found if not isinstance(one, Store)]
-    if len(speakers) > 1:
+    exchanging = [one for one in found if not isinstance(one, Store)]
+    if len(exchanging) > 1:
         raise ConfigError("--kv-transfer-config: only one connector of a MultiConnector may be NIXL or Mooncake")
-    return speakers[0] if speakers else Store()
+    return exchanging[0] if exchanging else Store()
 
 
-def asked_of_decode(disaggregated_params: Mapping[str, Any]) -> dict[str, Any] | None:
+def decode_params(disaggregated_params: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the parameters for the decode engine. Raise `InvalidArgument` for a result not from a vLLM prefill worker."""
     params = disaggregated_params.get(KEY)
     if params is not None and not isinstance(params, dict):

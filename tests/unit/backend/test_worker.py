@@ -92,7 +92,7 @@ class Held(EchoEngine):
         self.is_stopped = False
 
     def _schedule(self) -> None:
-        said = [echo.said for echo in self._running.values()]
+        said = [echo.sent for echo in self._running.values()]
         if not self.is_held or not all(said):
             super()._schedule()
 

@@ -6,13 +6,13 @@ from tests.unit.vllm.conftest import request
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.engine import GuidedDecoding, OutputOptions, Routing, SamplingOptions, StopConditions
-from dynamo.sglang.convert import Limits, guided_of, to_asked
+from dynamo.sglang.convert import Limits, guided_of, to_arguments
 
 LIMITS = Limits(context_length=16, ranks=2, first_rank=2, has_priorities=True)
 
 
 def test_a_request_is_asked_in_sglangs_words() -> None:
-    asked = to_asked(
+    asked = to_arguments(
         request(
             1, 2,
             stop=StopConditions(min_tokens=30, stop_token_ids=[5]),
@@ -41,8 +41,8 @@ def test_a_request_is_asked_in_sglangs_words() -> None:
 def test_low_priorities_come_first_where_sglang_is_told_so() -> None:
     low = Limits(context_length=16, has_priorities=True, is_low_first=True)
     asked = request(routing=Routing(priority=4))
-    assert to_asked(asked, low)["priority"] == -4
-    assert "priority" not in to_asked(asked, Limits(context_length=16))
+    assert to_arguments(asked, low)["priority"] == -4
+    assert "priority" not in to_arguments(asked, Limits(context_length=16))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_low_priorities_come_first_where_sglang_is_told_so() -> None:
 )
 def test_what_sglang_cannot_do_is_refused_by_name(changes: dict[str, object], named: str) -> None:
     with pytest.raises(InvalidArgument, match=named):
-        to_asked(request(**changes), LIMITS)
+        to_arguments(request(**changes), LIMITS)
 
 
 @pytest.mark.parametrize("tokens", [[], list(range(16))])
@@ -65,7 +65,7 @@ def test_prompts_that_leave_no_room_are_refused(tokens: list[int]) -> None:
     asked = request()
     asked.token_ids = tokens
     with pytest.raises(InvalidArgument, match="prompt"):
-        to_asked(asked, LIMITS)
+        to_arguments(asked, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_constraints_that_nothing_compiles_are_refused() -> None:
 
 
 def test_likelihoods_are_asked_for_as_far_as_they_are_wanted() -> None:
-    asked = to_asked(request(output_options=OutputOptions(logprobs=0)), LIMITS)
+    asked = to_arguments(request(output_options=OutputOptions(logprobs=0)), LIMITS)
     assert (asked["return_logprob"], asked["top_logprobs_num"], asked["logprob_start_len"]) == (True, 0, -1)
-    asked = to_asked(request(output_options=OutputOptions(prompt_logprobs=2)), LIMITS)
+    asked = to_arguments(request(output_options=OutputOptions(prompt_logprobs=2)), LIMITS)
     assert (asked["top_logprobs_num"], asked["logprob_start_len"]) == (2, 0)

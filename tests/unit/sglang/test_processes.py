@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.sglang.processes import check_alive, deaths_told, state_of
+from dynamo.sglang.processes import check_alive, sigquit_handler, state_of
 
 
 def test_a_process_that_has_ended_is_named() -> None:
@@ -30,7 +30,7 @@ def test_a_name_with_a_bracket_in_it_hides_no_state(tmp_path: Path) -> None:
 
 async def test_a_failed_child_is_told_by_a_signal() -> None:
     told = asyncio.Event()
-    with deaths_told(asyncio.get_running_loop(), told.set) as listen:
+    with sigquit_handler(asyncio.get_running_loop(), told.set) as listen:
         listen()
         os.kill(os.getpid(), signal.SIGQUIT)
         async with asyncio.timeout(30):

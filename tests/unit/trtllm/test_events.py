@@ -11,7 +11,7 @@ from tests.unit.vllm.conftest import Host
 from dynamo.core.clock import ManualClock
 from dynamo.protocols.kv_events import Removed, Stored
 from dynamo.text.multimodal.routing_hashes import hashes_of
-from dynamo.trtllm.events import CacheEvents, follow, teller
+from dynamo.trtllm.events import CacheEvents, follow, publisher_of
 
 SIZE = 2
 
@@ -102,7 +102,7 @@ async def test_the_engine_is_asked_again_and_again_and_a_slip_ends_nothing() -> 
         for one in answers.pop(0) if answers else []:
             yield one
 
-    following = asyncio.ensure_future(follow(look, teller(CacheEvents(SIZE), host), clock=clock))
+    following = asyncio.ensure_future(follow(look, publisher_of(CacheEvents(SIZE), host), clock=clock))
     for _ in range(30):
         await asyncio.sleep(0)
         clock.advance(0.1)

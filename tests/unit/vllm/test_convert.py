@@ -8,13 +8,13 @@ from tests.unit.vllm.scripted import SAMPLING, Logprob, said
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.engine import GuidedDecoding, OutputOptions, Routing, SamplingOptions, StopConditions
-from dynamo.vllm.convert import Answer, Limits, guided_of, to_asked
+from dynamo.vllm.convert import Answer, Limits, guided_of, to_vllm
 
 LIMITS = Limits(context_length=16)
 
 
 def sampling(limits: Limits = LIMITS, **changes: Any) -> dict[str, Any]:
-    return dict(to_asked(request(**changes), limits).sampling)
+    return dict(to_vllm(request(**changes), limits).sampling)
 
 
 def test_everything_said_is_known_to_vllm() -> None:
@@ -68,35 +68,35 @@ def test_ends_are_the_models_and_the_requests() -> None:
 )
 def test_what_cannot_be_served_is_named(changes: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        to_asked(request(**changes), LIMITS)
+        to_vllm(request(**changes), LIMITS)
     assert caught.value.param == param
 
 
 def test_prompts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="16 tokens"):
-        to_asked(request(*range(1, 17)), LIMITS)
+        to_vllm(request(*range(1, 17)), LIMITS)
     empty = request()
     empty.token_ids = []
     with pytest.raises(InvalidArgument, match="empty"):
-        to_asked(empty, LIMITS)
+        to_vllm(empty, LIMITS)
 
 
 def test_ranks_are_counted_from_this_workers_first() -> None:
     limits = Limits(context_length=16, ranks=2, first_rank=4)
-    assert to_asked(request(routing=Routing(dp_rank=5)), limits).rank == 1
-    assert to_asked(request(routing=Routing(dp_rank=0)), LIMITS).rank is None
+    assert to_vllm(request(routing=Routing(dp_rank=5)), limits).rank == 1
+    assert to_vllm(request(routing=Routing(dp_rank=0)), LIMITS).rank is None
     with pytest.raises(InvalidArgument, match="4 to 5"):
-        to_asked(request(routing=Routing(dp_rank=6)), limits)
+        to_vllm(request(routing=Routing(dp_rank=6)), limits)
 
 
 def test_priorities_are_told_to_a_scheduler_that_looks_at_them() -> None:
     routing = Routing(priority=3)
-    assert to_asked(request(routing=routing), LIMITS).priority == 0
-    assert to_asked(request(routing=routing), Limits(context_length=16, has_priorities=True)).priority == -3
+    assert to_vllm(request(routing=routing), LIMITS).priority == 0
+    assert to_vllm(request(routing=routing), Limits(context_length=16, has_priorities=True)).priority == -3
 
 
 def test_a_salt_keeps_caches_apart() -> None:
-    assert to_asked(request(routing=Routing(cache_salt="s")), LIMITS).prompt["cache_salt"] == "s"
+    assert to_vllm(request(routing=Routing(cache_salt="s")), LIMITS).prompt["cache_salt"] == "s"
 
 
 def test_guided_text_of_each_kind() -> None:

@@ -71,9 +71,9 @@ def test_steps_are_passed_on_and_what_is_none_is_left_out() -> None:
     host = Host()
     listener = PassListener("tcp://127.0.0.1:1", 1, host)
     step = ForwardPass(0.5, ScheduledRequests(num_decode_requests=2))
-    listener.hear([b"", struct.pack(">Q", 1), msgspec.msgpack.encode(step)])
-    listener.hear([b"", struct.pack(">Q", 3), b"\xc1"])
-    listener.hear([b"x"])
+    listener.on_message([b"", struct.pack(">Q", 1), msgspec.msgpack.encode(step)])
+    listener.on_message([b"", struct.pack(">Q", 3), b"\xc1"])
+    listener.on_message([b"x"])
     assert host.passes == [(step, 1)]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.vllm.transfer import Handshake, Mooncake, Nixl, Store, asked_of_decode, handshake_of
+from dynamo.vllm.transfer import Handshake, Mooncake, Nixl, Store, decode_params, handshake_of
 
 PREFILL = DisaggregationMode.PREFILL
 
@@ -20,21 +20,21 @@ def made(name: str | None, **extra: Any) -> Handshake | None:
 def test_nixl_passes_on_what_prefill_said() -> None:
     found = made("NixlConnector")
     assert isinstance(found, Nixl)
-    asked = found.asked_of_prefill()
+    asked = found.prefill_params()
     assert asked is not None
     assert asked["do_remote_decode"] is True
-    assert found.told({"remote_port": 1}, asked) == {"remote_port": 1}
-    assert found.told(None, asked) is None
+    assert found.handover({"remote_port": 1}, asked) == {"remote_port": 1}
+    assert found.handover(None, asked) is None
 
 
 def test_mooncake_names_the_transfer_and_where_to_ask() -> None:
     found = made("MooncakeConnector")
     assert isinstance(found, Mooncake)
-    asked, other = found.asked_of_prefill(), found.asked_of_prefill()
+    asked, other = found.prefill_params(), found.prefill_params()
     assert asked is not None
     assert other is not None
     assert asked["transfer_id"] != other["transfer_id"]
-    told = found.told(None, asked)
+    told = found.handover(None, asked)
     assert told == {
         "do_remote_decode": False,
         "do_remote_prefill": True,
@@ -47,8 +47,8 @@ def test_mooncake_names_the_transfer_and_where_to_ask() -> None:
 def test_a_store_needs_no_words() -> None:
     found = made("LMCacheMPConnector")
     assert isinstance(found, Store)
-    assert found.asked_of_prefill() is None
-    assert found.told({"x": 1}, None) is None
+    assert found.prefill_params() is None
+    assert found.handover({"x": 1}, None) is None
 
 
 def test_of_several_one_may_speak() -> None:
@@ -68,7 +68,7 @@ def test_a_part_of_a_request_needs_a_connector_that_is_known() -> None:
 
 
 def test_decode_reads_what_a_prefill_of_vllms_said() -> None:
-    assert asked_of_decode({"kv_transfer_params": {"a": 1}}) == {"a": 1}
-    assert asked_of_decode({}) is None
+    assert decode_params({"kv_transfer_params": {"a": 1}}) == {"a": 1}
+    assert decode_params({}) is None
     with pytest.raises(InvalidArgument, match="expected a map"):
-        asked_of_decode({"kv_transfer_params": 3})
+        decode_params({"kv_transfer_params": 3})
