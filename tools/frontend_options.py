@@ -1,4 +1,4 @@
-"""Frontend options: writes every flag and variable of `python -m dynamo.frontend` into docs/frontend.md, between its markers."""
+"""Write every flag and variable of `python -m dynamo.frontend` into docs/frontend.md, between its markers."""
 
 import sys
 from dataclasses import fields
@@ -13,7 +13,7 @@ BEGIN, END = "<!-- flags: written by tools/frontend_options.py -->", "<!-- end o
 
 
 def main() -> int:
-    """Rewrites the page; status 1 with `--check` when it was out of date."""
+    """Rewrite the page. With `--check`, only return 1 if it is out of date."""
     before = PAGE.read_text(encoding="utf-8")
     head, _, rest = before.partition(BEGIN)
     _, _, tail = rest.partition(END)
@@ -25,23 +25,23 @@ def main() -> int:
 
 
 def table() -> str:
-    """A line for each flag that is honoured."""
+    """Return the table of supported flags."""
     lines = ["| flag | variable | default | |", "|---|---|---|---|"]
     lines += [line(field) for field in fields(FrontendConfig)]
     return "\n".join(lines) + "\n"
 
 
 def line(field: Any) -> str:
-    said = field.metadata
-    names = ", ".join(f"`{name}`" for name in (said["flag"], *said["aliases"]))
-    variable = f"`{said['env']}`" if said["env"] else ""
-    text = said["help"].replace("|", "\\|")
-    choices = f" ({', '.join(said['choices'])})" if said["choices"] else ""
+    metadata = field.metadata
+    names = ", ".join(f"`{name}`" for name in (metadata["flag"], *metadata["aliases"]))
+    variable = f"`{metadata['env']}`" if metadata["env"] else ""
+    text = metadata["help"].replace("|", "\\|")
+    choices = f" ({', '.join(metadata['choices'])})" if metadata["choices"] else ""
     return f"| {names} | {variable} | {default(field)} | {text}{choices} |"
 
 
 def default(field: Any) -> str:
-    """What holds when nobody says anything; nothing where that is nothing."""
+    """Return the default as text; empty if there is none."""
     if callable(field.default_factory) and field.default_factory.__name__ == "default_discovery":
         return "file, or etcd"
     value = field.default
@@ -51,10 +51,10 @@ def default(field: Any) -> str:
 
 
 def waiting() -> str:
-    """Upstream's flags that are refused by name."""
+    """Return the sentence about the unsupported flags of upstream."""
     declared = {field.metadata["flag"] for field in fields(FrontendConfig)}
     names = ", ".join(f"`{one.flag}`" for one in WAITING if one.flag not in declared)
-    return f"Known and not honoured yet, so refused unless they are given upstream's default: {names}.\n"
+    return f"Not supported, and refused unless given with upstream's default value: {names}.\n"
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class AisOptions:
         None,
         "--ais-perf-config",
         "DYN_AIS_PERF_CONFIG",
-        f"{WITH}the engine as AISimulate describes it: JSON, or a JSON or YAML file; replaces the other --ais- flags",
+        f"{WITH}AISimulate configuration of the engine: JSON, or a JSON or YAML file; replaces the other --ais- flags",
     )
     ais_backend: str | None = option(
         None,
@@ -63,61 +63,61 @@ class AisOptions:
         aliases=["--aic-backend"],
     )
     ais_system: str | None = option(
-        None, "--ais-system", "DYN_AIS_SYSTEM", f"{WITH}the machine, such as h200_sxm", aliases=["--aic-system"]
+        None, "--ais-system", "DYN_AIS_SYSTEM", f"{WITH}type of machine, such as h200_sxm", aliases=["--aic-system"]
     )
     ais_backend_version: str | None = option(
         None,
         "--ais-backend-version",
         "DYN_AIS_BACKEND_VERSION",
-        f"{NO_EFFECT}: the engine's version",
+        f"{NO_EFFECT}: engine version",
         aliases=["--aic-backend-version"],
     )
     ais_tp_size: int | None = option(
-        None, "--ais-tp-size", "DYN_AIS_TP_SIZE", f"{WITH}the tensor-parallel size", aliases=["--aic-tp-size"]
+        None, "--ais-tp-size", "DYN_AIS_TP_SIZE", f"{WITH}tensor-parallel size", aliases=["--aic-tp-size"]
     )
     ais_model_path: str | None = option(
         None,
         "--ais-model-path",
         "DYN_AIS_MODEL_PATH",
-        f"{WITH}the model; a directory with a config.json makes a first estimate",
+        f"{WITH}model; a directory with a config.json provides the first estimate",
         aliases=["--aic-model-path"],
     )
     ais_moe_tp_size: int | None = option(
         None,
         "--ais-moe-tp-size",
         "DYN_AIS_MOE_TP_SIZE",
-        f"{NO_EFFECT}: the tensor-parallel size of the experts",
+        f"{NO_EFFECT}: tensor-parallel size of the experts",
         aliases=["--aic-moe-tp-size"],
     )
     ais_moe_ep_size: int | None = option(
         None,
         "--ais-moe-ep-size",
         "DYN_AIS_MOE_EP_SIZE",
-        f"{NO_EFFECT}: the expert-parallel size",
+        f"{NO_EFFECT}: expert-parallel size",
         aliases=["--aic-moe-ep-size"],
     )
     ais_attention_dp_size: int | None = option(
         None,
         "--ais-attention-dp-size",
         "DYN_AIS_ATTENTION_DP_SIZE",
-        f"{NO_EFFECT}: the data-parallel size; every rank is counted by itself",
+        f"{NO_EFFECT}: data-parallel size; every rank is counted separately",
         aliases=["--aic-attention-dp-size"],
     )
     ais_nextn: int | None = option(
-        None, "--ais-nextn", "DYN_AIS_NEXTN", f"{NO_EFFECT}: the number of drafted tokens", aliases=["--aic-nextn"]
+        None, "--ais-nextn", "DYN_AIS_NEXTN", f"{NO_EFFECT}: number of draft tokens", aliases=["--aic-nextn"]
     )
     ais_nextn_accept_rates: str | None = option(
         None,
         "--ais-nextn-accept-rates",
         "DYN_AIS_NEXTN_ACCEPT_RATES",
-        f"{NO_EFFECT}: the share of drafted tokens that is accepted",
+        f"{NO_EFFECT}: acceptance rates of draft tokens",
         aliases=["--aic-nextn-accept-rates"],
     )
     ais_mtp_seed: int = option(
         42,
         "--ais-mtp-seed",
         "DYN_AIS_MTP_SEED",
-        f"{NO_EFFECT}: the seed of a simulation of drafted tokens",
+        f"{NO_EFFECT}: seed of the simulation of draft tokens",
         aliases=["--aic-mtp-seed"],
     )
 

@@ -33,156 +33,159 @@ class KvRouterOptions(AisOptions, TrackingOptions):
         "dynamo",
         "--router-policy",
         "DYN_ROUTER_POLICY",
-        "The cost function of kv mode: upstream's, or ours, which counts what a request delays others by",
+        "Cost function of kv mode: dynamo (upstream's), or balanced (latency-based, includes the delay of other requests)",
         choices=["dynamo", "balanced"],
     )
     overlap_score_credit: float = option(
         1.0,
         "--router-kv-overlap-score-credit",
         "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
-        "How much of a prefill block a cached one saves; 0 routes by load alone",
+        "Share of a prefill block that a cached block saves; 0 routes by load alone",
     )
     overlap_score_credit_decay: float = option(
         0.0,
         "--router-kv-overlap-score-credit-decay",
         "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
-        "How fast that credit shrinks on a worker with more prefill waiting than the others",
+        "Decrease of that credit on workers with more queued prefill than the others; 0 disables it",
     )
     overlap_score_weight: float | None = option(
         None,
         "--router-kv-overlap-score-weight",
         "DYN_OVERLAP_SCORE_WEIGHT",
-        "Older spelling of --router-prefill-load-scale; 0 also sets the credit to 0",
+        "Former name of --router-prefill-load-scale; 0 also sets the credit to 0",
         aliases=["--kv-overlap-score-weight"],
     )
     prefill_load_scale: float = option(
         1.0,
         "--router-prefill-load-scale",
         "DYN_ROUTER_PREFILL_LOAD_SCALE",
-        "What a block to be computed costs against one that is occupied",
+        "Cost of a block to be computed, relative to an occupied block",
     )
     decode_active_request_weight: float = option(
         0.0,
         "--router-decode-active-request-weight",
         "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
-        "What a request under way costs, in blocks",
+        "Cost of an active request, in blocks",
     )
     host_cache_hit_weight: float = option(
         0.75,
         "--router-host-cache-hit-weight",
         "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
-        "What a block in host memory saves of one to be computed",
+        "Share of a prefill block that a block in host memory saves",
     )
     disk_cache_hit_weight: float = option(
-        0.25, "--router-disk-cache-hit-weight", "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT", "The same for a block on disk"
+        0.25, "--router-disk-cache-hit-weight", "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT", "The same share for a block on disk"
     )
     shared_cache_multiplier: float | None = option(
         None,
         "--shared-cache-multiplier",
         "DYN_SHARED_CACHE_MULTIPLIER",
-        "The same for a block in a cache that every worker reads (0.5)",
+        "The same share for a block in a cache that all workers read, 0 to 1; default: 0.5",
     )
     router_temperature: float = option(
         0.0,
         "--router-temperature",
         "DYN_ROUTER_TEMPERATURE",
-        "0 takes the best worker; above, others are drawn too, the more the higher",
+        "0 chooses the cheapest worker; higher values spread requests over more workers",
     )
     kv_events: bool = option(
         True,
         "--router-kv-events",
         "DYN_ROUTER_USE_KV_EVENTS",
-        "Workers tell what they hold; without, it is guessed from what they were given",
+        "Follow the workers' KV events; otherwise cached blocks are predicted from the requests routed to each worker",
         aliases=["--kv-events"],
     )
     load_aware: bool = option(
-        False, "--load-aware", "DYN_ROUTER_LOAD_AWARE", "kv mode by load alone: no credit, no events, no reuse"
+        False, "--load-aware", "DYN_ROUTER_LOAD_AWARE", "Route by load alone in kv mode: no credit, no events, no reuse"
     )
     track_active_blocks: bool = option(
         True,
         "--router-track-active-blocks",
         "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",
-        "Count the blocks of requests under way",
+        "Count the blocks of active requests",
         aliases=["--track-active-blocks"],
     )
     track_output_blocks: bool = option(
         False,
         "--router-track-output-blocks",
         "DYN_ROUTER_TRACK_OUTPUT_BLOCKS",
-        "Count the blocks that outputs fill as well",
+        "Count the blocks of output tokens too",
         aliases=["--track-output-blocks"],
     )
     assume_kv_reuse: bool = option(
         True,
         "--router-assume-kv-reuse",
         "DYN_ROUTER_ASSUME_KV_REUSE",
-        "Requests that begin alike share blocks on a worker",
+        "Count the common prefix of concurrent requests on a worker once",
         aliases=["--assume-kv-reuse"],
     )
     track_prefill_tokens: bool = option(
-        True, "--router-track-prefill-tokens", "DYN_ROUTER_TRACK_PREFILL_TOKENS", "Count prompts being computed"
+        True,
+        "--router-track-prefill-tokens",
+        "DYN_ROUTER_TRACK_PREFILL_TOKENS",
+        "Count prompts that are being computed",
     )
     router_ttl_secs: float = option(
-        120.0, "--router-ttl-secs", "DYN_ROUTER_TTL_SECS", "Without KV events: how long a guess is believed"
+        120.0, "--router-ttl-secs", "DYN_ROUTER_TTL_SECS", "Lifetime of predicted blocks without KV events, in seconds"
     )
     approximate_cache_policy: str = option(
         "ttl",
         "--router-approximate-cache-policy",
         "DYN_ROUTER_APPROXIMATE_CACHE_POLICY",
-        "Without KV events: guesses end by time, or when a worker's cache must be full",
+        "Expiry of predicted blocks without KV events: after their lifetime (ttl), or when the worker's cache is full (lru)",
         choices=["ttl", "lru"],
     )
     predicted_ttl_secs: float | None = option(
         None,
         "--router-predicted-ttl-secs",
         "DYN_ROUTER_PREDICTED_TTL_SECS",
-        "With KV events: how long what was just sent to a worker counts as held before it says so",
+        "Lifetime of blocks predicted until the worker's own KV event, in seconds; default: no prediction",
     )
     queue_threshold: float | None = option(
         None,
         "--router-queue-threshold",
         "DYN_ROUTER_QUEUE_THRESHOLD",
-        "Requests wait while every worker has more prefill under way than this multiple of its largest batch",
+        "Multiple of a worker's largest batch; requests queue while every worker has more active prefill tokens than that",
     )
     queue_policy: str | None = option(
         None,
         "--router-queue-policy",
         "DYN_ROUTER_QUEUE_POLICY",
-        "Who waits goes in order of arrival (fcfs), or the shortest uncached prompt first (wspt, which balanced does)",
+        "Order of queued requests: arrival (fcfs), or shortest uncached prompt first (wspt); balanced defaults to wspt",
         choices=["fcfs", "wspt"],
     )
     session_affinity_ttl_secs: int | None = option(
         None,
         "--router-session-affinity-ttl-secs",
         "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
-        "The turns of a session (header x-dynamo-session-id) go to the worker of its first one until it was idle for so long",
+        "Idle time after which a session (header x-dynamo-session-id) loses its worker, in seconds; enables session affinity",
     )
     session_affinity_mode: str = option(
         "hard",
         "--router-session-affinity-mode",
         "DYN_ROUTER_SESSION_AFFINITY_MODE",
-        "hard: to that worker even when it is over a busy threshold; soft: while it may be chosen as others may",
+        "hard: use the session's worker even above its busy threshold; soft: only while it is eligible",
         choices=["hard", "soft"],
     )
     prefill_load_model: str = option(
         "none",
         "--router-prefill-load-model",
         "DYN_ROUTER_PREFILL_LOAD_MODEL",
-        "ais: the oldest prompt of each worker counts less the longer it is computed; see the --ais- flags",
+        "Estimate of prefill progress: ais counts the oldest prompt of a worker less over time (see the --ais- flags)",
         choices=["none", "ais", "aic"],
     )
     shared_cache_type: str = option(
         "none",
         "--shared-cache-type",
         "DYN_SHARED_CACHE_TYPE",
-        "Count what a cache has that every worker reads: hicache follows the Mooncake store of SGLang's HiCache",
+        "Shared cache whose blocks count as cached: hicache follows the Mooncake store of SGLang's HiCache",
         choices=["none", "hicache"],
     )
     enable_session_prefix_index: bool = option(
         False,
         "--enable-session-prefix-index",
         "DYN_ENABLE_SESSION_PREFIX_INDEX",
-        "Keep what each session was told, whoever still holds it; shown by GET /routing/sessions",
+        "Keep the prompts of sessions, whether cached or not; returned by GET /routing/sessions",
     )
     event_threads: int = option(
         4,
@@ -194,46 +197,49 @@ class KvRouterOptions(AisOptions, TrackingOptions):
         False,
         "--use-remote-indexer",
         "DYN_USE_REMOTE_INDEXER",
-        "Ask a router that serves its index (python -m dynamo.router --serve-indexer) what workers hold",
+        "Query the index of another router (python -m dynamo.router --serve-indexer) for cached blocks",
     )
     serve_indexer: bool = option(
-        False, "--serve-indexer", "DYN_SERVE_INDEXER", "Tell other routers what the workers hold (--use-remote-indexer)"
+        False,
+        "--serve-indexer",
+        "DYN_SERVE_INDEXER",
+        "Serve this router's index to other routers (--use-remote-indexer)",
     )
     replica_sync: bool = option(
         False,
         "--router-replica-sync",
         "DYN_ROUTER_REPLICA_SYNC",
-        "Routers of the same workers tell each other what they gave to whom",
+        "Exchange routed requests with the routers of the same workers",
     )
     durable_kv_events: bool = option(
         False,
         "--durable-kv-events",
         "DYN_DURABLE_KV_EVENTS",
-        "Workers tell what they hold through a JetStream stream of the NATS server, which workers must be told as well",
+        "Receive KV events through a JetStream stream of the NATS server; workers need the same flag",
     )
     router_snapshot_threshold: int = option(
         1_000_000,
         "--router-snapshot-threshold",
         "DYN_ROUTER_SNAPSHOT_THRESHOLD",
-        "With --durable-kv-events: beyond so many messages in the stream their sum is kept as a snapshot",
+        "Messages in the stream of --durable-kv-events beyond which a snapshot is written and the stream purged",
     )
     router_reset_states: bool = option(
         False,
         "--router-reset-states",
         "DYN_ROUTER_RESET_STATES",
-        "With --durable-kv-events: drop the stream and the snapshot of former routers at the start",
+        "Delete the stream and the snapshot of --durable-kv-events at the start",
     )
     policy_config: str | None = option(
         None,
         "--router-policy-config",
         "DYN_ROUTER_POLICY_CONFIG",
-        "YAML file with cost parameters and classes of waiting requests; it beats the flags above",
+        "YAML file with cost parameters and classes of queued requests; overrides the flags above",
     )
     index_blocks_max: int = option(
         BLOCKS_MAX,
         "--router-index-max-blocks",
         "DYN_ROUTER_INDEX_MAX_BLOCKS",
-        "Bound of the index; beyond it what was used longest ago is forgotten",
+        "Maximum blocks of the index; the least recently used ones are dropped",
     )
 
 
@@ -272,7 +278,7 @@ def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
     if options.router_snapshot_threshold < 1:
         raise ConfigError(f"--router-snapshot-threshold {options.router_snapshot_threshold}: expected at least 1")
     if options.serve_indexer and options.use_remote_indexer:
-        raise ConfigError("--serve-indexer and --use-remote-indexer exclude each other: who asks has nothing to tell")
+        raise ConfigError("--serve-indexer and --use-remote-indexer are mutually exclusive")
     if options.event_threads < 1:
         raise ConfigError(f"--router-event-threads {options.event_threads}: expected at least 1")
     options.check_tracking()

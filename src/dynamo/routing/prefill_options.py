@@ -19,29 +19,29 @@ class DisaggregationOptions:
         False,
         "--enforce-disagg",
         "DYN_ENFORCE_DISAGG",
-        "Where no prefill worker is left, requests fail rather than have decode workers compute their prompts",
+        "Fail requests while no prefill worker is available, instead of computing their prompts on decode workers",
     )
     conditional_disagg: bool = option(
         False,
         "--router-conditional-disagg",
         "DYN_ROUTER_CONDITIONAL_DISAGG",
-        "Decode workers compute a prompt themselves where that is sooner; needs kv mode with events",
+        "Compute a prompt on its decode worker if that is faster; requires kv mode with KV events",
     )
     conditional_disagg_config: str | None = option(
         None,
         "--router-conditional-disagg-config",
         "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG",
-        "JSON object that says when: policy (isl_bounding, prefill_load, isl_or_load), eff_isl_threshold, "
+        "JSON object with the conditions: policy (isl_bounding, prefill_load, isl_or_load), eff_isl_threshold, "
         "eff_isl_ratio_threshold, prefill_busy_threshold, decode_busy_threshold",
     )
     prefill_policy: str | None = option(
         None,
         "--router-prefill-policy",
         "DYN_ROUTER_PREFILL_POLICY",
-        "How prefill workers are chosen: default, balanced, or an instance of --router-policy-config",
+        "Routing policy of prefill workers: default, balanced, or an instance of --router-policy-config",
     )
     decode_policy: str | None = option(
-        None, "--router-decode-policy", "DYN_ROUTER_DECODE_POLICY", "The same for decode workers"
+        None, "--router-decode-policy", "DYN_ROUTER_DECODE_POLICY", "Routing policy of decode workers; same values"
     )
 
     def conditional(self, queue_threshold: float | None) -> Conditional | None:

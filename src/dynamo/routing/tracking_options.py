@@ -14,17 +14,17 @@ class TrackingOptions:
         PUBLIC,
         "--router-tracking-hash",
         "DYN_ROUTER_TRACKING_HASH",
-        "By which hashes routers know requests under way: those that anybody can compute, or those of who has the key",
+        "Hash of active requests' blocks, exchanged between routers: public, or with a secret key",
         choices=[PUBLIC, KEYED],
     )
     tracking_key_file: str | None = option(
         None,
         "--router-tracking-key-file",
         "DYN_ROUTER_TRACKING_KEY_FILE",
-        "With keyed-xxh3-v1: file with the key, 32 bytes as they are",
+        "File with the 32-byte binary key of keyed-xxh3-v1",
     )
     tracking_key_id: str | None = option(
-        None, "--router-tracking-key-id", "DYN_ROUTER_TRACKING_KEY_ID", "With keyed-xxh3-v1: the name of the key"
+        None, "--router-tracking-key-id", "DYN_ROUTER_TRACKING_KEY_ID", "Name of the key of keyed-xxh3-v1"
     )
 
     def check_tracking(self) -> None:

@@ -167,5 +167,5 @@ def test_an_index_is_told_by_who_has_one() -> None:
     assert read(["--router-mode", "kv", "--serve-indexer"], {}).serve_indexer
     with pytest.raises(ConfigError, match="--serve-indexer: requires --router-mode kv"):
         read(["--serve-indexer"], {})
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="mutually exclusive"):
         read(["--router-mode", "kv", "--serve-indexer", "--use-remote-indexer"], {})
