@@ -176,7 +176,7 @@ class AdvertisedOptions:
     )
 
     def routing(self) -> RouterConfig | None:
-        """Return the published router settings; None without `--router-mode`. Raise `ConfigError` if they are invalid."""
+        """Return the published router settings; None without `--router-mode`. Raise `ConfigError` if invalid."""
         told = [one.name for one in fields(AdvertisedOptions) if getattr(self, one.name) != one.default]
         if self.router_mode is None:
             if told:

@@ -324,7 +324,7 @@ class MockerEngine:
         self._end_prefill(sequence)
 
     async def _compute_when_reserved(self, running: Running, asked: Asked, owner: Reply) -> None:
-        """Compute a prompt after the decode worker has reserved its blocks: prefill side of a destination-first handoff."""
+        """Compute a prompt after the decode worker has reserved blocks (prefill side, destination-first order)."""
         assert self._handoffs is not None
         assert running.room is not None
         try:
@@ -335,7 +335,7 @@ class MockerEngine:
             running.sequence = running.rank.submit(asked, owner, stays=True)
 
     async def _take_over(self, info: BootstrapInfo, running: Running, asked: Asked, owner: Reply) -> None:
-        """Run the decode side of a handoff: reserve blocks on request, start decoding once they have been transferred."""
+        """Run the decode side of a handoff: reserve blocks on request, and decode after their transfer."""
         rank, limits = running.rank, running.rank.simulation.limits
 
         async def reserve() -> int:

@@ -87,7 +87,7 @@ class StepReporter:
             metrics.latency.observe((now_ms - sequence.arrived_ms) / 1000)
 
     def rest(self) -> None:
-        """Publish the load when the rank becomes idle: a request cancelled in the last step still counts in that step."""
+        """Publish the load of an idle rank: the last step's load includes requests cancelled during it."""
         load = self._simulation.load()
         if self._told is not None and self._told != load:
             self._tell(load)

@@ -216,7 +216,7 @@ class HandoffServer:
         await wire.say(COMPLETE)
 
     async def _reserve(self, wire: Wire, number: int) -> int:
-        """Return the number of prompt tokens for which the decode worker reserved blocks, without those it has cached."""
+        """Return the number of uncached prompt tokens for which the decode worker reserved blocks."""
         await wire.act(number, RESERVE)
         fact = await wire.expect(FACT, RESERVED)
         tokens = fact[RESERVED].get("transferable_prompt_tokens") if isinstance(fact[RESERVED], dict) else None
@@ -245,7 +245,7 @@ class Handoff:
     dp_rank: int = 0
 
     async def receive(self, reserve: Callable[[], Awaitable[int]], activate: Callable[[], None]) -> None:
-        """Receive a prompt: `reserve` allocates blocks and returns their tokens, `activate` is called after the transfer.
+        """Receive a prompt: `reserve` allocates blocks and returns their tokens, `activate` follows the transfer.
 
         Returns when both sides are done. Raise `WorkerUnavailable` if the transfer fails.
         """

@@ -1,4 +1,4 @@
-"""`python -m dynamo.replay TRACE …`: what a cluster would have done."""
+"""`python -m dynamo.replay TRACE …`: simulate a cluster under a load."""
 
 import sys
 

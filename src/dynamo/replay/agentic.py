@@ -1,11 +1,11 @@
-"""Agentic: what agents ask: trajectories of requests that wait for each other and for tools, on so many lanes at once.
+"""Agentic: load of agents: trajectories of requests that depend on each other and on tools.
 
     play      one task, from its first request to the last: sessions of an agent and of the helpers that it starts
-    request   comes when all that it needs has happened, and the time after it (a tool's, say) is over:
+    request   arrives when all its dependencies are satisfied and the delay after them (of a tool, for example) is over:
                   complete   another request of the play was answered
-                  dispatch   another request of the play went to a worker: a helper that works beside it
+                  dispatch   another request of the play was sent to a worker: a helper that runs concurrently
 
-Without lanes plays begin at their times. With lanes so many are under way, and the next begins when one is over.
+Without lanes, plays begin at their recorded times. With lanes, each lane runs one play after another.
 """
 
 import itertools
@@ -21,7 +21,7 @@ Trigger = Literal["complete", "dispatch"]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What must have happened to another request of the same play, and how long ago."""
+    """A dependency on another request of the same play, with the delay after it."""
 
     request_id: str
     trigger: Trigger = "complete"
@@ -30,41 +30,41 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One task."""
+    """One task: sessions of requests that depend on each other."""
 
     play_id: str
     sessions: Sequence[Session]
     needs: Mapping[str, Sequence[Need]]
-    """By request; one that needs nothing comes at its time."""
+    """Dependencies by request; a request without any arrives at its own time."""
 
     def check(self) -> "Play":
-        """Itself. Raises `ConfigError` where a request needs one that is not there, or in the end itself."""
+        """Return the play. Raise `ConfigError` if a dependency is missing or circular."""
         known = {turn.request_id for session in self.sessions for turn in session.turns}
         if len(known) < sum(len(session.turns) for session in self.sessions):
-            raise ConfigError(f"play {self.play_id}: two requests have the same id")
+            raise ConfigError(f"play {self.play_id}: duplicate request id")
         left = {name: {need.request_id for need in self.needs.get(name, ())} for name in known}
         for name, needed in left.items():
             if not needed <= known:
-                raise ConfigError(f"play {self.play_id}: {name} needs {min(needed - known)}, which is not there")
+                raise ConfigError(f"play {self.play_id}: {name} depends on unknown request {min(needed - known)}")
         while left:
             free = {name for name, needed in left.items() if not needed}
             if not free:
-                raise ConfigError(f"play {self.play_id}: {min(left)} waits for itself")
+                raise ConfigError(f"play {self.play_id}: circular dependency of {min(left)}")
             left = {name: needed - free for name, needed in left.items() if name not in free}
         return self
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A play under way."""
+    """An active play."""
 
     play: Play
     began_ms: float
     base_ms: float
-    """What the play's own times count from."""
+    """Offset of the play's own times in milliseconds."""
     where: dict[str, tuple[Session, int]]
     missing: dict[str, int]
-    """How much of what a request needs has not happened."""
+    """Number of unsatisfied dependencies by request."""
     ready_ms: dict[str, float]
     waiting_for: dict[tuple[str, Trigger], list[tuple[str, float]]]
     left: int
@@ -72,14 +72,14 @@ class _Begun:
 
 @dataclass(slots=True)
 class AgenticLoad:
-    """Plays, at their times or on lanes."""
+    """Plays at their recorded times or on lanes."""
 
     plays: Sequence[Play]
     lanes: int | None = None
     speedup: float = 1.0
     _rest: Iterator[Play] = field(init=False)
     _begun: dict[str, _Begun] = field(init=False, default_factory=dict)
-    """By session, for as long as its play lasts."""
+    """Active plays by session id."""
 
     def __post_init__(self) -> None:
         if self.lanes is not None and self.lanes < 1:
@@ -89,7 +89,7 @@ class AgenticLoad:
         self._rest = iter(())
 
     def first(self) -> Iterator[Due]:
-        """What comes whatever happens, in the order of time."""
+        """Yield requests that depend on no other request, in the order of time."""
         if self.lanes is not None:
             self._rest = iter(self.plays)
             started = [self._begin(play, 0.0) for play in itertools.islice(self._rest, self.lanes)]
@@ -98,11 +98,11 @@ class AgenticLoad:
         return iter(sorted(known, key=lambda due: due[0]))
 
     def begun(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
-        """What comes because a turn went to a worker."""
+        """Return the requests that become due because a turn was sent to a worker."""
         return self._happened(session, turn, "dispatch", now_ms)
 
     def after(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
-        """What comes because a turn was answered; the next play where that was the last of one, and there are lanes."""
+        """Return the requests that become due because a turn was answered, with the next play if a lane became free."""
         found = self._happened(session, turn, "complete", now_ms)
         begun = self._begun[session.session_id]
         begun.left -= 1
@@ -149,6 +149,6 @@ class AgenticLoad:
 
 
 def base_ms(play: Play) -> float:
-    """When a play begins by its own times."""
+    """Return the time at which a play begins by its own times."""
     times = [turn.at_ms for session in play.sessions for turn in session.turns]
     return min((at_ms for at_ms in times if at_ms is not None), default=0.0)

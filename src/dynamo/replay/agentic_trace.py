@@ -1,4 +1,4 @@
-"""Agentic traces: plays read from files (control-plane.md §6.1).
+"""Agentic traces: read plays from files.
 
 agentic-mooncake          a header {schema: dynamo.agentic_mooncake, version: 2, block_size, hash_id_scope}, then requests:
                           {request_id, play_id, session_id, input_length, output_length, hash_ids, not_before_ms,
@@ -21,17 +21,17 @@ VERSION = 2
 
 
 class Header(msgspec.Struct):
-    """The first line."""
+    """The first line of an agentic-mooncake trace."""
 
     schema: str
     version: int
     block_size: int
     hash_id_scope: Literal["local", "global"] = "local"
-    """local: hash ids say what the requests of one play have in common, and nothing of others."""
+    """local: hash ids are shared within a play only; global: across all plays."""
 
 
 class Dependency(msgspec.Struct):
-    """What a request waits for."""
+    """A dependency of a request."""
 
     request_id: str
     trigger: Literal["complete", "dispatch"] = "complete"
@@ -40,7 +40,7 @@ class Dependency(msgspec.Struct):
 
 
 class Request(msgspec.Struct):
-    """A line of a request."""
+    """A request line."""
 
     request_id: str
     play_id: str
@@ -54,7 +54,7 @@ class Request(msgspec.Struct):
 
 
 class Trajectory(msgspec.Struct):
-    """A line of a trajectory."""
+    """A trajectory line."""
 
     num_turns: int
     input_prompt_length: int
@@ -65,7 +65,7 @@ class Trajectory(msgspec.Struct):
 
 
 def plays_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Play], int]:
-    """The plays, and how many tokens one of their block names stands for. Raises `ConfigError` that names the line."""
+    """Return the plays and the tokens per hash id. Raise `ConfigError` with the invalid line."""
     header: Header | None = None
     decoder = msgspec.json.Decoder(Request)
     requests: dict[str, list[Request]] = {}
@@ -89,7 +89,7 @@ def plays_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Play], int]:
 
 
 class Renamed:
-    """Hash ids as the whole trace may use them: those of different plays are told apart where they are local."""
+    """Hash ids made unique in the whole trace: equal local ids of different plays get different names."""
 
     def __init__(self, header: Header) -> None:
         self._is_local = header.hash_id_scope == "local"
@@ -98,7 +98,7 @@ class Renamed:
         self._fresh = 0
 
     def ids(self, request: Request) -> tuple[int, ...]:
-        """Of one prompt, with new ones for what has none."""
+        """Return the ids of a prompt, with new ids for blocks without one."""
         scope = request.play_id if self._is_local else ""
         found = [self._name((scope, given)) for given in request.hash_ids]
         while len(found) * self._block_tokens < request.input_length:
@@ -143,7 +143,7 @@ def _play(play_id: str, requests: list[Request], names: Renamed) -> Play:
 
 
 def trajectories_of(lines: Iterable[tuple[str, bytes]], block_tokens: int) -> list[Play]:
-    """The plays of trajectories: each an agent alone, whose turns wait for its tools."""
+    """Return the plays of trajectories: single agents whose turns wait for their tools."""
     decoder = msgspec.json.Decoder(Trajectory)
     found: list[Play] = []
     fresh = 0

@@ -1,13 +1,13 @@
-"""Cluster: the clock, the workers, and everything that happens to them, one event after the other.
+"""Cluster: discrete-event simulation of routers, workers and their failures in virtual time.
 
     arrivals ──▶ placement ──▶ worker ── step ends ──▶ tokens: placement, next arrivals
-                    ▲             │          └───────▶ cache events, at once or after a lag
-                    │             └── prompt done, its blocks travel ──▶ placement of those who decode ──▶ worker
+                    ▲             │          └───────▶ cache events, immediately or after a lag
+                    │             └── prefill done, KV transfer ──▶ placement of decode workers ──▶ worker
                     ├── failures, restarts
-                    └── planner: how many workers there should be
+                    └── planner: number of workers
 
-What happens at the same time happens in this order: steps end, caches are told of, workers come and go, the planner looks,
-requests arrive, steps begin. A request whose worker fails goes to another one with the tokens it has.
+Simultaneous events are processed in this order: steps end, cache events are delivered, workers join and leave, the
+planner ticks, requests arrive, steps begin. A request whose worker fails is migrated with the tokens that it has.
 """
 
 import enum
@@ -32,12 +32,12 @@ from dynamo.replay.planning import PlannerSeat
 from dynamo.replay.timeline import Timeline
 from dynamo.replay.worker import Doing, Passed, SimulatedWorker
 
-CHECK_STEPS = 4096  # A worker's books are checked whole every so many steps, and at the end: a check costs some 10 ms.
-PROGRESS_EVENTS = 512  # How many events pass between two looks at the progress.
+CHECK_STEPS = 4096  # Steps between two full checks of a worker's state, which cost some 10 ms each; also at the end.
+PROGRESS_EVENTS = 512  # Events between two progress updates.
 
 
 class Happening(enum.IntEnum):
-    """What may happen, in the order in which it does at one time."""
+    """Kinds of events, in the order in which simultaneous events are processed."""
 
     STEP_ENDS = 0
     CACHE_TOLD = 1
@@ -51,7 +51,7 @@ class Happening(enum.IntEnum):
 
 
 class Travelled(NamedTuple):
-    """A prompt's blocks are where they are needed."""
+    """A completed KV transfer: the prefill worker can release the blocks."""
 
     worker: SimulatedWorker
     sequence: Sequence[Flight]
@@ -59,7 +59,7 @@ class Travelled(NamedTuple):
 
 @dataclass(slots=True)
 class Cluster:
-    """One run."""
+    """One simulation run."""
 
     plan: Plan
     load: Load
@@ -69,20 +69,20 @@ class Cluster:
     outcome: Outcome = field(init=False)
     fleets: dict[Role, Fleet] = field(init=False)
     _entry: Fleet = field(init=False)
-    """Where requests go first …"""
+    """The pool to which new requests are sent."""
     _exit: Fleet = field(init=False)
-    """… and where they are answered."""
+    """The pool that generates answers; the same as `_entry` for aggregated workers."""
     _planner: PlannerSeat | None = field(init=False, default=None)
     _crew: Crew = field(init=False)
     _heap: list[tuple[float, int, int, object]] = field(init=False, default_factory=list)
     _count: int = field(init=False, default=0)
     _known: Iterator[Due] = field(init=False)
     _homeless: deque[Flight] = field(init=False, default_factory=deque)
-    """Requests for which there is no worker at the moment."""
+    """Requests that wait because no worker is in service."""
     _held: dict[str, Flight] = field(init=False, default_factory=dict)
-    """Requests that a placement holds back."""
+    """Requests queued by a placement."""
     _computed: dict[str, Travelled] = field(init=False, default_factory=dict)
-    """Prompts that one worker computed, for which the other one is not chosen yet."""
+    """Computed prompts for which no decode worker is chosen yet, by request."""
     _arrived: int = field(init=False, default=0)
     _open: int = field(init=False, default=0)
 
@@ -97,7 +97,7 @@ class Cluster:
         self._known = iter(self.load.first())
 
     def run(self, progress: Callable[[int, float], None] | None = None) -> Outcome:
-        """Everything, to the end. `progress` hears now and then how many requests were answered, and what time it is."""
+        """Run to the end. `progress` is called periodically with the number of answered requests and the time in ms."""
         self._open_up()
         now_ms = 0.0
         events = 0
@@ -106,7 +106,7 @@ class Cluster:
             if self.plan.max_sim_time_ms is not None and at_ms > self.plan.max_sim_time_ms:
                 self.outcome.unfinished = self._open
                 break
-            assert at_ms >= now_ms, "time runs backwards"
+            assert at_ms >= now_ms, "an event is earlier than the current time"
             now_ms = at_ms
             self._happen(Happening(kind), what, now_ms)
             events += 1
@@ -116,21 +116,21 @@ class Cluster:
         return self.outcome
 
     def validate(self) -> None:
-        """Raises `AssertionError` where something is lost, held twice, or believed wrongly. For when all is quiet."""
+        """Raise `AssertionError` if requests or blocks are lost or the router's state is wrong. Call only when idle."""
         for fleet in self.fleets.values():
             fleet.validate()
-        assert not self._homeless, "requests wait for a worker for ever"
-        assert not self._held, "the router holds requests for ever"
+        assert not self._homeless, "requests wait for a worker at the end"
+        assert not self._held, "requests are queued at the end"
         assert self._open == 0, "a request was lost"
         assert all(flight.finished_ms >= flight.first_ms >= flight.arrived_ms for flight in self.outcome.flights)
 
-    # The clock.
+    # Clock.
 
     def _open_up(self) -> None:
         for fleet in self.fleets.values():
             for _ in range(fleet.plan.workers):
                 self._start(fleet, 0.0, 0.0)
-        while self._heap:  # They stand there before anything happens.
+        while self._heap:  # Initial workers join before any other event.
             awaited = heapq.heappop(self._heap)[3]
             assert isinstance(awaited, Awaited)
             self._join(awaited, 0.0)
@@ -178,7 +178,7 @@ class Cluster:
     # Requests.
 
     def _expect_arrival(self) -> None:
-        """Keeps the next of those that come anyway in sight: one at a time, however long the trace."""
+        """Schedule the next independent arrival; one at a time, so that long traces do not fill the heap."""
         due = next(self._known, None)
         if due is not None:
             self._announce(due, is_known=True)
@@ -197,17 +197,17 @@ class Cluster:
         for fleet in self.fleets.values():
             limits = fleet.plan.limits
             if -(-tokens // limits.block_tokens) > limits.num_blocks:
-                raise ConfigError(f"request {turn.request_id}: {tokens} tokens fit into no worker's cache")
+                raise ConfigError(f"request {turn.request_id}: {tokens} tokens exceed the KV cache of every worker")
         self.outcome.flights.append(flight)
         self._begin(flight, now_ms)
 
     def _begin(self, flight: Flight, now_ms: float) -> None:
-        """To a worker that computes its prompt, for itself or for another one."""
+        """Send a request to a worker that computes its prompt, for itself or for a decode worker."""
         flight.is_prefilling = self._entry is not self._exit and not self._stays(flight, now_ms)
         self._place(flight, now_ms)
 
     def _stays(self, flight: Flight, now_ms: float) -> bool:
-        """Whether the one that answers is to compute the prompt, too."""
+        """Return whether the decode worker should compute the prompt as well."""
         if self.plan.bypass is None or flight.names is None:
             return False
         tokens = flight.turn.input_tokens + flight.said
@@ -262,7 +262,7 @@ class Cluster:
                 self._announce(due)
 
     def _wake(self, fleet: Fleet, worker: SimulatedWorker, passed: Passed | None, now_ms: float) -> None:
-        """It has something to do, or something else."""
+        """Schedule the end of an interrupted step, or the start of a step on an idle worker."""
         if passed is not None:
             self._observe(fleet, worker, passed, now_ms)
             self._push(worker.until_ms, Happening.STEP_ENDS, (worker, worker.turn))
@@ -270,7 +270,7 @@ class Cluster:
             self._push(now_ms, Happening.STEP_BEGINS, worker)
 
     def _travel(self, flight: Flight, to: SimulatedWorker, now_ms: float) -> float:
-        """When a prompt's blocks are at the worker that decodes."""
+        """Start the KV transfer to a decode worker; return the time at which it completes."""
         tokens = flight.turn.input_tokens + flight.said
         rules = self._exit.plan.limits.transfer
         if rules.only_missing and flight.names is not None:
@@ -285,7 +285,9 @@ class Cluster:
 
     def _let_go(self, travelled: Travelled, now_ms: float) -> None:
         worker, sequence = travelled
-        if not self._entry.has(worker.worker_id):  # It failed meanwhile; what was on its way arrived all the same.
+        if not self._entry.has(
+            worker.worker_id
+        ):  # The worker failed meanwhile; the simulated transfer succeeds anyway.
             return
         self._note(worker, now_ms)
         passed = worker.interrupt(now_ms)
@@ -296,7 +298,7 @@ class Cluster:
             self._crew.dismiss(self._entry, worker, now_ms)
 
     def _handed_over(self, worker: SimulatedWorker, sequence: Sequence[Flight], now_ms: float) -> None:
-        """A prompt was computed for another worker: now that one is chosen."""
+        """Choose the decode worker of a computed prompt."""
         flight = sequence.owner
         if self._entry.is_serving(worker.worker_id):
             self._entry.placement.finish(flight.key, 1, now_ms / 1000)
@@ -398,7 +400,7 @@ class Cluster:
         self.outcome.timeline.count(worker.slot, counts, now_ms)
 
     def _note(self, worker: SimulatedWorker, now_ms: float) -> None:
-        """What the worker held since the last time."""
+        """Add the worker's levels since the previous call to the timeline."""
         since, worker.noted_ms = worker.noted_ms, now_ms
         if now_ms > since:
             sim = worker.simulation
@@ -417,7 +419,7 @@ class Cluster:
             self._admit(fleet, now_ms)
 
     def _start(self, fleet: Fleet, now_ms: float, after_ms: float, place: int | None = None) -> None:
-        """A worker is on its way, and there so much later."""
+        """Start a worker that joins after `after_ms`."""
         awaited = self._crew.start(fleet, now_ms, place)
         self._push(now_ms + after_ms, Happening.WORKER_JOINS, awaited)
 
@@ -439,7 +441,7 @@ class Cluster:
         self._admit(fleet, now_ms)
 
     def _restart(self, restart: Restart, now_ms: float) -> None:
-        """It leaves, and another one comes for it, at another place while it has work left."""
+        """Drain the worker and start a successor, at another place while the worker has requests."""
         found = self._crew.standing(restart.slot)
         if found is not None and found[0].is_serving(found[1]):
             self._drain(*found, now_ms)
@@ -459,7 +461,7 @@ class Cluster:
 
     def _look(self, tick: ScheduledTick, now_ms: float) -> None:
         assert self._planner is not None
-        if not self._open:  # All is done: nobody needs to be planned for.
+        if not self._open:  # All requests are done: no planning is needed.
             return
         effects = self._planner.tick(tick, self.fleets, self.outcome.flights, now_ms)
         if effects.scale_to is not None:
@@ -470,7 +472,7 @@ class Cluster:
         self._expect_planner(effects.next_tick, now_ms)
 
     def _scale(self, fleet: Fleet, wanted: int, now_ms: float) -> None:
-        """So many workers of a role: more are started; fewer: those still starting go first, then the youngest leave."""
+        """Set the number of workers of a role: start more, or cancel starting workers and then drain the newest."""
         assert self._planner is not None
         expected, wanted = fleet.expected, max(1, wanted)
         if wanted != expected:

@@ -1,4 +1,4 @@
-"""Comparison: several runs side by side, the differences to the first in percent."""
+"""Comparison: table of several runs, with differences from the first in percent."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +17,11 @@ ROWS = (
     ("preemptions", "preemptions", False),
     ("migrations", "migrations", False),
 )
-"""Key, title, whether more is better."""
+"""Key, title, and whether higher is better."""
 
 
 def side_by_side(summaries: Mapping[str, dict[str, Any]]) -> str:
-    """A table with a column for each run."""
+    """Return a table with a column for each run."""
     names = list(summaries)
     first = summaries[names[0]]
     rows = [["", *names]]
@@ -46,7 +46,7 @@ def side_by_side(summaries: Mapping[str, dict[str, Any]]) -> str:
 
 
 def cell(key: str, value: float, base: float | None) -> str:
-    """A number and what it is against the first run's."""
+    """Return a formatted number and its difference from the first run."""
     text = f"{value:.4f}" if key.endswith("_ratio") else f"{value:,.0f}" if isinstance(value, int) else f"{value:,.2f}"
     if not base:
         return text

@@ -1,4 +1,4 @@
-"""ReplayConfig: the flags of `python -m dynamo.replay` and `dynamo replay` (control-plane.md §6.4)."""
+"""ReplayConfig: the flags of `python -m dynamo.replay` and `dynamo replay`."""
 
 from dataclasses import dataclass
 
@@ -22,131 +22,155 @@ from dynamo.replay.trace import lines, read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
-    """Replays a trace, or a load that is made up, on simulated workers behind the production router, in virtual time."""
+    """Replays a trace or a synthetic load on simulated workers with the production router, in virtual time."""
 
-    trace: str | None = option(None, "trace", None, "The trace, JSONL or JSONL.GZ; several with commas between")
+    trace: str | None = option(None, "trace", None, "Trace files, JSONL or JSONL.GZ, separated by commas")
     trace_format: str = option(
         "mooncake",
         "--trace-format",
         None,
-        "What its rows are; dynamo: a frontend's request trace",
+        "Trace format; dynamo: a frontend's request trace",
         choices=("mooncake", "mooncake-delta", "agentic-mooncake", "applied-compute-agentic", "dynamo"),
     )
-    trace_block_size: int = option(512, "--trace-block-size", None, "Tokens that one hash id stands for")
-    request_limit: int | None = option(None, "--request-limit", None, "Only the trace's first so many sessions")
+    trace_block_size: int = option(512, "--trace-block-size", None, "Tokens per hash id")
+    request_limit: int | None = option(None, "--request-limit", None, "Maximum number of sessions read from the trace")
 
-    input_tokens: int | None = option(None, "--input-tokens", None, "Without a trace: tokens of a prompt")
-    output_tokens: int | None = option(None, "--output-tokens", None, "… of an answer")
-    request_count: int | None = option(None, "--request-count", None, "… how many requests")
-    turns_per_session: int = option(1, "--turns-per-session", None, "… how many of them in one conversation")
-    shared_prefix_ratio: float = option(0.0, "--shared-prefix-ratio", None, "… how much of a prompt others have too")
-    num_prefix_groups: int = option(0, "--num-prefix-groups", None, "… how many such beginnings there are")
-    inter_turn_delay_ms: float = option(0.0, "--inter-turn-delay-ms", None, "… the pause before the next turn")
-    arrival_interval_ms: float | None = option(None, "--arrival-interval-ms", None, "… one every so many ms")
-    request_rate: float | None = option(None, "--request-rate", None, "… so many a second on average, at random")
+    input_tokens: int | None = option(None, "--input-tokens", None, "Synthetic load: prompt tokens of a first turn")
+    output_tokens: int | None = option(None, "--output-tokens", None, "Synthetic load: tokens of an answer")
+    request_count: int | None = option(None, "--request-count", None, "Synthetic load: number of requests")
+    turns_per_session: int = option(1, "--turns-per-session", None, "Synthetic load: requests per session")
+    shared_prefix_ratio: float = option(
+        0.0, "--shared-prefix-ratio", None, "Synthetic load: shared share of a first prompt, 0 to 1"
+    )
+    num_prefix_groups: int = option(0, "--num-prefix-groups", None, "Synthetic load: number of shared prefixes")
+    inter_turn_delay_ms: float = option(
+        0.0, "--inter-turn-delay-ms", None, "Synthetic load: milliseconds between an answer and the next turn"
+    )
+    arrival_interval_ms: float | None = option(
+        None, "--arrival-interval-ms", None, "Synthetic load: constant arrival interval in ms"
+    )
+    request_rate: float | None = option(
+        None, "--request-rate", None, "Synthetic load: mean requests per second (Poisson)"
+    )
 
     replay_mode: str = option(
-        "offline", "--replay-mode", None, "In virtual time, or asked of a frontend", choices=("offline", "online")
+        "offline",
+        "--replay-mode",
+        None,
+        "offline: simulate in virtual time; online: send requests to a frontend",
+        choices=("offline", "online"),
     )
-    url: str = option("http://localhost:8000", "--url", None, "Online: the frontend")
-    model_name: str | None = option(None, "--model-name", None, "… the model; without it, the only one that it serves")
-    connections: int = option(4096, "--connections", None, "… how many requests at once; others wait, and that counts")
-    request_timeout_s: float = option(600.0, "--request-timeout-seconds", None, "… the longest silence of an answer")
+    url: str = option("http://localhost:8000", "--url", None, "Online: URL of the frontend")
+    model_name: str | None = option(None, "--model-name", None, "Online: model name (default: the only model served)")
+    connections: int = option(
+        4096, "--connections", None, "Online: maximum concurrent requests; waiting counts as latency"
+    )
+    request_timeout_s: float = option(
+        600.0, "--request-timeout-seconds", None, "Online: timeout in seconds without data"
+    )
     prompt_token_ids: str = option(
-        "1000-20000", "--prompt-token-ids", None, "… which token ids prompts are made of", metavar="LOW-HIGH"
+        "1000-20000", "--prompt-token-ids", None, "Online: range of token ids in prompts", metavar="LOW-HIGH"
     )
     replay_concurrency: int | None = option(
-        None, "--replay-concurrency", None, "So many sessions at once, whatever their times; without it, at their times"
+        None, "--replay-concurrency", None, "Number of concurrent sessions (default: arrivals at recorded times)"
     )
     agentic_lanes: int | None = option(
-        None, "--agentic-lanes", None, "Of an agentic trace: so many plays at once, whatever their times"
+        None, "--agentic-lanes", None, "Agentic trace: number of concurrent plays (default: recorded times)"
     )
-    arrival_speedup_ratio: float = option(1.0, "--arrival-speedup-ratio", None, "Divides the times of the trace")
-    max_sim_time_ms: float | None = option(None, "--max-sim-time-ms", None, "When it is over, done or not")
+    arrival_speedup_ratio: float = option(
+        1.0, "--arrival-speedup-ratio", None, "Divides the arrival times of the trace"
+    )
+    max_sim_time_ms: float | None = option(
+        None, "--max-sim-time-ms", None, "Time limit of the run in ms, even if requests are unanswered"
+    )
 
-    num_workers: int | None = option(None, "--num-workers", None, "Workers (default 1)")
+    num_workers: int | None = option(None, "--num-workers", None, "Number of aggregated workers (default 1)")
     num_prefill_workers: int | None = option(
-        None, "--num-prefill-workers", None, "Disaggregated: who compute prompts …"
+        None, "--num-prefill-workers", None, "Disaggregated: number of prefill workers"
     )
-    num_decode_workers: int | None = option(None, "--num-decode-workers", None, "… and who answer")
+    num_decode_workers: int | None = option(
+        None, "--num-decode-workers", None, "Disaggregated: number of decode workers"
+    )
     extra_engine_args: str | None = option(
-        None, "--extra-engine-args", None, "The simulated engine: JSON, or @file", metavar="JSON"
+        None, "--extra-engine-args", None, "Settings of the simulated engine: JSON, or @file", metavar="JSON"
     )
     prefill_engine_args: str | None = option(
-        None, "--prefill-engine-args", None, "Disaggregated: the engine of prefill workers", metavar="JSON"
+        None, "--prefill-engine-args", None, "Disaggregated: engine settings of prefill workers", metavar="JSON"
     )
     decode_engine_args: str | None = option(
-        None, "--decode-engine-args", None, "… and of decode workers", metavar="JSON"
+        None, "--decode-engine-args", None, "Disaggregated: engine settings of decode workers", metavar="JSON"
     )
     conditional_disagg: bool = option(
         False,
         "--router-conditional-disagg",
         None,
-        "Prompts of which little is new are computed where they are answered",
+        "Compute prompts with few uncached tokens on decode workers",
     )
     router_mode: str = option(
         "round_robin",
         "--router-mode",
         None,
-        "Who chooses: round_robin, random, least_loaded, power_of_two, kv_router, balanced (ours), preble",
+        "round_robin, random, least_loaded, power_of_two, kv_router, balanced (not upstream) or preble",
         metavar="MODE",
     )
     router_config: str | None = option(
         None, "--router-config", None, "Settings of kv_router and balanced: JSON, or @file", metavar="JSON"
     )
-    kv_event_lag_ms: float = option(0.0, "--kv-event-lag-ms", None, "How late the router hears of cache changes")
+    kv_event_lag_ms: float = option(0.0, "--kv-event-lag-ms", None, "Delay of KV events in ms")
     fail: list[str] = option(
         [],
         "--fail",
         None,
-        "WORKER@SECONDS or WORKER@SECONDS+SECONDS: it fails then, and its successor starts so much later",
+        "WORKER@SECONDS[+SECONDS]: time of a worker failure, and delay until a successor starts",
         metavar="W@T[+R]",
     )
     restart: list[str] = option(
-        [], "--restart", None, "WORKER@SECONDS: it ends what it has, and a successor starts", metavar="W@T"
+        [], "--restart", None, "WORKER@SECONDS: drain the worker and start a successor", metavar="W@T"
     )
     scale_at: list[str] = option(
-        [], "--scale-at", None, "SECONDS=WORKERS or SECONDS=PREFILL/DECODE: from then on so many", metavar="T=N"
+        [], "--scale-at", None, "SECONDS=WORKERS or SECONDS=PREFILL/DECODE: worker counts from a time on", metavar="T=N"
     )
     scale_load: str | None = option(
-        None, "--scale-load", None, "More or fewer workers as the load is: `on`, or thresholds as JSON", metavar="JSON"
+        None, "--scale-load", None, "Scale workers by load: `on`, or thresholds as JSON", metavar="JSON"
     )
-    seed: int = option(42, "--arrival-seed", None, "Of all that is random", aliases=("--seed",))
+    seed: int = option(42, "--arrival-seed", None, "Random seed", aliases=("--seed",))
 
-    sla_ttft_ms: float | None = option(None, "--sla-ttft-ms", None, "Requests slower than this do not count as goodput")
-    sla_itl_ms: float | None = option(None, "--sla-itl-ms", None, "… than this between tokens")
-    sla_e2e_ms: float | None = option(None, "--sla-e2e-ms", None, "… than this in all")
+    sla_ttft_ms: float | None = option(None, "--sla-ttft-ms", None, "Objective of goodput: maximum TTFT in ms")
+    sla_itl_ms: float | None = option(None, "--sla-itl-ms", None, "Objective of goodput: maximum ITL in ms")
+    sla_e2e_ms: float | None = option(None, "--sla-e2e-ms", None, "Objective of goodput: maximum request latency in ms")
 
     compare: list[str] = option(
         [],
         "--compare",
         None,
-        "Another router mode, laid beside the first; its settings behind colons",
+        "Router mode to compare with the first, with settings after colons",
         metavar="MODE[:KEY=VALUE]",
     )
-    report_json: str | None = option(None, "--report-json", None, "Where the report goes; - for the terminal")
-    report_jsonl: str | None = option(None, "--report-jsonl", None, "Where a row for each request goes")
+    report_json: str | None = option(None, "--report-json", None, "File of the JSON report; - for the terminal")
+    report_jsonl: str | None = option(None, "--report-jsonl", None, "File of request rows, JSONL")
     report_trace: str | None = option(
-        None, "--report-request-trace", None, "Where the requests go as a frontend would have written them down"
+        None, "--report-request-trace", None, "File of the requests in a frontend's request trace format"
     )
-    report_html: str | None = option(None, "--report-html", None, "Where a page with plots goes")
-    capture_per_request: bool = option(False, "--capture-per-request", None, "Put the requests into the report, too")
-    telemetry: bool = option(False, "--telemetry", None, "… and what each worker did over time")
-    telemetry_interval_ms: float = option(1000.0, "--telemetry-interval-ms", None, "Over intervals of so many ms")
-    progress: bool = option(True, "--progress", None, "Show a bar while it runs, on a terminal")
+    report_html: str | None = option(None, "--report-html", None, "File of an HTML page with plots")
+    capture_per_request: bool = option(False, "--capture-per-request", None, "Include requests in the report")
+    telemetry: bool = option(False, "--telemetry", None, "Include the activity of each worker in the report")
+    telemetry_interval_ms: float = option(
+        1000.0, "--telemetry-interval-ms", None, "Interval of the worker activity in ms"
+    )
+    progress: bool = option(True, "--progress", None, "Show a progress bar on a terminal")
 
     def __post_init__(self) -> None:
         made_up = (self.input_tokens, self.output_tokens, self.request_count)
         if self.trace and any(value is not None for value in made_up):
-            raise ConfigError("a trace, or --input-tokens, --output-tokens and --request-count, but not both")
+            raise ConfigError("a trace and --input-tokens, --output-tokens, --request-count are mutually exclusive")
         if not self.trace and None in made_up:
-            raise ConfigError(
-                "what should be replayed? A trace, or --input-tokens, --output-tokens and --request-count"
-            )
+            raise ConfigError("missing load: pass a trace, or --input-tokens, --output-tokens and --request-count")
         if not self.trace:
             ways = (self.arrival_interval_ms, self.request_rate, self.replay_concurrency)
             if sum(way is not None for way in ways) != 1:
-                raise ConfigError("expected one of --arrival-interval-ms, --request-rate and --replay-concurrency")
+                raise ConfigError(
+                    "exactly one of --arrival-interval-ms, --request-rate and --replay-concurrency is required"
+                )
         for flag, number in (
             ("--trace-block-size", self.trace_block_size),
             ("--request-limit", 1 if self.request_limit is None else self.request_limit),
@@ -156,9 +180,9 @@ class ReplayConfig:
         if self.telemetry_interval_ms <= 0:
             raise ConfigError(f"--telemetry-interval-ms {self.telemetry_interval_ms:g}: expected more than 0")
         if self.kv_event_lag_ms and canonical(self.router_mode) not in CACHE_AWARE:
-            raise ConfigError("--kv-event-lag-ms: only a router mode that hears of caches can hear of them late")
+            raise ConfigError("--kv-event-lag-ms: requires a router mode that uses KV events")
         if self.scale_at and self.scale_load:
-            raise ConfigError("--scale-at or --scale-load: a cluster has one planner")
+            raise ConfigError("--scale-at and --scale-load are mutually exclusive")
         self._check_pools()
         if self.replay_mode == "online":
             self._check_online()
@@ -166,21 +190,21 @@ class ReplayConfig:
     def _check_pools(self) -> None:
         pools = (self.num_prefill_workers, self.num_decode_workers)
         if (pools[0] is None) != (pools[1] is None):
-            raise ConfigError("--num-prefill-workers and --num-decode-workers come together")
+            raise ConfigError("--num-prefill-workers and --num-decode-workers must be set together")
         if self.is_disaggregated and self.num_workers is not None:
-            raise ConfigError("--num-workers: only where workers are aggregated")
+            raise ConfigError("--num-workers: not allowed with --num-prefill-workers and --num-decode-workers")
         args = (self.prefill_engine_args, self.decode_engine_args)
         if (args[0] is None) != (args[1] is None):
-            raise ConfigError("--prefill-engine-args and --decode-engine-args come together")
+            raise ConfigError("--prefill-engine-args and --decode-engine-args must be set together")
         if args[0] is not None and self.extra_engine_args is not None:
-            raise ConfigError("--extra-engine-args, or --prefill-engine-args and --decode-engine-args, but not both")
-        if not self.is_disaggregated and (args[0] is not None or self.conditional_disagg):
             raise ConfigError(
-                "workers are not disaggregated: --num-prefill-workers and --num-decode-workers are missing"
+                "--extra-engine-args and --prefill-engine-args, --decode-engine-args are mutually exclusive"
             )
+        if not self.is_disaggregated and (args[0] is not None or self.conditional_disagg):
+            raise ConfigError("disaggregation flags require --num-prefill-workers and --num-decode-workers")
 
     def _check_online(self) -> None:
-        """The cluster is what it is: what would describe it is refused."""
+        """Raise `ConfigError` for flags that describe a simulated cluster."""
         if self.trace is None and self.input_tokens is None:
             return
         for flag, is_given in (
@@ -197,7 +221,7 @@ class ReplayConfig:
             ("--compare", bool(self.compare)),
         ):
             if is_given:
-                raise ConfigError(f"{flag}: only offline; a frontend that runs has its workers and its router")
+                raise ConfigError(f"{flag}: not allowed with --replay-mode online, which uses a running cluster")
         if self.connections < 1:
             raise ConfigError(f"--connections {self.connections}: expected 1 or more")
         if not self.request_timeout_s > 0:
@@ -206,11 +230,11 @@ class ReplayConfig:
 
     @property
     def is_disaggregated(self) -> bool:
-        """Whether some workers prefill and others decode."""
+        """Return whether prefill and decode run on different workers."""
         return self.num_prefill_workers is not None
 
     def token_ids(self) -> range:
-        """What online prompts are made of."""
+        """Return the token ids from which online prompts are made."""
         low, _, high = self.prompt_token_ids.partition("-")
         try:
             found = range(int(low), int(high) + 1)
@@ -221,23 +245,23 @@ class ReplayConfig:
         return found
 
     def objectives(self) -> Objectives:
-        """What counts as goodput."""
+        """Return the latency objectives of goodput."""
         return Objectives(self.sla_ttft_ms, self.sla_itl_ms, self.sla_e2e_ms)
 
     def engine(self) -> EngineArgs:
-        """The simulated engine that answers."""
+        """Return the simulated engine of decode or aggregated workers."""
         if self.decode_engine_args is not None:
             return engine_args(self.decode_engine_args, "--decode-engine-args")
         return engine_args(self.extra_engine_args)
 
     def planner(self) -> Planner | None:
-        """Who decides how many workers there are, if anybody does; a new one each time."""
+        """Return a new planner; None without scaling flags."""
         if self.scale_load is not None:
             return load_thresholds(self.scale_load)
         return Timetable([entry(words) for words in self.scale_at]) if self.scale_at else None
 
     def source(self) -> Source:
-        """What is asked, read or made up."""
+        """Return the load, read from a trace or generated."""
         if self.trace is None:
             return Source(self._made_up(), self.trace_block_size)
         paths = self.trace.split(",")
@@ -274,7 +298,7 @@ class ReplayConfig:
         return sessions(shape)
 
     def scenarios(self, source: Source) -> dict[str, Scenario]:
-        """What to run, by the name it has beside the others."""
+        """Return the scenarios to run, by name."""
         settings = given(self.router_config, "--router-config")
         found = {self.router_mode: self._scenario(source, self.router_mode, settings)}
         for words in self.compare:
@@ -283,7 +307,7 @@ class ReplayConfig:
         return found
 
     def _scenario(self, source: Source, mode: str, settings: dict[str, object]) -> Scenario:
-        self.planner()  # What is wrong with it is said before anything runs.
+        self.planner()  # Reports invalid planner flags before any run.
         prefill = None
         if self.prefill_engine_args is not None:
             prefill = engine_args(self.prefill_engine_args, "--prefill-engine-args")
@@ -312,7 +336,7 @@ class ReplayConfig:
 
     @property
     def workers(self) -> int:
-        """How many answer."""
+        """Return the number of decode or aggregated workers."""
         return self.num_decode_workers or (1 if self.num_workers is None else self.num_workers)
 
 
@@ -325,7 +349,7 @@ def _setting(pair: str) -> tuple[str, object]:
 
 
 def failure(words: str) -> Failure:
-    """`3@60+20`: worker 3 fails at 60 s, and its successor starts 20 s later."""
+    """Parse `3@60+20`: worker 3 fails at 60 s, and its successor starts 20 s later."""
     worker, _, times = words.partition("@")
     at, plus, later = times.partition("+")
     try:
@@ -335,7 +359,7 @@ def failure(words: str) -> Failure:
 
 
 def restart(words: str) -> Restart:
-    """`3@60`: worker 3 is restarted at 60 s."""
+    """Parse `3@60`: worker 3 is restarted at 60 s."""
     worker, _, at = words.partition("@")
     try:
         return Restart(float(at) * 1000, int(worker))

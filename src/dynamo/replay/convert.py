@@ -1,9 +1,9 @@
-"""Convert: other people's traces into Mooncake's format, by `dynamo replay convert`.
+"""Convert: public traces into Mooncake's format, by `dynamo replay convert`.
 
-    azure       TIMESTAMP,ContextTokens,GeneratedTokens                     a time of day, as Azure publishes it
-    burstgpt    Timestamp,Model,Request tokens,Response tokens,…            seconds; rows that failed have no answer
+    azure       TIMESTAMP,ContextTokens,GeneratedTokens                     a time of day, as published by Azure
+    burstgpt    Timestamp,Model,Request tokens,Response tokens,…            seconds; failed rows have no answer
 
-Neither says what prompts had in common: each request gets blocks of its own.
+Neither records shared prefixes: each request gets unique blocks.
 """
 
 import csv
@@ -26,12 +26,12 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertConfig:
-    """Converts a trace of Azure or of BurstGPT into Mooncake's format."""
+    """Converts a trace of Azure or BurstGPT into Mooncake's format."""
 
-    source: str = option("azure", "--from", None, "What it is", choices=tuple(COLUMNS))
-    input_file: str | None = option(None, "--input-file", None, "The CSV file, packed or not")
-    output_file: str | None = option(None, "--output-file", None, "Where it goes; without it, to the terminal")
-    block_size: int = option(512, "--block-size", None, "Tokens that one hash id stands for")
+    source: str = option("azure", "--from", None, "Format of the input", choices=tuple(COLUMNS))
+    input_file: str | None = option(None, "--input-file", None, "CSV file, optionally compressed")
+    output_file: str | None = option(None, "--output-file", None, "Output file (default: the terminal)")
+    block_size: int = option(512, "--block-size", None, "Tokens per hash id")
 
     def __post_init__(self) -> None:
         if self.input_file is None:
@@ -41,7 +41,7 @@ class ConvertConfig:
 
 
 def converted(found: Iterable[Mapping[str, str]], source: str, block_tokens: int) -> Iterator[dict[str, Any]]:
-    """Rows of Mooncake's. Requests without a prompt or an answer are left out. Raises `ConfigError` that names the row."""
+    """Yield Mooncake rows of requests with a prompt and an answer. Raise `ConfigError` with the invalid row."""
     at_name, input_name, output_name = COLUMNS[source]
     began: float | None = None
     fresh = 0
@@ -50,7 +50,7 @@ def converted(found: Iterable[Mapping[str, str]], source: str, block_tokens: int
             at_ms = _time_ms(row[at_name])
             tokens, output = int(float(row[input_name])), int(float(row[output_name]))
         except KeyError as error:
-            raise ConfigError(f"line {number}: there is no column {error}") from None
+            raise ConfigError(f"line {number}: missing column {error}") from None
         except (TypeError, ValueError) as error:
             raise ConfigError(f"line {number}: {error}") from None
         began = at_ms if began is None else began
@@ -67,7 +67,7 @@ def converted(found: Iterable[Mapping[str, str]], source: str, block_tokens: int
 
 
 def _time_ms(text: str) -> float:
-    """Seconds, or a time of day with up to seven digits behind the point."""
+    """Parse seconds, or a time of day with up to seven fractional digits."""
     try:
         return float(text) * 1000
     except ValueError:
@@ -79,7 +79,7 @@ def _time_ms(text: str) -> float:
 
 
 def main(argv: Sequence[str], prog: str = "python -m dynamo.replay.convert") -> int:
-    """Reads one file, writes another."""
+    """Convert one file."""
     config = load(ConvertConfig, argv, prog=prog)
     path = config.input_file or ""
     try:

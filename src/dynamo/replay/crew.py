@@ -1,4 +1,4 @@
-"""Crew: all workers that come and go, whichever pool they are of: their ids, their places, their time, what they leave behind."""
+"""Crew: lifecycle of the workers of all pools: ids, places, worker time, and the totals of workers that left."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from dynamo.replay.worker import SimulatedWorker
 
 
 class Awaited(NamedTuple):
-    """A worker that is on its way."""
+    """A worker that is starting."""
 
     role: Role
     worker_id: int
@@ -18,40 +18,40 @@ class Awaited(NamedTuple):
 
 @dataclass(slots=True)
 class Places:
-    """Where workers stand, of all pools together: numbers, the lowest that is free first."""
+    """Numbered places of the workers of all pools; the lowest free number is assigned first."""
 
     taken: dict[int, int] = field(default_factory=dict)
-    """Place → the worker that stands there or is awaited there."""
+    """Place → id of the worker in service or starting there."""
     count: int = 0
-    """How many there ever were."""
+    """Number of places used so far."""
 
     def take(self, worker_id: int, place: int | None = None) -> int:
-        """A place for a worker."""
+        """Assign a place to a worker."""
         if place is None:
             place = next(at for at in range(self.count + 1) if at not in self.taken)
-        assert place not in self.taken, "a place is another worker's"
+        assert place not in self.taken, "the place belongs to another worker"
         self.taken[place] = worker_id
         self.count = max(self.count, place + 1)
         return place
 
     def free(self, place: int) -> None:
-        """Its worker is gone."""
+        """Release a place."""
         del self.taken[place]
 
 
 @dataclass(slots=True)
 class Crew:
-    """Of one run."""
+    """The workers of one run."""
 
     fleets: dict[Role, Fleet]
     outcome: Outcome
     _places: Places = field(init=False, default_factory=Places)
     _next_id: int = field(init=False, default=0)
     _counted_ms: float = field(init=False, default=0.0)
-    """Until when the workers' time is counted."""
+    """Time up to which `worker_ms` is counted."""
 
     def start(self, fleet: Fleet, now_ms: float, place: int | None = None) -> Awaited:
-        """A worker is on its way."""
+        """Start a worker."""
         self._count(now_ms)
         worker_id = self._next_id
         self._next_id += 1
@@ -59,14 +59,14 @@ class Crew:
         return Awaited(fleet.plan.role, worker_id)
 
     def cancel(self, fleet: Fleet, now_ms: float) -> None:
-        """The last one that was started is not wanted any more."""
+        """Cancel the start of the most recently started worker."""
         self._count(now_ms)
         worker_id, place = fleet.starting.popitem()
         self._places.free(place)
         self._log("start_cancelled", fleet, worker_id, now_ms)
 
     def join(self, fleet: Fleet, worker_id: int, now_ms: float) -> bool:
-        """It is there. False where it was not wanted any more."""
+        """Put a started worker into service. Return False if its start was cancelled."""
         if worker_id not in fleet.starting:
             return False
         fleet.join(worker_id, now_ms)
@@ -74,7 +74,7 @@ class Crew:
         return True
 
     def standing(self, place: int) -> tuple[Fleet, int] | None:
-        """The worker at a place, and its pool."""
+        """Return the pool and id of the worker at a place."""
         for fleet in self.fleets.values():
             worker_id = fleet.at(place)
             if worker_id is not None:
@@ -82,7 +82,7 @@ class Crew:
         return None
 
     def fail(self, fleet: Fleet, worker_id: int, now_ms: float) -> list[Flight]:
-        """It is gone; returns the requests that it had."""
+        """Remove a failed worker and return its requests."""
         self._count(now_ms)
         ranks = fleet.ranks_of(worker_id)
         for rank in ranks:
@@ -93,27 +93,27 @@ class Crew:
         return lost
 
     def drain(self, fleet: Fleet, worker_id: int, now_ms: float) -> None:
-        """It gets no more requests, and is gone when it has ended those that it has."""
+        """Stop sending requests to a worker; it is removed after its last one."""
         ranks = fleet.drain(worker_id)
         self._log("worker_draining", fleet, worker_id, now_ms)
         self.dismiss(fleet, ranks[0], now_ms)
 
     def dismiss(self, fleet: Fleet, worker: SimulatedWorker, now_ms: float) -> None:
-        """Where it leaves and nothing is left to do, it is gone. Raises `AssertionError` where it holds something."""
+        """Remove a draining worker that is idle. Raise `AssertionError` if it holds blocks."""
         ranks = fleet.leaving.get(worker.worker_id)
         if ranks is None or not all(rank.is_quiet for rank in ranks):
             return
         self._count(now_ms)
         for rank in ranks:
             rank.simulation.validate()
-            assert rank.simulation.pool.used == 0, "a worker left with blocks in use"
+            assert rank.simulation.pool.used == 0, "a removed worker has blocks in use"
             self._collect(rank)
         del fleet.leaving[worker.worker_id]
         self._places.free(worker.slot)
         self._log("worker_gone", fleet, worker.worker_id, now_ms)
 
     def close(self, now_ms: float) -> None:
-        """All is over."""
+        """Collect the totals of the remaining workers."""
         self._count(max(self._counted_ms, now_ms))
         for fleet in self.fleets.values():
             for worker in fleet.all_ranks():

@@ -1,11 +1,11 @@
-"""Datagen: what a trace is like, and traces made to be like it (control-plane.md §6.2).
+"""Datagen: statistics of a trace, and synthesis of similar traces.
 
     datagen analyze --input-file F
     datagen synthesize --input-file F --num-requests N [--prefix-len-multiplier 4] …
 
-Synthesis: the trace's prompts form a tree. What more than one request went through is its core; the rest of a prompt is its
-own. New prompts walk the core by the numbers of visits, and end in blocks that nobody else has, as many as prompts of the
-trace had there. Answers and pauses are drawn from the trace's.
+Synthesis: the trace's prompts form a tree. Nodes visited by more than one request are its core; the rest of a prompt is
+unique. New prompts walk the core with the probabilities of the visits and end in unique blocks, with lengths drawn from
+the trace. Answer lengths and pauses are drawn from the trace as well.
 """
 
 import itertools
@@ -23,31 +23,37 @@ from dynamo.replay.load import Session, Turn
 from dynamo.replay.report import percentile
 from dynamo.replay.trace import read
 
-REFUSALS_MAX = 100  # For each request: where fewer than one prompt in a hundred is short enough, something is wrong.
+REFUSALS_MAX = 100  # Rejected prompts per request before `--max-isl` is reported as too small.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzeConfig:
-    """Says what a trace is like: lengths, and how much of its prompts others had before."""
+    """Prints statistics of a trace: lengths, and the share of prompts that earlier requests contained."""
 
-    input_file: str | None = option(None, "--input-file", None, "The trace, in Mooncake's format")
-    block_size: int = option(512, "--block-size", None, "Tokens that one hash id stands for")
+    input_file: str | None = option(None, "--input-file", None, "Trace in Mooncake's format")
+    block_size: int = option(512, "--block-size", None, "Tokens per hash id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynthesizeConfig:
-    """Makes a trace that is like another, longer, busier or with more in common."""
+    """Generates a trace with the statistics of another, optionally longer, busier or with more shared prefixes."""
 
-    input_file: str | None = option(None, "--input-file", None, "The trace, in Mooncake's format")
-    num_requests: int = option(100_000, "--num-requests", None, "How many requests to make")
+    input_file: str | None = option(None, "--input-file", None, "Trace in Mooncake's format")
+    num_requests: int = option(100_000, "--num-requests", None, "Number of requests to generate")
     speedup_ratio: float = option(1.0, "--speedup-ratio", None, "Divides the pauses between requests")
-    prefix_len_multiplier: float = option(1.0, "--prefix-len-multiplier", None, "Stretches what is shared")
-    prefix_root_multiplier: int = option(1, "--prefix-root-multiplier", None, "So many copies of what is shared")
-    prompt_len_multiplier: float = option(1.0, "--prompt-len-multiplier", None, "Stretches what is not")
-    max_isl: int | None = option(None, "--max-isl", None, "No prompt longer than this")
-    block_size: int = option(512, "--block-size", None, "Tokens that one hash id stands for")
-    output_file: str | None = option(None, "--output-file", None, "Where it goes; without it, to the terminal")
-    seed: int = option(0, "--random-seed", None, "Of all that is random", aliases=("--seed",))
+    prefix_len_multiplier: float = option(
+        1.0, "--prefix-len-multiplier", None, "Multiplies the length of shared prefixes"
+    )
+    prefix_root_multiplier: int = option(
+        1, "--prefix-root-multiplier", None, "Number of copies of the tree of shared prefixes"
+    )
+    prompt_len_multiplier: float = option(
+        1.0, "--prompt-len-multiplier", None, "Multiplies the length of unshared prompt parts"
+    )
+    max_isl: int | None = option(None, "--max-isl", None, "Maximum prompt tokens")
+    block_size: int = option(512, "--block-size", None, "Tokens per hash id")
+    output_file: str | None = option(None, "--output-file", None, "Output file (default: the terminal)")
+    seed: int = option(0, "--random-seed", None, "Random seed", aliases=("--seed",))
 
     def __post_init__(self) -> None:
         for flag, value in (
@@ -62,21 +68,21 @@ class SynthesizeConfig:
 
 
 def turns_of(path: str | None, block_tokens: int) -> list[Turn]:
-    """The requests of a trace. Raises `ConfigError` where there is none."""
+    """Return the requests of a trace. Raise `ConfigError` if it is missing or empty."""
     if path is None:
         raise ConfigError("--input-file is missing")
     sessions: list[Session] = read([path], "mooncake", block_tokens)
     turns = [turn for session in sessions for turn in session.turns]
     if not turns:
-        raise ConfigError(f"{path} has no request")
+        raise ConfigError(f"{path}: no requests found")
     return sorted(turns, key=lambda turn: turn.at_ms or 0.0)
 
 
-# What a trace is like.
+# Statistics.
 
 
 def analysis(turns: Sequence[Turn], block_tokens: int) -> dict[str, Any]:
-    """Lengths, and what an endless cache would have held."""
+    """Return length statistics, and the hit rate of an infinite cache."""
     counts: dict[tuple[int, int], int] = {}
     seen: set[tuple[int, int]] = set()
     paths = [_path(turn.hash_ids) for turn in turns]
@@ -110,7 +116,7 @@ def analysis(turns: Sequence[Turn], block_tokens: int) -> dict[str, Any]:
 
 
 def _path(hash_ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Blocks with the prefix they stand behind, so that equal names behind different prefixes are two blocks."""
+    """Return blocks with their prefix, so that equal names after different prefixes are different blocks."""
     path, before = [], 0
     for name in hash_ids:
         path.append((before, name))
@@ -131,35 +137,35 @@ def _spread(values: list[float]) -> dict[str, float]:
     }
 
 
-# Traces that are like it.
+# Synthesis.
 
 
 @dataclass(slots=True)
 class Stretch:
-    """Blocks of the core that all who come here go through."""
+    """Consecutive blocks of the core without a branch."""
 
     length: int = 1
     children: dict[int, "Stretch"] = field(default_factory=dict)
     visits: int = 1
     ends: int = 0
-    """Requests that leave the core here."""
+    """Requests that leave the core at its end."""
     first: int = -1
-    """The first of its new names, by copy of the core."""
+    """First of its new block names, by copy of the core."""
 
 
 @dataclass(slots=True)
 class Model:
-    """What is drawn from."""
+    """The distributions from which a trace is drawn."""
 
     root: Stretch
     tails: list[int]
-    """Lengths in tokens of what is not shared …"""
+    """Lengths of the unshared ends of prompts in tokens."""
     outputs: list[int]
     pauses: list[float]
 
 
 def learned(turns: Sequence[Turn], block_tokens: int) -> Model:
-    """The model of a trace."""
+    """Return the model of a trace."""
     root = Stretch(length=0, visits=0)
     for turn in turns:
         node = root
@@ -188,7 +194,7 @@ def learned(turns: Sequence[Turn], block_tokens: int) -> Model:
 
 
 def _prune(root: Stretch) -> None:
-    """Leaves the core, and joins what has no branch."""
+    """Remove unshared blocks and join nodes without a branch."""
     rest = [root]
     while rest:
         node = rest.pop()
@@ -204,7 +210,7 @@ def _prune(root: Stretch) -> None:
 
 
 def synthesized(model: Model, config: SynthesizeConfig) -> list[dict[str, Any]]:
-    """Rows of a new trace."""
+    """Return the rows of a new trace."""
     chance = random.Random(config.seed)
     fresh = _rename(model.root, config)
     copies = fresh
@@ -229,7 +235,7 @@ def synthesized(model: Model, config: SynthesizeConfig) -> list[dict[str, Any]]:
         if config.max_isl is not None and tokens > config.max_isl:
             refused += 1
             if refused > REFUSALS_MAX * config.num_requests:
-                raise ConfigError(f"--max-isl {config.max_isl}: hardly any prompt is so short")
+                raise ConfigError(f"--max-isl {config.max_isl}: too small; nearly all generated prompts are longer")
             continue
         blocks = -(-tokens // config.block_size) - len(ids)
         ids += range(fresh, fresh + blocks)
@@ -239,7 +245,7 @@ def synthesized(model: Model, config: SynthesizeConfig) -> list[dict[str, Any]]:
 
 
 def _rename(root: Stretch, config: SynthesizeConfig) -> int:
-    """Gives every block of the stretched core a name; returns how many there are."""
+    """Assign a name to every block of the stretched core; return the number of names."""
     count, rest = 0, [root]
     while rest:
         node = rest.pop()
@@ -252,7 +258,7 @@ def _rename(root: Stretch, config: SynthesizeConfig) -> int:
 
 
 def main(argv: Sequence[str], prog: str = "python -m dynamo.replay.datagen") -> int:
-    """`datagen analyze` and `datagen synthesize`."""
+    """Run `datagen analyze` or `datagen synthesize`."""
     word, rest = (argv[0], list(argv[1:])) if argv else ("--help", [])
     if word in {"--help", "-h"}:
         print(__doc__)
@@ -271,7 +277,7 @@ def main(argv: Sequence[str], prog: str = "python -m dynamo.replay.datagen") -> 
 
 
 def write_rows(path: str | None, rows: Sequence[dict[str, Any]]) -> None:
-    """JSONL into a file, or to the terminal. Raises `ConfigError` where it cannot be written."""
+    """Write JSONL to a file or the terminal. Raise `ConfigError` if it cannot be written."""
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if path is None:
         sys.stdout.write(text)

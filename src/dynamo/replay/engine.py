@@ -1,4 +1,4 @@
-"""EngineArgs: the simulated engine, as `--extra-engine-args` describes it (control-plane.md §6.4, serving-plane.md §5.11)."""
+"""EngineArgs: the simulated engine described by `--extra-engine-args`."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -21,24 +21,24 @@ from dynamo.mocker.simulation.timing import FittedTiming, StepTimes, Timing
 
 __all__ = ["KV_BYTES_PER_TOKEN", "EngineArgs", "engine_args", "given", "profiled"]
 
-KV_BYTES_PER_TOKEN = 131_072  # 32 layers, 8 KV heads of 128, two bytes each, keys and values: a model of 8B.
+KV_BYTES_PER_TOKEN = 131_072  # Keys and values of an 8B model: 32 layers, 8 KV heads of 128 values, two bytes each.
 
 CANONICAL_NAMES = {"data_parallel_size": "dp_size"}
-"""Where a mocker's setting has another name here."""
+"""Names of this module for settings of the mocker, where they differ."""
 BESIDE_THE_TIME = frozenset(
     {
         "disaggregation_mode", "handoff_timeout_ms", "bootstrap_ports", "zmq_kv_events_ports", "zmq_replay_ports",
         "reasoning", "response_replay_trace_path", "trtllm_capacity_scheduler_policy",
     }
 )  # fmt: skip
-"""A mocker's settings that change nothing of when a token comes: they may be given, and are not needed."""
+"""Mocker settings that do not affect timing: accepted and ignored."""
 
 
 class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One worker. Names and defaults are the mocker's."""
+    """A simulated worker. Names and defaults are the mocker's."""
 
     num_gpu_blocks: int = 16384
-    """Of each rank."""
+    """KV blocks of each rank."""
     block_size: int = 64
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
@@ -51,7 +51,7 @@ class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_type: EngineType = "vllm"
     num_gpu_blocks_override: int | None = None
     dp_size: int = 1
-    """Ranks of a worker."""
+    """Number of ranks per worker."""
     eviction_backend: EvictionName = "lineage"
     sglang_schedule_policy: Literal["fifo", "lpm"] = "fifo"
     sglang_max_prefill_tokens: int = 16384
@@ -59,21 +59,21 @@ class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sglang_clip_max_new_tokens: int = 4096
     sglang_schedule_conservativeness: float = 1.0
     kv_bytes_per_token: int = KV_BYTES_PER_TOKEN
-    """What travels between workers, and to the host and back."""
+    """Bytes per token of transfers between workers and of host copies."""
     kv_transfer_bandwidth: float = 64.0
-    """GB/s between workers; 0: no time."""
+    """Bandwidth between workers in GB/s; 0: no delay."""
     kv_transfer_timing_mode: Literal["full_prompt", "destination_missing"] = "full_prompt"
     num_host_blocks: int | None = None
-    """A second cache, in the host's memory."""
+    """Blocks of a second cache in host memory."""
     host_offload_d2h_bandwidth_gbps: float = 32.0
     host_offload_h2d_bandwidth_gbps: float = 32.0
     planner_profile_data: str | None = None
-    """In place of the polynomials: what a profiler measured, an NPZ or JSON file or the directory of one."""
+    """Profiler measurements that replace the polynomials: an NPZ or JSON file, or its directory."""
     fitted_timing: FittedTiming | None = None
-    """In place of the polynomials: what `dynamo replay fit` prints."""
+    """Fitted step times that replace the polynomials: the output of `dynamo replay fit`."""
 
     def check(self) -> "EngineArgs":
-        """Itself. Raises `ConfigError` for a number that is out of range."""
+        """Return the arguments. Raise `ConfigError` for a number that is out of range."""
         for name in ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "dp_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--extra-engine-args: {name} is {getattr(self, name)}: expected 1 or more")
@@ -92,7 +92,7 @@ class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
     def limits(self) -> Limits:
-        """What a rank of it can hold and do."""
+        """Return the capacity and scheduling limits of a rank."""
         host = None
         if self.num_host_blocks is not None:
             host = HostRules(
@@ -127,7 +127,7 @@ class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def timing(self) -> StepTimes:
-        """How fast it is."""
+        """Return the step time model."""
         if self.fitted_timing is not None:
             return self.fitted_timing
         if self.planner_profile_data is not None:
@@ -136,7 +136,7 @@ class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def given(text: str | None, flag: str) -> dict[str, Any]:
-    """JSON on the command line, or `@file`. Raises `ConfigError` where it is no object."""
+    """Parse JSON of the command line or of `@file`. Raise `ConfigError` if it is not an object."""
     if not text:
         return {}
     try:
@@ -149,7 +149,7 @@ def given(text: str | None, flag: str) -> dict[str, Any]:
 
 
 def flat(settings: dict[str, Any], flag: str) -> dict[str, Any]:
-    """Fields of `EngineArgs`: upstream's tables `engine` and `dynamo` are read as the mocker does. Raises `ConfigError`."""
+    """Return fields of `EngineArgs`; upstream's tables `engine` and `dynamo` are flattened. Raise `ConfigError`."""
     if not any(table in settings for table in TABLES):
         return settings
     try:
@@ -163,7 +163,7 @@ def flat(settings: dict[str, Any], flag: str) -> dict[str, Any]:
 
 
 def engine_args(text: str | None, flag: str = "--extra-engine-args") -> EngineArgs:
-    """The engine that a flag describes."""
+    """Return the engine that a flag describes. Raise `ConfigError`."""
     try:
         return msgspec.convert(flat(given(text, flag), flag), EngineArgs).check()
     except msgspec.ValidationError as error:

@@ -1,13 +1,14 @@
-"""Fit: a model of an engine's steps from a few measured points, and how well it foretells the points it has not seen.
+"""Fit: a step time model of an engine from a few measured points, with its errors on points that were left out.
 
     t = step + request x sequences + kv_token x tokens in the cache   (+ prompt + prompt_token x tokens, where it prefills)
 
-A point is a closed loop: so many requests at once, prompts and answers of one length, and what was measured: TPOT, TTFT.
-Between two tokens of an answer lies a step, and the prefilling of those who come meanwhile: with `c` at once and answers of
-`o` tokens, `c / o` prompts a step. Coefficients are those, none negative, with the least squares of relative errors.
-Foretelling is done by simulation, not by the formula: the fitted engine is replayed under the load of the point. So the
-formula only gives the start, from which Gauss and Newton go on by what the simulation says (`refined`). As answers are of one
-length and all places of the loop begin at once, prompts come in groups; that is in the simulation, and not in the formula.
+A point is a closed loop at a fixed concurrency with prompts and answers of fixed lengths, and its measured TPOT and
+TTFT. Between two tokens of an answer lies a step, and the prefills of arriving requests: at concurrency `c` and answers
+of `o` tokens, `c / o` prompts per step. The coefficients are non-negative and minimize the squared relative errors.
+Predictions come from simulation, not from the formula: the fitted engine is replayed under the load of the point. The
+formula only gives the start of a Gauss-Newton iteration on the results of the simulation (`refined`). With answers of
+one length and a simultaneous start of all requests, prompts come in groups; the simulation models that, the formula
+does not.
 """
 
 import json
@@ -29,23 +30,21 @@ from dynamo.replay.report import rows_of
 from dynamo.replay.scenario import Scenario
 from dynamo.replay.synthetic import Shape, sessions
 
-ROUNDS = 2000  # Of coordinate descent; a handful of coefficients is found to a millionth in some hundred.
-WAVES = 6  # How many requests each place of the loop serves when a point is simulated: enough to wash out the start.
+ROUNDS = 2000  # Coordinate descent iterations; a few hundred give a handful of coefficients to a millionth.
+WAVES = 6  # Simulated requests per slot of the closed loop, enough to make the start-up negligible.
 RIDGE = 1e-6
-REFINEMENTS = (
-    5  # Rounds of Gauss and Newton; each simulates every point once for each coefficient, and again for the step.
-)
+REFINEMENTS = 5  # Gauss-Newton iterations; each simulates every point once per coefficient, and again for the step.
 NUDGE = 0.05
-"""How much a coefficient is changed, relatively, to see what comes of it."""
+"""Relative change of a coefficient to compute its derivative."""
 LEAP_MAX = 1.5
-"""How far a coefficient's logarithm moves in one round."""
+"""Maximum change of a coefficient's logarithm per iteration."""
 DAMPING = 1e-2
 LEAST = 1e-6
-"""For what the formula found to be zero, in milliseconds: what is zero cannot grow relatively."""
+"""Replacement of zero coefficients in milliseconds, because zero has no logarithm."""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A point."""
+    """A measured point."""
 
     concurrency: int
     input_tokens: int
@@ -62,16 +61,16 @@ class FitConfig:
     points: str | None = option(
         None, "points", None, "JSON: a list of {concurrency, input_tokens, output_tokens, ttft_ms, tpot_ms, tok_s?}"
     )
-    num_gpu_blocks: int = option(16384, "--num-gpu-blocks", None, "KV blocks of the engine, when it is simulated")
-    block_size: int = option(64, "--block-size", None, "Tokens in a KV block")
-    max_num_batched_tokens: int = option(8192, "--max-num-batched-tokens", None, "Tokens of one step")
-    check: bool = option(True, "--cross-validate", None, "Foretell each point by a fit to the others")
+    num_gpu_blocks: int = option(16384, "--num-gpu-blocks", None, "KV blocks of the simulated engine")
+    block_size: int = option(64, "--block-size", None, "Tokens per KV block")
+    max_num_batched_tokens: int = option(8192, "--max-num-batched-tokens", None, "Maximum tokens per step")
+    check: bool = option(True, "--cross-validate", None, "Predict each point by a fit to the other points")
 
 
 def fitted(points: Sequence[Measured]) -> FittedTiming:
-    """The step times that explain the points best. Raises `ConfigError` for fewer than two."""
+    """Return the step times that best explain the points by the formula. Raise `ConfigError` for fewer than two."""
     if len(points) < 2:
-        raise ConfigError("a fit needs two points or more")
+        raise ConfigError("points: must be two or more")
     prompts = len({point.input_tokens for point in points}) > 1
     rows: list[list[float]] = []
     wanted: list[float] = []
@@ -82,7 +81,7 @@ def fitted(points: Sequence[Measured]) -> FittedTiming:
         decode = [1.0, float(point.concurrency), kv]
         rows.append([*decode, coming, coming * token])
         wanted.append(point.tpot_ms)
-        # Who comes waits for half of the step under way, and shares its own step with those who decode.
+        # An arriving request waits for half of the current step and shares its own step with decoding requests.
         rows.append([*(1.5 * part for part in decode), 1.0, float(token)])
         wanted.append(point.ttft_ms)
     step, request, kv_token, prompt, prompt_token = solve(rows, wanted)
@@ -90,7 +89,7 @@ def fitted(points: Sequence[Measured]) -> FittedTiming:
 
 
 def solve(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """The coefficients, none negative, with the least relative errors squared: coordinate descent on scaled columns."""
+    """Return non-negative coefficients with the least squared relative errors, by scaled coordinate descent."""
     weighted = [[value / goal for value in row] for row, goal in zip(rows, wanted, strict=True)]
     width = len(weighted[0])
     scales = [sum(row[at] ** 2 for row in weighted) ** 0.5 for at in range(width)]
@@ -109,14 +108,14 @@ def solve(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[floa
 
 
 def refined(points: Sequence[Measured], config: FitConfig) -> FittedTiming:
-    """The step times whose simulation is nearest to the points, from those of the formula on: relative errors squared."""
+    """Return the step times whose simulation is nearest to the points, starting from those of the formula."""
     start = fitted(points)
     length = mean(point.input_tokens for point in points)
     prompt = start.prompt_ms + start.prompt_token_ms * length
-    # The formula cannot tell a prompt's beginning from its tokens where all are of one length; prompts in groups can.
+    # If all prompts have one length, only grouped prompts separate constant and per-token prefill time.
     found = [start.step_ms, start.request_ms, start.kv_token_ms, 0.9 * prompt, 0.1 * prompt / length]
     lengths = {point.input_tokens + point.output_tokens / 2 for point in points}
-    if len(lengths) == 1:  # A request and what it holds in the cache are then the same thing.
+    if len(lengths) == 1:  # Requests and cached tokens are then proportional.
         found[1] += found[2] * lengths.pop()
         found[2] = 0.0
     free = [at for at in range(len(found)) if at != 2 or found[2] > 0]
@@ -150,14 +149,14 @@ def refined(points: Sequence[Measured], config: FitConfig) -> FittedTiming:
 
 
 def newton(columns: Sequence[Sequence[float]], left: Sequence[float], damping: float) -> list[float]:
-    """The move that makes linear errors smallest, held back by a damping: normal equations, eliminated."""
+    """Return the damped least-squares step: normal equations, solved by elimination."""
     size = len(columns)
     rows = [
         [sum(a * b for a, b in zip(one, two, strict=True)) + damping * (one is two) for two in columns]
         + [-sum(a * b for a, b in zip(one, left, strict=True))]
         for one in columns
     ]
-    for at in range(size):  # Positive definite: no pivot is zero.
+    for at in range(size):  # The matrix is positive definite: no pivot is zero.
         for below in range(at + 1, size):
             factor = rows[below][at] / rows[at][at]
             rows[below] = [value - factor * above for value, above in zip(rows[below], rows[at], strict=True)]
@@ -169,7 +168,7 @@ def newton(columns: Sequence[Sequence[float]], left: Sequence[float], damping: f
 
 
 def foretold(point: Measured, timing: FittedTiming, config: FitConfig) -> Measured:
-    """What the fitted engine does under the load of a point."""
+    """Return the simulated result of a point's load on the fitted engine."""
     places = point.concurrency
     shape = Shape(input_tokens=point.input_tokens, output_tokens=point.output_tokens, requests=places * WAVES)
     engine = EngineArgs(
@@ -193,12 +192,12 @@ def foretold(point: Measured, timing: FittedTiming, config: FitConfig) -> Measur
 
 
 def explained(points: Sequence[Measured], timing: FittedTiming, config: FitConfig) -> dict[str, Any]:
-    """Each point foretold by these step times."""
+    """Return the errors of each point's prediction by these step times."""
     return compared([(point, foretold(point, timing, config)) for point in points])
 
 
 def cross_validation(points: Sequence[Measured], config: FitConfig) -> dict[str, Any]:
-    """Each point foretold by a fit to the others."""
+    """Return the errors of each point's prediction by a fit to the others."""
     pairs = []
     for left_out in points:
         timing = refined([point for point in points if point is not left_out], config)
@@ -207,7 +206,7 @@ def cross_validation(points: Sequence[Measured], config: FitConfig) -> dict[str,
 
 
 def compared(pairs: Sequence[tuple[Measured, Measured]]) -> dict[str, Any]:
-    """What was measured beside what was foretold, and the mean absolute errors in percent."""
+    """Return measured and predicted values, and the mean absolute errors in percent."""
     errors: dict[str, list[float]] = {"ttft_ms": [], "tpot_ms": [], "tok_s": []}
     for measured, found in pairs:
         for name, list_ in errors.items():
@@ -221,10 +220,10 @@ def compared(pairs: Sequence[tuple[Measured, Measured]]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str], prog: str = "python -m dynamo.replay.fit") -> int:
-    """Prints the engine args, and the errors."""
+    """Print the engine args and the errors."""
     config = load(FitConfig, argv, prog=prog)
     if config.points is None:
-        raise ConfigError("which points? A JSON file")
+        raise ConfigError("points is missing: pass a JSON file")
     try:
         points = msgspec.json.decode(Path(config.points).read_bytes(), type=list[Measured])
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Fleet: the workers of one pool, who come, go, and fail; and the placement that chooses among them.
+"""Fleet: the workers of one pool through their lifecycle, and the placement that chooses among them.
 
     starting ── start-up time ──▶ in service ── drain ──▶ leaving ── its last request ends ──▶ gone
                                       └──────────── fail ────────────────────────────────────▶ gone
 
-Only those in service are known to the placement. A place is where a worker stands: on the page, and in `--fail`.
+The placement considers only workers in service. A place is a worker's number on the page and in `--fail`.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from dynamo.replay.worker import SimulatedWorker
 
 
 class Told(NamedTuple):
-    """What the owner of a cache says of it, now or later."""
+    """A cache event of a rank, to be delivered immediately or after the lag."""
 
     role: Role
     seat: Seat
@@ -32,23 +32,23 @@ Ranks = tuple[SimulatedWorker, ...]
 
 @dataclass(slots=True)
 class Fleet:
-    """One pool."""
+    """One pool of workers."""
 
     plan: PoolPlan
     placement: Placement
     seed: int
     serving: dict[int, Ranks] = field(init=False, default_factory=dict)
-    """By worker id, the oldest first."""
+    """Workers in service by id, oldest first."""
     leaving: dict[int, Ranks] = field(init=False, default_factory=dict)
     starting: dict[int, int] = field(init=False, default_factory=dict)
-    """Worker id → its place."""
+    """Starting workers: id → place."""
 
     def start(self, worker_id: int, slot: int) -> None:
-        """A worker is on its way."""
+        """Add a starting worker."""
         self.starting[worker_id] = slot
 
     def join(self, worker_id: int, now_ms: float) -> Ranks:
-        """It is there."""
+        """Put a started worker into service and return its ranks."""
         slot = self.starting.pop(worker_id)
         plan, limits = self.plan, self.plan.limits
         ranks = tuple(
@@ -65,13 +65,13 @@ class Fleet:
         return self.seed * 1_000_003 + worker_id + rank * 1_000_000_007
 
     def drain(self, worker_id: int) -> Ranks:
-        """It gets no more requests and ends those that it has."""
+        """Take a worker out of service; it finishes its requests."""
         self.leaving[worker_id] = ranks = self.serving.pop(worker_id)
         self.placement.leave(worker_id)
         return ranks
 
     def fail(self, worker_id: int, now_ms: float) -> list[Flight]:
-        """It is gone; returns the requests that it had."""
+        """Remove a failed worker and return its requests."""
         if worker_id in self.serving:
             ranks = self.serving.pop(worker_id)
             self.placement.leave(worker_id)
@@ -80,60 +80,60 @@ class Fleet:
         return [flight for rank in ranks for flight in rank.fail(now_ms)]
 
     def at(self, slot: int) -> int | None:
-        """The worker that stands at a place."""
+        """Return the id of the worker at a place."""
         found = (ranks[0] for ranks in [*self.serving.values(), *self.leaving.values()])
         return next((rank.worker_id for rank in found if rank.slot == slot), None)
 
     def rank(self, seat: Seat) -> SimulatedWorker:
-        """The engine of a seat."""
+        """Return the simulated rank of a worker and rank number."""
         return self.serving[seat[0]][seat[1]]
 
     def all_ranks(self) -> Iterator[SimulatedWorker]:
-        """Those in service, then those that leave."""
+        """Yield the ranks in service, then those of leaving workers."""
         for ranks in (*self.serving.values(), *self.leaving.values()):
             yield from ranks
 
     def has(self, worker_id: int) -> bool:
-        """Whether it is there: in service, or leaving."""
+        """Return whether a worker is in service or leaving."""
         return worker_id in self.serving or worker_id in self.leaving
 
     def ranks_of(self, worker_id: int) -> Ranks:
-        """The engines of a worker that is there."""
+        """Return the ranks of a worker that is in service or leaving."""
         return self.serving.get(worker_id) or self.leaving[worker_id]
 
     @property
     def expected(self) -> int:
-        """How many there will be, if nothing happens."""
+        """Return the number of workers in service and starting."""
         return len(self.serving) + len(self.starting)
 
     def is_serving(self, worker_id: int) -> bool:
-        """Whether the placement knows it."""
+        """Return whether a worker is in service."""
         return worker_id in self.serving
 
     def place(self, asked: Asked, now_ms: float) -> tuple[Seat | None, bool]:
-        """The seat of a request, and whether there is anybody at all; no seat where the placement holds it back."""
+        """Return the rank for a request (None: queued or no worker), and whether any worker is in service."""
         try:
             return self.placement.place(asked, now_ms / 1000), True
         except NotReady:
             return None, False
 
     def tell(self, told: Told) -> None:
-        """Changes of a cache, for the placement where it knows the worker."""
+        """Deliver a cache event to the placement if the worker is in service."""
         if told.seat[0] in self.serving:
             for event in told.events:
                 self.placement.apply(told.seat, event, told.tier)
 
     def validate(self) -> None:
-        """Raises `AssertionError` where something is held, or believed wrongly. For when all is quiet."""
+        """Raise `AssertionError` if blocks are held or the placement's state is wrong. Call only when idle."""
         caching = self.plan.limits.enable_prefix_caching
         caches: Caches = {}
         for worker in self.all_ranks():
             worker.simulation.validate()
             assert worker.is_quiet, "a worker has work left"
-            assert worker.simulation.pool.used == 0, "blocks are held by nobody"
+            assert worker.simulation.pool.used == 0, "blocks are held without a request"
             if worker.worker_id in self.serving:
                 host = worker.simulation.host
                 caches[*worker.seat, DEVICE] = set(worker.simulation.pool.inactive) if caching else set()
                 caches[*worker.seat, HOST] = set() if host is None else set(host.held)
-        assert not self.leaving, "a worker that should leave has not left"
+        assert not self.leaving, "a draining worker was not removed"
         self.placement.validate(caches)

@@ -1,6 +1,6 @@
-"""FrontendAsker: a frontend that is asked over HTTP: completions of token ids, streamed.
+"""FrontendAsker: send requests to a frontend over HTTP as streamed completions of token ids.
 
-A block name of the trace becomes so many token ids, always the same; what no name covers is the request's own.
+A block name of the trace always becomes the same token ids; the rest of a prompt is unique to the request.
 """
 
 import random
@@ -15,11 +15,11 @@ from dynamo.replay.event_stream import EventStream
 from dynamo.replay.load import Session, Turn
 from dynamo.replay.online import Heard
 
-REMEMBERED_MAX = 4096  # Blocks whose tokens are kept: 512 of them each, some 20 MB.
+REMEMBERED_MAX = 4096  # Blocks whose tokens are cached: 512 tokens each, some 20 MB.
 
 
 class Prompts:
-    """Token ids from block names."""
+    """Token ids of block names."""
 
     def __init__(self, block_tokens: int, ids: range) -> None:
         if len(ids) < 2:
@@ -29,7 +29,7 @@ class Prompts:
         self._known: OrderedDict[int, list[int]] = OrderedDict()
 
     def tokens(self, hash_ids: Sequence[int], count: int) -> list[int]:
-        """A prompt of so many tokens."""
+        """Return a prompt of `count` tokens."""
         found: list[int] = []
         for name in hash_ids:
             found += self._block(name)
@@ -52,7 +52,7 @@ class Prompts:
 
 
 class FrontendAsker:
-    """Asks `/v1/completions`."""
+    """A client of `/v1/completions`."""
 
     def __init__(self, stream: EventStream, model: str, prompts: Prompts) -> None:
         self._stream = stream
@@ -60,7 +60,7 @@ class FrontendAsker:
         self._prompts = prompts
 
     async def ask(self, session: Session, turn: Turn) -> AsyncGenerator[Heard, None]:
-        """The answer to one turn, piece by piece."""
+        """Send one turn and yield the chunks of its answer."""
         headers = {"x-request-id": turn.request_id.replace("/", "-")}
         if len(session.turns) > 1:
             headers["x-dynamo-session-id"] = session.session_id
@@ -73,7 +73,7 @@ class FrontendAsker:
                 yield heard
 
     def body(self, turn: Turn) -> dict[str, Any]:
-        """What is asked: exactly so many tokens, whatever they are."""
+        """Return the request body: exactly the turn's number of output tokens, ignoring stop tokens."""
         nvext: dict[str, Any] = {"extra_fields": ["worker_id"]}
         hints = {"priority": int(turn.priority), "strict_priority": turn.strict_priority}
         if any(hints.values()):
@@ -91,7 +91,7 @@ class FrontendAsker:
 
 
 def heard_in(event: dict[str, Any]) -> Heard | None:
-    """What an event says. Raises `DynamoException` where it is an error."""
+    """Parse an event. Raise `DynamoException` if it is an error."""
     if event.get("error"):
         raise DynamoException(str(event["error"].get("message", event["error"]))[:300])
     usage = event.get("usage") or {}
@@ -108,7 +108,7 @@ def heard_in(event: dict[str, Any]) -> Heard | None:
 
 
 async def only_model(stream: EventStream) -> str:
-    """The model that the frontend serves. Raises `ConfigError` where there is none, or more than one."""
+    """Return the only model that the frontend serves. Raise `ConfigError` if there is none or more than one."""
     try:
         listed = msgspec.json.decode(await stream.get("/v1/models"))
     except msgspec.DecodeError as error:

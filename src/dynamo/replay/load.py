@@ -1,4 +1,4 @@
-"""Load: what is asked of the cluster, and when: sessions of turns, on their own clock or as others end."""
+"""Load: sessions of turns and their arrival times, in an open or a closed loop."""
 
 import heapq
 import itertools
@@ -11,18 +11,18 @@ from dynamo.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request."""
+    """One request of a session."""
 
     request_id: str
     input_tokens: int
     output_tokens: int
     hash_ids: Sequence[int]
-    """What its prompt is made of: the trace's block names, first to last; the last may be cut short."""
+    """The trace's block names of the prompt, first to last; the last block may be incomplete."""
     at_ms: float | None = None
-    """When it comes; None: when the turn before it is answered and `delay_ms` are over."""
+    """Arrival time; None: `delay_ms` after the previous turn was answered."""
     delay_ms: float = 0.0
     priority: float = 0.0
-    """Seconds by which it counts as earlier than it came."""
+    """Seconds by which the router treats the request as having arrived earlier."""
     strict_priority: int = 0
 
 
@@ -33,22 +33,22 @@ class Session:
     session_id: str
     turns: Sequence[Turn]
     parent_id: str | None = None
-    """The session that started it: an agent's, where this is one of its helpers."""
+    """The session that started this one: the agent's, if this is a helper's."""
 
     def __post_init__(self) -> None:
         if not self.turns:
-            raise ConfigError(f"session {self.session_id} has no turn")
+            raise ConfigError(f"session {self.session_id} has no turns")
         for turn in self.turns:
             if turn.input_tokens < 1 or turn.output_tokens < 1:
-                raise ConfigError(f"request {turn.request_id}: a prompt and an answer have at least one token each")
+                raise ConfigError(f"request {turn.request_id}: prompt and answer must have at least one token each")
 
 
 Due = tuple[float, Session, int]
-"""When, and which turn of which session."""
+"""Arrival time in ms, session, and index of the turn."""
 
 
 class OpenLoop:
-    """Everyone comes when it is their time, whatever became of the others."""
+    """Arrivals at fixed times, independent of the completion of other sessions."""
 
     def __init__(self, sessions: Sequence[Session], speedup: float = 1.0) -> None:
         if not speedup > 0:
@@ -57,12 +57,12 @@ class OpenLoop:
         self._speedup = speedup
 
     def first(self) -> Iterator[Due]:
-        """What comes whatever happens, in the order of time."""
+        """Yield turns that depend on no other turn, in the order of time."""
         known = ((self._time(session.turns[0]), session, 0) for session in self._sessions)
         return iter(sorted(known, key=lambda due: due[0]))
 
     def after(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
-        """What comes because a turn was answered."""
+        """Return the turns that become due because a turn was answered."""
         if turn + 1 == len(session.turns):
             return ()
         following = session.turns[turn + 1]
@@ -72,7 +72,7 @@ class OpenLoop:
         return ((at_ms, session, turn + 1),)
 
     def begun(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
-        """What comes because a turn went to a worker: nothing."""
+        """Return the turns that become due because a turn was sent to a worker: none."""
         return ()
 
     def _time(self, turn: Turn) -> float:
@@ -80,7 +80,7 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """So many sessions at once; the next begins when one ends. Times of the trace do not count, delays do."""
+    """A fixed number of concurrent sessions; the next begins when one ends. Ignores recorded times, not delays."""
 
     def __init__(self, sessions: Sequence[Session], concurrency: int) -> None:
         if concurrency < 1:
@@ -89,37 +89,37 @@ class ClosedLoop:
         self._concurrency = concurrency
 
     def first(self) -> Iterator[Due]:
-        """Those who are there from the start."""
+        """Yield the first turns of the initial sessions."""
         return ((0.0, session, 0) for session in itertools.islice(self._rest, self._concurrency))
 
     def after(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
-        """The session's next turn, or the next session's first."""
+        """Return the session's next turn, or the next session's first."""
         if turn + 1 < len(session.turns):
             return ((now_ms + session.turns[turn + 1].delay_ms, session, turn + 1),)
         following = next(self._rest, None)
         return () if following is None else ((now_ms, following, 0),)
 
     def begun(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
-        """What comes because a turn went to a worker: nothing."""
+        """Return the turns that become due because a turn was sent to a worker: none."""
         return ()
 
 
 class Load(Protocol):
-    """Who asks what, and when. Each turn is named once."""
+    """A source of turns. Each turn is yielded once."""
 
     def first(self) -> Iterator[Due]:
-        """What comes whatever happens, in the order of time."""
+        """Yield turns that depend on no other turn, in the order of time."""
         ...
 
     def begun(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
-        """What comes because a turn went to a worker, the first time that it did."""
+        """Return the turns that become due because a turn was sent to a worker for the first time."""
         ...
 
     def after(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
-        """What comes because a turn was answered."""
+        """Return the turns that become due because a turn was answered."""
         ...
 
 
 def merge(*sources: Iterable[Due]) -> Iterator[Due]:
-    """What several sources bring, in the order of time."""
+    """Merge several sources in the order of time."""
     return heapq.merge(*sources, key=lambda due: due[0])

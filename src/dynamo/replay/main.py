@@ -1,4 +1,4 @@
-"""The command: runs what the flags say, shows how far it is, and writes the reports."""
+"""Main: run the replay of a command line, show progress, and write the reports."""
 
 import asyncio
 import sys
@@ -29,7 +29,7 @@ REASONS_SHOWN = 5
 
 
 def main(argv: Sequence[str], prog: str = "python -m dynamo.replay") -> int:
-    """Runs one command line; the exit status: 1 where requests were left over. Raises `ConfigError`."""
+    """Run one command line; return 1 if requests were not answered, otherwise 0. Raise `ConfigError`."""
     config = load(ReplayConfig, argv, prog=prog)
     source = config.source()
     began_ms = 0
@@ -49,14 +49,14 @@ def main(argv: Sequence[str], prog: str = "python -m dynamo.replay") -> int:
         _write(config.report_trace, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     left = sum(outcome.unfinished for outcome, _ in runs.values())
     if left:
-        sys.stderr.write(f"{left} requests were not answered when it was over\n")
+        sys.stderr.write(f"{left} requests were not answered\n")
     for reason, count in next(iter(runs.values()))[0].failures.most_common(REASONS_SHOWN):
         sys.stderr.write(f"{count} x {reason}\n")
     return 1 if left and config.max_sim_time_ms is None else 0
 
 
 def _report(config: ReplayConfig, runs: Mapping[str, tuple[Outcome, float]]) -> None:
-    """The table, and what else is asked for."""
+    """Print the table and write the requested reports."""
     summaries = {}
     for name, (outcome, wall_ms) in runs.items():
         summaries[name] = summary_of(outcome, rows_of(outcome.flights), config.objectives())
@@ -84,7 +84,7 @@ def _report(config: ReplayConfig, runs: Mapping[str, tuple[Outcome, float]]) -> 
 
 
 def ask_frontend(config: ReplayConfig, source: Source, progress: Progress | None) -> Outcome:
-    """The load, asked of a frontend that runs."""
+    """Send the load to a running frontend."""
 
     async def ask() -> Outcome:
         stream = EventStream(config.url, config.request_timeout_s)
@@ -107,7 +107,7 @@ def ask_frontend(config: ReplayConfig, source: Source, progress: Progress | None
 
 
 def _timed(name: str, total: int, is_shown: bool, run: Callable[[Progress | None], Outcome]) -> tuple[Outcome, float]:
-    """What a run came to, and how long it took."""
+    """Return the outcome of a run and its duration in ms."""
     began = time.monotonic()
     outcome = run(_bar(name, total) if is_shown else None)
     if is_shown:
@@ -116,7 +116,7 @@ def _timed(name: str, total: int, is_shown: bool, run: Callable[[Progress | None
 
 
 def _bar(name: str, total: int) -> Progress:
-    """A line that is drawn over itself."""
+    """Return a function that draws a progress bar on one line."""
     began = drawn = time.monotonic()
 
     def draw(answered: int, now_ms: float) -> None:

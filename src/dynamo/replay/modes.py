@@ -1,4 +1,4 @@
-"""Modes: from the name of a router mode and its settings to the placement that decides."""
+"""Modes: create the placement of a router mode and its settings."""
 
 from typing import Any
 
@@ -20,23 +20,23 @@ SIMPLE = {
 MODES = (*SIMPLE, "kv_router", "balanced", "preble")
 ALIASES = {"kv": "kv_router"}
 SETTINGS = {"temperature": "router_temperature", "router_queue_threshold": "queue_threshold", "router_policy": "policy"}
-"""Other names of settings."""
+"""Aliases of settings."""
 
 
 CACHE_AWARE = ("kv_router", "balanced", "preble")
 
 
 def canonical(mode: str) -> str:
-    """The name of a mode that has several."""
+    """Return the canonical name of a mode."""
     return ALIASES.get(mode.replace("-", "_"), mode.replace("-", "_"))
 
 
 def placement(
     mode: str, settings: dict[str, Any], block_tokens: int, seed: int, role: Role = Role.AGGREGATED
 ) -> Placement:
-    """The placement of a mode. Raises `ConfigError` for an unknown mode or setting.
+    """Return the placement of a mode. Raise `ConfigError` for an unknown mode or setting.
 
-    Who chooses among prefill workers does not count occupied blocks, for they are not occupied for long.
+    Placement of prefill workers does not count occupied blocks, because prompts occupy them only briefly.
     """
     mode = canonical(mode)
     if mode in SIMPLE:
@@ -51,7 +51,7 @@ def placement(
 
 
 def router_config(settings: dict[str, Any], block_tokens: int, *, is_balanced: bool = False) -> RouterConfig:
-    """The router's configuration: upstream's defaults, but for what is set."""
+    """Return the router configuration: upstream's defaults with the given settings."""
     named = {SETTINGS.get(name, name): value for name, value in settings.items()}
     weights = {name: named.pop(name) for name in Weights.__struct_fields__ if name in named}
     if is_balanced:

@@ -1,7 +1,7 @@
-"""Names: from a trace's block names to the hashes by which engines and routers know blocks.
+"""Names: hashes of a trace's block names, as used by engines and routers.
 
-A trace names blocks of, say, 512 tokens; an engine's hold 64: a name stands for eight of them. Hashes are made of names
-rather than of tokens, so that no token need exist. What lies beyond a prompt's last complete block has no name.
+A trace's block of, for example, 512 tokens corresponds to eight engine blocks of 64. Hashes are computed from names
+instead of tokens, so no tokens are generated. Tokens after a prompt's last complete block have no name.
 """
 
 import struct
@@ -13,26 +13,26 @@ from xxhash import xxh3_64_intdigest
 from dynamo.core.errors import ConfigError
 from dynamo.tokens.hashing import U64, sequence_hashes
 
-REMEMBERED_MAX = 1 << 15  # Names of which the hashes are kept: popular prefixes, some 15 MB.
+REMEMBERED_MAX = 1 << 15  # Names whose hashes are cached: popular prefixes, some 15 MB.
 
 
 @dataclass(slots=True)
 class PromptNames:
-    """A prompt's complete blocks."""
+    """Hashes of a prompt's complete blocks."""
 
     tokens_hashes: list[int]
     sequence_hashes: list[int]
     packed: bytes
-    """The tokens hashes as a router takes them."""
+    """Token hashes in the router's packed form."""
 
 
 class Namer:
-    """One block size of the trace, one of the engines."""
+    """Conversion of names for one block size of the trace and one of the engines."""
 
     def __init__(self, trace_block_tokens: int, engine_block_tokens: int) -> None:
         if trace_block_tokens % engine_block_tokens and engine_block_tokens % trace_block_tokens:
             raise ConfigError(
-                f"blocks of {engine_block_tokens} tokens do not fit the trace's of {trace_block_tokens}: "
+                f"block size {engine_block_tokens} does not fit the trace's block size {trace_block_tokens}: "
                 "one must be a multiple of the other (--trace-block-size, block_size of --extra-engine-args)"
             )
         self._engine_tokens = engine_block_tokens
@@ -41,7 +41,7 @@ class Namer:
         self._known: dict[tuple[int, ...], list[int]] = {}
 
     def names(self, hash_ids: Sequence[int], tokens: int) -> PromptNames:
-        """The blocks of a prompt of so many tokens. Raises `ConfigError` where too few names are given."""
+        """Return the blocks of a prompt of `tokens` tokens. Raise `ConfigError` if there are too few hash ids."""
         complete = tokens // self._engine_tokens
         found: list[int] = []
         for at in range(0, len(hash_ids) // self._joined * self._joined, self._joined):

@@ -1,10 +1,10 @@
-"""Online: a load asked of a running frontend, on the machine's clock, and what came of it, as if it were simulated.
+"""Online: send a load to a running frontend in real time and collect the same outcome as a simulation.
 
-    load ──▶ when it is time ──▶ a place among so many at once ──▶ asker: first token, each further one, the end
+    load ──▶ arrival time ──▶ concurrency limit ──▶ request: first token, further tokens, end
       ▲                                                                   │
-      └───────────────────────── who comes because of that ◀──────────────┘
+      └──────────────────────── dependent arrivals ◀──────────────────────┘
 
-Times are the client's. A request that fails is counted under what it failed of; its session ends with it.
+Times are measured by the client. A failed request is counted under its error, and its session ends with it.
 """
 
 import asyncio
@@ -24,34 +24,34 @@ PROGRESS_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A piece of an answer."""
+    """A chunk of an answer."""
 
     tokens: int = 1
-    """How many more there are now; 0 where the piece only tells of the answer."""
+    """Number of tokens in the chunk; 0 if it contains metadata only."""
     total: int | None = None
-    """How many there are in all, where the server says so."""
+    """Total tokens of the answer, if the server reports it."""
     cached_tokens: int | None = None
     worker: int | None = None
 
 
 class Asker(Protocol):
-    """Who is asked."""
+    """A client that sends requests to a server."""
 
     def ask(self, session: Session, turn: Turn) -> AsyncGenerator[Heard, None]:
-        """The answer to one turn, piece by piece. Raises `DynamoException` where there is none."""
+        """Send one turn and yield the chunks of its answer. Raise `DynamoException` if the request fails."""
         ...
 
 
 @dataclass(slots=True)
 class Online:
-    """One run."""
+    """One run against a frontend."""
 
     load: Load
     asker: Asker
     at_once: int = 4096
-    """Requests beyond these wait, and their waiting counts."""
+    """Maximum concurrent requests; further requests wait, and the wait counts as latency."""
     time_ms: float | None = None
-    """When it is over, done or not."""
+    """Time after which the run ends, even if requests are unanswered."""
     interval_ms: float = 1000.0
     clock: Clock = field(default_factory=SystemClock)
     outcome: Outcome = field(init=False)
@@ -66,7 +66,7 @@ class Online:
         self._places = asyncio.Semaphore(self.at_once)
 
     async def run(self, progress: Callable[[int, float], None] | None = None) -> Outcome:
-        """Everything, to the end. `progress` hears now and then how many requests were answered, and what time it is."""
+        """Run to the end. `progress` is called periodically with the number of answered requests and the time in ms."""
         self._began_s = self.clock.now()
         shown = asyncio.create_task(self._show(progress), name="replay.progress") if progress else None
         limit_s = None if self.time_ms is None else self.time_ms / 1000
@@ -143,12 +143,12 @@ class Online:
                     flight.worker = heard.worker
                     flight.slot = self._slots.setdefault(heard.worker, len(self._slots))
         if flight.first_ms < 0:
-            raise DynamoException("the answer has no token")
+            raise DynamoException("the answer has no tokens")
         flight.turn = replace(flight.turn, output_tokens=total or count)
         flight.finished_ms = last_ms
 
     def _count(self, flight: Flight) -> None:
-        """What it was, for the plots: all workers are one place here."""
+        """Add a request to the timeline, where all workers count as one place."""
         turn, timeline, outcome = flight.turn, self.outcome.timeline, self.outcome
         outcome.admitted_tokens += turn.input_tokens
         outcome.reused_tokens += flight.cached_tokens
@@ -157,7 +157,7 @@ class Online:
         timeline.hold(0, (0.0, 1.0, 0.0), flight.arrived_ms, flight.first_ms)
         timeline.hold(0, (1.0, 0.0, 0.0), flight.first_ms, flight.finished_ms)
         steps = max(1, round((flight.finished_ms - flight.first_ms) / self.interval_ms))
-        for part in range(steps):  # Evenly, from the first token to the last.
+        for part in range(steps):  # Distribute tokens evenly from the first to the last.
             said = turn.output_tokens * (part + 1) // steps - turn.output_tokens * part // steps
             at_ms = flight.first_ms + (flight.finished_ms - flight.first_ms) * (part + 0.5) / steps
             timeline.count(0, (0, 0, said, 0), at_ms)

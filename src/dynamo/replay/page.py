@@ -1,4 +1,4 @@
-"""Page: a report to look at: one HTML file with its plots drawn in it, that needs nothing else."""
+"""Page: a report as one self-contained HTML file with plots."""
 
 import html
 import math
@@ -13,7 +13,7 @@ from dynamo.replay.timeline import Timeline
 COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 WIDTH, HEIGHT = 560, 240
 LEFT, RIGHT, TOP, BOTTOM = 60, 26, 12, 42
-POINTS = 240  # Of a line: more than this no screen shows.
+POINTS = 240  # Maximum points per line; screens cannot show more.
 STYLE = """
 :root{color-scheme:light dark;--line:#8884}
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1200px;padding:0 1rem}
@@ -30,14 +30,14 @@ Points = Sequence[tuple[float, float]]
 
 
 def page(outcomes: Mapping[str, Outcome], summaries: Mapping[str, dict[str, Any]]) -> str:
-    """The page of some runs, by name."""
+    """Return the HTML page of runs by name."""
     names = list(outcomes)
     plots = [
         plot("Time to first token: share of requests", _cdfs(outcomes, "ttft_ms"), "ms", is_log=True),
         plot("Inter token latency: share of requests", _cdfs(outcomes, "itl_ms"), "ms", is_log=True),
-        plot("Requests that run, all workers", _sums(outcomes, "running"), "s"),
-        plot("Requests that wait in the workers", _sums(outcomes, "waiting"), "s"),
-        plot("Prompt tokens found in caches, %", _hits(outcomes), "s"),
+        plot("Running requests, all workers", _sums(outcomes, "running"), "s"),
+        plot("Waiting requests, all workers", _sums(outcomes, "waiting"), "s"),
+        plot("Cached prompt tokens, %", _hits(outcomes), "s"),
         plot("Output tokens per second", _rates(outcomes, "output_tokens"), "s"),
     ]
     crews = {name: _crew(outcome) for name, outcome in outcomes.items() if outcome.planner is not None}
@@ -45,7 +45,7 @@ def page(outcomes: Mapping[str, Outcome], summaries: Mapping[str, dict[str, Any]
         plots.insert(0, plot("Workers in service", crews, "s"))
     for name in names:
         timeline = outcomes[name].timeline
-        for level, title in (("running", "requests that run"), ("used_blocks", "KV blocks in use")):
+        for level, title in (("running", "running requests"), ("used_blocks", "KV blocks in use")):
             lines = {f"worker {at}": _over_time(timeline, timeline.level(level, at)) for at in range(timeline.places)}
             plots.append(plot(f"{name}: {title}, by worker", lines, "s"))
     body = "".join(f"<section>{plot}</section>" for plot in plots)
@@ -53,7 +53,7 @@ def page(outcomes: Mapping[str, Outcome], summaries: Mapping[str, dict[str, Any]
 
 
 def small_page(title: str, body: str) -> str:
-    """A page that needs nothing else."""
+    """Return a self-contained HTML page."""
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>Replay</title><style>{STYLE}</style><h1>{html.escape(title)}</h1>{body}</html>\n"
@@ -76,7 +76,7 @@ def _table(summaries: Mapping[str, dict[str, Any]]) -> str:
     return f"<table>{''.join(lines)}</table>"
 
 
-# What is plotted.
+# Plotted data.
 
 
 def _cdfs(outcomes: Mapping[str, Outcome], metric: str) -> dict[str, Points]:
@@ -99,7 +99,7 @@ def _sums(outcomes: Mapping[str, Outcome], level: str) -> dict[str, Points]:
 
 
 def _crew(outcome: Outcome) -> Points:
-    """How many workers were in service, step by step."""
+    """Return the number of workers in service over time."""
     assert outcome.planner is not None
     count, found = 0, list[tuple[float, float]]()
     for row in outcome.planner.lifecycle_operations:
@@ -152,14 +152,14 @@ def _over_time(timeline: Timeline, values: Sequence[float]) -> Points:
     return [((at + 0.5) * seconds, value / (last if at == len(sums) - 1 else bins)) for at, value in enumerate(sums)]
 
 
-# How it is drawn.
+# Drawing.
 
 
 def plot(title: str, lines: Mapping[str, Points], unit: str, *, is_log: bool = False) -> str:
-    """Lines over one another, as SVG."""
+    """Return an SVG plot of several lines."""
     points = [point for line in lines.values() for point in line]
     if not points:
-        return f"<h2>{html.escape(title)}</h2><p>nothing to show"
+        return f"<h2>{html.escape(title)}</h2><p>no data"
     low = min(x for x, _ in points)
     high = max(x for x, _ in points)
     top = max(y for _, y in points) or 1.0
@@ -202,7 +202,7 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _round_steps(high: float) -> list[float]:
-    """Some five round numbers from 0 on."""
+    """Return about five round numbers from 0 on."""
     raw = high / 5
     size = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw)

@@ -1,6 +1,6 @@
-"""Placement: who decides which worker a request goes to: the production router, or a simple mode.
+"""Placement: choose workers for requests, by the production router or a simple mode.
 
-All are told the same: who is there, what was sent, what came of it, what caches hold, how long steps took.
+All implementations receive the same events: workers, sent and finished requests, cache events, and steps.
 """
 
 import itertools
@@ -18,22 +18,22 @@ from dynamo.protocols.load import ForwardPass
 from dynamo.runtime.push_router import PushRouter, RouterMode
 
 Seat = tuple[int, int]
-"""A worker, and one of its ranks."""
+"""Worker id and rank."""
 DEVICE, HOST = "device", "host_pinned"
 Caches = dict[tuple[int, int, str], set[int]]
-"""By worker, rank and tier: the blocks that are there."""
+"""Cached blocks by worker, rank and tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, as far as a router may know it."""
+    """A request with the properties that a router may use."""
 
     request_id: str
     tokens: int
     packed: bytes
-    """Tokens hashes of its complete blocks."""
+    """Token hashes of the complete blocks."""
     session: str | None = None
-    """The session that it is a turn of, if it has others."""
+    """Id of the session if it has several turns."""
     priority: float = 0.0
     strict_priority: int = 0
     is_remote: bool = False
@@ -41,60 +41,60 @@ class Asked:
 
 
 DECODE_LEG = {"overlap_score_credit": 0.0, "assume_kv_reuse": False, "track_prefill_tokens": False}
-"""How a worker is chosen for a prompt that is computed (serving-plane.md §4.11)."""
+"""Router settings for choosing the decode worker of a computed prompt."""
 
 
 class Placement(Protocol):
-    """Chooses workers."""
+    """A policy that chooses workers."""
 
     @property
     def waiting(self) -> int:
-        """How many requests it holds back."""
+        """Return the number of queued requests."""
         ...
 
     def place(self, asked: Asked, now_s: float) -> Seat | None:
-        """The seat of a request; None: it waits (`admit`). Raises `NotReady` where there is none."""
+        """Return the rank of a request, or None if it is queued (see `admit`). Raise `NotReady` without workers."""
         ...
 
     def admit(self, now_s: float) -> list[tuple[str, Seat | None]]:
-        """Requests that waited and may go, and where to; None: there is nobody any more."""
+        """Return queued requests that can be sent, with their rank; None: no worker is left."""
         ...
 
     def prefilled(self, request_id: str) -> None:
-        """Its first token came."""
+        """Record the first token of a request."""
         ...
 
     def finish(self, request_id: str, output_tokens: int, now_s: float) -> None:
-        """It was answered."""
+        """Record the end of a request."""
         ...
 
     def apply(self, seat: Seat, event: KvEvent, tier: str = DEVICE) -> None:
-        """A cache changed."""
+        """Apply a cache event."""
         ...
 
     def observe(self, seat: Seat, passed: ForwardPass) -> None:
-        """A step was made."""
+        """Record a completed step."""
         ...
 
     def join(self, worker: int, ranks: int, blocks: int, batch_tokens: int) -> None:
-        """A worker is there."""
+        """Add a worker."""
         ...
 
     def leave(self, worker: int) -> None:
-        """It is not any more; what it had is placed again under the same id."""
+        """Remove a worker; its requests are placed again under the same ids."""
         ...
 
     def deepest(self, packed: bytes, now_s: float) -> int:
-        """How many of a prompt's blocks some worker holds, as far as it knows."""
+        """Return the longest cached prefix of a prompt on any worker, in blocks."""
         ...
 
     def validate(self, caches: Caches) -> None:
-        """Raises `AssertionError` where it believes in other caches than there are, or in requests that are over."""
+        """Raise `AssertionError` if the index differs from `caches` or finished requests are still counted."""
         ...
 
 
 def told(seat: Seat, number: int, event: KvEvent, tier: str = DEVICE) -> WorkerKvEvent:
-    """An event as routers hear it."""
+    """Return an event in the form that routers receive."""
     worker, rank = seat
     if isinstance(event, Cleared):
         return WorkerKvEvent(worker, tier, "worker", NumberedKvEvent(number, "cleared", rank))
@@ -103,7 +103,7 @@ def told(seat: Seat, number: int, event: KvEvent, tier: str = DEVICE) -> WorkerK
 
 
 def held(index: KvIndex) -> Caches:
-    """The keys that an index believes each cache to hold."""
+    """Return the blocks of each cache according to an index."""
     found: Caches = {}
     for worker_id, rank, tier, change in index.dump():
         believed = found.setdefault((worker_id, rank, TIERS[tier]), set())
@@ -115,21 +115,21 @@ def held(index: KvIndex) -> Caches:
 
 
 def check_caches(index: KvIndex, caches: Caches) -> None:
-    """Raises `AssertionError` where the index believes in other caches than there are.
+    """Raise `AssertionError` if the index differs from the caches.
 
-    Of the host's memory it may know less: that tier gives up what was used least recently, and what follows a block that
-    is gone is not found.
+    In the host tier the index may have fewer blocks: that tier evicts the least recently used block, and blocks after
+    an evicted one cannot be found.
     """
     believed = held(index)
     for (worker, rank, tier), cache in caches.items():
         known = believed.pop((worker, rank, tier), set())
         is_right = known == cache if tier == DEVICE else known <= cache
-        assert is_right, f"the index is wrong about worker {worker}, rank {rank}, {tier}"
-    assert not any(believed.values()), "the index knows caches that are not there"
+        assert is_right, f"the index differs from the cache of worker {worker}, rank {rank}, {tier}"
+    assert not any(believed.values()), "the index has entries of removed caches"
 
 
 class KvPlacement:
-    """The production router."""
+    """Placement by the production router."""
 
     def __init__(self, config: RouterConfig, seed: int) -> None:
         self.router = Router(config, random.Random(seed))
@@ -185,20 +185,20 @@ class KvPlacement:
 
     def validate(self, caches: Caches) -> None:
         self.router.validate()
-        assert not len(self.router.active), "the router counts requests that are over"
+        assert not len(self.router.active), "the router counts finished requests"
         if self.router.config.use_kv_events:
             check_caches(self.router.index, caches)
 
 
 class SimplePlacement:
-    """The modes that do not look at caches, as the frontend has them."""
+    """Placement by the frontend's router modes that ignore caches."""
 
     def __init__(self, mode: RouterMode, seed: int) -> None:
         self._router = PushRouter(mode, seed=seed)
         self._workers: list[int] = []
         self._where: dict[str, Seat] = {}
         self._busy: dict[int, list[int]] = {}
-        """Requests of each rank: a worker that is given no rank takes the least busy one."""
+        """Active requests of each rank; a worker chosen without a rank uses its least busy one."""
 
     @property
     def waiting(self) -> int:
@@ -207,7 +207,7 @@ class SimplePlacement:
     def place(self, asked: Asked, now_s: float) -> Seat | None:
         worker = self._router.pick(now_s)
         if worker is None:
-            raise NotReady("no worker is there")
+            raise NotReady("no worker in service")
         self._router.begin(worker)
         busy = self._busy[worker]
         rank = busy.index(min(busy))
@@ -250,4 +250,4 @@ class SimplePlacement:
 
     def validate(self, caches: Caches) -> None:
         self._router.validate()
-        assert not self._where, "requests are counted that are over"
+        assert not self._where, "finished requests are counted"

@@ -1,4 +1,4 @@
-"""Plan: a cluster, described: its pools of workers, what befalls them, and how prompts travel between them."""
+"""Plan: description of a cluster: pools of workers, failures and restarts, and KV transfers."""
 
 import enum
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from dynamo.mocker.simulation.timing import StepTimes, Timing
 
 
 class Role(enum.Enum):
-    """What a pool's workers do."""
+    """The phase that a pool's workers compute."""
 
     AGGREGATED = "aggregated"
     PREFILL = "prefill"
@@ -18,7 +18,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A worker's place fails at a time, and a new worker takes it so much later, or none."""
+    """A failure of the worker at a place, and the optional delay until a successor starts there."""
 
     at_ms: float
     slot: int
@@ -27,7 +27,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A worker is taken out of service at a time, ends what it has, and a new one takes its place."""
+    """A restart: drain the worker at a place and start a successor."""
 
     at_ms: float
     slot: int
@@ -35,16 +35,16 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """Workers that are alike."""
+    """A pool of equal workers."""
 
     workers: int
     role: Role = Role.AGGREGATED
     limits: Limits = field(default_factory=Limits)
     timing: StepTimes = field(default_factory=Timing)
     startup_ms: float = 0.0
-    """What a worker needs that does not stand there from the beginning."""
+    """Start-up time of workers that are added during the run."""
     ranks: int = 1
-    """Of each worker: engines with batches and caches of their own."""
+    """Ranks per worker, each with its own batch and cache."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -55,43 +55,43 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """Which prompts the decode worker computes itself (serving-plane.md §4.11, `isl_bounding`): those of which little is new."""
+    """Conditional disaggregation: prompts with few uncached tokens are computed by the decode worker."""
 
     tokens: int = 2048
-    """Fewer than so many tokens are not in its cache …"""
+    """Number of uncached tokens below which the condition holds."""
     ratio: float = 0.7
-    """… and less than this part of the prompt."""
+    """Uncached share of the prompt below which the condition holds; both conditions are required."""
 
     def applies(self, tokens: int, missing: int) -> bool:
-        """Whether a prompt of so many tokens, of which so many are missing, stays there."""
+        """Return whether the decode worker computes a prompt of `tokens` tokens, `missing` of them uncached."""
         return missing < self.tokens and missing < self.ratio * tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A cluster, and what befalls it."""
+    """A cluster and its scheduled failures."""
 
     pools: tuple[PoolPlan, ...]
-    """One, or prefill and decode."""
+    """One aggregated pool, or a prefill and a decode pool."""
     bypass: Bypass | None = None
     failures: tuple[Failure, ...] = ()
     restarts: tuple[Restart, ...] = ()
     event_lag_ms: float = 0.0
     interval_ms: float = 1000.0
-    """Of the timeline."""
+    """Interval of the timeline."""
     seed: int = 42
     max_sim_time_ms: float | None = None
 
     def __post_init__(self) -> None:
         roles = tuple(pool.role for pool in self.pools)
-        assert roles in {(Role.AGGREGATED,), (Role.PREFILL, Role.DECODE)}, "pools that do not make a cluster"
+        assert roles in {(Role.AGGREGATED,), (Role.PREFILL, Role.DECODE)}, "invalid combination of pools"
         if self.event_lag_ms < 0:
             raise ConfigError(f"--kv-event-lag-ms {self.event_lag_ms:g}: expected zero or more")
         places = sum(pool.workers for pool in self.pools)
         for flag, befalls in (("--fail", self.failures), ("--restart", self.restarts)):
             for one in befalls:
                 if not 0 <= one.slot < places:
-                    raise ConfigError(f"{flag}: there is no worker {one.slot}: they are 0 to {places - 1}")
+                    raise ConfigError(f"{flag}: unknown worker {one.slot}: must be 0 to {places - 1}")
         blocks = {pool.limits.block_tokens for pool in self.pools}
         if len(blocks) > 1:
-            raise ConfigError("prefill and decode workers have blocks of different sizes: a prompt could not travel")
+            raise ConfigError("block_size: must be equal for prefill and decode workers")

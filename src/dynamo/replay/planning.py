@@ -1,4 +1,4 @@
-"""Planning: a planner's eyes on a simulated cluster: traffic, worker counts, the latest forward passes."""
+"""Planning: observations of a simulated cluster for a planner: traffic, worker counts, latest forward passes."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from dynamo.replay.fleet import Fleet
 from dynamo.replay.outcome import Flight, PlannerLog
 from dynamo.replay.plan import PoolPlan, Role
 
-TICKS_MAX = 100_000  # Of the report: a tick a second for a day.
+TICKS_MAX = 100_000  # Planner ticks in the report: more than one per second for a day.
 
 
 def capabilities(limits: Limits) -> EngineCapabilities:
-    """What a worker can do, as a planner is told."""
+    """Return a worker's capabilities in the planner's form."""
     return EngineCapabilities(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_seqs=limits.max_num_seqs,
@@ -37,33 +37,33 @@ def capabilities(limits: Limits) -> EngineCapabilities:
 
 @dataclass(slots=True)
 class PlannerSeat:
-    """A planner, and what it is shown."""
+    """A planner attached to a simulated cluster."""
 
     planner: Planner
     log: PlannerLog = field(init=False)
     _ended_ms: list[float] = field(init=False, default_factory=list)
-    """When requests ended: it grows, and so is searched …"""
+    """End times of requests, ascending, for binary search."""
     _ended: list[Flight] = field(init=False, default_factory=list)
-    """… for those of a time."""
+    """The requests that ended at these times."""
 
     def __post_init__(self) -> None:
         self.log = PlannerLog(self.planner.name)
 
     def begin(self, pools: Sequence[PoolPlan]) -> ScheduledTick | None:
-        """The first tick."""
+        """Start the planner and return its first tick."""
         known = {pool.role: capabilities(pool.limits) for pool in pools}
         decode = known.get(Role.DECODE) or known[Role.AGGREGATED]
         return self.planner.begin(known.get(Role.PREFILL), decode)
 
     def ended(self, flight: Flight, now_ms: float) -> None:
-        """A request was answered."""
+        """Record an answered request."""
         self._ended_ms.append(now_ms)
         self._ended.append(flight)
 
     def tick(
         self, scheduled: ScheduledTick, fleets: dict[Role, Fleet], flights: Sequence[Flight], now_ms: float
     ) -> PlannerEffects:
-        """Shows it what it asked for, and notes what it answers."""
+        """Pass the requested observations to the planner, and log its effects."""
         seen = TickInput(
             now_s=now_ms / 1000,
             traffic=self._traffic(scheduled, flights, now_ms) if scheduled.need_traffic_metrics else None,
@@ -76,7 +76,7 @@ class PlannerSeat:
         return effects
 
     def _traffic(self, scheduled: ScheduledTick, flights: Sequence[Flight], now_ms: float) -> TrafficObservation:
-        """Requests that came in the last so many seconds, and the answers that ended in them."""
+        """Return the arrivals and completions of the observation window."""
         since_ms = now_ms - scheduled.traffic_metrics_duration_s * 1000
         came = flights[bisect_right(flights, since_ms, key=lambda flight: flight.arrived_ms) :]
         ended = self._ended[bisect_right(self._ended_ms, since_ms) :]
@@ -102,7 +102,7 @@ def _tick_row(seen: TickInput, effects: PlannerEffects) -> dict[str, Any]:
 
 
 def counts(fleets: dict[Role, Fleet]) -> WorkerCounts:
-    """How many workers there are."""
+    """Return the numbers of workers by role and state."""
     prefill = fleets.get(Role.PREFILL)
     decode = fleets.get(Role.DECODE) or fleets[Role.AGGREGATED]
     return WorkerCounts(
@@ -118,7 +118,7 @@ def counts(fleets: dict[Role, Fleet]) -> WorkerCounts:
 
 
 def passes(fleets: dict[Role, Fleet]) -> FpmObservations:
-    """The latest forward pass of each rank in service; one that rests says so, as heartbeats do."""
+    """Return the latest forward pass of each rank in service; an idle rank reports an empty one, like a heartbeat."""
     found: dict[Role, dict[RankKey, ForwardPassMetrics]] = {Role.PREFILL: {}, Role.DECODE: {}}
     for role, fleet in fleets.items():
         of_role = found[Role.PREFILL if role is Role.PREFILL else Role.DECODE]

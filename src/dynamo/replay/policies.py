@@ -1,4 +1,4 @@
-"""Policies: two planners of few words, to plan by and to try the hook with: a timetable, and thresholds of load."""
+"""Policies: two simple planners: a timetable, and load thresholds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from dynamo.protocols.planner import (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """From a time on, so many workers."""
+    """A number of workers from a time on."""
 
     at_s: float
     decision: ScalingDecision
@@ -28,7 +28,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Timetable:
-    """Does what is written down (`--scale-at`)."""
+    """Sets worker counts at given times (`--scale-at`)."""
 
     entries: Sequence[Entry]
     name: str = "timetable"
@@ -38,7 +38,7 @@ class Timetable:
         self._rest = sorted(self.entries, key=lambda entry: entry.at_s)
 
     def begin(self, prefill: EngineCapabilities | None, decode: EngineCapabilities) -> ScheduledTick | None:
-        """The first entry's time. Raises `ConfigError` where there is one for workers that the cluster has not."""
+        """Return the first tick. Raise `ConfigError` for an entry of a role that the cluster does not have."""
         for entry in self._rest:
             if (entry.decision.num_prefill is not None) != (prefill is not None):
                 form = "SECONDS=PREFILL/DECODE" if prefill is not None else "SECONDS=WORKERS"
@@ -46,7 +46,7 @@ class Timetable:
         return ScheduledTick(at_s=self._rest[0].at_s) if self._rest else None
 
     def tick(self, scheduled: ScheduledTick, seen: TickInput) -> PlannerEffects:
-        """It is an entry's time."""
+        """Return the worker counts of the entry that is due."""
         entry = self._rest.pop(0)
         return PlannerEffects(
             scale_to=entry.decision, next_tick=ScheduledTick(at_s=self._rest[0].at_s) if self._rest else None
@@ -54,7 +54,7 @@ class Timetable:
 
 
 def entry(words: str) -> Entry:
-    """`60=4`: from 60 s on four workers; `60=2/4`: two that prefill, four that decode."""
+    """Parse `60=4`: from 60 s on four workers; `60=2/4`: two prefill and four decode workers."""
     at, _, counts = words.partition("=")
     try:
         at_s, numbers = float(at), [int(part) for part in counts.split("/")]
@@ -67,36 +67,36 @@ def entry(words: str) -> Entry:
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When to take one more or one less. Defaults are those of upstream's target `throughput` (control-plane.md §1.6)."""
+    """Scaling thresholds. Defaults are those of upstream's target `throughput`."""
 
     interval_s: float = 5.0
     min_workers: int = 1
     max_workers: int = 8
-    """Of each role."""
+    """Maximum workers of each role."""
     prefill_up: float = 1.0
-    """Queued prompt tokens of some worker, over the largest batch: as much or more asks for another worker …"""
+    """Scale up if any worker's queued prompt tokens, divided by the maximum batch tokens, reach this."""
     prefill_down: float = 0.1
-    """… and less on all of them allows one less."""
+    """Scale down if that ratio is below this on all workers."""
     decode_up: float = 1.0
-    """The same for what decodes or waits to, over what the cache holds."""
+    """Scale up if the tokens of running and waiting decodes, divided by a worker's KV capacity, reach this."""
     decode_down: float = 0.6
 
     def check(self) -> "Thresholds":
-        """Itself. Raises `ConfigError` for numbers that contradict each other."""
+        """Return the thresholds. Raise `ConfigError` if they contradict each other."""
         if not self.interval_s > 0:
             raise ConfigError(f"--scale-load: interval_s {self.interval_s:g}: expected more than 0")
         if not 1 <= self.min_workers <= self.max_workers:
             raise ConfigError("--scale-load: expected min_workers from 1 to max_workers")
         if self.prefill_down > self.prefill_up or self.decode_down > self.decode_up:
-            raise ConfigError("--scale-load: what allows one less must be below what asks for one more")
+            raise ConfigError("--scale-load: thresholds for scaling down must be below those for scaling up")
         return self
 
 
 @dataclass(slots=True)
 class LoadThresholds:
-    """One more where any worker is over a threshold, one less where all are below and would stay so with one less.
+    """Scale up by one if any worker is over a threshold; scale down by one if all are below and would stay so.
 
-    While workers start or leave it only looks on, and so it does until every worker in service has told of a step.
+    No decision is made while workers start or leave, or before every worker in service has reported a step.
     """
 
     thresholds: Thresholds
@@ -105,12 +105,12 @@ class LoadThresholds:
     _decode: EngineCapabilities = field(init=False, default_factory=EngineCapabilities)
 
     def begin(self, prefill: EngineCapabilities | None, decode: EngineCapabilities) -> ScheduledTick | None:
-        """The first tick."""
+        """Store the capabilities and return the first tick."""
         self._prefill, self._decode = prefill, decode
         return self._next(0.0)
 
     def tick(self, scheduled: ScheduledTick, seen: TickInput) -> PlannerEffects:
-        """One step, at most, for each role."""
+        """Return a change of at most one worker for each role."""
         assert seen.worker_counts is not None
         assert seen.fpm_observations is not None
         counts, fpm = seen.worker_counts, seen.fpm_observations
@@ -137,7 +137,7 @@ class LoadThresholds:
         return PlannerEffects(scale_to=scale_to, next_tick=self._next(seen.now_s), diagnostics=reasons)
 
     def _held(self, passes: Mapping[RankKey, ForwardPassMetrics]) -> dict[RankKey, float]:
-        """The part of each cache that is, or will be, in use."""
+        """Return the share of each KV cache that is used or will be used by queued requests."""
         room = self._decode.max_kv_tokens or 1
         found: dict[RankKey, float] = {}
         for key, passed in passes.items():
@@ -150,7 +150,7 @@ class LoadThresholds:
     def _step(
         self, ready: int, is_scaling: bool, signals: Sequence[tuple[Mapping[RankKey, float], float, float]]
     ) -> tuple[int | None, str]:
-        """How many of a role there should be, None for no change, and why."""
+        """Return the new number of workers of a role (None: no change) and the reason."""
         if is_scaling:
             return None, "scaling_in_progress"
         loads = signals[0][0]
@@ -176,7 +176,7 @@ class LoadThresholds:
 
 
 def load_thresholds(text: str) -> Planner:
-    """The planner of `--scale-load`: JSON, or `on` for the defaults."""
+    """Parse `--scale-load`: JSON, or `on` for the defaults."""
     try:
         found = Thresholds() if text == "on" else msgspec.json.decode(text, type=Thresholds)
     except msgspec.DecodeError as error:

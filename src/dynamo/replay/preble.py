@@ -1,4 +1,4 @@
-"""Preble: the rule of the Preble paper, to compare with."""
+"""Preble: the placement rule of the Preble paper, for comparison."""
 
 import itertools
 import random
@@ -13,8 +13,8 @@ from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass
 from dynamo.replay.placement import DEVICE, Asked, Caches, Seat, check_caches, told
 
-PREBLE_WINDOW_S = 180.0  # The paper's three minutes: the load of a worker is what it was given in them.
-PREBLE_IMBALANCE = 2.0  # Beyond this ratio of loads, what would go to the most loaded worker goes to the least.
+PREBLE_WINDOW_S = 180.0  # The paper's window of three minutes, over which a worker's load is summed.
+PREBLE_IMBALANCE = 2.0  # Ratio of loads above which the least loaded worker replaces the most loaded one.
 
 
 @dataclass(slots=True)
@@ -24,11 +24,12 @@ class _Sent:
 
 
 class PreblePlacement:
-    """Preble's E2 rule: exploit a cache that has more than half of the prompt, else explore.
+    """Preble's E2 rule: exploit a cache that has more than half of the prompt, otherwise explore.
 
-    Exploiting goes to the worker with the longest prefix, the least loaded of several; exploring to the one with the least
-    load. A worker's load is the time its requests of the last three minutes take: prompts as far as they are not cached,
-    and answers of the average length. Its eviction cost, which needs the frequency of every evicted prefix, is left out.
+    Exploiting chooses the worker with the longest cached prefix, and the least loaded of several; exploring chooses the
+    worker with the least load. A worker's load is the estimated time of its requests of the last three minutes:
+    uncached prompt tokens, and answers of average length. Its eviction cost, which needs the frequency of every evicted
+    prefix, is not implemented.
     """
 
     def __init__(self, seed: int, prefill_token_s: float = 2e-5, output_token_s: float = 1e-4) -> None:
@@ -48,7 +49,7 @@ class PreblePlacement:
 
     def place(self, asked: Asked, now_s: float) -> Seat | None:
         if not self._load:
-            raise NotReady("no worker is there")
+            raise NotReady("no worker in service")
         self._expire(now_s)
         blocks = len(asked.packed) // 8
         depths = {
@@ -102,7 +103,7 @@ class PreblePlacement:
         return max(self._index.depth_by_rank(self._index.find(packed)).values(), default=0)
 
     def validate(self, caches: Caches) -> None:
-        assert not self._running, "requests are counted that are over"
+        assert not self._running, "finished requests are counted"
         check_caches(self._index, caches)
 
     def _least(self, seats: Sequence[Seat]) -> Seat:

@@ -1,4 +1,4 @@
-"""Report: what a run was like, in upstream's words (control-plane.md §6.4): a summary, a table, rows of requests, JSON."""
+"""Report: statistics of a run under upstream's names: a summary, a table, request rows, JSON."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ TITLES = {
 
 
 class RequestRow(msgspec.Struct):
-    """One request."""
+    """One answered request."""
 
     request_id: str
     session_id: str
@@ -32,25 +32,25 @@ class RequestRow(msgspec.Struct):
     cached_tokens: int
     worker: int
     wait_ms: float
-    """In the router's queue, or because there was no worker."""
+    """Time in the router's queue, or without a worker in service."""
     ttft_ms: float
     ttst_ms: float | None
     itl_ms: float | None
     e2e_latency_ms: float
     migrations: int
     prefill_worker: int | None = None
-    """Who computed the prompt, where that was another one."""
+    """Place of the prefill worker, if it was a different one."""
 
 
 class Objectives(msgspec.Struct, frozen=True):
-    """What a request must keep to count as good; None: whatever it takes."""
+    """Latency objectives that a request must meet to count as goodput; None: no limit."""
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
     e2e_ms: float | None = None
 
     def are_met(self, row: RequestRow) -> bool:
-        """Whether a request kept them all."""
+        """Return whether a request met all objectives."""
         return (
             (self.ttft_ms is None or row.ttft_ms <= self.ttft_ms)
             and (self.itl_ms is None or (row.itl_ms or 0.0) <= self.itl_ms)
@@ -66,7 +66,7 @@ NONE = Objectives()
 
 
 def rows_of(flights: Sequence[Flight]) -> list[RequestRow]:
-    """The requests that were answered, in the order of arrival."""
+    """Return the answered requests in the order of arrival."""
     return [_row(flight) for flight in flights if flight.finished_ms >= 0]
 
 
@@ -93,7 +93,7 @@ def _row(flight: Flight) -> RequestRow:
 
 
 def summary_of(outcome: Outcome, rows: Sequence[RequestRow], objectives: Objectives = NONE) -> dict[str, Any]:
-    """The run in numbers, under upstream's names."""
+    """Return the summary of a run under upstream's names."""
     seconds = outcome.duration_ms / 1000
     output = sum(row.output_length for row in rows)
     given = sum(row.input_length for row in rows)
@@ -136,7 +136,7 @@ def _value(metric: str, row: RequestRow) -> float | None:
 
 
 def statistics(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean, extremes, percentiles (interpolated) and the population's deviation; None for no values."""
+    """Return mean, extremes, interpolated percentiles and population standard deviation; None for no values."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return dict.fromkeys(STATISTICS)
@@ -153,7 +153,7 @@ def statistics(values: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def percentile(known: Sequence[float], part: float) -> float:
-    """Between the two nearest of sorted values."""
+    """Interpolate a percentile of sorted values."""
     at = part * (len(known) - 1)
     low = int(at)
     high = min(low + 1, len(known) - 1)
@@ -161,7 +161,7 @@ def percentile(known: Sequence[float], part: float) -> float:
 
 
 def telemetry_of(outcome: Outcome) -> dict[str, Any]:
-    """What each worker did, interval by interval."""
+    """Return the activity of each worker by interval."""
     timeline = outcome.timeline
     samples = [
         {
@@ -181,7 +181,7 @@ def report_of(
     with_requests: bool = False,
     with_telemetry: bool = False,
 ) -> dict[str, Any]:
-    """The report object: {summary, per_request, coverage, planner, telemetry?}."""
+    """Return the report object: {summary, per_request, coverage, planner, telemetry?}."""
     rows = rows_of(outcome.flights)
     report: dict[str, Any] = {
         "summary": summary_of(outcome, rows, objectives),
@@ -197,7 +197,7 @@ def report_of(
 
 
 def planner_of(log: PlannerLog) -> dict[str, Any]:
-    """What a planner saw and did."""
+    """Return the observations and effects of a planner."""
     return {
         "metadata": {"policy": log.policy},
         "ticks": log.ticks,
@@ -209,12 +209,12 @@ def planner_of(log: PlannerLog) -> dict[str, Any]:
 
 
 def as_json(report: object) -> bytes:
-    """Sorted keys, indent 2: the same report is the same bytes."""
+    """Encode with sorted keys and indent 2: equal reports have equal bytes."""
     return msgspec.json.format(msgspec.json.encode(report, order="sorted"), indent=2) + b"\n"
 
 
 def table_of(summary: dict[str, Any], wall_ms: float | None = None) -> str:
-    """The report as a table for a terminal."""
+    """Return the report as a table for a terminal."""
     heads = ("avg", "min", "max", "p99", "p90", "p75", "std")
     lines = []
     for metric in METRICS:
@@ -243,8 +243,8 @@ def table_of(summary: dict[str, Any], wall_ms: float | None = None) -> str:
     text.append(f"First Admission Prefix Cache Reused Ratio: {first:.4f}")
     if "kv_transfers" in summary:
         text.append(
-            f"Prompts Computed Elsewhere: {summary['kv_transfers']:,}, {summary['mean_kv_transfer_ms']:,.2f} ms on their way; "
-            f"{summary['prefill_bypassed']:,} were not"
+            f"KV Transfers: {summary['kv_transfers']:,}, {summary['mean_kv_transfer_ms']:,.2f} ms on average; "
+            f"Bypassed Prefills: {summary['prefill_bypassed']:,}"
         )
     if "goodput_tok_s" in summary:
         text.append(

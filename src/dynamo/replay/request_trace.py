@@ -1,7 +1,7 @@
-"""Request trace: what a frontend wrote down (`DYN_REQUEST_TRACE`, docs/observability.md), to be asked again; or written.
+"""Request trace: read and write a frontend's request trace (`DYN_REQUEST_TRACE`, docs/observability.md) for replay.
 
-Of its rows those of ended requests count, as far as they say what their prompts were made of. Rows of agents' sessions
-become the turns of sessions; such rows and others are not mixed, for one kind would be asked at times that the other made.
+Only rows of ended requests that describe their prompts are read. Rows of agents' sessions become the turns of sessions;
+a trace may not mix such rows with others, because the two kinds define arrival times differently.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +16,10 @@ from dynamo.serving.request_trace.trace import SCHEMA, AgentContext, Replay, Req
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
-    """A line of a frontend's file; other sinks write the row alone."""
+    """A line of a frontend's trace file; other sinks write the row alone."""
 
     timestamp: int
-    """When the row was made: milliseconds since the trace began."""
+    """Milliseconds from the start of the trace to the creation of the row."""
     event: TraceRow
 
 
@@ -27,7 +27,7 @@ ROW, LINE = msgspec.json.Decoder(TraceRow), msgspec.json.Decoder(Line)
 
 
 def sessions_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Session], int]:
-    """The sessions, and how many tokens one of their block names stands for. Raises `ConfigError` that names the line."""
+    """Return the sessions and the tokens per hash id. Raise `ConfigError` with the invalid line."""
     turns: dict[str, list[Turn]] = {}
     kinds: set[bool] = set()
     block_tokens = 0
@@ -38,16 +38,18 @@ def sessions_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Session], int]
         if row.event_type != "request_end" or end is None or end.replay is None or end.output_tokens < 1:
             continue
         if block_tokens not in {0, end.replay.trace_block_size}:
-            raise ConfigError(f"{place}: blocks of {end.replay.trace_block_size} tokens, and {block_tokens} before")
+            raise ConfigError(
+                f"{place}: trace_block_size {end.replay.trace_block_size} differs from {block_tokens} of earlier rows"
+            )
         block_tokens = end.replay.trace_block_size
         kinds.add(row.agent_context is None)
         if len(kinds) > 1:
-            raise ConfigError(f"{place}: requests with a session and without one are not replayed together")
+            raise ConfigError(f"{place}: rows with and without a session cannot be mixed")
         began = end.request_received_ms if began is None else min(began, end.request_received_ms)
         name = end.request_id if row.agent_context is None else row.agent_context.session_id
         turns.setdefault(name, []).append(_turn(end, end.replay, len(turns)))
     if not turns or began is None:
-        raise ConfigError("the request trace holds no request that could be asked again")
+        raise ConfigError("the request trace has no requests that can be replayed")
     return [Session(name, _from_start(of, began)) for name, of in turns.items()], block_tokens
 
 
@@ -67,7 +69,7 @@ def _decoded(place: str, line: bytes) -> TraceRow:
 def _turn(end: RequestEnd, replay: Replay, number: int) -> Turn:
     ids: Sequence[int] = replay.input_sequence_hashes
     missing = -(-replay.input_length // replay.trace_block_size) - len(ids)
-    if missing > 0:  # The end of a prompt that fills no block is nobody else's.
+    if missing > 0:  # The incomplete block at the end of a prompt is unique.
         ids = (*ids, *(-(number << 20) - end.request_received_ms - at - 1 for at in range(missing)))
     return Turn(
         end.request_id, max(1, replay.input_length), end.output_tokens, tuple(ids), float(end.request_received_ms)
@@ -75,7 +77,7 @@ def _turn(end: RequestEnd, replay: Replay, number: int) -> Turn:
 
 
 def _from_start(turns: list[Turn], began: int) -> list[Turn]:
-    """In the order of time, which counts from the first request of all."""
+    """Sort turns by time, relative to the first request of all."""
     ordered = sorted(turns, key=lambda turn: turn.at_ms or 0.0)
     return [
         Turn(turn.request_id, turn.input_tokens, turn.output_tokens, turn.hash_ids, (turn.at_ms or 0.0) - began)
@@ -84,9 +86,9 @@ def _from_start(turns: list[Turn], began: int) -> list[Turn]:
 
 
 def rows_of(outcome: Outcome, trace_block_tokens: int, block_tokens: int, began_ms: int = 0) -> Iterator[Line]:
-    """The requests that were answered, as a frontend before workers with such blocks would have written them down.
+    """Yield the answered requests as a frontend with such block sizes would have traced them.
 
-    Rows have agents' sessions where any session has several turns. `began_ms`: when the run began, since 1970.
+    Rows have agents' sessions if any session has several turns. `began_ms`: start of the run in ms since 1970.
     """
     namer = Namer(trace_block_tokens, block_tokens)
     has_sessions = any(len(flight.session.turns) > 1 or flight.session.parent_id for flight in outcome.flights)

@@ -1,4 +1,4 @@
-"""Scenario: one run, described: the load, the cluster, the router, the planner; and run."""
+"""Scenario: description of one run: load, cluster, router and planner."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,26 +18,26 @@ from dynamo.replay.plan import Bypass, Failure, Plan, PoolPlan, Restart, Role
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is asked, whoever answers."""
+    """The load, independent of its target."""
 
     sessions: Sequence[Session]
     block_tokens: int = 512
     plays: Sequence[Play] = ()
-    """Where sessions wait for each other."""
+    """Plays whose sessions depend on each other."""
 
     @property
     def requests(self) -> int:
-        """How many."""
+        """Return the number of requests."""
         return sum(len(session.turns) for session in self.sessions)
 
     def load(self, concurrency: int | None, speedup: float, lanes: int | None) -> Load:
-        """When it is asked. Raises `ConfigError` for what does not fit it."""
+        """Return the load with its arrival process. Raise `ConfigError` for flags that do not apply to it."""
         if self.plays:
             if concurrency is not None:
-                raise ConfigError("--replay-concurrency: plays take turns on --agentic-lanes")
+                raise ConfigError("--replay-concurrency: not allowed for agentic traces; use --agentic-lanes")
             return AgenticLoad(self.plays, lanes, speedup)
         if lanes is not None:
-            raise ConfigError("--agentic-lanes: only for an agentic trace")
+            raise ConfigError("--agentic-lanes: requires an agentic trace")
         if concurrency is None:
             return OpenLoop(self.sessions, speedup)
         return ClosedLoop(self.sessions, concurrency)
@@ -45,39 +45,37 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Everything that decides what a run is like."""
+    """All parameters of a run."""
 
     sessions: Sequence[Session]
     plays: Sequence[Play] = ()
     workers: int = 1
     prefill_workers: int | None = None
-    """Then `workers` decode."""
+    """Number of prefill workers; `workers` then are decode workers."""
     prefill_engine: EngineArgs | None = None
-    """Of prefill workers; None: the same."""
+    """Engine of the prefill workers; None: the same engine."""
     bypass: Bypass | None = None
     router_mode: str = "round_robin"
     router_settings: dict[str, Any] = field(default_factory=dict)
     engine: EngineArgs = field(default_factory=EngineArgs)
     concurrency: int | None = None
-    """None: sessions come at their times."""
+    """Number of concurrent sessions; None: recorded arrival times."""
     lanes: int | None = None
     speedup: float = 1.0
     block_tokens: int = 512
     failures: tuple[Failure, ...] = ()
     restarts: tuple[Restart, ...] = ()
     planner: Callable[[], Planner | None] | None = None
-    """Makes a new one for each run, where there is one."""
+    """Factory of a new planner for each run."""
     event_lag_ms: float = 0.0
     interval_ms: float = 1000.0
     max_sim_time_ms: float | None = None
     seed: int = 42
 
     def run(self, progress: Callable[[int, float], None] | None = None) -> Outcome:
-        """Runs it; the same scenario has the same outcome."""
+        """Run the scenario; equal scenarios have equal outcomes."""
         if self.bypass is not None and canonical(self.router_mode) not in CACHE_AWARE:
-            raise ConfigError(
-                "conditional disaggregation: only a router mode that hears of caches knows what is in them"
-            )
+            raise ConfigError("conditional disaggregation requires a router mode that uses KV events")
         load = Source(self.sessions, self.block_tokens, self.plays).load(self.concurrency, self.speedup, self.lanes)
         plan = Plan(
             pools=self._pools(),

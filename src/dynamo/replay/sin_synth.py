@@ -1,4 +1,4 @@
-"""SinSynth: a load that swells and ebbs as a sine, of two shapes whose shares do the same (control-plane.md §6.3)."""
+"""SinSynth: a load whose request rate and mix of two request shapes follow sines."""
 
 import math
 import random
@@ -14,24 +14,26 @@ from dynamo.replay.datagen import write_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinConfig:
-    """Makes a trace whose request rate and whose mix of two shapes follow sines."""
+    """Generates a trace whose request rate and mix of two shapes follow sines."""
 
-    block_size: int = option(512, "--block-size", None, "Tokens that one hash id stands for")
-    total_blocks: int = option(10_000, "--total-blocks", None, "How many different blocks there are")
-    output_file: str | None = option(None, "--output-file", None, "Where it goes; without it, a name made of the flags")
+    block_size: int = option(512, "--block-size", None, "Tokens per hash id")
+    total_blocks: int = option(10_000, "--total-blocks", None, "Number of distinct blocks")
+    output_file: str | None = option(
+        None, "--output-file", None, "Output file (default: a name derived from the flags)"
+    )
     time_duration: float = option(100.0, "--time-duration", None, "Seconds")
-    process_interval: float = option(1.0, "--process-interval", None, "Seconds between two looks at the sine")
-    request_rate_min: float = option(5.0, "--request-rate-min", None, "Requests a second, at the ebb")
-    request_rate_max: float = option(10.0, "--request-rate-max", None, "… at the flood")
-    request_rate_period: float = option(10.0, "--request-rate-period", None, "… from flood to flood, in seconds")
+    process_interval: float = option(1.0, "--process-interval", None, "Sampling interval of the sines in seconds")
+    request_rate_min: float = option(5.0, "--request-rate-min", None, "Minimum requests per second")
+    request_rate_max: float = option(10.0, "--request-rate-max", None, "Maximum requests per second")
+    request_rate_period: float = option(10.0, "--request-rate-period", None, "Period of the request rate in seconds")
     isl1: int = option(100, "--isl1", None, "Prompt tokens of the first shape")
-    osl1: int = option(2000, "--osl1", None, "… answer tokens")
+    osl1: int = option(2000, "--osl1", None, "Answer tokens of the first shape")
     isl2: int = option(5000, "--isl2", None, "Prompt tokens of the second shape")
-    osl2: int = option(100, "--osl2", None, "… answer tokens")
-    isl_osl_ratio_min: float = option(0.2, "--isl-osl-ratio-min", None, "The first shape's share, at its least")
-    isl_osl_ratio_max: float = option(0.8, "--isl-osl-ratio-max", None, "… at its most")
-    isl_osl_ratio_period: float = option(10.0, "--isl-osl-ratio-period", None, "… from most to most, in seconds")
-    seed: int = option(0, "--random-seed", None, "Of all that is random", aliases=("--seed",))
+    osl2: int = option(100, "--osl2", None, "Answer tokens of the second shape")
+    isl_osl_ratio_min: float = option(0.2, "--isl-osl-ratio-min", None, "Minimum share of the first shape")
+    isl_osl_ratio_max: float = option(0.8, "--isl-osl-ratio-max", None, "Maximum share of the first shape")
+    isl_osl_ratio_period: float = option(10.0, "--isl-osl-ratio-period", None, "Period of the share in seconds")
+    seed: int = option(0, "--random-seed", None, "Random seed", aliases=("--seed",))
 
     def __post_init__(self) -> None:
         if not 0 <= self.request_rate_min <= self.request_rate_max:
@@ -54,7 +56,7 @@ class SinConfig:
 
     @property
     def file_name(self) -> str:
-        """Where it goes when nobody says."""
+        """Return the default output file name."""
         rate = f"rr{self.request_rate_min:g}-{self.request_rate_max:g}-{self.request_rate_period:g}"
         shapes = f"io{self.isl1}{self.osl1}-{self.isl2}{self.osl2}"
         mix = f"{self.isl_osl_ratio_min:g}-{self.isl_osl_ratio_max:g}-{self.isl_osl_ratio_period:g}"
@@ -62,7 +64,7 @@ class SinConfig:
 
 
 def rows(config: SinConfig) -> list[dict[str, Any]]:
-    """The trace."""
+    """Return the rows of the trace."""
     chance = random.Random(config.seed)
     found: list[dict[str, Any]] = []
     at = 0.0
@@ -80,12 +82,12 @@ def rows(config: SinConfig) -> list[dict[str, Any]]:
 
 
 def swing(at: float, low: float, high: float, period: float) -> float:
-    """A sine between two levels that begins at the lower."""
+    """Return a sine between two levels that begins at the lower one."""
     return (high + low) / 2 + (high - low) / 2 * math.sin(2 * math.pi * at / period - math.pi / 2)
 
 
 def poisson(chance: random.Random, mean: float) -> int:
-    """How many of independent events happen, where so many do on average."""
+    """Draw a Poisson-distributed number with the given mean."""
     count, left = 0, chance.expovariate(1.0)
     while left < mean:
         count += 1
@@ -94,7 +96,7 @@ def poisson(chance: random.Random, mean: float) -> int:
 
 
 def main(argv: Sequence[str], prog: str = "python -m dynamo.replay.sin_synth") -> int:
-    """Writes the trace, and says where."""
+    """Write the trace and print its path."""
     config = load(SinConfig, argv, prog=prog)
     path = config.output_file or config.file_name
     found = rows(config)

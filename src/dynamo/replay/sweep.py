@@ -1,10 +1,11 @@
-"""Sweep: the same load under every combination of some knobs, on all cores, and the flags that came out best.
+"""Sweep: the same load under every combination of some knobs, on all cores, and the flags of the best one.
 
     dynamo replay sweep TRACE --knob num_workers=4,8 --knob prefill_load_scale=1,32 --sla-ttft-ms 2000
 
-A knob is the number of workers, the router mode, a field of the engine args or a setting of the router. What is in the results file
-already is not run again. Best is what needs the fewest workers of those that keep the objectives for enough requests;
-without objectives, what answers soonest. On the front is what no other beats in workers and latency both.
+A knob is the number of workers, the router mode, a field of the engine args or a setting of the router. Combinations in
+the results file are not run again. The best one needs the fewest workers of those that meet the objectives for enough
+requests; without objectives, it has the lowest latency. The front contains the Pareto-optimal combinations of workers
+and latency.
 """
 
 import itertools
@@ -27,8 +28,8 @@ from dynamo.replay.report import rows_of, summary_of
 from dynamo.replay.sweep_processes import run_in_processes
 
 OWN = {"num_workers", "num_prefill_workers", "num_decode_workers", "router_mode"}
-"""Knobs that are flags of their own."""
-COMBINATIONS_MAX = 10_000  # More would take days, and are a slip of the fingers.
+"""Knobs that are flags of the replay command."""
+COMBINATIONS_MAX = 10_000  # More would take days and are probably a mistake.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +44,21 @@ class SweepConfig:
         metavar="KNOB",
     )
     jobs: int = option(1, "--jobs", None, "Processes")
-    results: str | None = option(None, "--results", None, "Where finished runs are kept, one a line")
-    sla_share: float = option(0.99, "--sla-share", None, "How many of the requests must keep the objectives")
+    results: str | None = option(
+        None, "--results", None, "File of finished runs, one per line; these are not run again"
+    )
+    sla_share: float = option(0.99, "--sla-share", None, "Share of requests that must meet the objectives, 0 to 1")
 
     def __post_init__(self) -> None:
         if not self.knob:
-            raise ConfigError("--knob is missing: what should be tried?")
+            raise ConfigError("--knob is missing: pass at least one NAME=VALUE,VALUE")
         if self.jobs < 1:
             raise ConfigError(f"--jobs {self.jobs}: expected 1 or more")
         if not 0 <= self.sla_share <= 1:
             raise ConfigError(f"--sla-share {self.sla_share:g}: expected a number from 0 to 1")
 
     def combinations(self) -> list[dict[str, Any]]:
-        """All of them. Raises `ConfigError` for a knob that is none, or for too many."""
+        """Return all combinations. Raise `ConfigError` for an invalid knob or too many combinations."""
         names, values = [], []
         for words in joined(self.knob):
             name, equals, text = words.partition("=")
@@ -65,12 +68,12 @@ class SweepConfig:
             values.append([_value(part) for part in text.split(",")])
         found = [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
         if len(found) > COMBINATIONS_MAX:
-            raise ConfigError(f"{len(found)} combinations: at most {COMBINATIONS_MAX}")
+            raise ConfigError(f"{len(found)} combinations: must be at most {COMBINATIONS_MAX}")
         return found
 
 
 def joined(parts: Sequence[str]) -> list[str]:
-    """Knobs as they were written: a list option is cut at its commas, and a part without `=` belongs to the one before."""
+    """Join list items that were split at commas: a part without `=` belongs to the knob before it."""
     found: list[str] = []
     for part in parts:
         if "=" in part or not found:
@@ -88,7 +91,7 @@ def _value(text: str) -> Any:
 
 
 def tuned(config: ReplayConfig, knobs: Mapping[str, Any]) -> ReplayConfig:
-    """The command line with the knobs turned."""
+    """Return the configuration with the knobs applied."""
     engine = flat(given(config.extra_engine_args, "--extra-engine-args"), "--extra-engine-args")
     router = given(config.router_config, "--router-config")
     own: dict[str, Any] = {}
@@ -105,7 +108,7 @@ def tuned(config: ReplayConfig, knobs: Mapping[str, Any]) -> ReplayConfig:
 
 
 def run(task: tuple[ReplayConfig, dict[str, Any]]) -> dict[str, Any]:
-    """One combination's summary."""
+    """Return the summary of one combination."""
     config, knobs = task
     chosen = tuned(config, knobs)
     (scenario,) = chosen.scenarios(chosen.source()).values()
@@ -115,7 +118,7 @@ def run(task: tuple[ReplayConfig, dict[str, Any]]) -> dict[str, Any]:
 
 
 def run_all(config: ReplayConfig, sweep: SweepConfig) -> list[dict[str, Any]]:
-    """All combinations; those whose results are kept are read."""
+    """Return the rows of all combinations; those in the results file are read from it."""
     load_name = json.dumps([flag for flag in as_flags(config) if not flag.startswith("--report")])
     known: dict[str, dict[str, Any]] = {}
     path = None if sweep.results is None else Path(sweep.results)
@@ -141,7 +144,7 @@ def _mapped(tasks: Sequence[tuple[ReplayConfig, dict[str, Any]]], jobs: int) -> 
 
 
 def front(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What no other beats in workers and latency both, fewest workers first."""
+    """Return the Pareto front of workers and latency, fewest workers first."""
     found: list[dict[str, Any]] = []
     for row in sorted(rows, key=lambda row: (row["workers"], row["summary"]["mean_e2e_latency_ms"])):
         if not found or row["summary"]["mean_e2e_latency_ms"] < found[-1]["summary"]["mean_e2e_latency_ms"]:
@@ -150,7 +153,7 @@ def front(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def best(rows: Sequence[dict[str, Any]], share: float) -> dict[str, Any] | None:
-    """The one to take; None where none keeps the objectives."""
+    """Return the best row; None if none meets the objectives."""
     if "sla_met_ratio" not in rows[0]["summary"]:
         return min(rows, key=lambda row: (row["summary"]["mean_e2e_latency_ms"], row["workers"]))
     kept = [row for row in rows if row["summary"]["sla_met_ratio"] >= share]
@@ -158,7 +161,7 @@ def best(rows: Sequence[dict[str, Any]], share: float) -> dict[str, Any] | None:
 
 
 def table(rows: Sequence[dict[str, Any]], on_front: Sequence[dict[str, Any]]) -> str:
-    """All runs, the soonest answers first; a star marks the front."""
+    """Return a table of all runs, lowest latency first; a star marks the front."""
     lines = [
         f"  {'workers':>7} {'TTFT ms':>9} {'TTFT p99':>9} {'ITL ms':>7} {'e2e ms':>9} {'tok/s':>8} {'SLA':>6}  knobs"
     ]
@@ -175,7 +178,7 @@ def table(rows: Sequence[dict[str, Any]], on_front: Sequence[dict[str, Any]]) ->
 
 
 def main(argv: Sequence[str], prog: str = "python -m dynamo.replay.sweep") -> int:
-    """Prints the table, the front and the flags; status 1 where nothing keeps the objectives."""
+    """Print the table, the front and the best flags; return 1 if no combination meets the objectives."""
     parser = build_parser(SweepConfig, ReplayConfig, variables=environ(), prog=prog)
     namespace = parser.parse_args(list(argv))
     sweep, config = from_namespace(SweepConfig, namespace), from_namespace(ReplayConfig, namespace)
@@ -189,7 +192,7 @@ def main(argv: Sequence[str], prog: str = "python -m dynamo.replay.sweep") -> in
         )
     chosen = best(rows, sweep.sla_share)
     if chosen is None:
-        print("\nNone keeps the objectives.")
+        print("\nNo combination meets the objectives.")
         return 1
     print(f"\nBest: {' '.join(map(shlex.quote, as_flags(tuned(config, chosen['knobs']))))}")
     return 0

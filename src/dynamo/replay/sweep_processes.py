@@ -13,8 +13,8 @@ from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.replay.config import ReplayConfig
 
 Task = tuple[ReplayConfig, dict[str, Any]]
-"""A command line, and the knobs to turn."""
-END_S = 10.0  # A child without tasks ends at once.
+"""A configuration and the knobs to apply."""
+END_S = 10.0  # Timeout for the exit of a child; an idle child exits immediately.
 
 
 class SweepFailed(DynamoException):
@@ -29,9 +29,9 @@ class Result(msgspec.Struct, omit_defaults=True):
 
 
 def run_in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
-    """Yield the results as they come, from at most so many processes.
+    """Yield the results in the order of completion, from at most `jobs` processes.
 
-    Raise `ConfigError` for a combination that is invalid, `SweepFailed`.
+    Raise `ConfigError` for an invalid combination, `SweepFailed` if a process fails.
     """
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
@@ -54,7 +54,7 @@ def run_in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any
 
 
 def serve(run: Callable[[Task], dict[str, Any]]) -> None:
-    """Answer each task on standard input with a result on standard output: the child's side."""
+    """Read tasks from standard input and write results to standard output: the child's side."""
     decoder = msgspec.json.Decoder(Task)
     for line in sys.stdin.buffer:
         try:
@@ -68,7 +68,7 @@ def serve(run: Callable[[Task], dict[str, Any]]) -> None:
 def _start() -> "subprocess.Popen[bytes]":
     safe = ["-P"] if sys.flags.safe_path else []
     command = [sys.executable, *safe, "-m", "dynamo.replay.sweep_processes"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - ourselves
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - this program
 
 
 def _feed(
@@ -76,8 +76,8 @@ def _feed(
     waiting: "queue.SimpleQueue[Task]",
     results: "queue.SimpleQueue[Result | SweepFailed]",
 ) -> None:
-    assert child.stdin is not None, "a child without its pipes"
-    assert child.stdout is not None, "a child without its pipes"
+    assert child.stdin is not None, "the child has no pipes"
+    assert child.stdout is not None, "the child has no pipes"
     while True:
         try:
             config, knobs = waiting.get_nowait()
@@ -87,21 +87,21 @@ def _feed(
             child.stdin.write(msgspec.json.encode((config, knobs)) + b"\n")
             child.stdin.flush()
             results.put(msgspec.json.decode(child.stdout.readline(), type=Result))
-        except (OSError, ValueError) as error:  # Its own message is on standard error.
+        except (OSError, ValueError) as error:  # The child's own error message is on standard error.
             results.put(SweepFailed(f"a process of the sweep failed at {knobs}: {error}"))
             return
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End a child; one that still computes is killed, for its result is not needed any more."""
-    assert child.stdin is not None, "a child without its pipes"
-    assert child.stdout is not None, "a child without its pipes"
+    """Terminate a child; a busy one is killed because its result is not needed."""
+    assert child.stdin is not None, "the child has no pipes"
+    assert child.stdout is not None, "the child has no pipes"
     child.kill()
     child.wait(END_S)
     for pipe in (child.stdin, child.stdout):
         try:
             pipe.close()
-        except OSError:  # What was written to it cannot be read any more.
+        except OSError:  # The child closed its standard input.
             continue
 
 

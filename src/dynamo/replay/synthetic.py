@@ -1,4 +1,4 @@
-"""Synthetic: sessions made up: shared prefixes, turns that grow, arrivals at random (control-plane.md §6.4)."""
+"""Synthetic: generated sessions with shared prefixes, growing turns and random arrivals."""
 
 import random
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from dynamo.replay.load import Session, Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What to make up."""
+    """Parameters of the generated sessions."""
 
     input_tokens: int
-    """Of a session's first turn; each further one adds its predecessor's answer and so many again."""
+    """Prompt tokens of the first turn; each further turn adds the previous answer and this number of tokens."""
     output_tokens: int
     requests: int
     turns: int = 1
     shared_prefix_ratio: float = 0.0
-    """How much of the first prompt is its group's."""
+    """Share of the first prompt that is common to its group."""
     prefix_groups: int = 0
     inter_turn_delay_ms: float = 0.0
     arrival_interval_ms: float | None = None
-    """Evenly spaced, or, with `request_rate`, at random (Poisson)."""
+    """Constant interval; `request_rate` gives random (Poisson) arrivals instead."""
     request_rate: float | None = None
     block_tokens: int = 512
     seed: int = 42
@@ -44,7 +44,7 @@ class Shape:
 
 
 def sessions(shape: Shape) -> list[Session]:
-    """The sessions of a shape; the same for the same seed."""
+    """Generate the sessions of a shape; equal seeds give equal sessions."""
     chance = random.Random(shape.seed)
     block = shape.block_tokens
     shared = int(shape.input_tokens * shape.shared_prefix_ratio) // block if shape.prefix_groups else 0

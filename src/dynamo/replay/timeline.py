@@ -1,16 +1,16 @@
-"""Timeline: what each place of the cluster did over time: means over intervals of the clock."""
+"""Timeline: activity of each place of the cluster, aggregated over intervals."""
 
 from dataclasses import dataclass, field
 
 LEVELS = ("running", "waiting", "used_blocks")
-"""What lasts: means over time."""
+"""Levels, reported as means over time."""
 COUNTS = ("admitted_tokens", "reused_tokens", "output_tokens", "prefill_tokens")
-"""What happens: sums."""
+"""Event counts, reported as sums."""
 
 
 @dataclass(slots=True)
 class Track:
-    """One place's."""
+    """The values of one place."""
 
     levels: list[list[float]] = field(default_factory=lambda: [[] for _ in LEVELS])
     counts: list[list[int]] = field(default_factory=lambda: [[] for _ in COUNTS])
@@ -18,14 +18,14 @@ class Track:
 
 @dataclass(slots=True)
 class Timeline:
-    """All places'."""
+    """The values of all places."""
 
     interval_ms: float
     tracks: list[Track] = field(init=False, default_factory=list)
 
     @property
     def places(self) -> int:
-        """How many anything is known of."""
+        """Return the number of places with values."""
         return len(self.tracks)
 
     def _track(self, place: int) -> Track:
@@ -34,7 +34,7 @@ class Timeline:
         return self.tracks[place]
 
     def hold(self, place: int, levels: tuple[float, ...], from_ms: float, to_ms: float) -> None:
-        """These levels held from then to then."""
+        """Add levels that were constant between two times."""
         tracks, interval = self._track(place).levels, self.interval_ms
         first, last = int(from_ms // interval), int(to_ms // interval)
         if len(tracks[0]) <= last:
@@ -51,7 +51,7 @@ class Timeline:
                 track[at] += level * part
 
     def count(self, place: int, counts: tuple[int, ...], at_ms: float) -> None:
-        """So many more, at that time."""
+        """Add counts at a time."""
         tracks = self._track(place).counts
         at = int(at_ms // self.interval_ms)
         if len(tracks[0]) <= at:
@@ -62,15 +62,15 @@ class Timeline:
 
     @property
     def length(self) -> int:
-        """In intervals."""
+        """Return the number of intervals."""
         return max((max(len(track.levels[0]), len(track.counts[0])) for track in self.tracks), default=0)
 
     def level(self, name: str, place: int) -> list[float]:
-        """One level of one place, by interval."""
+        """Return a level of a place by interval."""
         found = self._track(place).levels[LEVELS.index(name)]
         return found + [0.0] * (self.length - len(found))
 
     def counted(self, name: str, place: int) -> list[int]:
-        """One count of one place, by interval."""
+        """Return a count of a place by interval."""
         found = self._track(place).counts[COUNTS.index(name)]
         return found + [0] * (self.length - len(found))

@@ -1,7 +1,7 @@
-"""Trace: recorded requests read from files (control-plane.md §6.1).
+"""Trace: read recorded requests from files.
 
 mooncake         {timestamp, input_length, output_length, hash_ids, session_id?, delay?, priority?, …}
-mooncake-delta   the same, but each row of a session holds only what its prompt has beyond the turn before it
+mooncake-delta   the same, but each row of a session contains only the addition to the previous turn's prompt
 """
 
 import gzip
@@ -18,7 +18,7 @@ FORMATS = ("mooncake", "mooncake-delta")
 
 
 class Row(msgspec.Struct):
-    """One line."""
+    """One line of a trace."""
 
     input_length: int | None = None
     output_length: int | None = None
@@ -36,7 +36,7 @@ class Row(msgspec.Struct):
 
 
 def lines(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Where each line is, and the line; files that end in .gz are unpacked. Raises `ConfigError` for one that is not there."""
+    """Yield each line with its location; .gz files are decompressed. Raise `ConfigError` if a file cannot be read."""
     for path in paths:
         try:
             with gzip.open(path, "rb") if path.endswith(".gz") else Path(path).open("rb") as file:
@@ -48,14 +48,14 @@ def lines(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def read(paths: Sequence[str], trace_format: str = "mooncake", block_tokens: int = 512) -> list[Session]:
-    """The sessions of these files, as one trace."""
+    """Return the sessions of these files as one trace."""
     if trace_format not in FORMATS:
         raise ConfigError(f"--trace-format {trace_format}: expected one of {', '.join(FORMATS)}")
     return sessions_of(rows(lines(paths)), is_delta=trace_format == "mooncake-delta", block_tokens=block_tokens)
 
 
 def rows(found: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, Row]]:
-    """The same, decoded. Raises `ConfigError` that names the line."""
+    """Decode lines. Raise `ConfigError` with the invalid line."""
     decoder = msgspec.json.Decoder(Row)
     for place, line in found:
         try:
@@ -65,7 +65,7 @@ def rows(found: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, Row]]:
 
 
 def sessions_of(found: Iterable[tuple[str, Row]], *, is_delta: bool, block_tokens: int) -> list[Session]:
-    """Rows of one session id are its turns; a row without one is a session of its own."""
+    """Group rows by session id into turns; a row without one is a session of its own."""
     turns: dict[Any, list[Turn]] = {}
     for number, (place, row) in enumerate(found):
         name = f"r{number}" if row.session_id is None else row.session_id
@@ -80,12 +80,12 @@ def _turn(place: str, number: int, row: Row, before: Turn | None, block_tokens: 
     if given is None or output is None:
         raise ConfigError(f"{place}: expected input_length and output_length")
     ids: Sequence[int] = row.hash_ids or ()
-    if before is not None:  # The prompt so far stays, in whole blocks; what its answer was is among the new ones.
+    if before is not None:  # Keep the complete blocks of the previous prompt; its answer is part of the new blocks.
         kept = before.input_tokens // block_tokens
         ids = (*before.hash_ids[:kept], *ids)
         given += before.input_tokens
     needed = -(-given // block_tokens)
-    if len(ids) < needed:  # What nobody named nobody shares.
+    if len(ids) < needed:  # Blocks without a name are unique.
         ids = (*ids, *(-(number << 20) - at - 1 for at in range(needed - len(ids))))
     at_ms = row.timestamp if row.timestamp is not None else row.created_time
     return Turn(

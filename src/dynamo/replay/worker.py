@@ -1,8 +1,8 @@
-"""SimulatedWorker: one engine (a rank of a worker) of the mocker's, moved from step to step, and over many at once where they are alike.
+"""SimulatedWorker: one simulated rank of a worker, advanced by single steps or by many equal steps at once.
 
 idle ── arrive ──▶ stepping ──▶ stepping ─ … ─▶ coasting ──▶ stepping ─ … ─▶ idle
-                   one step, told at its end    steps that only bring everybody one more token, taken at once;
-                                                who arrives meanwhile waits for the end of the step that is under way
+                   one step, result at its end  several decode-only steps at once;
+                                                an arriving request waits for the end of the current step
 """
 
 import enum
@@ -22,23 +22,23 @@ from dynamo.replay.outcome import Flight
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Steps that are over."""
+    """Completed steps."""
 
     forward_pass: ForwardPass
-    """One of them, on average."""
+    """The mean of the steps' forward passes."""
     steps: int
     tokens: int
-    """What they brought, of all answers."""
+    """Number of tokens generated for all answers."""
 
 
 class Doing(enum.Enum):
-    """What a worker is doing."""
+    """The activity of a worker."""
 
     IDLE = "idle"
     STEPPING = "stepping"
     COASTING = "coasting"
     RESUMING = "resuming"
-    """It coasted until somebody came; the step that was under way then is not over."""
+    """The current step of an interrupted coasting phase is not over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,17 +54,17 @@ class SimulatedWorker:
     simulation: Batching[Flight] = field(init=False)
     doing: Doing = field(init=False, default=Doing.IDLE)
     until_ms: float = field(init=False, default=0.0)
-    """When what it does is over."""
+    """Time at which the current activity ends."""
     turn: int = field(init=False, default=0)
-    """Counts what it began, so that a wake-up for what was interrupted is known."""
+    """Number of activities begun; identifies wake-ups of interrupted activities."""
     result: StepResult[Flight] | None = field(init=False, default=None)
     real_steps: int = field(init=False, default=0)
     begun: list[Sequence[Flight]] = field(init=False, default_factory=list)
-    """Who has the first token and not the second."""
+    """Sequences that have one token."""
     noted_ms: float = field(init=False, default=0.0)
-    """Until when the timeline knows what it held."""
+    """Time up to which the levels are in the timeline."""
     tallied: tuple[int, int] = field(init=False, default=(0, 0))
-    """Admitted and reused tokens that the timeline knows of."""
+    """Admitted and reused tokens that are in the timeline."""
     latest: ForwardPass | None = field(init=False, default=None)
     passes: int = field(init=False, default=0)
     _ends: list[float] = field(init=False, default_factory=list)
@@ -75,16 +75,16 @@ class SimulatedWorker:
 
     @property
     def seat(self) -> tuple[int, int]:
-        """The worker and the rank."""
+        """Return the worker id and the rank."""
         return self.worker_id, self.rank
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it has no request, and holds nothing for anybody."""
+        """Return whether the rank has no requests and holds no blocks."""
         return self.doing is Doing.IDLE and self.simulation.is_idle and not self.simulation.kept
 
     def begin(self, now_ms: float) -> bool:
-        """Begins what comes next; False when there is nothing to do."""
+        """Begin the next activity; return False if there is no work."""
         assert self.doing is Doing.IDLE
         if self.simulation.is_idle:
             return False
@@ -97,12 +97,12 @@ class SimulatedWorker:
             return True
         self.result = self.simulation.step(now_ms)
         self.real_steps += 1
-        assert self.simulation.pool.free >= 0, "more blocks are held than there are"
+        assert self.simulation.pool.free >= 0, "more blocks are held than the rank has"
         self.doing, self.until_ms = Doing.STEPPING, now_ms + self.result.duration_ms
         return True
 
     def end(self) -> tuple[StepResult[Flight] | None, Passed | None]:
-        """What it did is over: the step's result, or what the steps were on average that were taken at once."""
+        """End the activity; return the step's result, or the mean of the steps that were coasted."""
         doing, self.doing = self.doing, Doing.IDLE
         if doing is Doing.STEPPING:
             result, self.result = self.result, None
@@ -113,9 +113,9 @@ class SimulatedWorker:
         return None, None
 
     def submit(self, flight: Flight, now_ms: float, ready_ms: float | None = None) -> Passed | None:
-        """A request comes; what it interrupts is cut short (`turn` and `until_ms` change), and what that was is returned.
+        """Add a request and interrupt coasting (`turn` and `until_ms` change); return the steps that were completed.
 
-        `ready_ms`: when the blocks of its prompt are here, which another worker computed.
+        `ready_ms`: arrival time of the blocks of a prompt that another worker computed.
         """
         passed = self.interrupt(now_ms)
         names, turn = flight.names, flight.turn
@@ -134,11 +134,11 @@ class SimulatedWorker:
         return passed
 
     def fail(self, now_ms: float) -> list[Flight]:
-        """It is gone: its requests, with what they were told."""
+        """Remove all requests after a failure and return them, with the number of their generated tokens updated."""
         sim, result = self.simulation, self.result
         is_cut = self.doing is Doing.STEPPING or (self.doing is Doing.RESUMING and self.until_ms > now_ms)
         if self.doing is Doing.COASTING:
-            sim.skip(bisect_left(self._ends, now_ms))  # Those that are over; the one under way brings nothing.
+            sim.skip(bisect_left(self._ends, now_ms))  # Completed steps only; the current one generates nothing.
         gone: list[Sequence[Flight]] = [*sim.decoding, *([sim.partial] if sim.partial else []), *sim.waiting]
         gone += [*sim.loading, *sim.loaded]
         begun = set()
@@ -156,11 +156,11 @@ class SimulatedWorker:
         return [sequence.owner for sequence in gone]
 
     def heard(self) -> ForwardPass:
-        """The latest step, or the heartbeat of one that rests."""
+        """Return the latest step, or an empty one if the rank is idle."""
         return ForwardPass() if self.latest is None or self.is_quiet else self.latest
 
     def interrupt(self, now_ms: float) -> Passed | None:
-        """Steps that were taken at once end with the one that is under way."""
+        """Shorten coasting to the end of the current step; return the completed steps."""
         if self.doing is not Doing.COASTING:
             return None
         steps = min(bisect_left(self._ends, now_ms) + 1, len(self._ends))

@@ -103,9 +103,9 @@ def test_a_restarted_worker_ends_what_it_has_and_another_comes(chatty: list[Sess
 
 
 def test_pools_that_do_not_fit_each_other_are_refused(chatty: list[Session]) -> None:
-    with pytest.raises(ConfigError, match="different sizes"):
+    with pytest.raises(ConfigError, match="must be equal"):
         split(chatty, prefill_engine=with_args(block_size=32)).run()
-    with pytest.raises(ConfigError, match="no worker 4"):
+    with pytest.raises(ConfigError, match="unknown worker 4"):
         split(chatty, failures=(Failure(1.0, 4),)).run()
     with pytest.raises(ConfigError, match="prefill workers"):
         split(chatty, prefill_workers=0).run()

@@ -5,7 +5,8 @@
                  and the result has the step's duration and the tokens that it generates.
 
 Tokens have no cost in this implementation: all decoding sequences advance by one per step, so the step number replaces
-per-sequence counters, and a sequence is processed only in steps in which it needs a block or ends (`_borders`, `_endings`).
+per-sequence counters, and a sequence is processed only in steps in which it needs a block or ends (`_borders`,
+`_endings`).
 
 A sequence whose blocks are copied from host memory or from a prefill worker holds its device blocks while it waits for
 them (`loading`), and is scheduled after their arrival (`loaded`).
@@ -78,7 +79,7 @@ class Batching(Books[Owner], abc.ABC):
         sequence.state = State.DONE
 
     def arrive(self, sequence: Sequence[Owner], ready_ms: float) -> None:
-        """Set the time at which the blocks of a remote prompt arrive; may be called before the sequence holds blocks."""
+        """Set the arrival time of a remote prompt's blocks; may be called before the sequence holds blocks."""
         assert sequence.is_remote, "the sequence is not remote"
         self._is_steady = False
         sequence.ready_ms = ready_ms
@@ -117,7 +118,7 @@ class Batching(Books[Owner], abc.ABC):
         )
 
     def _duration_ms(self, scheduled: ScheduledRequests) -> float:
-        """Return the duration of a step; without work, the time until the next copy completes, at most `IDLE_STEP_MS`."""
+        """Return the duration of a step; without work, the time until the next copy, at most `IDLE_STEP_MS`."""
         capacity_tokens = self.limits.num_blocks * self.limits.block_tokens
         new_tokens, decodes = scheduled.sum_prefill_tokens, scheduled.num_decode_requests
         if not new_tokens and not decodes:
@@ -304,7 +305,7 @@ class Batching(Books[Owner], abc.ABC):
     def _admit(self, budget: int, *, is_alone: bool) -> Sequence[Owner] | None:
         """Admit the oldest waiting sequence for which enough blocks are free; None if there is none.
 
-        Without chunked prefill a prompt longer than the budget is prefilled alone in a step; otherwise it would wait forever.
+        Without chunked prefill, a prompt longer than the budget is prefilled alone; otherwise it would wait forever.
         A sequence whose blocks are copied only reserves them, and the next waiting sequence is considered.
         """
         while self.waiting:

@@ -199,7 +199,7 @@ class Books(Generic[Owner]):
     # Blocks.
 
     def _hits(self, sequence: Sequence[Owner]) -> int:
-        """Return the number of cached leading blocks; the last token is always computed because it yields the next one."""
+        """Return the number of cached leading blocks, except one with the last token, which is always computed."""
         if not self.limits.enable_prefix_caching:
             return 0
         self._extend_hashes(sequence, sequence.length // self.limits.block_tokens)

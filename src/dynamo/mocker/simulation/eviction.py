@@ -1,8 +1,8 @@
 """Eviction: the order in which idle blocks are evicted.
 
-Sequences release their blocks from the end, so a block becomes idle after the blocks that continue it. Evicting the block
-that has been idle longest therefore never removes the parent of a cached block: *lineage*, which evicts leaves only, and
-*LRU*, which considers time only, give the same order here and share one implementation.
+Sequences release their blocks from the end, so a block becomes idle after the blocks that continue it. Evicting the
+block that has been idle longest therefore never removes the parent of a cached block: *lineage*, which evicts leaves
+only, and *LRU*, which considers time only, give the same order here and share one implementation.
 """
 
 from collections import OrderedDict

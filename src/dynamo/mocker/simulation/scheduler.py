@@ -1,4 +1,4 @@
-"""Simulation: vLLM's scheduler, which allocates decode blocks on demand and preempts the newest sequence if none is free."""
+"""Simulation: vLLM's scheduler, which allocates decode blocks on demand and preempts a sequence if none is free."""
 
 from dataclasses import dataclass
 

@@ -45,7 +45,7 @@ class Sequence(Generic[Owner]):
     border: int = 0
     """The decode step in which the sequence needs another block."""
     is_remote: bool = False
-    """Whether another worker computes the prompt; the sequence waits for the blocks and continues with the first token."""
+    """Whether another worker computes the prompt; the sequence waits for its blocks."""
     stays: bool = False
     """Whether the blocks are held after the end of the sequence, until `let_go`."""
     ready_ms: float = 0.0

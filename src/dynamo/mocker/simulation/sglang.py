@@ -1,7 +1,7 @@
 """SglangSimulation: SGLang's scheduler, which prefers prefill and reserves blocks for an estimated output length.
 
     step(now) ─▶ prefill, if a waiting prompt fits: no sequence decodes in this step
-              └▶ otherwise one more token for every decoding sequence; without enough free blocks, the sequences with the
+              └▶ otherwise a token for every decoding sequence; without enough free blocks, the sequences with the
                  fewest generated tokens are retracted and the estimate is corrected
 
 The cache is a radix tree of pages: prompts are inserted when they are computed, answers when they are complete.

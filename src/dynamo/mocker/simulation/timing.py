@@ -1,4 +1,4 @@
-"""Timing: estimated duration of GPU steps from upstream's default polynomials, a fitted model or a profiler's points."""
+"""Timing: estimated duration of a GPU step by upstream's default polynomials, a fitted model or a profiler's points."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class StepTimes(Protocol):
         ...
 
     def decode_ms(self, context_tokens: int, capacity_tokens: int, sequences: int) -> float:
-        """Return the milliseconds for one more token of each running sequence, given the tokens of cache that they read."""
+        """Return the milliseconds for one more token of each sequence, given the cached tokens that are read."""
         ...
 
 
@@ -32,7 +32,7 @@ class Timing:
         return (4.209989e-07 * new_tokens * new_tokens + 1.518344e-02 * new_tokens + 16.50142) / self.speedup_ratio
 
     def decode_ms(self, context_tokens: int, capacity_tokens: int, sequences: int = 0) -> float:
-        """Return the milliseconds for one more token of each running sequence, given the tokens of cache that they read."""
+        """Return the milliseconds for one more token of each sequence, given the cached tokens that are read."""
         ratio = self.speedup_ratio * self.decode_speedup_ratio
         if context_tokens == 0 or ratio == 0:
             return 0.0

@@ -1,7 +1,7 @@
 """TokenSource: random token ids from a ring that is filled once.
 
-A sequence's n-th token is `ids[(offset + n) & mask]`: no token is stored per sequence, and a preempted sequence continues
-with the same tokens.
+A sequence's n-th token is `ids[(offset + n) & mask]`: no token is stored per sequence, and a preempted sequence
+continues with the same tokens.
 """
 
 from array import array
