@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from dynamo.core.clock import SystemClock
 from dynamo.kv_router.config import RouterConfig
-from dynamo.mocker.convert import Asked as EngineAsked
+from dynamo.mocker.convert import SimulationInput
 from dynamo.mocker.engine import Rank
 from dynamo.mocker.simulation.scheduler import Simulation, StepResult
 from dynamo.mocker.simulation.tokens import TokenSource
@@ -101,7 +101,7 @@ async def real(load: list[Session], workers: int, engine: EngineArgs) -> dict[st
         ear = Ear(turn.request_id, placement)
         seat = placement.place(Asked(ear.name, turn.input_tokens, names[number]), time.monotonic())
         assert seat is not None
-        asked = cast("EngineAsked", _Submitted(prompts[number], turn.output_tokens))
+        asked = cast("SimulationInput", _Submitted(prompts[number], turn.output_tokens))
         ranks[seat[0]].submit(asked, cast("Any", ear))
         ears.append(ear)
     await asyncio.gather(*(ear.done for ear in ears))

@@ -177,12 +177,12 @@ class AdvertisedOptions:
 
     def routing(self) -> RouterConfig | None:
         """Return the published router settings; None without `--router-mode`. Raise `ConfigError` if invalid."""
-        told = [one.name for one in fields(AdvertisedOptions) if getattr(self, one.name) != one.default]
+        given = [one.name for one in fields(AdvertisedOptions) if getattr(self, one.name) != one.default]
         if self.router_mode is None:
-            if told:
-                raise ConfigError(f"{FLAGS[told[0]]}: requires --router-mode")
+            if given:
+                raise ConfigError(f"{FLAGS[given[0]]}: requires --router-mode")
             return None
-        of_kv = [name for name in told if name not in (*ANY_MODE, "router_mode")]
+        of_kv = [name for name in given if name not in (*ANY_MODE, "router_mode")]
         mode = MODES[self.router_mode]
         if of_kv and mode is not RouterMode.KV:
             raise ConfigError(f"{FLAGS[of_kv[0]]}: requires --router-mode kv")
@@ -195,8 +195,8 @@ class AdvertisedOptions:
     def _kv(self) -> KvRouterConfig:
         """Return the KV router settings."""
         names = [one.name for one in fields(AdvertisedOptions) if one.name not in (*ANY_MODE, "router_mode")]
-        told = {name: getattr(self, name) for name in names}
-        return KvRouterConfig(**told)
+        given = {name: getattr(self, name) for name in names}
+        return KvRouterConfig(**given)
 
 
 FLAGS: dict[str, str] = {one.name: one.metadata["flag"] for one in fields(AdvertisedOptions)}

@@ -34,7 +34,7 @@ AS_IT_IS = {
     "tensor_parallel_size": 1,
 }  # fmt: skip
 """Settings that are accepted with a single value, the one that this release implements."""
-TOLD_ELSEWHERE = frozenset({"emit_kv_events", "emit_kv_token_ids", "num_gpu_blocks_is_explicit"})
+DERIVED = frozenset({"emit_kv_events", "emit_kv_token_ids", "num_gpu_blocks_is_explicit"})
 """Settings that are derived from other settings and therefore ignored."""
 HONOURED = frozenset(
     {
@@ -95,7 +95,7 @@ def read_settings(path: str, what: str) -> Mapping[str, Any]:
 
 
 def _setting(name: str, value: Any, what: str) -> dict[str, Any]:
-    if name in TOLD_ELSEWHERE:
+    if name in DERIVED:
         return {}
     if name in AS_IT_IS:
         if value != AS_IT_IS[name]:

@@ -60,7 +60,7 @@ class ModelFacts:
         known = tokenizer_size(files)
         vocab_size = _stated(model, "vocab_size") or known
         eos = _ids(generation.get("eos_token_id")) or _ids(_stated(model, "eos_token_id"))
-        room = config.num_gpu_blocks * config.block_tokens
+        capacity = config.num_gpu_blocks * config.block_tokens
         length = config.max_model_len or architectural_context_length(model) or CONTEXT_LENGTH
         return cls(
             path=path,
@@ -68,13 +68,13 @@ class ModelFacts:
             vocab_size=vocab_size,
             answer_vocab_size=min(vocab_size, known),
             eos_token_ids=eos,
-            context_length=min(length, room),
+            context_length=min(length, capacity),
             kv_bytes_per_token=config.kv_bytes_per_token or kv_bytes(model, config.kv_cache_dtype),
         )
 
 
 @dataclass(slots=True)
-class Asked:
+class SimulationInput:
     """A request in the form that the simulation takes."""
 
     prompt: list[int]
@@ -85,7 +85,7 @@ class Asked:
     """Tokens that replace random ones: some of them by position, or the whole answer."""
 
 
-def read_request(request: PreprocessedRequest, facts: ModelFacts, data_parallel_size: int) -> Asked:
+def read_request(request: PreprocessedRequest, facts: ModelFacts, data_parallel_size: int) -> SimulationInput:
     """Validate and convert a request. Raise `InvalidArgument` for requests that the mocker cannot serve."""
     prompt, max_tokens = request.token_ids, request.stop_conditions.max_tokens
     if not prompt:
@@ -118,7 +118,7 @@ def read_request(request: PreprocessedRequest, facts: ModelFacts, data_parallel_
         seed = seed_of(routing.lora_name, routing.cache_salt)
     if rank is not None and not 0 <= rank < data_parallel_size:
         raise InvalidArgument(f"Invalid request: dp_rank {rank}, this worker has {data_parallel_size}")
-    return Asked(prompt, min(max_tokens, facts.context_length - len(prompt)), seed, rank)
+    return SimulationInput(prompt, min(max_tokens, facts.context_length - len(prompt)), seed, rank)
 
 
 def replay_id(request: PreprocessedRequest) -> str | None:

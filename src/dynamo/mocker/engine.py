@@ -19,7 +19,7 @@ from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import DynamoException, EngineShutdown
 from dynamo.core.tasks import TaskOwner
 from dynamo.mocker.config import MockerConfig, demo_model
-from dynamo.mocker.convert import Asked, ModelFacts, last_output, read_request, replay_id, usage_of
+from dynamo.mocker.convert import ModelFacts, SimulationInput, last_output, read_request, replay_id, usage_of
 from dynamo.mocker.events import EngineMetrics, StepReporter
 from dynamo.mocker.handoff import Handoff, HandoffServer
 from dynamo.mocker.native_events import NativeEvents
@@ -52,7 +52,7 @@ class Rank:
         self._wake = asyncio.Event()
         self._last_end = 0.0
         self._unsent = 0
-        self._say: Callable[[Sequence[Reply]], None] = say_last
+        self._emit: Callable[[Sequence[Reply]], None] = emit_last
         self._looking: dict[Sequence[Reply], asyncio.Event] = {}
         """Events to set when a sequence holds its blocks."""
 
@@ -63,15 +63,17 @@ class Rank:
         running = len(simulation.decoding) + (simulation.partial is not None)
         return running + len(simulation.waiting) + len(simulation.loading) + len(simulation.loaded)
 
-    def submit(self, asked: Asked, reply: Reply, *, is_remote: bool = False, stays: bool = False) -> Sequence[Reply]:
+    def submit(
+        self, inputs: SimulationInput, reply: Reply, *, is_remote: bool = False, stays: bool = False
+    ) -> Sequence[Reply]:
         """Queue a request; it is scheduled from the next step on."""
         self.wake()
         now_ms = self._clock.now() * 1000
         return self.simulation.submit(
-            reply, asked.prompt, asked.max_tokens, now_ms, asked.hash_seed, is_remote=is_remote, stays=stays
+            reply, inputs.prompt, inputs.max_tokens, now_ms, inputs.hash_seed, is_remote=is_remote, stays=stays
         )
 
-    async def room_for(self, sequence: Sequence[Reply]) -> None:
+    async def wait_for_blocks(self, sequence: Sequence[Reply]) -> None:
         """Wait until a sequence holds its blocks or was removed."""
         there = self._looking[sequence] = asyncio.Event()
         try:
@@ -79,7 +81,7 @@ class Rank:
         finally:
             del self._looking[sequence]
 
-    def _tell_of_room(self) -> None:
+    def _notify_reserved(self) -> None:
         for sequence, there in self._looking.items():
             if sequence.state is not State.WAITING:
                 there.set()
@@ -94,12 +96,12 @@ class Rank:
         self.idle.clear()
         self._wake.set()
 
-    async def run(self, done: Callable[[Reply], None], say: Callable[[Sequence[Reply]], None] | None = None) -> None:
+    async def run(self, done: Callable[[Reply], None], emit: Callable[[Sequence[Reply]], None] | None = None) -> None:
         """Step while there is work, otherwise wait for work; call `done` for every completed answer.
 
-        `say` emits the last token of an answer; None uses `say_last`.
+        `emit` emits the last token of an answer; None uses `emit_last`.
         """
-        self._say = say or say_last
+        self._emit = emit or emit_last
         end = 0.0
         while True:
             while self.simulation.is_idle:
@@ -108,7 +110,7 @@ class Rank:
                 end = self._last_end = self._clock.now()
             result = self.simulation.step(end * 1000)
             if self._looking:
-                self._tell_of_room()
+                self._notify_reserved()
             end += result.duration_ms / 1000
             end = max(end, self._clock.now() - LATE_MAX_S)
             left = end - self._clock.now()
@@ -133,14 +135,14 @@ class Rank:
         for sequence, token in zip(result.sequences, result.tokens, strict=True):
             sequence.owner.token(token)
         for sequence in result.finished:
-            self._say(sequence)
+            self._emit(sequence)
             done(sequence.owner)
         now, before = self._clock.now(), self._last_end
         self._last_end = now
         self._reporter.report(result, now * 1000, now - before)
 
 
-def say_last(sequence: Sequence[Reply]) -> None:
+def emit_last(sequence: Sequence[Reply]) -> None:
     """Emit the last token of an answer and finish the reply."""
     sequence.owner.item(last_output(sequence))
     sequence.owner.finish()
@@ -153,7 +155,7 @@ class Running:
     rank: Rank
     sequence: Sequence[Reply] | None = None
     """None until the part that this worker computes has been submitted."""
-    room: int | None = None
+    session_number: int | None = None
     """Bootstrap room number at which the decode worker meets this prefill."""
     meeting: asyncio.Task[None] | None = None
 
@@ -201,7 +203,7 @@ class MockerEngine:
             rank = Rank(simulation, reporter, self._clock)
             rank.idle.set()
             self._ranks.append(rank)
-            self._tasks.start(rank.run(self._done, self._say_last), f"rank-{rank_index}")
+            self._tasks.start(rank.run(self._done, self._emit_last), f"rank-{rank_index}")
         bootstrap_port = await self._open_handoffs()
         routing = config.routing()
         return EngineConfig(
@@ -225,26 +227,26 @@ class MockerEngine:
         if self._facts is None or not self._ranks:
             raise EngineShutdown("the engine is not running")
         role = self._config.role
-        leg = leg_of(request) if role is DisaggregationMode.DECODE else None
-        asked = read_request(
+        prefill = leg_of(request) if role is DisaggregationMode.DECODE else None
+        inputs = read_request(
             prefill_request(request) if role is DisaggregationMode.PREFILL else request, self._facts, len(self._ranks)
         )
-        asked = self._scripted(request, asked)
-        owner: Reply = reply if asked.script is None else ScriptedReply(reply, asked.script)
-        rank = self._least_busy() if asked.dp_rank is None else self._ranks[asked.dp_rank]
+        inputs = self._scripted(request, inputs)
+        owner: Reply = reply if inputs.script is None else ScriptedReply(reply, inputs.script)
+        rank = self._least_busy() if inputs.dp_rank is None else self._ranks[inputs.dp_rank]
         stays = role is DisaggregationMode.PREFILL
         running = self._running[reply] = Running(rank)
         meeting, handoffs = bootstrap_of(request), self._handoffs
         if stays and meeting is not None and handoffs is not None:
-            running.room = meeting.bootstrap_room
+            running.session_number = meeting.bootstrap_room
             if handoffs.decode_is_first:
-                running.meeting = self._start(self._compute_when_reserved(running, asked, owner), "room")
+                running.meeting = self._start(self._compute_when_reserved(running, inputs, owner), "room")
                 return
-        if isinstance(leg, BootstrapInfo):
-            running.meeting = self._start(self._take_over(leg, running, asked, owner), "handoff")
+        if isinstance(prefill, BootstrapInfo):
+            running.meeting = self._start(self._take_over(prefill, running, inputs, owner), "handoff")
             return
-        running.sequence = rank.submit(asked, owner, is_remote=leg is not None, stays=stays)
-        if leg is not None:
+        running.sequence = rank.submit(inputs, owner, is_remote=prefill is not None, stays=stays)
+        if prefill is not None:
             rank.simulation.arrive(running.sequence, 0.0)
 
     def cancel(self, reply: Reply) -> None:
@@ -257,8 +259,8 @@ class MockerEngine:
             running.rank.simulation.cancel(running.sequence)
             running.rank.simulation.let_go(running.sequence)  # The last step of a prefill is in progress.
             running.rank.wake()
-        if running.room is not None and self._handoffs is not None:
-            self._handoffs.lost(running.room)
+        if running.session_number is not None and self._handoffs is not None:
+            self._handoffs.lost(running.session_number)
 
     async def drain(self) -> None:
         for rank in self._ranks:
@@ -281,34 +283,34 @@ class MockerEngine:
 
     # Scripted answers and the end of answers.
 
-    def _scripted(self, request: PreprocessedRequest, asked: Asked) -> Asked:
+    def _scripted(self, request: PreprocessedRequest, inputs: SimulationInput) -> SimulationInput:
         name = replay_id(request)
         answer = None if name is None else self._answers.get(name)
         if name is not None and answer is None and self._answers:
             logger.warning("output_replay_id %s is not in the trace; generating a random answer", name)
         if answer is not None:
-            asked.max_tokens = min(asked.max_tokens, len(answer))
-            asked.script = answer
+            inputs.max_tokens = min(inputs.max_tokens, len(answer))
+            inputs.script = answer
         elif self._thoughts is not None:
-            asked.script = self._thoughts.marks(asked.max_tokens) or None
-        return asked
+            inputs.script = self._thoughts.marks(inputs.max_tokens) or None
+        return inputs
 
     def _done(self, owner: Reply) -> None:
         self._running.pop(reply_of(owner), None)
 
-    def _say_last(self, sequence: Sequence[Reply]) -> None:
+    def _emit_last(self, sequence: Sequence[Reply]) -> None:
         if self._config.role is not DisaggregationMode.PREFILL:
-            say_last(sequence)
+            emit_last(sequence)
             return
         running = self._running.get(reply_of(sequence.owner))
         if running is None:
             return  # The request was cancelled during its last step.
-        rank, room = running.rank, running.room
+        rank, session_number = running.rank, running.session_number
         words = {"engine": "mocker", "prompt_tokens": len(sequence.prompt)}
         output = prefill_output([sequence.last_token], words, usage_of(sequence), finish_reason=None)
         sequence.owner.item(output)
-        if room is not None and self._handoffs is not None:
-            self._handoffs.computed(room, len(sequence.prompt), lambda: rank.let_go(sequence))
+        if session_number is not None and self._handoffs is not None:
+            self._handoffs.computed(session_number, len(sequence.prompt), lambda: rank.let_go(sequence))
             self._end_prefill(sequence)
         else:
             self._start(self._send_off(rank, sequence), "transfer")
@@ -323,25 +325,25 @@ class MockerEngine:
         rank.let_go(sequence)
         self._end_prefill(sequence)
 
-    async def _compute_when_reserved(self, running: Running, asked: Asked, owner: Reply) -> None:
+    async def _compute_when_reserved(self, running: Running, inputs: SimulationInput, owner: Reply) -> None:
         """Compute a prompt after the decode worker has reserved blocks (prefill side, destination-first order)."""
         assert self._handoffs is not None
-        assert running.room is not None
+        assert running.session_number is not None
         try:
-            await self._handoffs.reserved(running.room)
+            await self._handoffs.reserved(running.session_number)
         except DynamoException as error:
             self._fail(owner, error)
         else:
-            running.sequence = running.rank.submit(asked, owner, stays=True)
+            running.sequence = running.rank.submit(inputs, owner, stays=True)
 
-    async def _take_over(self, info: BootstrapInfo, running: Running, asked: Asked, owner: Reply) -> None:
+    async def _take_over(self, info: BootstrapInfo, running: Running, inputs: SimulationInput, owner: Reply) -> None:
         """Run the decode side of a handoff: reserve blocks on request, and decode after their transfer."""
         rank, limits = running.rank, running.rank.simulation.limits
 
         async def reserve() -> int:
-            sequence = running.sequence = rank.submit(asked, owner, is_remote=True)
-            await rank.room_for(sequence)
-            blocks = rank.simulation.blocks_of(len(asked.prompt))
+            sequence = running.sequence = rank.submit(inputs, owner, is_remote=True)
+            await rank.wait_for_blocks(sequence)
+            blocks = rank.simulation.blocks_of(len(inputs.prompt))
             return blocks * limits.block_tokens - sequence.cached_tokens
 
         def activate() -> None:
@@ -402,5 +404,5 @@ def reply_of(owner: Reply) -> Reply:
 
 def own_address() -> str:
     """Return the address at which other hosts reach this machine."""
-    told = setting("DYN_HTTP_RPC_HOST", "", str) or setting("DYN_TCP_RPC_HOST", "", str)
-    return told or socket.gethostbyname(socket.gethostname())
+    configured = setting("DYN_HTTP_RPC_HOST", "", str) or setting("DYN_TCP_RPC_HOST", "", str)
+    return configured or socket.gethostbyname(socket.gethostname())

@@ -67,13 +67,13 @@ class StepReporter:
             simulation.tokens_of = {}
         self._metrics = metrics
         self._simulation = simulation
-        self._told: WorkerLoad | None = None
+        self._published: WorkerLoad | None = None
 
     def report(self, result: StepResult[Any], now_ms: float, gap_s: float) -> None:
         """Publish a step that ended at `now_ms`; `gap_s` is the time in seconds since the previous step ended."""
         if result.events or result.host_events:
-            self._tell_cache(result)
-        self._tell(result.load)
+            self._publish_cache(result)
+        self._publish_load(result.load)
         self._host.publish_forward_pass(result.forward_pass, self._simulation.dp_rank)
 
         metrics = self._metrics
@@ -89,10 +89,10 @@ class StepReporter:
     def rest(self) -> None:
         """Publish the load of an idle rank: the last step's load includes requests cancelled during it."""
         load = self._simulation.load()
-        if self._told is not None and self._told != load:
-            self._tell(load)
+        if self._published is not None and self._published != load:
+            self._publish_load(load)
 
-    def _tell_cache(self, result: StepResult[Any]) -> None:
+    def _publish_cache(self, result: StepResult[Any]) -> None:
         rank = self._simulation.dp_rank
         if self._is_traced:
             _trace(result.events, rank, "device")
@@ -105,12 +105,12 @@ class StepReporter:
         if self._native_events is not None and result.events:
             tokens_of = self._simulation.tokens_of or {}
             block_tokens = self._simulation.limits.block_tokens
-            told = [native(event, tokens_of, block_tokens) for event in result.events]
+            published = [native(event, tokens_of, block_tokens) for event in result.events]
             tokens_of.clear()
-            self._native_events.publish(told, time.time())
+            self._native_events.publish(published, time.time())
 
-    def _tell(self, load: WorkerLoad) -> None:
-        self._told = load
+    def _publish_load(self, load: WorkerLoad) -> None:
+        self._published = load
         self._host.publish_load(load)
         self._metrics.running.set(load.running_requests)
         self._metrics.waiting.set(load.waiting_requests)

@@ -44,7 +44,7 @@ from dynamo.mocker.handoff_wire import (
 from dynamo.mocker.simulation.rules import EngineType, TransferRules
 from dynamo.protocols.engine import BootstrapInfo
 
-ROOMS_MAX = 1 << 16  # More than the sequences of any worker; beyond it the oldest room is dropped.
+SESSIONS_MAX = 1 << 16  # More than the sequences of any worker; beyond it the oldest session is dropped.
 RESERVE_FIRST, RESERVE_SECOND, ACTIVATE_LAST = 0, 1, 3
 """Action ids as in upstream; those in between are internal to the prefill worker."""
 BROKEN = (OSError, EOFError, WireError)
@@ -56,7 +56,7 @@ def order_of(engine_type: EngineType) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class Room:
+class HandoffSession:
     """The prefill worker's state of one handoff."""
 
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -84,7 +84,7 @@ class Room:
 
 
 class HandoffServer:
-    """Prefill side of handoffs: a listening port, and one room for each request."""
+    """Prefill side of handoffs: a listening port, and one session for each request."""
 
     def __init__(self, timeout_s: float, engine_type: EngineType, transfer: TransferRules, clock: Clock) -> None:
         self._timeout_s = timeout_s
@@ -92,7 +92,7 @@ class HandoffServer:
         self._order = order_of(engine_type)
         self._transfer = transfer
         self._clock = clock
-        self._rooms: dict[int, Room] = {}
+        self._sessions: dict[int, HandoffSession] = {}
         self._server: asyncio.Server | None = None
         self._talks: set[asyncio.Task[None]] = set()
 
@@ -110,12 +110,12 @@ class HandoffServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def settled(self) -> None:
-        """Wait until no session is open."""
+        """Wait until no connection is open."""
         while self._talks:
             await asyncio.wait(self._talks)
 
     async def close(self) -> None:
-        """Cancel all sessions and release all blocks."""
+        """Close all connections and fail all sessions."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -123,45 +123,45 @@ class HandoffServer:
             task.cancel()
         if self._talks:
             await asyncio.wait(self._talks)
-        for room in self._rooms.values():
-            room.fail("the worker is stopping")
-            room.leave()
-        self._rooms.clear()
+        for session in self._sessions.values():
+            session.fail("the worker is stopping")
+            session.leave()
+        self._sessions.clear()
 
     async def reserved(self, number: int) -> None:
         """Wait until the decode worker has reserved blocks. Raise `WorkerUnavailable` if the handoff failed."""
-        room = self._room(number)
-        await room.reserved.wait()
-        if room.error is not None:
-            raise WorkerUnavailable(f"handoff with the decode worker failed: {room.error}")
+        session = self._session(number)
+        await session.reserved.wait()
+        if session.error is not None:
+            raise WorkerUnavailable(f"handoff with the decode worker failed: {session.error}")
 
     def computed(self, number: int, prompt_tokens: int, let_go: Callable[[], None]) -> None:
         """Record a computed prompt; `let_go` is called after the transfer, or when the session expires."""
-        room = self._room(number)
-        room.prompt_tokens, room.let_go = prompt_tokens, let_go
-        if room.error is not None:
+        session = self._session(number)
+        session.prompt_tokens, session.let_go = prompt_tokens, let_go
+        if session.error is not None:
             self._forget(number)
-        room.ready.set()
+        session.ready.set()
 
     def lost(self, number: int) -> None:
         """Fail the handoff of a prompt that will not be computed."""
-        self._room(number).fail("the prefill was cancelled")
+        self._session(number).fail("the prefill was cancelled")
 
-    def _room(self, number: int) -> Room:
-        room = self._rooms.get(number)
-        if room is None:
-            if len(self._rooms) >= ROOMS_MAX:
-                self._forget(next(iter(self._rooms)))
-            room = self._rooms[number] = Room()
+    def _session(self, number: int) -> HandoffSession:
+        session = self._sessions.get(number)
+        if session is None:
+            if len(self._sessions) >= SESSIONS_MAX:
+                self._forget(next(iter(self._sessions)))
+            session = self._sessions[number] = HandoffSession()
             loop = asyncio.get_running_loop()
-            room.expiry = loop.call_later(self._timeout_s, self._forget, number)
-        return room
+            session.expiry = loop.call_later(self._timeout_s, self._forget, number)
+        return session
 
     def _forget(self, number: int) -> None:
-        room = self._rooms.pop(number, None)
-        if room is not None:
-            room.fail("handoff session timed out")
-            room.leave()
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            session.fail("handoff session timed out")
+            session.leave()
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -172,7 +172,7 @@ class HandoffServer:
             async with asyncio.timeout(self._timeout_s):
                 await self._talk(wire)
         except (*BROKEN, asyncio.CancelledError):
-            pass  # The peer disconnected, sent an invalid message or timed out; the room has its own timeout.
+            pass  # The peer disconnected, sent an invalid message or timed out; the session has its own timeout.
         finally:
             self._talks.discard(task)
             wire.close()
@@ -183,37 +183,37 @@ class HandoffServer:
         if (who.role, who.order, who.engine_type) != wanted:
             await wire.give_up(f"expected {wanted}, not {(who.role, who.order, who.engine_type)}", REFUSED)
             return
-        room = self._room(identity.bootstrap_room)
-        if room.is_met:
+        session = self._session(identity.bootstrap_room)
+        if session.is_met:
             await wire.give_up("another peer is already connected for this request", REFUSED)
             return
-        room.is_met = True
+        session.is_met = True
         try:
-            await self._hand_over(wire, room)
+            await self._hand_over(wire, session)
         finally:
-            if room.ready.is_set():
+            if session.ready.is_set():
                 self._forget(identity.bootstrap_room)
             else:
-                room.fail("the decode worker disconnected before the prompt was computed")
+                session.fail("the decode worker disconnected before the prompt was computed")
 
-    async def _hand_over(self, wire: Wire, room: Room) -> None:
-        await wire.say("Registered")
+    async def _hand_over(self, wire: Wire, session: HandoffSession) -> None:
+        await wire.send("Registered")
         tokens = 0
         if self.decode_is_first:
             tokens = await self._reserve(wire, RESERVE_FIRST)
-            room.reserved.set()
-        await room.ready.wait()
-        if room.error is not None:
-            await wire.give_up(room.error)
+            session.reserved.set()
+        await session.ready.wait()
+        if session.error is not None:
+            await wire.give_up(session.error)
             return
-        await wire.tell(HELD, transfer_timing=self._timing(room.prompt_tokens))
+        await wire.send_fact(HELD, transfer_timing=self._timing(session.prompt_tokens))
         if not self.decode_is_first:
             tokens = await self._reserve(wire, RESERVE_SECOND)
-        moved = min(tokens, room.prompt_tokens) if self._transfer.only_missing else room.prompt_tokens
+        moved = min(tokens, session.prompt_tokens) if self._transfer.only_missing else session.prompt_tokens
         await self._clock.sleep(self._transfer.transfer_ms(moved) / 1000)
         await wire.act(ACTIVATE_LAST, ACTIVATE)
-        room.leave()
-        await wire.say(COMPLETE)
+        session.leave()
+        await wire.send(COMPLETE)
 
     async def _reserve(self, wire: Wire, number: int) -> int:
         """Return the number of uncached prompt tokens for which the decode worker reserved blocks."""
@@ -275,10 +275,10 @@ class Handoff:
 
     async def _follow(self, wire: Wire, reserve: Callable[[], Awaitable[int]], activate: Callable[[], None]) -> None:
         """Execute the prefill worker's actions until it sends `Complete`."""
-        has_room = is_active = False
+        is_reserved = is_active = False
         while True:
             try:
-                message = await wire.hear()
+                message = await wire.receive()
             except BROKEN:
                 if is_active:
                     return  # The transfer is complete: a late failure of the peer does not matter.
@@ -290,13 +290,13 @@ class Handoff:
             if message.name != ACTION:
                 continue
             number, action = message.body.get("id"), message.body.get("action")
-            if action is not None and RESERVE in action and not has_room:
-                has_room = True
-                await wire.say(ACK, {"action_id": number, "outcome": ACCEPTED})
-                await wire.tell(RESERVED, transferable_prompt_tokens=await reserve())
-            elif action is not None and ACTIVATE in action and has_room and not is_active:
+            if action is not None and RESERVE in action and not is_reserved:
+                is_reserved = True
+                await wire.send(ACK, {"action_id": number, "outcome": ACCEPTED})
+                await wire.send_fact(RESERVED, transferable_prompt_tokens=await reserve())
+            elif action is not None and ACTIVATE in action and is_reserved and not is_active:
                 is_active = True
                 activate()
-                await wire.say(ACK, {"action_id": number, "outcome": APPLIED})
+                await wire.send(ACK, {"action_id": number, "outcome": APPLIED})
             else:
                 raise WireError(f"unexpected action {action}")

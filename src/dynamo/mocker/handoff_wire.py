@@ -86,7 +86,7 @@ class Wire:
         """Send the preamble and the registration, and wait for the acknowledgement: connecting side."""
         self._identity = identity
         self._writer.write(PREAMBLE.pack(MAGIC, VERSION, FLAGS))
-        await self.say(REGISTER, msgspec.to_builtins(registration))
+        await self.send(REGISTER, msgspec.to_builtins(registration))
         await self.expect(REGISTERED)
 
     async def registered(self) -> tuple[Identity, Registration]:
@@ -103,14 +103,14 @@ class Wire:
         except msgspec.ValidationError as error:
             raise WireError(str(error)) from None
 
-    async def say(self, name: str, body: Mapping[str, Any] | None = None) -> None:
+    async def send(self, name: str, body: Mapping[str, Any] | None = None) -> None:
         """Send one message."""
         assert self._identity is not None, "the session is not registered"
         data = json_encode(_Frame(self._identity, name if body is None else {name: body}))
         self._writer.write(LENGTH.pack(len(data)) + data)
         await self._writer.drain()
 
-    async def hear(self) -> Message:
+    async def receive(self) -> Message:
         """Return the next message. Raise `WireError` if the peer aborts."""
         frame, message = await self._read()
         if frame.identity != self._identity:
@@ -122,7 +122,7 @@ class Wire:
     async def expect(self, name: str, key: str | None = None) -> Mapping[str, Any]:
         """Return the next message of this name that has `key`, if given; other messages are skipped."""
         for _ in range(FACTS_MAX):
-            message = await self.hear()
+            message = await self.receive()
             if message.name == name and (key is None or key in message.body):
                 return message.body
         raise WireError(f"no {key or name} received")
@@ -130,21 +130,21 @@ class Wire:
     async def act(self, number: int, action: str) -> None:
         """Send an action and wait for its acknowledgement."""
         assert self._identity is not None, "the session is not registered"
-        await self.say(ACTION, {"id": number, "action": {action: {"handoff_id": self._identity.handoff_id}}})
+        await self.send(ACTION, {"id": number, "action": {action: {"handoff_id": self._identity.handoff_id}}})
         answer = await self.expect(ACK)
         if answer.get("action_id") != number or answer.get("outcome") not in (ACCEPTED, APPLIED):
             raise WireError(f"{action} was answered with {dict(answer)}")
 
-    async def tell(self, fact: str, **words: Any) -> None:
+    async def send_fact(self, fact: str, **fields: Any) -> None:
         """Send a fact."""
         assert self._identity is not None, "the session is not registered"
-        await self.say(FACT, {fact: {"handoff_id": self._identity.handoff_id, **words}})
+        await self.send(FACT, {fact: {"handoff_id": self._identity.handoff_id, **fields}})
 
     async def give_up(self, why: str, kind: str = ABORT) -> None:
         """Send a message that aborts the handoff; ignore connection errors."""
         if self._identity is not None:
             with contextlib.suppress(OSError):
-                await self.say(kind, {"message": why})
+                await self.send(kind, {"message": why})
 
     def close(self) -> None:
         """Close the connection."""

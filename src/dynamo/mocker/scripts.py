@@ -16,7 +16,7 @@ class ScriptedReply:
         self.reply = reply
         self.request_id = reply.request_id
         self._script = script if isinstance(script, dict) else dict(enumerate(script))
-        self._said = 0
+        self._position = 0
 
     @property
     def is_cancelled(self) -> bool:
@@ -27,7 +27,7 @@ class ScriptedReply:
 
     def next(self, token_id: int) -> int:
         """Return the token that is emitted in place of the next one."""
-        place, self._said = self._said, self._said + 1
+        place, self._position = self._position, self._position + 1
         return self._script.get(place, token_id)
 
     def token(self, token_id: int) -> None:

@@ -210,7 +210,7 @@ class Cluster:
         """Return whether the decode worker should compute the prompt as well."""
         if self.plan.bypass is None or flight.names is None:
             return False
-        tokens = flight.turn.input_tokens + flight.said
+        tokens = flight.turn.input_tokens + flight.migrated_tokens
         held = self._exit.placement.deepest(flight.names.packed, now_ms / 1000) * self._exit.plan.limits.block_tokens
         is_bypassed = self.plan.bypass.applies(tokens, max(0, tokens - held))
         self.outcome.bypassed += is_bypassed
@@ -221,7 +221,7 @@ class Cluster:
         turn, session = flight.turn, flight.session
         asked = Asked(
             flight.key,
-            turn.input_tokens + flight.said,
+            turn.input_tokens + flight.migrated_tokens,
             flight.names.packed,
             session.session_id if len(session.turns) > 1 else None,
             turn.priority,
@@ -271,7 +271,7 @@ class Cluster:
 
     def _travel(self, flight: Flight, to: SimulatedWorker, now_ms: float) -> float:
         """Start the KV transfer to a decode worker; return the time at which it completes."""
-        tokens = flight.turn.input_tokens + flight.said
+        tokens = flight.turn.input_tokens + flight.migrated_tokens
         rules = self._exit.plan.limits.transfer
         if rules.only_missing and flight.names is not None:
             limits = self._exit.plan.limits
@@ -352,7 +352,7 @@ class Cluster:
         begun, is_serving = worker.begun, fleet.is_serving(worker.worker_id)
         if begun:
             for sequence in begun:
-                if worker.simulation.said(sequence) > 1:
+                if worker.simulation.generated_tokens(sequence) > 1:
                     sequence.owner.second_ms = now_ms
             begun[:] = [sequence for sequence in begun if sequence.owner.second_ms < 0]
         for sequence in result.prefilled:

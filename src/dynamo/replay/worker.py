@@ -122,8 +122,8 @@ class SimulatedWorker:
         assert names is not None
         sequence = self.simulation.submit(
             flight,
-            range(turn.input_tokens + flight.said),
-            1 if flight.is_prefilling else turn.output_tokens - flight.said,
+            range(turn.input_tokens + flight.migrated_tokens),
+            1 if flight.is_prefilling else turn.output_tokens - flight.migrated_tokens,
             now_ms,
             named=(list(names.tokens_hashes), list(names.sequence_hashes)),
             is_remote=ready_ms is not None,
@@ -146,11 +146,11 @@ class SimulatedWorker:
             begun = {*result.prefilled, *result.sequences, *result.finished}
             gone += result.finished
         for sequence in gone:
-            said = sim.said(sequence)
+            generated = sim.generated_tokens(sequence)
             if is_cut and (sequence in begun or (result is None and sequence.state is State.DECODING)):
-                said -= 1
+                generated -= 1
             if not sequence.owner.is_prefilling:
-                sequence.owner.said += said
+                sequence.owner.migrated_tokens += generated
         self.doing, self.result = Doing.IDLE, None
         self.turn += 1
         return [sequence.owner for sequence in gone]

@@ -8,7 +8,7 @@ import pytest
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.mocker.config import MockerConfig
-from dynamo.mocker.convert import Asked, ModelFacts, default_name, last_output, read_request
+from dynamo.mocker.convert import ModelFacts, SimulationInput, default_name, last_output, read_request
 from dynamo.mocker.simulation.sequence import Sequence
 from dynamo.protocols.engine import PreprocessedRequest, Routing, SamplingOptions, StopConditions
 from dynamo.tokens.hashing import SEED, seed_of
@@ -28,7 +28,7 @@ def facts(directory: Path, *argv: str) -> ModelFacts:
 
 
 def test_a_request_says_what_the_simulation_needs() -> None:
-    assert read_request(request([1, 99]), FACTS, 1) == Asked([1, 99], 5, SEED, None)
+    assert read_request(request([1, 99]), FACTS, 1) == SimulationInput([1, 99], 5, SEED, None)
 
 
 def test_an_answer_ends_at_the_context_length() -> None:

@@ -117,7 +117,7 @@ def test_who_is_under_way_when_a_worker_fails_goes_on_elsewhere(engine: EngineAr
     assert all(one.slot == 1 for one in moved)
     same = next(one for one in after.flights if one.key == victim.key)
     assert same.first_ms == victim.first_ms
-    assert 0 < same.said < same.turn.output_tokens
+    assert 0 < same.migrated_tokens < same.turn.output_tokens
     assert any(one.slot == 0 and one.arrived_ms > at_ms + 1000 for one in after.flights)
 
 

@@ -268,10 +268,10 @@ class Batching(Books[Owner], abc.ABC):
         """Compute prompts up to the token budget, add them to `scheduled`, and return the completed sequences."""
         computed, complete = 0, list[Sequence[Owner]]()
         lengths = Tally()
-        room = self.limits.max_num_seqs - len(self.decoding) - ending
+        free_slots = self.limits.max_num_seqs - len(self.decoding) - ending
         while computed < budget:
             sequence = self.partial
-            if sequence is None and len(complete) < room:
+            if sequence is None and len(complete) < free_slots:
                 sequence = self._next_loaded() or self._admit(budget - computed, is_alone=not complete)
             if sequence is None:
                 break

@@ -114,7 +114,7 @@ class Books(Generic[Owner]):
         """Return the cached tokens of a decoding sequence at the start of `step` (None: the next step)."""
         return len(sequence.prompt) + (self.steps if step is None else step) - sequence.birth - 1
 
-    def said(self, sequence: Sequence[Owner]) -> int:
+    def generated_tokens(self, sequence: Sequence[Owner]) -> int:
         """Return the number of tokens generated for a sequence so far."""
         return self.steps - sequence.birth if sequence.state is State.DECODING else sequence.generated
 
@@ -236,10 +236,10 @@ class Books(Generic[Owner]):
     def _tokens(self, sequence: Sequence[Owner], first: int, end: int) -> list[int]:
         """Return the tokens of a range of blocks."""
         start, stop = first * self.limits.block_tokens, end * self.limits.block_tokens
-        prompt, said = len(sequence.prompt), sequence.offset - len(sequence.prompt)
+        prompt, generated_tokens = len(sequence.prompt), sequence.offset - len(sequence.prompt)
         tokens = list(sequence.prompt[start:stop])
         if stop > prompt:
-            tokens = tokens + self.source.slice(said + max(start, prompt), said + stop)
+            tokens = tokens + self.source.slice(generated_tokens + max(start, prompt), generated_tokens + stop)
         return tokens
 
     def _release(self, sequence: Sequence[Owner]) -> None:

@@ -58,10 +58,10 @@ class HostTier:
             copy = self._copies.popleft()
             self._copying.discard(copy.block.block_hash)
             if len(self.held) >= self.rules.num_blocks:
-                self._tell_removed(self.held.popitem(last=False)[0])
+                self._record_removed(self.held.popitem(last=False)[0])
             self.held[copy.block.block_hash] = None
             self.offloaded += 1
-            self._tell_stored(copy)
+            self._record_stored(copy)
 
     @property
     def next_ms(self) -> float:
@@ -103,14 +103,14 @@ class HostTier:
             self._copies.append(Copy(self._to_host_free_ms, parent, block))
             self._copying.add(block.block_hash)
 
-    def _tell_stored(self, copy: Copy) -> None:
+    def _record_stored(self, copy: Copy) -> None:
         last = self._events[-1] if self._events else None
         if isinstance(last, Stored) and last.blocks[-1].block_hash == copy.parent:
             last.blocks.append(copy.block)
         else:
             self._events.append(Stored(copy.parent, None, [copy.block]))
 
-    def _tell_removed(self, block_hash: int) -> None:
+    def _record_removed(self, block_hash: int) -> None:
         last = self._events[-1] if self._events else None
         if isinstance(last, Removed):
             last.block_hashes.append(block_hash)

@@ -82,11 +82,11 @@ class SglangSimulation(Batching[Owner]):
             return 0
         clip = self.limits.sglang.clip_max_new_tokens
         step = self.steps
-        said = sum(min(one.max_tokens - step + one.birth, clip) for one in self.decoding) * self.ratio
+        tokens = sum(min(one.max_tokens - step + one.birth, clip) for one in self.decoding) * self.ratio
         if self.partial is not None:
-            said += min(self.partial.max_tokens, clip) * self.ratio
+            tokens += min(self.partial.max_tokens, clip) * self.ratio
         own = min(sequence.max_tokens - sequence.generated, clip)
-        return self.blocks_of(int(said) + own)
+        return self.blocks_of(int(tokens) + own)
 
     # Decode.
 
@@ -106,9 +106,9 @@ class SglangSimulation(Batching[Owner]):
             victim = min(self.decoding, key=lambda one: (step - one.birth, -len(one.prompt)))
             due.pop(victim, None)
             self._preempt(victim, step)
-        said = sum(step - one.birth for one in self.decoding)
+        tokens = sum(step - one.birth for one in self.decoding)
         wanted = sum(one.max_tokens for one in self.decoding)
-        self.ratio = min(1.0, (said + RETRACT_STEPS * len(self.decoding)) / wanted) if wanted else 1.0
+        self.ratio = min(1.0, (tokens + RETRACT_STEPS * len(self.decoding)) / wanted) if wanted else 1.0
 
     def _keep_computed(self, sequence: Sequence[Owner], step: int) -> None:
         """Discard generated tokens: SGLang inserts them into the tree only when an answer is complete."""
