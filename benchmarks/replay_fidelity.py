@@ -22,7 +22,7 @@ from dynamo.mocker.simulation.scheduler import Simulation, StepResult
 from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.replay.engine import EngineArgs
 from dynamo.replay.load import Session
-from dynamo.replay.placement import Asked, KvPlacement
+from dynamo.replay.placement import KvPlacement, PlacementRequest
 from dynamo.replay.report import rows_of, summary_of
 from dynamo.replay.scenario import Scenario
 from dynamo.replay.synthetic import Shape, sessions
@@ -99,7 +99,7 @@ async def real(load: list[Session], workers: int, engine: EngineArgs) -> dict[st
         turn = session.turns[0]
         await asyncio.sleep(max(0.0, began + (turn.at_ms or 0.0) / 1000 - time.monotonic()))
         ear = Ear(turn.request_id, placement)
-        seat = placement.place(Asked(ear.name, turn.input_tokens, names[number]), time.monotonic())
+        seat = placement.place(PlacementRequest(ear.name, turn.input_tokens, names[number]), time.monotonic())
         assert seat is not None
         asked = cast("SimulationInput", _Submitted(prompts[number], turn.output_tokens))
         ranks[seat[0]].submit(asked, cast("Any", ear))

@@ -21,12 +21,12 @@ from dynamo.core.errors import ConfigError
 from dynamo.mocker.simulation.scheduler import StepResult
 from dynamo.mocker.simulation.sequence import Sequence
 from dynamo.protocols.planner import Planner, ScheduledTick
-from dynamo.replay.crew import Awaited, Crew
-from dynamo.replay.fleet import Fleet, Told
+from dynamo.replay.fleet import CacheEvents, Fleet
+from dynamo.replay.lifecycle import Awaited, WorkerLifecycle
 from dynamo.replay.load import Due, Load
 from dynamo.replay.names import Namer
 from dynamo.replay.outcome import Flight, Outcome
-from dynamo.replay.placement import DEVICE, HOST, Asked, Placement, Seat
+from dynamo.replay.placement import DEVICE, HOST, Placement, PlacementRequest, RankId
 from dynamo.replay.plan import Failure, Plan, Restart, Role
 from dynamo.replay.planning import PlannerSeat
 from dynamo.replay.timeline import Timeline
@@ -40,7 +40,7 @@ class Happening(enum.IntEnum):
     """Kinds of events, in the order in which simultaneous events are processed."""
 
     STEP_ENDS = 0
-    CACHE_TOLD = 1
+    CACHE_EVENT = 1
     LET_GO = 2
     WORKER_FAILS = 3
     WORKER_RESTARTS = 4
@@ -73,7 +73,7 @@ class Cluster:
     _exit: Fleet = field(init=False)
     """The pool that generates answers; the same as `_entry` for aggregated workers."""
     _planner: PlannerSeat | None = field(init=False, default=None)
-    _crew: Crew = field(init=False)
+    _lifecycle: WorkerLifecycle = field(init=False)
     _heap: list[tuple[float, int, int, object]] = field(init=False, default_factory=list)
     _count: int = field(init=False, default=0)
     _known: Iterator[Due] = field(init=False)
@@ -93,7 +93,7 @@ class Cluster:
         if self.planner is not None:
             self._planner = PlannerSeat(self.planner)
             self.outcome.planner = self._planner.log
-        self._crew = Crew(self.fleets, self.outcome)
+        self._lifecycle = WorkerLifecycle(self.fleets, self.outcome)
         self._known = iter(self.load.first())
 
     def run(self, progress: Callable[[int, float], None] | None = None) -> Outcome:
@@ -161,8 +161,8 @@ class Cluster:
             if is_known:
                 self._expect_arrival()
             self._arrive(flight, now_ms)
-        elif isinstance(what, Told):
-            self.fleets[what.role].tell(what)
+        elif isinstance(what, CacheEvents):
+            self.fleets[what.role].apply(what)
         elif isinstance(what, Travelled):
             self._let_go(what, now_ms)
         elif isinstance(what, Failure):
@@ -219,7 +219,7 @@ class Cluster:
     def _place(self, flight: Flight, now_ms: float) -> None:
         assert flight.names is not None
         turn, session = flight.turn, flight.session
-        asked = Asked(
+        request = PlacementRequest(
             flight.key,
             turn.input_tokens + flight.migrated_tokens,
             flight.names.packed,
@@ -229,9 +229,9 @@ class Cluster:
             is_remote=flight.key in self._computed,
         )
         fleet = self._entry if flight.is_prefilling else self._exit
-        seat, is_anybody = fleet.place(asked, now_ms)
-        if seat is not None:
-            self._send(fleet, flight, seat, now_ms)
+        rank_id, is_anybody = fleet.place(request, now_ms)
+        if rank_id is not None:
+            self._send(fleet, flight, rank_id, now_ms)
         elif is_anybody:
             self._held[flight.key] = flight
         else:
@@ -239,20 +239,20 @@ class Cluster:
 
     def _admit(self, fleet: Fleet, now_ms: float) -> None:
         if self._held:
-            for key, seat in fleet.placement.admit(now_ms / 1000):
+            for key, rank_id in fleet.placement.admit(now_ms / 1000):
                 flight = self._held.pop(key)
-                if seat is None:
+                if rank_id is None:
                     self._homeless.append(flight)
                 else:
-                    self._send(fleet, flight, seat, now_ms)
+                    self._send(fleet, flight, rank_id, now_ms)
 
-    def _send(self, fleet: Fleet, flight: Flight, seat: Seat, now_ms: float) -> None:
-        worker = fleet.rank(seat)
+    def _send(self, fleet: Fleet, flight: Flight, rank_id: RankId, now_ms: float) -> None:
+        worker = fleet.rank(rank_id)
         is_first = flight.placed_ms < 0
         is_remote = flight.key in self._computed
         if not is_remote:
             flight.placed_ms = now_ms
-        flight.worker, flight.slot = seat[0], worker.slot
+        flight.worker, flight.slot = rank_id[0], worker.slot
         self._note(worker, now_ms)
         ready_ms = self._travel(flight, worker, now_ms) if is_remote else None
         passed = worker.submit(flight, now_ms, ready_ms)
@@ -295,7 +295,7 @@ class Cluster:
         if passed is not None or not worker.is_quiet:
             self._wake(self._entry, worker, passed, now_ms)
         else:
-            self._crew.dismiss(self._entry, worker, now_ms)
+            self._lifecycle.dismiss(self._entry, worker, now_ms)
 
     def _handed_over(self, worker: SimulatedWorker, sequence: Sequence[Flight], now_ms: float) -> None:
         """Choose the decode worker of a computed prompt."""
@@ -335,7 +335,7 @@ class Cluster:
             if worker.real_steps % CHECK_STEPS == 0:
                 worker.simulation.validate()
         else:
-            self._crew.dismiss(fleet, worker, now_ms)
+            self._lifecycle.dismiss(fleet, worker, now_ms)
 
     def _end_step(self, worker: SimulatedWorker, now_ms: float) -> None:
         self._note(worker, now_ms)
@@ -371,23 +371,23 @@ class Cluster:
                 flight.second_ms = now_ms
         for tier, events in ((DEVICE, result.events), (HOST, result.host_events)):
             if events:
-                self._tell(fleet, Told(fleet.plan.role, worker.seat, tier, events), now_ms)
+                self._deliver_cache_event(fleet, CacheEvents(fleet.plan.role, worker.rank_id, tier, events), now_ms)
         for sequence in result.finished:
             if sequence.owner.is_prefilling:
                 self._handed_over(worker, sequence, now_ms)
             else:
                 self._finish(fleet, sequence.owner, now_ms)
 
-    def _tell(self, fleet: Fleet, told: Told, now_ms: float) -> None:
+    def _deliver_cache_event(self, fleet: Fleet, event: CacheEvents, now_ms: float) -> None:
         if self.plan.event_lag_ms:
-            self._push(now_ms + self.plan.event_lag_ms, Happening.CACHE_TOLD, told)
+            self._push(now_ms + self.plan.event_lag_ms, Happening.CACHE_EVENT, event)
         else:
-            fleet.tell(told)
+            fleet.apply(event)
 
     def _observe(self, fleet: Fleet, worker: SimulatedWorker, passed: Passed, now_ms: float) -> None:
         worker.latest, worker.passes = passed.forward_pass, worker.passes + passed.steps
         if fleet.is_serving(worker.worker_id):
-            fleet.placement.observe(worker.seat, passed.forward_pass)
+            fleet.placement.observe(worker.rank_id, passed.forward_pass)
         scheduled, sim = passed.forward_pass.scheduled_requests, worker.simulation
         admitted, reused = worker.tallied
         worker.tallied = sim.admitted_tokens, sim.reused_tokens
@@ -413,24 +413,24 @@ class Cluster:
 
     def _join(self, awaited: Awaited, now_ms: float) -> None:
         fleet = self.fleets[awaited.role]
-        if self._crew.join(fleet, awaited.worker_id, now_ms):
+        if self._lifecycle.join(fleet, awaited.worker_id, now_ms):
             for _ in range(len(self._homeless)):
                 self._place(self._homeless.popleft(), now_ms)
             self._admit(fleet, now_ms)
 
     def _start(self, fleet: Fleet, now_ms: float, after_ms: float, place: int | None = None) -> None:
         """Start a worker that joins after `after_ms`."""
-        awaited = self._crew.start(fleet, now_ms, place)
+        awaited = self._lifecycle.start(fleet, now_ms, place)
         self._push(now_ms + after_ms, Happening.WORKER_JOINS, awaited)
 
     def _fail(self, failure: Failure, now_ms: float) -> None:
-        found = self._crew.standing(failure.slot)
+        found = self._lifecycle.standing(failure.slot)
         if found is None:
             return
         fleet, worker_id = found
         for worker in fleet.ranks_of(worker_id):
             self._note(worker, now_ms)
-        lost = self._crew.fail(fleet, worker_id, now_ms)
+        lost = self._lifecycle.fail(fleet, worker_id, now_ms)
         if failure.restart_ms is not None:
             self._start(fleet, now_ms, failure.restart_ms + fleet.plan.startup_ms, failure.slot)
         for flight in lost:
@@ -442,7 +442,7 @@ class Cluster:
 
     def _restart(self, restart: Restart, now_ms: float) -> None:
         """Drain the worker and start a successor, at another place while the worker has requests."""
-        found = self._crew.standing(restart.slot)
+        found = self._lifecycle.standing(restart.slot)
         if found is not None and found[0].is_serving(found[1]):
             self._drain(*found, now_ms)
             self._start(found[0], now_ms, found[0].plan.startup_ms)
@@ -450,7 +450,7 @@ class Cluster:
     def _drain(self, fleet: Fleet, worker_id: int, now_ms: float) -> None:
         for worker in fleet.ranks_of(worker_id):
             self._note(worker, now_ms)
-        self._crew.drain(fleet, worker_id, now_ms)
+        self._lifecycle.drain(fleet, worker_id, now_ms)
         self._admit(fleet, now_ms)
 
     # The planner.
@@ -483,7 +483,7 @@ class Cluster:
             self._start(fleet, now_ms, fleet.plan.startup_ms)
         for _ in range(expected - wanted):
             if fleet.starting:
-                self._crew.cancel(fleet, now_ms)
+                self._lifecycle.cancel(fleet, now_ms)
             else:
                 self._drain(fleet, next(reversed(fleet.serving)), now_ms)
 
@@ -492,7 +492,7 @@ class Cluster:
     def _close(self, now_ms: float) -> None:
         ended = (flight.finished_ms for flight in self.outcome.flights if flight.finished_ms >= 0)
         self.outcome.duration_ms = max(ended, default=now_ms)
-        self._crew.close(self.outcome.duration_ms)
+        self._lifecycle.close(self.outcome.duration_ms)
         if self._homeless or self._held:
             self.outcome.unfinished = self._open
         if not self.outcome.unfinished:

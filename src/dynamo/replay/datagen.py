@@ -211,27 +211,27 @@ def _prune(root: Stretch) -> None:
 
 def synthesized(model: Model, config: SynthesizeConfig) -> list[dict[str, Any]]:
     """Return the rows of a new trace."""
-    chance = random.Random(config.seed)
+    rng = random.Random(config.seed)
     fresh = _rename(model.root, config)
     copies = fresh
     fresh *= config.prefix_root_multiplier
     rows: list[dict[str, Any]] = []
     at_ms, refused = 0.0, 0
     while len(rows) < config.num_requests:
-        shift = copies * chance.randrange(config.prefix_root_multiplier)
+        shift = copies * rng.randrange(config.prefix_root_multiplier)
         ids: list[int] = []
         node = model.root
         while True:
             children = list(node.children.values())
-            step = chance.choices([*children, None], [*(child.visits for child in children), node.ends or 0])[0]
+            step = rng.choices([*children, None], [*(child.visits for child in children), node.ends or 0])[0]
             if step is None:
                 break
             ids += range(shift + step.first, shift + step.first + step.length)
             node = step
-        tail = round(chance.choice(model.tails) * config.prompt_len_multiplier)
+        tail = round(rng.choice(model.tails) * config.prompt_len_multiplier)
         tokens = max(1, len(ids) * config.block_size + tail)
-        at_ms += chance.choice(model.pauses) / config.speedup_ratio
-        output = chance.choice(model.outputs)
+        at_ms += rng.choice(model.pauses) / config.speedup_ratio
+        output = rng.choice(model.outputs)
         if config.max_isl is not None and tokens > config.max_isl:
             refused += 1
             if refused > REFUSALS_MAX * config.num_requests:
@@ -269,9 +269,9 @@ def main(argv: Sequence[str], prog: str = "python -m dynamo.replay.datagen") -> 
         print(json.dumps(found, indent=2))
         return 0
     if word == "synthesize":
-        asked = load(SynthesizeConfig, rest, prog=f"{prog} synthesize")
-        model = learned(turns_of(asked.input_file, asked.block_size), asked.block_size)
-        write_rows(asked.output_file, synthesized(model, asked))
+        synthesis = load(SynthesizeConfig, rest, prog=f"{prog} synthesize")
+        model = learned(turns_of(synthesis.input_file, synthesis.block_size), synthesis.block_size)
+        write_rows(synthesis.output_file, synthesized(model, synthesis))
         return 0
     raise ConfigError(f"unknown command {word}: expected analyze or synthesize")
 

@@ -25,7 +25,7 @@ KV_BYTES_PER_TOKEN = 131_072  # Keys and values of an 8B model: 32 layers, 8 KV 
 
 CANONICAL_NAMES = {"data_parallel_size": "dp_size"}
 """Names of this module for settings of the mocker, where they differ."""
-BESIDE_THE_TIME = frozenset(
+TIMING_INDEPENDENT = frozenset(
     {
         "disaggregation_mode", "handoff_timeout_ms", "bootstrap_ports", "zmq_kv_events_ports", "zmq_replay_ports",
         "reasoning", "response_replay_trace_path", "trtllm_capacity_scheduler_policy",
@@ -156,7 +156,7 @@ def flat(settings: dict[str, Any], flag: str) -> dict[str, Any]:
         found = settings_of(settings, flag)
     except InvalidArgument as error:
         raise ConfigError(str(error)) from None
-    named = {CANONICAL_NAMES.get(name, name): value for name, value in found.items() if name not in BESIDE_THE_TIME}
+    named = {CANONICAL_NAMES.get(name, name): value for name, value in found.items() if name not in TIMING_INDEPENDENT}
     if "block_size" not in named:
         named["block_size"] = next((n for name, n in BLOCK_TOKENS.items() if name == named.get("engine_type")), 64)
     return named

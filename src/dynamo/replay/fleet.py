@@ -13,16 +13,16 @@ from typing import NamedTuple
 from dynamo.core.errors import NotReady
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.replay.outcome import Flight
-from dynamo.replay.placement import DEVICE, HOST, Asked, Caches, Placement, Seat
+from dynamo.replay.placement import DEVICE, HOST, Caches, Placement, PlacementRequest, RankId
 from dynamo.replay.plan import PoolPlan, Role
 from dynamo.replay.worker import SimulatedWorker
 
 
-class Told(NamedTuple):
+class CacheEvents(NamedTuple):
     """A cache event of a rank, to be delivered immediately or after the lag."""
 
     role: Role
-    seat: Seat
+    rank_id: RankId
     tier: str
     events: list[KvEvent]
 
@@ -84,9 +84,9 @@ class Fleet:
         found = (ranks[0] for ranks in [*self.serving.values(), *self.leaving.values()])
         return next((rank.worker_id for rank in found if rank.slot == slot), None)
 
-    def rank(self, seat: Seat) -> SimulatedWorker:
+    def rank(self, rank_id: RankId) -> SimulatedWorker:
         """Return the simulated rank of a worker and rank number."""
-        return self.serving[seat[0]][seat[1]]
+        return self.serving[rank_id[0]][rank_id[1]]
 
     def all_ranks(self) -> Iterator[SimulatedWorker]:
         """Yield the ranks in service, then those of leaving workers."""
@@ -110,18 +110,18 @@ class Fleet:
         """Return whether a worker is in service."""
         return worker_id in self.serving
 
-    def place(self, asked: Asked, now_ms: float) -> tuple[Seat | None, bool]:
+    def place(self, request: PlacementRequest, now_ms: float) -> tuple[RankId | None, bool]:
         """Return the rank for a request (None: queued or no worker), and whether any worker is in service."""
         try:
-            return self.placement.place(asked, now_ms / 1000), True
+            return self.placement.place(request, now_ms / 1000), True
         except NotReady:
             return None, False
 
-    def tell(self, told: Told) -> None:
+    def apply(self, change: CacheEvents) -> None:
         """Deliver a cache event to the placement if the worker is in service."""
-        if told.seat[0] in self.serving:
-            for event in told.events:
-                self.placement.apply(told.seat, event, told.tier)
+        if change.rank_id[0] in self.serving:
+            for event in change.events:
+                self.placement.apply(change.rank_id, event, change.tier)
 
     def validate(self) -> None:
         """Raise `AssertionError` if blocks are held or the placement's state is wrong. Call only when idle."""
@@ -133,7 +133,7 @@ class Fleet:
             assert worker.simulation.pool.used == 0, "blocks are held without a request"
             if worker.worker_id in self.serving:
                 host = worker.simulation.host
-                caches[*worker.seat, DEVICE] = set(worker.simulation.pool.inactive) if caching else set()
-                caches[*worker.seat, HOST] = set() if host is None else set(host.held)
+                caches[*worker.rank_id, DEVICE] = set(worker.simulation.pool.inactive) if caching else set()
+                caches[*worker.rank_id, HOST] = set() if host is None else set(host.held)
         assert not self.leaving, "a draining worker was not removed"
         self.placement.validate(caches)

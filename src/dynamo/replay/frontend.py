@@ -1,4 +1,4 @@
-"""FrontendAsker: send requests to a frontend over HTTP as streamed completions of token ids.
+"""FrontendClient: send requests to a frontend over HTTP as streamed completions of token ids.
 
 A block name of the trace always becomes the same token ids; the rest of a prompt is unique to the request.
 """
@@ -13,7 +13,7 @@ import msgspec
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.replay.event_stream import EventStream
 from dynamo.replay.load import Session, Turn
-from dynamo.replay.online import Heard
+from dynamo.replay.online import AnswerChunk
 
 REMEMBERED_MAX = 4096  # Blocks whose tokens are cached: 512 tokens each, some 20 MB.
 
@@ -51,7 +51,7 @@ class Prompts:
         return made
 
 
-class FrontendAsker:
+class FrontendClient:
     """A client of `/v1/completions`."""
 
     def __init__(self, stream: EventStream, model: str, prompts: Prompts) -> None:
@@ -59,7 +59,7 @@ class FrontendAsker:
         self._model = model
         self._prompts = prompts
 
-    async def ask(self, session: Session, turn: Turn) -> AsyncGenerator[Heard, None]:
+    async def send(self, session: Session, turn: Turn) -> AsyncGenerator[AnswerChunk, None]:
         """Send one turn and yield the chunks of its answer."""
         headers = {"x-request-id": turn.request_id.replace("/", "-")}
         if len(session.turns) > 1:
@@ -68,9 +68,9 @@ class FrontendAsker:
         async for data in answer:
             if data == b"[DONE]":
                 continue
-            heard = heard_in(msgspec.json.decode(data))
-            if heard is not None:
-                yield heard
+            chunk = parse_event(msgspec.json.decode(data))
+            if chunk is not None:
+                yield chunk
 
     def body(self, turn: Turn) -> dict[str, Any]:
         """Return the request body: exactly the turn's number of output tokens, ignoring stop tokens."""
@@ -90,7 +90,7 @@ class FrontendAsker:
         }
 
 
-def heard_in(event: dict[str, Any]) -> Heard | None:
+def parse_event(event: dict[str, Any]) -> AnswerChunk | None:
     """Parse an event. Raise `DynamoException` if it is an error."""
     if event.get("error"):
         raise DynamoException(str(event["error"].get("message", event["error"]))[:300])
@@ -98,13 +98,13 @@ def heard_in(event: dict[str, Any]) -> Heard | None:
     details = usage.get("prompt_tokens_details") or {}
     worker = (event.get("nvext") or {}).get("worker_id") or {}
     tokens = 1 if event.get("choices") else 0
-    heard = Heard(
+    chunk = AnswerChunk(
         tokens,
         usage.get("completion_tokens"),
         details.get("cached_tokens"),
         worker.get("decode_worker_id") if isinstance(worker, dict) else None,
     )
-    return None if heard == Heard(0) else heard
+    return None if chunk == AnswerChunk(0) else chunk
 
 
 async def only_model(stream: EventStream) -> str:

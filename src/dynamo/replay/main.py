@@ -14,7 +14,7 @@ from dynamo.replay import request_trace
 from dynamo.replay.comparison import side_by_side
 from dynamo.replay.config import ReplayConfig
 from dynamo.replay.event_stream import EventStream
-from dynamo.replay.frontend import FrontendAsker, Prompts, only_model
+from dynamo.replay.frontend import FrontendClient, Prompts, only_model
 from dynamo.replay.online import Online
 from dynamo.replay.outcome import Outcome
 from dynamo.replay.page import page
@@ -37,7 +37,7 @@ def main(argv: Sequence[str], prog: str = "python -m dynamo.replay") -> int:
     is_shown = config.progress and sys.stderr.isatty()
     if config.replay_mode == "online":
         began_ms = time.time_ns() // 1_000_000
-        runs["online"] = _timed("online", source.requests, is_shown, lambda bar: ask_frontend(config, source, bar))
+        runs["online"] = _timed("online", source.requests, is_shown, lambda bar: run_online(config, source, bar))
     else:
         for name, scenario in config.scenarios(source).items():
             runs[name] = _timed(name, source.requests, is_shown, scenario.run)
@@ -83,16 +83,16 @@ def _report(config: ReplayConfig, runs: Mapping[str, tuple[Outcome, float]]) -> 
         _write(config.report_html, page(outcomes, summaries).encode())
 
 
-def ask_frontend(config: ReplayConfig, source: Source, progress: Progress | None) -> Outcome:
+def run_online(config: ReplayConfig, source: Source, progress: Progress | None) -> Outcome:
     """Send the load to a running frontend."""
 
-    async def ask() -> Outcome:
+    async def replay() -> Outcome:
         stream = EventStream(config.url, config.request_timeout_s)
         try:
             model = config.model_name or await only_model(stream)
             online = Online(
                 source.load(config.replay_concurrency, config.arrival_speedup_ratio, config.agentic_lanes),
-                FrontendAsker(stream, model, Prompts(source.block_tokens, config.token_ids())),
+                FrontendClient(stream, model, Prompts(source.block_tokens, config.token_ids())),
                 at_once=config.connections,
                 time_ms=config.max_sim_time_ms,
                 interval_ms=config.telemetry_interval_ms,
@@ -103,7 +103,7 @@ def ask_frontend(config: ReplayConfig, source: Source, progress: Progress | None
         finally:
             stream.close()
 
-    return asyncio.run(ask())
+    return asyncio.run(replay())
 
 
 def _timed(name: str, total: int, is_shown: bool, run: Callable[[Progress | None], Outcome]) -> tuple[Outcome, float]:

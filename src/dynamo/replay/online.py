@@ -23,7 +23,7 @@ PROGRESS_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class AnswerChunk:
     """A chunk of an answer."""
 
     tokens: int = 1
@@ -34,10 +34,10 @@ class Heard:
     worker: int | None = None
 
 
-class Asker(Protocol):
+class ReplayClient(Protocol):
     """A client that sends requests to a server."""
 
-    def ask(self, session: Session, turn: Turn) -> AsyncGenerator[Heard, None]:
+    def send(self, session: Session, turn: Turn) -> AsyncGenerator[AnswerChunk, None]:
         """Send one turn and yield the chunks of its answer. Raise `DynamoException` if the request fails."""
         ...
 
@@ -47,7 +47,7 @@ class Online:
     """One run against a frontend."""
 
     load: Load
-    asker: Asker
+    client: ReplayClient
     at_once: int = 4096
     """Maximum concurrent requests; further requests wait, and the wait counts as latency."""
     time_ms: float | None = None
@@ -112,7 +112,7 @@ class Online:
             flight.placed_ms = self._now_ms
             self._start(tasks, *self.load.begun(session, place, flight.placed_ms))
             try:
-                await self._listen(flight)
+                await self._receive(flight)
             except DynamoException as error:
                 self.outcome.failures[f"{type(error).__name__}: {error}"] += 1
         following: Iterable[Due] = ()
@@ -124,24 +124,24 @@ class Online:
             following = self.load.after(session, len(session.turns) - 1, self._now_ms)
         self._start(tasks, *following)
 
-    async def _listen(self, flight: Flight) -> None:
+    async def _receive(self, flight: Flight) -> None:
         count = 0
         total: int | None = None
         last_ms = flight.placed_ms
-        async with contextlib.aclosing(self.asker.ask(flight.session, flight.turn)) as pieces:
-            async for heard in pieces:
-                if heard.tokens:
+        async with contextlib.aclosing(self.client.send(flight.session, flight.turn)) as pieces:
+            async for chunk in pieces:
+                if chunk.tokens:
                     last_ms = self._now_ms
-                    count += heard.tokens
+                    count += chunk.tokens
                     if flight.first_ms < 0:
                         flight.first_ms = last_ms
                     elif flight.second_ms < 0:
                         flight.second_ms = last_ms
-                total = heard.total if heard.total is not None else total
-                flight.cached_tokens = flight.cached_tokens if heard.cached_tokens is None else heard.cached_tokens
-                if heard.worker is not None:
-                    flight.worker = heard.worker
-                    flight.slot = self._slots.setdefault(heard.worker, len(self._slots))
+                total = chunk.total if chunk.total is not None else total
+                flight.cached_tokens = flight.cached_tokens if chunk.cached_tokens is None else chunk.cached_tokens
+                if chunk.worker is not None:
+                    flight.worker = chunk.worker
+                    flight.slot = self._slots.setdefault(chunk.worker, len(self._slots))
         if flight.first_ms < 0:
             raise DynamoException("the answer has no tokens")
         flight.turn = replace(flight.turn, output_tokens=total or count)
@@ -158,6 +158,6 @@ class Online:
         timeline.hold(0, (1.0, 0.0, 0.0), flight.first_ms, flight.finished_ms)
         steps = max(1, round((flight.finished_ms - flight.first_ms) / self.interval_ms))
         for part in range(steps):  # Distribute tokens evenly from the first to the last.
-            said = turn.output_tokens * (part + 1) // steps - turn.output_tokens * part // steps
+            generated = turn.output_tokens * (part + 1) // steps - turn.output_tokens * part // steps
             at_ms = flight.first_ms + (flight.finished_ms - flight.first_ms) * (part + 0.5) / steps
-            timeline.count(0, (0, 0, said, 0), at_ms)
+            timeline.count(0, (0, 0, generated, 0), at_ms)

@@ -40,9 +40,9 @@ def page(outcomes: Mapping[str, Outcome], summaries: Mapping[str, dict[str, Any]
         plot("Cached prompt tokens, %", _hits(outcomes), "s"),
         plot("Output tokens per second", _rates(outcomes, "output_tokens"), "s"),
     ]
-    crews = {name: _crew(outcome) for name, outcome in outcomes.items() if outcome.planner is not None}
-    if crews:
-        plots.insert(0, plot("Workers in service", crews, "s"))
+    worker_counts = {name: _worker_counts(outcome) for name, outcome in outcomes.items() if outcome.planner is not None}
+    if worker_counts:
+        plots.insert(0, plot("Workers in service", worker_counts, "s"))
     for name in names:
         timeline = outcomes[name].timeline
         for level, title in (("running", "running requests"), ("used_blocks", "KV blocks in use")):
@@ -98,7 +98,7 @@ def _sums(outcomes: Mapping[str, Outcome], level: str) -> dict[str, Points]:
     return found
 
 
-def _crew(outcome: Outcome) -> Points:
+def _worker_counts(outcome: Outcome) -> Points:
     """Return the number of workers in service over time."""
     assert outcome.planner is not None
     count, found = 0, list[tuple[float, float]]()

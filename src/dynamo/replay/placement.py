@@ -17,7 +17,7 @@ from dynamo.protocols.kv_events import Cleared, KvEvent, KvEventData, NumberedKv
 from dynamo.protocols.load import ForwardPass
 from dynamo.runtime.push_router import PushRouter, RouterMode
 
-Seat = tuple[int, int]
+RankId = tuple[int, int]
 """Worker id and rank."""
 DEVICE, HOST = "device", "host_pinned"
 Caches = dict[tuple[int, int, str], set[int]]
@@ -25,7 +25,7 @@ Caches = dict[tuple[int, int, str], set[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlacementRequest:
     """A request with the properties that a router may use."""
 
     request_id: str
@@ -40,7 +40,7 @@ class Asked:
     """Whether another worker computed the prompt."""
 
 
-DECODE_LEG = {"overlap_score_credit": 0.0, "assume_kv_reuse": False, "track_prefill_tokens": False}
+DECODE_OVERRIDES = {"overlap_score_credit": 0.0, "assume_kv_reuse": False, "track_prefill_tokens": False}
 """Router settings for choosing the decode worker of a computed prompt."""
 
 
@@ -52,11 +52,11 @@ class Placement(Protocol):
         """Return the number of queued requests."""
         ...
 
-    def place(self, asked: Asked, now_s: float) -> Seat | None:
+    def place(self, request: PlacementRequest, now_s: float) -> RankId | None:
         """Return the rank of a request, or None if it is queued (see `admit`). Raise `NotReady` without workers."""
         ...
 
-    def admit(self, now_s: float) -> list[tuple[str, Seat | None]]:
+    def admit(self, now_s: float) -> list[tuple[str, RankId | None]]:
         """Return queued requests that can be sent, with their rank; None: no worker is left."""
         ...
 
@@ -68,11 +68,11 @@ class Placement(Protocol):
         """Record the end of a request."""
         ...
 
-    def apply(self, seat: Seat, event: KvEvent, tier: str = DEVICE) -> None:
+    def apply(self, rank_id: RankId, event: KvEvent, tier: str = DEVICE) -> None:
         """Apply a cache event."""
         ...
 
-    def observe(self, seat: Seat, passed: ForwardPass) -> None:
+    def observe(self, rank_id: RankId, passed: ForwardPass) -> None:
         """Record a completed step."""
         ...
 
@@ -93,9 +93,9 @@ class Placement(Protocol):
         ...
 
 
-def told(seat: Seat, number: int, event: KvEvent, tier: str = DEVICE) -> WorkerKvEvent:
+def worker_event(rank_id: RankId, number: int, event: KvEvent, tier: str = DEVICE) -> WorkerKvEvent:
     """Return an event in the form that routers receive."""
-    worker, rank = seat
+    worker, rank = rank_id
     if isinstance(event, Cleared):
         return WorkerKvEvent(worker, tier, "worker", NumberedKvEvent(number, "cleared", rank))
     data = KvEventData(stored=event) if isinstance(event, Stored) else KvEventData(removed=event)
@@ -139,23 +139,23 @@ class KvPlacement:
     def waiting(self) -> int:
         return len(self.router.waiting)
 
-    def place(self, asked: Asked, now_s: float) -> Seat | None:
-        ask = Ask(
-            asked.request_id,
-            asked.packed,
-            asked.tokens,
-            session=asked.session,
-            overrides=DECODE_LEG if asked.is_remote else None,
-            priority_jump=asked.priority,
-            strict_priority=asked.strict_priority,
+    def place(self, request: PlacementRequest, now_s: float) -> RankId | None:
+        queued = Ask(
+            request.request_id,
+            request.packed,
+            request.tokens,
+            session=request.session,
+            overrides=DECODE_OVERRIDES if request.is_remote else None,
+            priority_jump=request.priority,
+            strict_priority=request.strict_priority,
         )
-        decision = self.router.place(ask, now_s)
+        decision = self.router.place(queued, now_s)
         return None if decision is None else (decision.worker_id, decision.dp_rank)
 
-    def admit(self, now_s: float) -> list[tuple[str, Seat | None]]:
+    def admit(self, now_s: float) -> list[tuple[str, RankId | None]]:
         return [
-            (ask.request_id, (way.worker_id, way.dp_rank) if isinstance(way, Decision) else None)
-            for ask, way in self.router.admit(now_s)
+            (queued.request_id, (way.worker_id, way.dp_rank) if isinstance(way, Decision) else None)
+            for queued, way in self.router.admit(now_s)
         ]
 
     def prefilled(self, request_id: str) -> None:
@@ -165,10 +165,10 @@ class KvPlacement:
         self.router.finish(request_id, now_s)
         self.router.pace.observe_output(output_tokens)
 
-    def apply(self, seat: Seat, event: KvEvent, tier: str = DEVICE) -> None:
-        self.router.apply(told(seat, next(self._numbers), event, tier))
+    def apply(self, rank_id: RankId, event: KvEvent, tier: str = DEVICE) -> None:
+        self.router.apply(worker_event(rank_id, next(self._numbers), event, tier))
 
-    def observe(self, seat: Seat, passed: ForwardPass) -> None:
+    def observe(self, rank_id: RankId, passed: ForwardPass) -> None:
         step = passed.scheduled_requests
         self.router.pace.observe(
             step.sum_prefill_tokens, step.num_decode_requests, step.sum_decode_kv_tokens, passed.wall_time
@@ -196,7 +196,7 @@ class SimplePlacement:
     def __init__(self, mode: RouterMode, seed: int) -> None:
         self._router = PushRouter(mode, seed=seed)
         self._workers: list[int] = []
-        self._where: dict[str, Seat] = {}
+        self._where: dict[str, RankId] = {}
         self._busy: dict[int, list[int]] = {}
         """Active requests of each rank; a worker chosen without a rank uses its least busy one."""
 
@@ -204,7 +204,7 @@ class SimplePlacement:
     def waiting(self) -> int:
         return 0
 
-    def place(self, asked: Asked, now_s: float) -> Seat | None:
+    def place(self, request: PlacementRequest, now_s: float) -> RankId | None:
         worker = self._router.pick(now_s)
         if worker is None:
             raise NotReady("no worker in service")
@@ -212,10 +212,10 @@ class SimplePlacement:
         busy = self._busy[worker]
         rank = busy.index(min(busy))
         busy[rank] += 1
-        self._where[asked.request_id] = seat = worker, rank
-        return seat
+        self._where[request.request_id] = rank_id = worker, rank
+        return rank_id
 
-    def admit(self, now_s: float) -> list[tuple[str, Seat | None]]:
+    def admit(self, now_s: float) -> list[tuple[str, RankId | None]]:
         return []
 
     def prefilled(self, request_id: str) -> None:
@@ -226,10 +226,10 @@ class SimplePlacement:
         self._busy[worker][rank] -= 1
         self._router.end(worker)
 
-    def apply(self, seat: Seat, event: KvEvent, tier: str = DEVICE) -> None:
+    def apply(self, rank_id: RankId, event: KvEvent, tier: str = DEVICE) -> None:
         pass
 
-    def observe(self, seat: Seat, passed: ForwardPass) -> None:
+    def observe(self, rank_id: RankId, passed: ForwardPass) -> None:
         pass
 
     def join(self, worker: int, ranks: int, blocks: int, batch_tokens: int) -> None:

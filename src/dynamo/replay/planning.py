@@ -80,14 +80,16 @@ class PlannerSeat:
         since_ms = now_ms - scheduled.traffic_metrics_duration_s * 1000
         came = flights[bisect_right(flights, since_ms, key=lambda flight: flight.arrived_ms) :]
         ended = self._ended[bisect_right(self._ended_ms, since_ms) :]
-        asked = sum(flight.turn.input_tokens for flight in came)
-        answered = sum(flight.turn.input_tokens for flight in ended)
+        prompt_tokens = sum(flight.turn.input_tokens for flight in came)
+        answered_prompt_tokens = sum(flight.turn.input_tokens for flight in ended)
         return TrafficObservation(
             duration_s=scheduled.traffic_metrics_duration_s,
             num_req=len(came),
-            isl=asked / len(came) if came else 0.0,
+            isl=prompt_tokens / len(came) if came else 0.0,
             osl=sum(flight.turn.output_tokens for flight in ended) / len(ended) if ended else 0.0,
-            kv_hit_rate=sum(flight.cached_tokens for flight in ended) / answered if answered else None,
+            kv_hit_rate=sum(flight.cached_tokens for flight in ended) / answered_prompt_tokens
+            if answered_prompt_tokens
+            else None,
         )
 
 
@@ -124,8 +126,8 @@ def passes(fleets: dict[Role, Fleet]) -> FpmObservations:
         of_role = found[Role.PREFILL if role is Role.PREFILL else Role.DECODE]
         for ranks in fleet.serving.values():
             for rank in ranks:
-                passed = rank.heard()
-                of_role[rank.seat] = ForwardPassMetrics(
+                passed = rank.latest_pass()
+                of_role[rank.rank_id] = ForwardPassMetrics(
                     FORWARD_PASS_VERSION,
                     f"{rank.worker_id}",
                     rank.rank,

@@ -138,13 +138,13 @@ class LoadThresholds:
 
     def _held(self, passes: Mapping[RankKey, ForwardPassMetrics]) -> dict[RankKey, float]:
         """Return the share of each KV cache that is used or will be used by queued requests."""
-        room = self._decode.max_kv_tokens or 1
+        capacity = self._decode.max_kv_tokens or 1
         found: dict[RankKey, float] = {}
         for key, passed in passes.items():
             tokens = passed.scheduled_requests.sum_decode_kv_tokens + passed.queued_requests.sum_decode_kv_tokens
             if self._prefill is None:
                 tokens += passed.queued_requests.sum_prefill_tokens
-            found[key] = tokens / room
+            found[key] = tokens / capacity
         return found
 
     def _step(

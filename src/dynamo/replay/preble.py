@@ -11,7 +11,7 @@ from dynamo.kv_router import events as kv_events
 from dynamo.kv_router.index import KvIndex
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass
-from dynamo.replay.placement import DEVICE, Asked, Caches, Seat, check_caches, told
+from dynamo.replay.placement import DEVICE, Caches, PlacementRequest, RankId, check_caches, worker_event
 
 PREBLE_WINDOW_S = 180.0  # The paper's window of three minutes, over which a worker's load is summed.
 PREBLE_IMBALANCE = 2.0  # Ratio of loads above which the least loaded worker replaces the most loaded one.
@@ -34,45 +34,45 @@ class PreblePlacement:
 
     def __init__(self, seed: int, prefill_token_s: float = 2e-5, output_token_s: float = 1e-4) -> None:
         self._index = KvIndex()
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._prefill_token_s = prefill_token_s
         self._output_token_s = output_token_s
         self._output_tokens = 256.0
-        self._sent: dict[Seat, deque[_Sent]] = {}
-        self._load: dict[Seat, float] = {}
+        self._sent: dict[RankId, deque[_Sent]] = {}
+        self._load: dict[RankId, float] = {}
         self._numbers = itertools.count(1)
-        self._running: dict[str, Seat] = {}
+        self._running: dict[str, RankId] = {}
 
     @property
     def waiting(self) -> int:
         return 0
 
-    def place(self, asked: Asked, now_s: float) -> Seat | None:
+    def place(self, request: PlacementRequest, now_s: float) -> RankId | None:
         if not self._load:
             raise NotReady("no worker in service")
         self._expire(now_s)
-        blocks = len(asked.packed) // 8
+        blocks = len(request.packed) // 8
         depths = {
-            seat: depth
-            for seat, depth in self._index.depth_by_rank(self._index.find(asked.packed)).items()
-            if seat in self._load
+            rank_id: depth
+            for rank_id, depth in self._index.depth_by_rank(self._index.find(request.packed)).items()
+            if rank_id in self._load
         }
         longest = max(depths.values(), default=0)
         if longest * 2 > blocks:
-            seat = self._least([seat for seat, depth in depths.items() if depth == longest])
+            rank_id = self._least([rank_id for rank_id, depth in depths.items() if depth == longest])
             least = min(self._load.values())
-            if self._load[seat] > PREBLE_IMBALANCE * least + self._prefill_token_s * asked.tokens:
-                seat = self._least(list(self._load))
+            if self._load[rank_id] > PREBLE_IMBALANCE * least + self._prefill_token_s * request.tokens:
+                rank_id = self._least(list(self._load))
         else:
-            seat = self._least(list(self._load))
-        missed = asked.tokens * (1 - depths.get(seat, 0) / blocks) if blocks else asked.tokens
+            rank_id = self._least(list(self._load))
+        missed = request.tokens * (1 - depths.get(rank_id, 0) / blocks) if blocks else request.tokens
         seconds = self._prefill_token_s * missed + self._output_token_s * self._output_tokens
-        self._sent[seat].append(_Sent(now_s, seconds))
-        self._load[seat] += seconds
-        self._running[asked.request_id] = seat
-        return seat
+        self._sent[rank_id].append(_Sent(now_s, seconds))
+        self._load[rank_id] += seconds
+        self._running[request.request_id] = rank_id
+        return rank_id
 
-    def admit(self, now_s: float) -> list[tuple[str, Seat | None]]:
+    def admit(self, now_s: float) -> list[tuple[str, RankId | None]]:
         return []
 
     def prefilled(self, request_id: str) -> None:
@@ -82,10 +82,10 @@ class PreblePlacement:
         del self._running[request_id]
         self._output_tokens += 0.02 * (output_tokens - self._output_tokens)
 
-    def apply(self, seat: Seat, event: KvEvent, tier: str = DEVICE) -> None:
-        kv_events.apply(self._index, told(seat, next(self._numbers), event, tier))
+    def apply(self, rank_id: RankId, event: KvEvent, tier: str = DEVICE) -> None:
+        kv_events.apply(self._index, worker_event(rank_id, next(self._numbers), event, tier))
 
-    def observe(self, seat: Seat, passed: ForwardPass) -> None:
+    def observe(self, rank_id: RankId, passed: ForwardPass) -> None:
         pass
 
     def join(self, worker: int, ranks: int, blocks: int, batch_tokens: int) -> None:
@@ -94,9 +94,9 @@ class PreblePlacement:
             self._sent[worker, rank] = deque()
 
     def leave(self, worker: int) -> None:
-        for seat in [seat for seat in self._load if seat[0] == worker]:
-            del self._load[seat], self._sent[seat]
-        self._running = {name: seat for name, seat in self._running.items() if seat[0] != worker}
+        for rank_id in [rank_id for rank_id in self._load if rank_id[0] == worker]:
+            del self._load[rank_id], self._sent[rank_id]
+        self._running = {name: rank_id for name, rank_id in self._running.items() if rank_id[0] != worker}
         self._index.remove_worker(worker)
 
     def deepest(self, packed: bytes, now_s: float) -> int:
@@ -106,13 +106,13 @@ class PreblePlacement:
         assert not self._running, "finished requests are counted"
         check_caches(self._index, caches)
 
-    def _least(self, seats: Sequence[Seat]) -> Seat:
-        best = min(self._load[seat] for seat in seats)
-        return self._chance.choice([seat for seat in seats if self._load[seat] == best])
+    def _least(self, rank_ids: Sequence[RankId]) -> RankId:
+        best = min(self._load[rank_id] for rank_id in rank_ids)
+        return self._rng.choice([rank_id for rank_id in rank_ids if self._load[rank_id] == best])
 
     def _expire(self, now_s: float) -> None:
-        for seat, sent in self._sent.items():
+        for rank_id, sent in self._sent.items():
             while sent and now_s - sent[0].at_s >= PREBLE_WINDOW_S:
-                self._load[seat] -= sent.popleft().seconds
+                self._load[rank_id] -= sent.popleft().seconds
             if not sent:
-                self._load[seat] = 0.0
+                self._load[rank_id] = 0.0

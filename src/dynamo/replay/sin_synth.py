@@ -65,17 +65,17 @@ class SinConfig:
 
 def rows(config: SinConfig) -> list[dict[str, Any]]:
     """Return the rows of the trace."""
-    chance = random.Random(config.seed)
+    rng = random.Random(config.seed)
     found: list[dict[str, Any]] = []
     at = 0.0
     while at < config.time_duration:
         rate = swing(at, config.request_rate_min, config.request_rate_max, config.request_rate_period)
         share = swing(at, config.isl_osl_ratio_min, config.isl_osl_ratio_max, config.isl_osl_ratio_period)
         length = min(config.process_interval, config.time_duration - at)
-        for moment in sorted(chance.uniform(at, at + length) for _ in range(poisson(chance, rate * length))):
-            is_first = chance.random() < share
+        for moment in sorted(rng.uniform(at, at + length) for _ in range(poisson(rng, rate * length))):
+            is_first = rng.random() < share
             isl, osl = (config.isl1, config.osl1) if is_first else (config.isl2, config.osl2)
-            ids = [chance.randrange(config.total_blocks) for _ in range(-(-isl // config.block_size))]
+            ids = [rng.randrange(config.total_blocks) for _ in range(-(-isl // config.block_size))]
             found.append({"timestamp": int(moment * 1000), "input_length": isl, "output_length": osl, "hash_ids": ids})
         at += config.process_interval
     return found
@@ -86,12 +86,12 @@ def swing(at: float, low: float, high: float, period: float) -> float:
     return (high + low) / 2 + (high - low) / 2 * math.sin(2 * math.pi * at / period - math.pi / 2)
 
 
-def poisson(chance: random.Random, mean: float) -> int:
+def poisson(rng: random.Random, mean: float) -> int:
     """Draw a Poisson-distributed number with the given mean."""
-    count, left = 0, chance.expovariate(1.0)
+    count, left = 0, rng.expovariate(1.0)
     while left < mean:
         count += 1
-        left += chance.expovariate(1.0)
+        left += rng.expovariate(1.0)
     return count
 
 

@@ -45,14 +45,14 @@ class Shape:
 
 def sessions(shape: Shape) -> list[Session]:
     """Generate the sessions of a shape; equal seeds give equal sessions."""
-    chance = random.Random(shape.seed)
+    rng = random.Random(shape.seed)
     block = shape.block_tokens
     shared = int(shape.input_tokens * shape.shared_prefix_ratio) // block if shape.prefix_groups else 0
     fresh = shape.prefix_groups * shared
     found: list[Session] = []
     at_ms = 0.0
     for number in range(0, shape.requests, shape.turns):
-        group = chance.randrange(shape.prefix_groups) if shared else 0
+        group = rng.randrange(shape.prefix_groups) if shared else 0
         ids = [group * shared + at for at in range(shared)]
         tokens = shape.input_tokens
         turns: list[Turn] = []
@@ -73,7 +73,7 @@ def sessions(shape: Shape) -> list[Session]:
             tokens += shape.output_tokens + shape.input_tokens
         found.append(Session(f"s{number // shape.turns}", turns))
         if shape.request_rate is not None:
-            at_ms += chance.expovariate(shape.request_rate) * 1000
+            at_ms += rng.expovariate(shape.request_rate) * 1000
         elif shape.arrival_interval_ms is not None:
             at_ms += shape.arrival_interval_ms
     return found

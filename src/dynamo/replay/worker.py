@@ -74,7 +74,7 @@ class SimulatedWorker:
         self.simulation = simulate(self.limits, self.timing, TokenSource(1 << 16, seed=self.seed), self.rank)
 
     @property
-    def seat(self) -> tuple[int, int]:
+    def rank_id(self) -> tuple[int, int]:
         """Return the worker id and the rank."""
         return self.worker_id, self.rank
 
@@ -155,7 +155,7 @@ class SimulatedWorker:
         self.turn += 1
         return [sequence.owner for sequence in gone]
 
-    def heard(self) -> ForwardPass:
+    def latest_pass(self) -> ForwardPass:
         """Return the latest step, or an empty one if the rank is idle."""
         return ForwardPass() if self.latest is None or self.is_quiet else self.latest
 

@@ -8,9 +8,9 @@ import pytest
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, DynamoException, ResponseTimeout
-from dynamo.replay.frontend import FrontendAsker, Prompts, heard_in
+from dynamo.replay.frontend import FrontendClient, Prompts, parse_event
 from dynamo.replay.load import ClosedLoop, OpenLoop, Session, Turn
-from dynamo.replay.online import Heard, Online
+from dynamo.replay.online import AnswerChunk, Online
 from dynamo.replay.outcome import Outcome
 from dynamo.replay.report import report_of, rows_of, summary_of
 
@@ -23,18 +23,18 @@ class Answers:
         self.broken = broken
         self.under_way = self.most = 0
 
-    async def ask(self, session: Session, turn: Turn) -> AsyncGenerator[Heard, None]:
+    async def send(self, session: Session, turn: Turn) -> AsyncGenerator[AnswerChunk, None]:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         try:
             await self.clock.sleep(0.1)
-            yield Heard(1, worker=7 + len(turn.request_id))
+            yield AnswerChunk(1, worker=7 + len(turn.request_id))
             if turn.request_id == self.broken:
                 raise ResponseTimeout("nothing came for 9 s")
             for _ in range(turn.output_tokens - 1):
                 await self.clock.sleep(0.01)
-                yield Heard(1)
-            yield Heard(0, total=turn.output_tokens, cached_tokens=64)
+                yield AnswerChunk(1)
+            yield AnswerChunk(0, total=turn.output_tokens, cached_tokens=64)
         finally:
             self.under_way -= 1
 
@@ -108,18 +108,18 @@ def test_blocks_with_one_name_are_the_same_tokens_each_time() -> None:
 
 
 def test_an_event_says_what_was_heard() -> None:
-    assert heard_in({"choices": [{"text": "a"}]}) == Heard(1)
+    assert parse_event({"choices": [{"text": "a"}]}) == AnswerChunk(1)
     usage = {"completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 3}}
-    assert heard_in({"choices": [], "usage": usage}) == Heard(0, 9, 3)
+    assert parse_event({"choices": [], "usage": usage}) == AnswerChunk(0, 9, 3)
     worker = {"worker_id": {"prefill_worker_id": 1, "decode_worker_id": 2}}
-    assert heard_in({"choices": [{"text": "a"}], "nvext": worker}) == Heard(1, worker=2)
-    assert heard_in({"choices": []}) is None
+    assert parse_event({"choices": [{"text": "a"}], "nvext": worker}) == AnswerChunk(1, worker=2)
+    assert parse_event({"choices": []}) is None
     with pytest.raises(DynamoException, match="no room"):
-        heard_in({"error": {"message": "no room"}})
+        parse_event({"error": {"message": "no room"}})
 
 
 def test_exactly_so_many_tokens_are_asked_for() -> None:
-    asker = FrontendAsker(None, "m", Prompts(64, range(9)))  # type: ignore[arg-type]  # nothing is sent
+    asker = FrontendClient(None, "m", Prompts(64, range(9)))  # type: ignore[arg-type]  # nothing is sent
     body = asker.body(Turn("r", 70, 5, (1, 2), priority=3.0))
     assert len(body["prompt"]) == 70
     assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"]) == (5, 5, True)

@@ -7,12 +7,12 @@ from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.kv_events import Stored, StoredBlock
 from dynamo.replay.modes import MODES, placement
-from dynamo.replay.placement import Asked, KvPlacement
+from dynamo.replay.placement import KvPlacement, PlacementRequest
 from dynamo.replay.plan import Role
 
 
-def asked(name: str, *blocks: int, is_remote: bool = False) -> Asked:
-    return Asked(name, len(blocks) * 64, pack(blocks), is_remote=is_remote)
+def asked(name: str, *blocks: int, is_remote: bool = False) -> PlacementRequest:
+    return PlacementRequest(name, len(blocks) * 64, pack(blocks), is_remote=is_remote)
 
 
 def stored(*blocks: int) -> Stored:

@@ -2,12 +2,12 @@
 
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.kv_events import Stored, StoredBlock
-from dynamo.replay.placement import Asked
+from dynamo.replay.placement import PlacementRequest
 from dynamo.replay.preble import PreblePlacement
 
 
-def asked(name: str, *blocks: int) -> Asked:
-    return Asked(name, len(blocks) * 6400, pack(blocks))
+def asked(name: str, *blocks: int) -> PlacementRequest:
+    return PlacementRequest(name, len(blocks) * 6400, pack(blocks))
 
 
 def stored(*blocks: int) -> Stored:

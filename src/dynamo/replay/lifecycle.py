@@ -1,4 +1,4 @@
-"""Crew: lifecycle of the workers of all pools: ids, places, worker time, and the totals of workers that left."""
+"""WorkerLifecycle: lifecycle of the workers of all pools: ids, places, worker time, and the totals of workers that left."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class Places:
 
 
 @dataclass(slots=True)
-class Crew:
+class WorkerLifecycle:
     """The workers of one run."""
 
     fleets: dict[Role, Fleet]
