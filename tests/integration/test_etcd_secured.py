@@ -101,7 +101,7 @@ async def test_members_meet_where_both_sides_show_their_papers(encrypted: dict[s
 async def test_a_member_that_is_not_trusted_is_not_spoken_to(encrypted: dict[str, str], papers: Papers) -> None:
     await meet(encrypted)
     said = await refused({**encrypted, "ETCD_AUTH_CA": papers.other_ca})
-    assert said.startswith("ETCD_AUTH_CA: the certificate of https://127.0.0.1:")
+    assert said.startswith("ETCD_AUTH_CA: certificate of https://127.0.0.1:")
 
 
 async def test_who_shows_no_papers_hears_why(encrypted: dict[str, str]) -> None:
@@ -119,12 +119,14 @@ async def test_members_meet_under_a_name_and_a_password_and_longer_than_a_token_
     "change", [{"ETCD_AUTH_PASSWORD": "wrong"}, {"ETCD_AUTH_USERNAME": "", "ETCD_AUTH_PASSWORD": ""}]
 )
 async def test_who_is_not_let_in_hears_which_settings_to_mend(guarded: dict[str, str], change: dict[str, str]) -> None:
-    assert (await refused({**guarded, **change})).startswith("ETCD_AUTH_USERNAME, ETCD_AUTH_PASSWORD: http://127")
+    assert (await refused({**guarded, **change})).startswith(
+        "ETCD_AUTH_USERNAME, ETCD_AUTH_PASSWORD: rejected by http://127"
+    )
 
 
 async def test_a_record_outside_of_what_the_user_may_write_is_refused(guarded: dict[str, str]) -> None:
     member = EtcdDiscovery(options=etcd_options(guarded))
-    with pytest.raises(ConfigError, match=r"ETCD_AUTH_USERNAME: etcd refuses the record secret/k: .*permission denied"):
+    with pytest.raises(ConfigError, match=r"ETCD_AUTH_USERNAME: etcd rejected record secret/k: .*permission denied"):
         await member.put("secret", "k", b"v")
     await member.put(BUCKET, "k", b"v")
     assert await member.snapshot(BUCKET) == {"k": b"v"}

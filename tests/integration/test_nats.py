@@ -43,7 +43,7 @@ async def connects(variables: dict[str, str]) -> None:
         await connection.close()
 
 
-async def is_refused(variables: dict[str, str], words: str = "refuses us") -> None:
+async def is_refused(variables: dict[str, str], words: str = "authorization rejected") -> None:
     began = time.monotonic()
     with pytest.raises(ConfigError, match=words):
         await connects(variables)
@@ -170,7 +170,7 @@ async def test_tls_with_an_authority_or_with_none(tmp_path: Path, certificates: 
         url = f"tls://{server.address}"
         await connects({"NATS_SERVER": url, "NATS_TLS_CA_CERT_PATH": certificates.authority})
         await connects({"NATS_SERVER": url, "NATS_TLS_INSECURE": "true"})
-        await is_refused({"NATS_SERVER": url}, r"is not to be trusted \(NATS_TLS_\*\): .*certificate verify failed")
+        await is_refused({"NATS_SERVER": url}, r"untrusted certificate \(NATS_TLS_\*\): .*certificate verify failed")
 
 
 async def test_mutual_tls(tmp_path: Path, certificates: Certificates, tls_config: str) -> None:

@@ -321,7 +321,7 @@ class World:
         sent = self._request_of(heard)
         if sent.over_s is None:
             sent.broke_s[heard.request_id] = self.loop.time()
-            if "stands still" in str(error) and not invariants.stood_still(self, sent, heard.instance_id):
+            if "unresponsive" in str(error) and not invariants.stood_still(self, sent, heard.instance_id):
                 self.violation(f"{sent.label} left {self.names[heard.instance_id]}, which lives")
             self.log(heard.process.name, f"{sent.label} breaks: {error}")
 

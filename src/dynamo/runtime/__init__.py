@@ -1,9 +1,9 @@
-"""Processes that find each other and call each other: discovery, request plane, event plane.
+"""Distributed runtime: service discovery, request plane and event plane between processes.
 
-Lives here: instances, endpoints, clients, connections. Must not know: models, tokens as language, HTTP of the
-OpenAI API. A payload is bytes here; only the fast path of the response stream knows that a token id is an integer.
+This package contains instances, endpoints, clients and connections. It does not depend on models, tokenizers or the
+HTTP interface of the OpenAI API. A payload is opaque bytes; only the fast path of response streams handles token ids.
 
-The names that upstream's users import from here are loaded when they are asked for.
+The names of the public Python API are imported lazily, on first access.
 """
 
 from dynamo.core.lazy import lazy_names

@@ -1,8 +1,7 @@
-"""Canary: an endpoint that has been idle is asked something now and then, through its own handler.
+"""Canary: health checks of idle endpoints through their own handlers.
 
-Whether a check is due and what its outcome means is decided by `Canary`, which is given the time; `watch` carries it
-out. An answer to anybody is as good a sign of life as an answer to the canary, so a busy endpoint is not disturbed.
-The settings are upstream's (serving-plane.md §3.5).
+`Canary` decides when a check is due and what its outcome means; it takes the time as an argument. `watch` executes the
+checks. A response to any request counts as a sign of life, so a busy endpoint is not checked.
 """
 
 import asyncio
@@ -24,21 +23,21 @@ from dynamo.runtime.server import Served
 
 logger = logging.getLogger(__name__)
 
-MARKER = "_HEALTH_CHECK"  # Upstream's key in the payload, by which a handler can tell.
+MARKER = "_HEALTH_CHECK"  # Key in the payload that marks a health check for the handler, as in Dynamo.
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryOptions:
-    """When and how an idle endpoint is asked."""
+    """When an idle endpoint is checked and with which payload."""
 
     wait_s: float = 10.0
     timeout_s: float = 3.0
     payload: Any = None
-    """What is asked in place of what an endpoint offers; one that offers nothing is not asked."""
+    """Payload that overrides the endpoint's own; an endpoint without a payload is not checked."""
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str] | None = None) -> "CanaryOptions | None":
-        """The settings, None when there are to be no checks. Raises `ConfigError`."""
+        """Return the options, None when health checks are disabled. Raise `ConfigError` for invalid values."""
         if not setting("DYN_HEALTH_CHECK_ENABLED", False, read_bool, variables):
             return None
         return cls(
@@ -49,7 +48,7 @@ class CanaryOptions:
 
 
 class Canary:
-    """What is known of one endpoint's health."""
+    """Health state of one endpoint."""
 
     def __init__(self, wait_s: float, now: float) -> None:
         self.is_well = True
@@ -57,22 +56,22 @@ class Canary:
         self._checked_s = now
 
     def due_s(self, alive_s: float) -> float:
-        """When to check next, if the last sign of life was at `alive_s` and none comes until then."""
+        """Return the time of the next check, given that the last sign of life was at `alive_s`."""
         return max(self._checked_s, alive_s) + self._wait_s
 
     def heard(self, alive_s: float) -> None:
-        """The last sign of life was then: one that came after a check that failed outweighs it."""
+        """Record a sign of life at `alive_s`; one that is later than a failed check clears the failure."""
         if alive_s > self._checked_s:
             self.is_well = True
 
     def checked(self, now: float, *, is_well: bool) -> None:
-        """A check ended."""
+        """Record the outcome of a check."""
         self._checked_s = now
         self.is_well = is_well
 
 
 class CanaryReply(ReplyBase):
-    """Hears the answer to a check: it is good when it has one element and ends in no error."""
+    """Reply to a health check; it succeeds with at least one element and no error."""
 
     __slots__ = ("error", "has_spoken", "over")
 
@@ -93,7 +92,7 @@ class CanaryReply(ReplyBase):
             self.has_spoken = True
 
     def write_end(self) -> None:
-        """Nobody is told."""
+        """Complete the check; there is no caller to notify."""
 
     def write_error(self, error: BaseException) -> None:
         self.error = error
@@ -105,7 +104,7 @@ class CanaryReply(ReplyBase):
 
 
 async def check(served: Served, body: bytes, codec: str, timeout_s: float) -> BaseException | None:
-    """Asks once; what was wrong with the answer, None if nothing was."""
+    """Send one health check; return the error, None if the check succeeded."""
     reply = CanaryReply(f"canary-{uuid.uuid4()}")
     try:
         served.admit()
@@ -115,16 +114,16 @@ async def check(served: Served, body: bytes, codec: str, timeout_s: float) -> Ba
     await asyncio.wait({reply.over}, timeout=timeout_s)
     if not reply.over.done():
         reply.kill()
-        return None if reply.has_spoken else ResponseTimeout(f"no answer within {timeout_s:g} s")
+        return None if reply.has_spoken else ResponseTimeout(f"no response within {timeout_s:g} s")
     if reply.error is not None:
         return reply.error
-    return None if reply.has_spoken else Unknown("an empty answer")
+    return None if reply.has_spoken else Unknown("empty response")
 
 
 async def watch(
     served: Served, payload: Any, codec: str, options: CanaryOptions, clock: Clock, report: Callable[[bool], None]
 ) -> None:
-    """Asks whenever the endpoint has been idle, until it drains; `report` is told how it is."""
+    """Check the endpoint whenever it is idle, until it drains; pass each result to `report`."""
     payload = payload if options.payload is None else options.payload
     body = encode({**payload, MARKER: True} if isinstance(payload, dict) else payload, codec)
     canary = Canary(options.wait_s, clock.now())
@@ -136,12 +135,12 @@ async def watch(
             await clock.sleep(wait_s)
             continue
         error = await check(served, body, codec, options.timeout_s)
-        # Who refuses because of its load, or because it is drained, is alive.
+        # A worker that refuses because of load or draining is alive.
         is_well = error is None or isinstance(error, WorkerOverloaded | EngineShutdown)
         if not is_well and canary.is_well:
             logger.error("health check of %s failed: %s", served.path, error or type(error).__name__)
         elif is_well and not canary.is_well:
-            logger.info("health check of %s passes again", served.path)
+            logger.info("health check of %s succeeded again", served.path)
         canary.checked(clock.now(), is_well=is_well)
 
 
@@ -153,12 +152,12 @@ def _finish_reason(value: Any) -> str | None:
 def _positive(name: str, default: float, variables: Mapping[str, str] | None) -> float:
     value = setting(name, default, float, variables)
     if not value > 0:
-        raise ConfigError(f"{name}={value:g}: expected more than 0 seconds")
+        raise ConfigError(f"{name}={value:g}: must be greater than 0 seconds")
     return value
 
 
 def _read_payload(text: str) -> Any:
-    """JSON, or the JSON of the file named after an @."""
+    """Parse JSON text, or the JSON file whose path follows an `@`."""
     if not text:
         return None
     try:

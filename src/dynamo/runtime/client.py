@@ -1,4 +1,4 @@
-"""Client: the caller's view of an endpoint: who serves it, and sending requests to one of them."""
+"""Client: instances of an endpoint, and requests to them."""
 
 import asyncio
 import logging
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FIRST_VIEW_TIMEOUT_S = 10.0  # A registry that answers later is an outage: serve with what comes.
+FIRST_VIEW_TIMEOUT_S = 10.0  # A registry that needs longer has an outage: start with the instances found so far.
 
 SEND_BUCKETS = log_buckets(1e-5, 10.0, 20)
-"""A request is sent in tens of microseconds; what takes longer waited for a connection."""
+"""Sending takes tens of microseconds; longer durations include the wait for a connection."""
 
 NOTHING: Mapping[str, str] = {}
 
@@ -41,28 +41,28 @@ _read_instance = msgspec.json.Decoder(Instance).decode
 
 
 def unreadable_records(registry: MetricsRegistry, bucket: str) -> Counter:
-    """Records of a bucket that could not be read, each time they changed."""
+    """Return the counter of unreadable records of a bucket; it counts each change of such a record."""
     name = "dynamo_component_discovery_unreadable_records_total"
     return registry.counter(name, "Records in the registry that could not be read", ("bucket",)).labels(bucket=bucket)
 
 
 class SendMetrics:
-    """`dynamo_request_plane_*` of a caller (serving-plane.md §7.3); clients of one process share them."""
+    """`dynamo_request_plane_*` metrics of the caller, shared by all clients of a process."""
 
     def __init__(self, registry: MetricsRegistry) -> None:
         prefix = "dynamo_request_plane_"
-        self.inflight = registry.gauge(prefix + "inflight_requests", "Requests whose answer is not complete").labels()
+        self.inflight = registry.gauge(prefix + "inflight_requests", "Requests with an incomplete response").labels()
         self.unreadable = unreadable_records(registry, INSTANCES)
         self.queue = registry.histogram(
-            prefix + "queue_seconds", "Waiting for a connection to the worker", (), SEND_BUCKETS
+            prefix + "queue_seconds", "Wait for a connection to the worker", (), SEND_BUCKETS
         ).labels()
         self.send = registry.histogram(
-            prefix + "send_seconds", "From choosing a worker to the request sent", (), SEND_BUCKETS
+            prefix + "send_seconds", "Time from worker selection until the request is sent", (), SEND_BUCKETS
         ).labels()
 
 
 class Client:
-    """Finds the instances of one endpoint and sends requests to them."""
+    """Client of one endpoint: discovers its instances and sends requests to them."""
 
     def __init__(
         self,
@@ -90,24 +90,24 @@ class Client:
         self._tasks = TaskOwner(f"client.{endpoint}")
         self.is_closed = False
 
-    # Who is there --------------------------------------------------------------------------------------------------
+    # Instances -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begins to watch; returns when everyone who is there already is known."""
+        """Start watching; return once the instances registered so far are known."""
         self._tasks.supervise(self._watch, "watch")
         try:
             async with asyncio.timeout(FIRST_VIEW_TIMEOUT_S):  # Before 3.12 `wait_for` may swallow a cancellation.
                 await self._synced.wait()
         except TimeoutError:
-            logger.warning("who serves %s is not known yet: the registry does not answer", self.endpoint)
+            logger.warning("no instance list for %s yet: registry timeout; check the registry", self.endpoint)
 
     @property
     def is_sound(self) -> bool:
-        """False while the watch has died and is being restarted: the last view is used meanwhile."""
+        """Return False while the watch is restarting after a crash; the last instance list is used meanwhile."""
         return self._tasks.is_sound
 
     async def close(self) -> None:
-        """Stops watching, and knows nobody from now on. Calls under way go on while their workers live."""
+        """Stop watching and forget all instances. Running requests continue while their workers are alive."""
         self.is_closed = True
         targets = list(self._targets.values())
         self._keys.clear()
@@ -125,11 +125,11 @@ class Client:
         return list(self._router.ids)
 
     def inflight(self, instance_id: int) -> int:
-        """How many requests of this client are under way to that instance."""
+        """Return the number of this client's requests in flight to an instance."""
         return self._router.inflight(instance_id)
 
     def has_sound(self, exclude: Collection[int] = ()) -> bool:
-        """Whether somebody who is not excluded is there, did not fail a while ago, and does not stand still."""
+        """Return whether an instance exists that is not excluded, not inhibited and responsive."""
         now = self._loop.time()
         return any(
             instance_id not in exclude
@@ -139,7 +139,7 @@ class Client:
         )
 
     def unsound(self) -> frozenset[int]:
-        """Those who failed a while ago, or stand still."""
+        """Return the ids of instances that failed recently or are unresponsive."""
         now = self._loop.time()
         return frozenset(
             instance_id
@@ -149,11 +149,11 @@ class Client:
         )
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Calls back after an instance came, went or changed."""
+        """Call `callback` after an instance was added, removed or changed."""
         self._callbacks.append(callback)
 
     async def wait_for_instances(self, timeout_s: float | None = None) -> list[int]:
-        """The instances, as soon as there is one. Raises `WorkerUnavailable` when the time is over."""
+        """Return the instance ids once there is at least one. Raise `WorkerUnavailable` after the timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._instances:
@@ -164,9 +164,9 @@ class Client:
         return self.instance_ids()
 
     async def wait_for_instance_by_runtime_data(self, key: str, value: str, timeout_s: float | None = None) -> int:
-        """The one instance whose model card says so of its engine; one of them at random is never meant.
+        """Return the only instance whose model card has this value in its runtime data.
 
-        Raises `WorkerUnavailable` when the time is over, `InvalidArgument` when there are several.
+        Raise `WorkerUnavailable` after the timeout and `InvalidArgument` when several instances match.
         """
         found = await self.wait_for_instances_by_runtime_data(key, value, 1, timeout_s)
         if len(found) > 1:
@@ -176,15 +176,15 @@ class Client:
     async def wait_for_instances_by_runtime_data(
         self, key: str, value: str, min_count: int, timeout_s: float | None = None
     ) -> list[int]:
-        """The instances whose model cards say so of their engines, sorted, once there are `min_count` of them.
+        """Return the sorted instances whose cards have this runtime data, once there are `min_count` of them.
 
-        Raises `WorkerUnavailable` when the time is over.
+        Raise `WorkerUnavailable` after the timeout.
         """
         return await wait_for_instances_by_runtime_data(
             self, self._discovery, key, value, min_count=min_count, timeout_s=timeout_s
         )
 
-    # Sending -------------------------------------------------------------------------------------------------------
+    # Requests ------------------------------------------------------------------------------------------------------
 
     async def send(
         self,
@@ -200,17 +200,18 @@ class Client:
         mode: RouterMode | None = None,
         frames: RequestFrames | None = None,
     ) -> Call:
-        """Sends to one instance; what comes back, and what goes wrong later, is told to the receiver.
+        """Send a request to one instance; the response and later errors go to `receiver`.
 
-        `frames` are what the request goes on with, in the instance's own codec (`codec_of`).
+        `frames` are further frames of the request, encoded with the instance's codec (`codec_of`).
 
-        Without `instance_id` the router's mode chooses, never one of `exclude`; one that cannot be connected is passed
-        over for the next. Raises `WorkerUnavailable` when nobody is left, `InvalidArgument` for a request too large.
+        Without `instance_id` the router mode selects an instance outside `exclude`; an instance that cannot be
+        connected is skipped. Raise `WorkerUnavailable` when no instance is left, `InvalidArgument` for an oversized
+        request.
         """
         if frames is not None and not (isinstance(self._plane, FramedPlane) and self._plane.carries_frames):
-            raise InvalidArgument("this request plane carries no request in frames: expected --request-plane tcp")
+            raise InvalidArgument("request streams are not supported by this request plane; use --request-plane tcp")
         request = Request(request_id, body, codec, headers, metadata)
-        begun = time.perf_counter()  # The loop's own clock stands still within a tick.
+        begun = time.perf_counter()  # The clock of the loop does not advance within one iteration.
         tried: set[int] = set()
         last_error: CannotConnect | None = None
         while True:
@@ -219,7 +220,9 @@ class Client:
             else:
                 target = self._choose(mode, {*exclude, *tried} if tried else exclude, last_error)
             if frames is not None:
-                target = replace(target, is_batched=False, has_pulse=False)  # Our own framing has no place for them.
+                target = replace(
+                    target, is_batched=False, has_pulse=False
+                )  # Batched links have no request frames.  # The batched protocol has no request frames.
                 request = Request(request_id, b"", target.codec, headers, metadata, frames=frames)
             elif target.codec != codec:
                 request = Request(
@@ -245,11 +248,11 @@ class Client:
                 return call
 
     def pick(self, exclude: Collection[int] = ()) -> int:
-        """Who would be sent the next request: for one that has to name its worker. Raises `WorkerUnavailable`."""
+        """Return the instance for the next request that must name its worker. Raise `WorkerUnavailable`."""
         return self._choose(None, exclude, None).instance_id
 
     def codec_of(self, instance_id: int) -> str:
-        """What that instance reads; one that has left read what all do by default."""
+        """Return the codec of an instance; the default codec if the instance has left."""
         target = self._targets.get(instance_id)
         return MSGPACK if target is None else target.codec
 
@@ -259,12 +262,12 @@ class Client:
         self._metrics.queue.observe(time.perf_counter() - begun)
         call = self._plane.send(target, request, receiver, self._done)
         if call is None:
-            raise CannotConnect(f"the connection to {target.address} broke at once")
+            raise CannotConnect(f"connection to {target.address} closed immediately")
         return call
 
     def _choose(self, mode: RouterMode | None, exclude: Collection[int], last_error: CannotConnect | None) -> Target:
         if (mode or self._router.mode) is RouterMode.DIRECT:
-            raise WorkerUnavailable(f"{self.endpoint} is routed directly: the request names no instance")
+            raise WorkerUnavailable(f"{self.endpoint} uses direct routing: the request must name an instance")
         now = self._loop.time()
         instance_id = self._router.pick(now, exclude, mode)
         if self._watchful is not None:
@@ -286,11 +289,11 @@ class Client:
     def _target(self, instance_id: int) -> Target:
         target = self._targets.get(instance_id)
         if target is None:
-            raise WorkerUnavailable(f"instance {instance_id:x} of {self.endpoint} is not there")
+            raise WorkerUnavailable(f"instance {instance_id:x} of {self.endpoint} not found")
         return target
 
     def _suspect(self, target: Target) -> None:
-        """It left the registry, or it is to be reached elsewhere: do its calls still have someone who answers them?"""
+        """Check the connection of an instance that left the registry or changed its address."""
         if self._watchful is not None and self._router.inflight(target.instance_id):
             self._watchful.suspect(target)
 
@@ -303,36 +306,36 @@ class Client:
         if isinstance(error, WorkerUnavailable) and not isinstance(error, WorkerOverloaded):
             self._router.inhibit(instance_id, self._loop.time())
 
-    # Upstream's API ------------------------------------------------------------------------------------------------
+    # Public API ----------------------------------------------------------------------------------------------------
 
     async def generate(
         self, request: Any, annotated: bool | None = True, context: Context | None = None
     ) -> ResponseStream:
-        """Sends a value by this client's mode; iterate over what is returned."""
+        """Send a value to an instance selected by this client's mode; return the response stream."""
         return await self._stream(request, annotated, context)
 
     async def round_robin(
         self, request: Any, annotated: bool | None = True, context: Context | None = None
     ) -> ResponseStream:
-        """Sends a value to the next instance in turn."""
+        """Send a value to the next instance in turn."""
         return await self._stream(request, annotated, context, mode=RouterMode.ROUND_ROBIN)
 
     async def random(
         self, request: Any, annotated: bool | None = True, context: Context | None = None
     ) -> ResponseStream:
-        """Sends a value to any instance."""
+        """Send a value to a random instance."""
         return await self._stream(request, annotated, context, mode=RouterMode.RANDOM)
 
     async def device_aware_weighted(
         self, request: Any, annotated: bool | None = True, context: Context | None = None
     ) -> ResponseStream:
-        """Sends a value to the least loaded kind of device for its strength, there to the instance with the fewest."""
+        """Send a value to the least loaded instance of the device kind with the lowest load per capacity."""
         return await self._stream(request, annotated, context, mode=RouterMode.DEVICE_AWARE_WEIGHTED)
 
     async def direct(
         self, request: Any, instance_id: int, annotated: bool | None = True, context: Context | None = None
     ) -> ResponseStream:
-        """Sends a value to that instance."""
+        """Send a value to the given instance."""
         return await self._stream(request, annotated, context, instance_id=instance_id)
 
     async def _stream(
@@ -359,7 +362,7 @@ class Client:
     # Watching ------------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Follows for ever. Begun anew after a crash, it forgets who left meanwhile."""
+        """Watch the registry forever. After a restart, remove the instances that left meanwhile."""
         prefix = self.endpoint.path + "/"
         unheard = set(self._keys)
         async for change in self._discovery.watch(INSTANCES):
@@ -379,8 +382,8 @@ class Client:
                 read = _read_instance(value)
             except UNREADABLE as error:
                 self._metrics.unreadable.inc()
-                logger.warning("ignoring the instance record %s: %s", key, error)
-                return  # What is known of a living instance stays until its owner has repaired the record, or leaves.
+                logger.warning("ignoring malformed instance record %s: %s", key, error)
+                return  # Keep the last valid record until the instance repairs it or leaves.
         known = self._keys.pop(key, None)
         before: Target | None = None
         if known is not None:

@@ -1,4 +1,4 @@
-"""Endpoint: a named place where this process serves, or from which it calls those who serve there."""
+"""Endpoint: a named service that this process serves or calls."""
 
 import logging
 from collections.abc import Callable
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Serving:
-    """An endpoint that this process serves, until it is closed."""
+    """Endpoint served by this process, until it is closed."""
 
     def __init__(self, runtime: "DistributedRuntime", instance: Instance, served: Served) -> None:
         self._runtime = runtime
@@ -34,14 +34,14 @@ class Serving:
         return self._served.inflight
 
     async def register(self) -> None:
-        """Lets callers find it."""
+        """Register the instance, so that callers find it."""
         if not self._is_registered:
             await self._runtime.discovery.put(INSTANCES, self.instance.key, json_encode(self.instance))
             self._is_registered = True
             self._show(is_ready=True)
 
     async def unregister(self) -> None:
-        """Lets no new caller find it; what runs goes on, and requests that still come are taken."""
+        """Deregister the instance; running and late requests are still served."""
         if self._is_registered:
             self._is_registered = False
             self._show(is_ready=False)
@@ -52,29 +52,29 @@ class Serving:
             self._runtime.health.endpoints[self.instance.endpoint] = is_ready
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuses new requests and waits for the running ones; False if some still run when the time is over."""
+        """Refuse new requests and wait for running ones; return False if some still run after the timeout."""
         return await self._served.drain(timeout_s)
 
     def alive(self) -> None:
-        """The engine made a step: it need not be asked whether it lives."""
+        """Record a step of the engine as a sign of life; it postpones the next health check."""
         self._served.alive()
 
     def cut(self) -> None:
-        """Ends what runs; its callers may go elsewhere."""
+        """Abort the running requests with an error that permits migration."""
         self._served.cut()
 
     async def close(self, drain_timeout_s: float = 30.0) -> None:
-        """Unregisters, refuses, drains, and cuts what is left."""
+        """Deregister, refuse new requests, drain, and abort the remaining requests."""
         await self.unregister()
         if not await self.drain(drain_timeout_s):
-            logger.warning("%d requests of %s did not end in time", self.inflight, self.instance.endpoint)
+            logger.warning("aborting %d requests of %s: drain timeout", self.inflight, self.instance.endpoint)
             self.cut()
         self._runtime.dispatcher.remove(self._served.path)
         self._runtime.forget(self)
 
 
 class Endpoint:
-    """`namespace.component.endpoint`, seen from one process."""
+    """Endpoint `namespace.component.endpoint` as seen by one process."""
 
     def __init__(self, runtime: "DistributedRuntime", id: EndpointId) -> None:
         self._runtime = runtime
@@ -86,21 +86,21 @@ class Endpoint:
         return str(self.id)
 
     def connection_id(self) -> int:
-        """The instance id of this process."""
+        """Return the instance id of this process."""
         return self._runtime.instance_id
 
     @property
     def runtime(self) -> "DistributedRuntime":
-        """The runtime that it was made by."""
+        """Return the runtime that created the endpoint."""
         return self._runtime
 
     @property
     def discovery(self) -> "Discovery":
-        """Where its records are."""
+        """Return the registry that contains the endpoint's records."""
         return self._runtime.discovery
 
     async def client(self, router_mode: RouterMode | str | None = None) -> Client:
-        """A client that knows who serves here now."""
+        """Return a started client of this endpoint."""
         runtime = self._runtime
         client = Client(self.id, runtime.discovery, runtime.request_plane, router_mode, runtime.metrics)
         await client.start()
@@ -110,7 +110,7 @@ class Endpoint:
     async def serve(
         self, handler: Handler, options: ServeOptions | None = None, *, device_type: str = "cpu"
     ) -> Serving:
-        """Serves here until the runtime shuts down or the result is closed; callers find it when this returns."""
+        """Serve this endpoint until it is closed or the runtime shuts down; it is registered on return."""
         runtime = self._runtime
         await runtime.request_plane.listen()
         path = f"{runtime.instance_id:x}/{self.id.path}"
@@ -141,9 +141,9 @@ class Endpoint:
         metrics_labels: list[tuple[str, str]] | None = None,
         health_check_payload: dict[str, Any] | None = None,
     ) -> None:
-        """Serves an async generator of values; returns when the runtime has shut down.
+        """Serve an async generator of values; return after the runtime has shut down.
 
-        Raises `InvalidArgument` for a handler that is none. The system server is opened if it is wanted.
+        Raise `InvalidArgument` for an unsuitable handler. Open the system server if it is enabled.
         """
         options = ServeOptions(
             graceful_shutdown=graceful_shutdown,
@@ -158,9 +158,9 @@ class Endpoint:
         graceful_shutdown: bool = True,
         metrics_labels: list[tuple[str, str]] | None = None,
     ) -> None:
-        """The same for a handler that reads its request as a stream of frames: `handler(request_stream[, context])`.
+        """Serve a handler that reads its request as a stream of frames: `handler(request_stream[, context])`.
 
-        A caller's request is one frame, after which the stream ends.
+        A request without a stream is one frame.
         """
         options = ServeOptions(graceful_shutdown=graceful_shutdown, metrics_labels=_labels(metrics_labels))
         await self._serve_until_closed(BidirectionalHandler(handler, self._runtime.tasks), options)
@@ -172,18 +172,18 @@ class Endpoint:
         await self._runtime.wait_closed()
 
     async def unregister_endpoint_instance(self) -> None:
-        """Lets no new caller find this process here."""
+        """Deregister this process's instance of the endpoint."""
         if self._serving is not None:
             await self._serving.unregister()
 
     async def register_endpoint_instance(self) -> None:
-        """Lets callers find this process here again."""
+        """Register this process's instance of the endpoint again."""
         if self._serving is not None:
             await self._serving.register()
 
     @property
     def record_key(self) -> str:
-        """The key of this process's records here: its instance and its model's card."""
+        """Return the key of this process's records of the endpoint: its instance and its model card."""
         return record_key(self.id, self._runtime.instance_id)
 
 
@@ -192,11 +192,11 @@ def _labels(pairs: list[tuple[str, str]] | None) -> tuple[tuple[str, str], ...]:
 
 
 class EndpointExposition:
-    """Where an engine adds its own metrics to this process's `/metrics`."""
+    """Engine metrics that are appended to the `/metrics` of this process."""
 
     def __init__(self, runtime: "DistributedRuntime") -> None:
         self._runtime = runtime
 
     def register_prometheus_expfmt_callback(self, callback: Callable[[], str]) -> None:
-        """Appends the exposition text that the callback returns."""
+        """Append the exposition text that `callback` returns."""
         self._runtime.metrics.add_text(callback)

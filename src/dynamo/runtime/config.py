@@ -1,4 +1,4 @@
-"""Runtime options: which registry, which transports; shared by the frontend and every worker."""
+"""Runtime options of the frontend and of every worker: registry and transports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,107 +18,110 @@ CODECS = ("msgpack", "json")
 
 
 def default_discovery() -> str:
-    """etcd, upstream's default, where the environment says where it is; else files, which need nothing."""
+    """Return etcd, the default, where the environment gives its address; otherwise files, which need no server."""
     return "etcd" if setting("ETCD_ENDPOINTS", "", str) else "file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeOptions:
-    """Discovery and connections between processes."""
+    """Discovery and transports between processes."""
 
     discovery_backend: str = option(
         default_discovery,
         "--discovery-backend",
         "DYN_DISCOVERY_BACKEND",
-        "Where processes register: a shared directory (DYN_FILE_KV), etcd (ETCD_ENDPOINTS; the default where that is set), "
-        "or this process alone",
+        "Registry of processes: a shared directory (DYN_FILE_KV), etcd (ETCD_ENDPOINTS; the default where set), "
+        "or memory (this process only)",
         choices=DISCOVERY_BACKENDS,
     )
     request_plane: str = option(
         "tcp",
         "--request-plane",
         "DYN_REQUEST_PLANE",
-        "How requests travel: straight to the worker, or through a NATS server (NATS_SERVER)",
+        "Transport of requests: TCP connections to the workers, or a NATS server (NATS_SERVER)",
         choices=REQUEST_PLANES,
     )
     response_plane: str = option(
         "tcp",
         "--response-plane",
         "DYN_RESPONSE_PLANE",
-        "How responses travel over TCP; the released system's quic is not supported",
+        "Transport of responses; QUIC is not supported",
         choices=RESPONSE_PLANES,
     )
     event_plane: str = option(
         "zmq",
         "--event-plane",
         "DYN_EVENT_PLANE",
-        "How events travel: straight from the worker, or through a NATS server",
+        "Transport of events: ZMQ connections to the publishers, or a NATS server",
         choices=EVENT_PLANES,
     )
     tcp_tls_cert_path: str | None = option(
-        None, "--tcp-tls-cert-path", "DYN_TCP_TLS_CERT_PATH", "Our certificate for processes that connect to us (PEM)"
+        None, "--tcp-tls-cert-path", "DYN_TCP_TLS_CERT_PATH", "Server certificate of this process (PEM)"
     )
     tcp_tls_key_path: str | None = option(
-        None, "--tcp-tls-key-path", "DYN_TCP_TLS_KEY_PATH", "The key of that certificate (PEM)"
+        None, "--tcp-tls-key-path", "DYN_TCP_TLS_KEY_PATH", "Private key of the server certificate (PEM)"
     )
     tcp_tls_ca_cert_path: str | None = option(
-        None, "--tcp-tls-ca-cert-path", "DYN_TCP_TLS_CA_CERT_PATH", "Who vouches for the processes we connect to (PEM)"
+        None, "--tcp-tls-ca-cert-path", "DYN_TCP_TLS_CA_CERT_PATH", "CA certificates for verifying servers (PEM)"
     )
     tcp_tls_insecure: bool = option(
-        False, "--tcp-tls-insecure", "DYN_TCP_TLS_INSECURE", "Take any certificate of a process we connect to"
+        False, "--tcp-tls-insecure", "DYN_TCP_TLS_INSECURE", "Skip the verification of server certificates"
     )
     tcp_tls_server_name: str | None = option(
         None,
         "--tcp-tls-server-name",
         "DYN_TCP_TLS_SERVER_NAME",
-        "The name in the certificates of processes we connect to, where it is not their host",
+        "Name expected in server certificates where it differs from the host",
     )
     tcp_tls_handshake_timeout: float = option(
         HANDSHAKE_TIMEOUT_S,
         "--tcp-tls-handshake-timeout",
         "DYN_TCP_TLS_HANDSHAKE_TIMEOUT_SECS",
-        "Seconds that a TLS handshake may take",
+        "Timeout of a TLS handshake in seconds",
     )
     tcp_tls_client_cert_path: str | None = option(
         None,
         "--tcp-tls-client-cert-path",
         "DYN_TCP_TLS_CLIENT_CERT_PATH",
-        "Our certificate for processes that we connect to (PEM)",
+        "Client certificate of this process (PEM)",
     )
     tcp_tls_client_key_path: str | None = option(
-        None, "--tcp-tls-client-key-path", "DYN_TCP_TLS_CLIENT_KEY_PATH", "The key of that certificate (PEM)"
+        None, "--tcp-tls-client-key-path", "DYN_TCP_TLS_CLIENT_KEY_PATH", "Private key of the client certificate (PEM)"
     )
     tcp_tls_client_ca_cert_path: str | None = option(
         None,
         "--tcp-tls-client-ca-cert-path",
         "DYN_TCP_TLS_CLIENT_CA_CERT_PATH",
-        "Who vouches for the processes that connect to us; without its word none may (PEM)",
+        "CA certificates for verifying clients (PEM); where set, clients must present a certificate",
         allows_blank=False,
     )
     nats_tls_ca_cert_path: str | None = option(
-        None, "--nats-tls-ca-cert-path", "NATS_TLS_CA_CERT_PATH", "Who vouches for the NATS server (PEM)"
+        None, "--nats-tls-ca-cert-path", "NATS_TLS_CA_CERT_PATH", "CA certificates for verifying the NATS server (PEM)"
     )
     nats_tls_client_cert_path: str | None = option(
-        None, "--nats-tls-client-cert-path", "NATS_TLS_CLIENT_CERT_PATH", "Our certificate for the NATS server (PEM)"
+        None, "--nats-tls-client-cert-path", "NATS_TLS_CLIENT_CERT_PATH", "Client certificate for the NATS server (PEM)"
     )
     nats_tls_client_key_path: str | None = option(
-        None, "--nats-tls-client-key-path", "NATS_TLS_CLIENT_KEY_PATH", "The key of that certificate (PEM)"
+        None,
+        "--nats-tls-client-key-path",
+        "NATS_TLS_CLIENT_KEY_PATH",
+        "Private key of the NATS client certificate (PEM)",
     )
     nats_tls_insecure: bool = option(
-        False, "--nats-tls-insecure", "NATS_TLS_INSECURE", "Take any certificate of the NATS server"
+        False, "--nats-tls-insecure", "NATS_TLS_INSECURE", "Skip the verification of the NATS server's certificate"
     )
 
 
 def tcp_options(variables: Mapping[str, str] | None = None, options: RuntimeOptions | None = None) -> TcpOptions:
-    """The TCP plane's settings from the environment (serving-plane.md §3.3). Raises `ConfigError`.
+    """Return the TCP settings from the environment. Raise `ConfigError` for invalid values.
 
-    Options, where there are any, have been read from the environment and the command line already.
+    `options`, if given, replace the variables of the same settings.
     """
     port = setting("DYN_TCP_RPC_PORT", 0, int, variables)
     answer_port = setting("DYN_TCP_RESPONSE_STREAM_PORT", 0, int, variables)
     for name, value in (("DYN_TCP_RPC_PORT", port), ("DYN_TCP_RESPONSE_STREAM_PORT", answer_port)):
         if not 0 <= value <= 65535:
-            raise ConfigError(f"{name}={value}: expected a port, 0 to 65535")
+            raise ConfigError(f"{name}={value}: must be a port from 0 to 65535")
     return TcpOptions(
         host=setting("DYN_TCP_RPC_HOST", "", str, variables),
         port=port,
@@ -136,7 +139,7 @@ def tcp_options(variables: Mapping[str, str] | None = None, options: RuntimeOpti
 
 
 def tcp_tls_files(variables: Mapping[str, str] | None = None, options: RuntimeOptions | None = None) -> TcpTlsFiles:
-    """Certificates and keys of the TCP plane (serving-plane.md §1.11). Raises `ConfigError`."""
+    """Return the certificate and key files of the TCP plane. Raise `ConfigError` for invalid combinations."""
     if options is None:
         options = load(
             RuntimeOptions,
@@ -157,9 +160,9 @@ def tcp_tls_files(variables: Mapping[str, str] | None = None, options: RuntimeOp
 
 
 def nats_options(options: RuntimeOptions | None = None, variables: Mapping[str, str] | None = None) -> NatsOptions:
-    """The NATS server and our credentials from the environment (serving-plane.md §1.11, §3.3). Raises `ConfigError`.
+    """Return the NATS address and credentials from the environment. Raise `ConfigError` for invalid values.
 
-    Options, where there are any, have been read from the environment and the command line already.
+    `options`, if given, replace the variables of the same settings.
     """
 
     def text(name: str) -> str:
@@ -189,10 +192,10 @@ def nats_options(options: RuntimeOptions | None = None, variables: Mapping[str, 
 
 
 def request_plane_codec(variables: Mapping[str, str] | None = None) -> str:
-    """What this process's endpoints read: `DYN_REQUEST_PLANE_CODEC`."""
+    """Return the codec of this process's endpoints (`DYN_REQUEST_PLANE_CODEC`). Raise `ConfigError`."""
     codec = setting("DYN_REQUEST_PLANE_CODEC", "msgpack", str, variables)
     if codec not in CODECS:
-        raise ConfigError(f"DYN_REQUEST_PLANE_CODEC={codec!r}: expected one of {', '.join(CODECS)}")
+        raise ConfigError(f"DYN_REQUEST_PLANE_CODEC={codec!r}: must be one of {', '.join(CODECS)}")
     return codec
 
 
@@ -200,21 +203,21 @@ def check_response_plane(given: str | None, variables: Mapping[str, str] | None 
     """Raise `ConfigError` for a response plane, given or in `DYN_RESPONSE_PLANE`, that is not supported."""
     if given is not None:
         if given not in RESPONSE_PLANES:
-            raise ConfigError(f"response_plane {given!r}: expected {', '.join(RESPONSE_PLANES)}")
+            raise ConfigError(f"response_plane {given!r}: must be {', '.join(RESPONSE_PLANES)}")
         return
     plane = setting("DYN_RESPONSE_PLANE", "tcp", str, variables)
     if plane not in RESPONSE_PLANES:
-        raise ConfigError(f"DYN_RESPONSE_PLANE={plane!r}: expected {', '.join(RESPONSE_PLANES)}")
+        raise ConfigError(f"DYN_RESPONSE_PLANE={plane!r}: must be {', '.join(RESPONSE_PLANES)}")
 
 
 def inhibited_duration_s(variables: Mapping[str, str] | None = None) -> float:
-    """For how long a worker that failed is tried last: `DYN_RUNTIME_INHIBITED_DURATION_SECS`; 0 is not at all."""
+    """Return how long a failed worker is deprioritized (`DYN_RUNTIME_INHIBITED_DURATION_SECS`); 0 disables it."""
     return setting("DYN_RUNTIME_INHIBITED_DURATION_SECS", 5.0, float, variables)
 
 
 def device_ratio(variables: Mapping[str, str] | None = None) -> float:
-    """How many CPUs are as strong as another device: `DYN_ENCODER_CUDA_TO_CPU_RATIO`. Raises `ConfigError`."""
+    """Return the number of CPUs equal to one other device (`DYN_ENCODER_CUDA_TO_CPU_RATIO`). Raise `ConfigError`."""
     found = setting("DYN_ENCODER_CUDA_TO_CPU_RATIO", DEVICE_RATIO, float, variables)
     if not 0 < found < float("inf"):
-        raise ConfigError(f"DYN_ENCODER_CUDA_TO_CPU_RATIO={found:g}: expected a number above 0")
+        raise ConfigError(f"DYN_ENCODER_CUDA_TO_CPU_RATIO={found:g}: must be a number above 0")
     return found

@@ -1,4 +1,4 @@
-"""Context: the identity of a request, its metadata, and whether its caller still wants the answer."""
+"""Context: identity, metadata, trace and cancellation of a request."""
 
 import asyncio
 import random
@@ -15,13 +15,13 @@ from dynamo.runtime.spans import SpanProxy
 TRACE_HEADERS = ("traceparent", "tracestate", "x-request-id", "request-id")
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
-"""W3C trace context: version, trace, span, flags; a later version may add more."""
+"""W3C trace context: version, trace id, parent span id, flags; later versions may append fields."""
 
 
 class Context:
-    """Travels with a request. A handler asks it whether to go on; a caller stops or kills through it.
+    """Request context: a handler checks it for cancellation; the caller stops or kills the request through it.
 
-    Requests made under a context carry its metadata and its trace, and end when it ends.
+    Requests sent under a context inherit its metadata and trace, and are cancelled with it.
     """
 
     def __init__(
@@ -47,28 +47,28 @@ class Context:
     def id(self) -> str:
         return self._id
 
-    # The caller's wish ---------------------------------------------------------------------------------------------
+    # Cancellation --------------------------------------------------------------------------------------------------
 
     def is_stopped(self) -> bool:
-        """True once the caller asked to end, gracefully or not."""
+        """Return True once the request was stopped or killed."""
         return self._is_stopped
 
     def is_killed(self) -> bool:
-        """True when nobody hears the answer any more."""
+        """Return True once the request was killed: the response has no receiver."""
         return self._is_killed
 
     def stop_generating(self) -> None:
-        """Asks for a graceful end."""
+        """Request a graceful end."""
         self._end(killed=False)
 
     def kill(self) -> None:
-        """Ends at once."""
+        """Cancel the request immediately."""
         self._end(killed=True)
 
     def on_end(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls back when the context is stopped or killed, and again when one that was stopped is killed.
+        """Call `callback` when the context is stopped or killed, and again when a stopped one is killed.
 
-        At once if it is over already. Returns a function after which it no longer calls back.
+        Call it immediately if the context has ended. Return a function that removes the callback.
         """
         if self._is_stopped:
             callback()
@@ -84,7 +84,7 @@ class Context:
         return forget
 
     async def async_killed_or_stopped(self) -> bool:
-        """Returns True once the caller stopped or killed the request."""
+        """Wait until the request was stopped or killed; return True."""
         if self._is_stopped:
             return True
         if self._ended is None:
@@ -92,19 +92,19 @@ class Context:
         return await asyncio.shield(self._ended)
 
     def detached(self, id: str) -> "Context":
-        """A context with the same metadata and in the same trace whose life is its own."""
+        """Return a context with the same metadata and trace that is cancelled independently."""
         return Context(id, self._metadata, self.propagated())
 
-    # The answer's beginning ----------------------------------------------------------------------------------------
+    # First token ---------------------------------------------------------------------------------------------------
 
     def notify_first_token(self) -> None:
-        """The answer has begun: whoever waits for that is called. Said by itself with the first element; once."""
+        """Run the first-token callbacks, once. The first response element calls it automatically."""
         callbacks, self._first_token_callbacks = self._first_token_callbacks, None
         for callback in callbacks or ():
             callback()
 
     def on_first_token(self, callback: Callable[[], None]) -> None:
-        """Calls back when the answer begins, at once if it has."""
+        """Call `callback` at the first token, immediately if it has been produced."""
         if self._first_token_callbacks is None:
             callback()
         else:
@@ -113,11 +113,11 @@ class Context:
     # Spans ---------------------------------------------------------------------------------------------------------
 
     def current_span(self) -> SpanProxy:
-        """The request's span; one that takes everything and does nothing where there is none."""
+        """Return the span of the request; a no-op span where tracing is off."""
         return SpanProxy(self._span)
 
     def start_span(self, name: str, attrs: Mapping[str, Any] | None = None) -> SpanProxy:
-        """Begins a span within the request's. It ends with `close()`, or as a context manager."""
+        """Start a child span of the request's span. `close()` or leaving the `with` block ends it."""
         tracer = tracing.tracer()
         if tracer is None:
             return SpanProxy(None)
@@ -126,11 +126,11 @@ class Context:
             span.set_attribute(key, value)
         return span
 
-    # What travels --------------------------------------------------------------------------------------------------
+    # Propagation ---------------------------------------------------------------------------------------------------
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Live: what is written here travels with requests made under this context."""
+        """Return the live metadata: changes propagate to requests sent under this context."""
         return self._metadata
 
     @metadata.setter
@@ -138,18 +138,18 @@ class Context:
         self._metadata = dict(metadata)
 
     def metadata_to_send(self) -> dict[str, str]:
-        """A copy of the metadata. Raises `InvalidArgument` for what is not text."""
+        """Return a copy of the metadata. Raise `InvalidArgument` for values that are not text."""
         for key, value in self._metadata.items():
             if not isinstance(key, str) or not isinstance(value, str):
-                raise InvalidArgument(f"context metadata {key!r}: {value!r}: expected text")
+                raise InvalidArgument(f"context metadata {key!r}: {value!r}: must be text")
         return dict(self._metadata)
 
     def trace_headers(self) -> dict[str, str] | None:
-        """The headers that make a further request part of the same trace; None outside of any trace."""
+        """Return the trace headers for a nested request; None outside of a trace."""
         return self.propagated() if self._trace is not None else None
 
     def propagated(self) -> dict[str, str]:
-        """The headers that go on with a further request, in a trace or not."""
+        """Return the headers for a nested request, with trace headers where a trace exists."""
         headers = {name: self._headers[name] for name in TRACE_HEADERS if name in self._headers}
         if self._trace is not None:
             headers["traceparent"] = f"00-{self._trace[1]}-{self.span_id}-{self._trace[3]}"
@@ -159,17 +159,17 @@ class Context:
 
     @property
     def trace_id(self) -> str | None:
-        """The trace that the request belongs to."""
+        """Return the trace id of the request."""
         return self._trace[1] if self._trace is not None else None
 
     @property
     def parent_span_id(self) -> str | None:
-        """The span of whoever sent the request."""
+        """Return the span id of the caller."""
         return self._trace[2] if self._trace is not None else None
 
     @property
     def span_id(self) -> str | None:
-        """The request's own span, the parent of what is requested under this context."""
+        """Return the span id of the request, the parent of requests sent under this context."""
         if self._trace is not None and self._span_id is None:
             self._span_id = f"{random.getrandbits(64) or 1:016x}"
         return self._span_id
@@ -189,4 +189,4 @@ class Context:
 
 
 def _nothing() -> None:
-    """What is left to do when nobody would call back."""
+    """Remove nothing: the callback was not registered."""

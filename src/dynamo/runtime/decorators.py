@@ -1,4 +1,4 @@
-"""Decorators: upstream's short way to a worker: a runtime made for a function, a request parsed for a handler."""
+"""Decorators: `dynamo_worker` creates a runtime for a function; `dynamo_endpoint` parses requests of a handler."""
 
 import asyncio
 import contextlib
@@ -17,19 +17,20 @@ from dynamo.runtime.distributed import DistributedRuntime
 
 R = TypeVar("R")
 
-END_S = 5.0  # After the runtime has closed nothing is left to wait for; whoever still runs then is cancelled.
+END_S = 5.0  # After the runtime has closed, a function that still runs after this time is cancelled.
 
 
 def dynamo_worker(
     enable_nats: bool | None = None,
 ) -> Callable[[Callable[..., Awaitable[R]]], Callable[..., Awaitable[R | None]]]:
-    """Wraps `async f(runtime, …)`: makes the runtime from the environment, and shuts it down afterwards.
+    """Wrap `async f(runtime, …)`: create the runtime from the environment and shut it down afterwards.
 
-    SIGTERM and Ctrl-C begin the shutdown: what is served is deregistered and drained, and a function that does not end
-    with its runtime is cancelled, at once when told again; the result is then None. `enable_nats` is upstream's, deprecated there and without effect.
+    SIGTERM and Ctrl-C start the shutdown: endpoints are deregistered and drained, and a function that does not return
+    with its runtime is cancelled, immediately on a second signal; the result is then None. `enable_nats` is deprecated
+    and has no effect.
     """
     if enable_nats is not None:
-        warnings.warn("enable_nats has no effect: DYN_REQUEST_PLANE decides", DeprecationWarning, stacklevel=2)
+        warnings.warn("enable_nats has no effect; set DYN_REQUEST_PLANE", DeprecationWarning, stacklevel=2)
 
     def wrap(work: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R | None]]:
         @functools.wraps(work)
@@ -64,11 +65,11 @@ def dynamo_worker(
 def dynamo_endpoint(
     request_model: type[Any], response_model: type[Any]
 ) -> Callable[[Callable[..., AsyncIterator[Any]]], Callable[..., AsyncIterator[Any]]]:
-    """Parses the request of a handler into a pydantic model: `handler(request)` or `handler(self, request)`.
+    """Parse the request of a handler into a pydantic model: `handler(request)` or `handler(self, request)`.
 
-    A `str` is parsed as JSON, a `dict` as values; what does not fit is a `ValueError`, when the answer is first asked
-    for. A `request_model` that is no pydantic model leaves requests as they are; `response_model` is not enforced,
-    as upstream does not.
+    A `str` is parsed as JSON and a `dict` as values; an invalid request raises `ValueError` when the first element is
+    requested. A `request_model` that is not a pydantic model leaves requests unchanged; `response_model` is not
+    enforced, as in Dynamo.
     """
     is_model = hasattr(request_model, "model_validate")
 
@@ -86,7 +87,7 @@ def dynamo_endpoint(
 
 
 def _from_environment() -> DistributedRuntime:
-    if not logging.getLogger().handlers:  # Whoever has set up logging keeps it.
+    if not logging.getLogger().handlers:  # Keep an existing logging configuration.
         log.setup()
     return DistributedRuntime(
         None,
@@ -117,7 +118,7 @@ def _parsed(model: type[Any], value: Any) -> Any:
 
 @contextlib.contextmanager
 def _hearing(end: Callable[[], None]) -> Iterator[None]:
-    """Calls `end` on SIGTERM and SIGINT, where no program of the user's listens to them."""
+    """Call `end` on SIGTERM and SIGINT, unless the program has its own handlers."""
     numbers: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
         numbers = [number for number in (signal.SIGTERM, signal.SIGINT) if _is_free(number)]
@@ -134,7 +135,7 @@ def _hearing(end: Callable[[], None]) -> Iterator[None]:
 
 
 def _is_free(number: signal.Signals) -> bool:
-    """Whether nobody but Python itself, or `asyncio.run`, listens to a signal."""
+    """Return whether a signal has no handler other than Python's default or that of `asyncio.run`."""
     handler = signal.getsignal(number)
     if isinstance(handler, functools.partial):
         return getattr(handler.func, "__qualname__", "") == "Runner._on_sigint"

@@ -1,4 +1,4 @@
-"""DistributedRuntime: one process's place in the cluster: its registry, its planes, its endpoints, and its end."""
+"""DistributedRuntime: registry, planes, endpoints and shutdown of one process."""
 
 import asyncio
 import contextlib
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DRAIN_TIMEOUT_S = 30.0  # What a long answer of a slow engine takes; `shutdown` can be told another.
+DRAIN_TIMEOUT_S = 30.0  # Duration of a long response of a slow engine; the default of `shutdown`.
 
 
 class DistributedRuntime:
-    """Made inside a running event loop; ended by `shutdown`."""
+    """Runtime of one process; create it inside a running event loop and end it with `shutdown`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class DistributedRuntime:
         asyncio.get_running_loop()
         check_response_plane(response_plane if options is None else options.response_plane)
         if enable_nats is not None:
-            warnings.warn("enable_nats has no effect: request_plane decides", DeprecationWarning, stacklevel=2)
+            warnings.warn("enable_nats has no effect; set request_plane", DeprecationWarning, stacklevel=2)
         self.instance_id = new_id()
         self.metrics = MetricsRegistry() if metrics is None else metrics
         self.health = SystemHealth()
@@ -86,12 +86,12 @@ class DistributedRuntime:
 
     @classmethod
     def from_options(cls, options: RuntimeOptions, metrics: MetricsRegistry | None = None) -> "DistributedRuntime":
-        """The runtime that a command line asked for; several in one process may share their metrics."""
+        """Return a runtime with these options; several runtimes of a process may share `metrics`."""
         planes = options.discovery_backend, options.request_plane
         return cls(None, *planes, event_plane=options.event_plane, metrics=metrics, options=options)
 
     async def connect(self) -> None:
-        """Returns when the servers that were chosen have answered once, at once for none. Raises `ConfigError`."""
+        """Wait until each configured server has answered once. Raise `ConfigError`."""
         if isinstance(self.discovery, RemoteDiscovery):
             await self.discovery.connect()
         if isinstance(self.request_plane, ServerPlane):
@@ -100,59 +100,59 @@ class DistributedRuntime:
             await self.event_plane.start()
 
     def _observe(self, discovery: RemoteDiscovery) -> None:
-        """A registry that is away shows in the metrics; only a watcher that crashed makes this process less ready."""
+        """Export the reachability of the registry; only a crashed watcher makes this process not ready."""
         reachable = self.metrics.gauge(
-            "dynamo_component_discovery_reachable", "1 while the registry answers; at 0 the last view of it is used"
+            "dynamo_component_discovery_reachable", "1 while the registry answers; 0 while its last view is used"
         )
         reachable.labels().follow(lambda: float(discovery.is_reachable))
 
     def endpoint(self, path: str) -> Endpoint:
-        """The endpoint named `ns.comp.ep` or `dyn://ns.comp.ep`. Raises `InvalidArgument` for another form."""
+        """Return the endpoint `ns.comp.ep` or `dyn://ns.comp.ep`. Raise `InvalidArgument` for another form."""
         return Endpoint(self, EndpointId.parse(path))
 
     def namespace(self, name: str) -> "Namespace":
-        """The older way to an endpoint: `namespace(n).component(c).endpoint(e)`."""
+        """Return a namespace, for `namespace(n).component(c).endpoint(e)`."""
         from dynamo.runtime.names import Namespace
 
         return Namespace(self, name)
 
     @property
     def event_plane(self) -> "EventPlane":
-        """Made when it is first asked for: a process without events needs no sockets for them."""
+        """Return the event plane, created on first access: a process without events opens no sockets for them."""
         if self._event_plane is None:
             self._event_plane = make_event_plane(self._event_plane_choice, self.discovery, self._options, self.metrics)
         return self._event_plane
 
     def nats_connection(self, purpose: str) -> "NatsConnection":
-        """A connection to the NATS server (NATS_SERVER) for what no plane does. Raises `ConfigError`."""
+        """Return a NATS connection (NATS_SERVER) for uses other than the planes. Raise `ConfigError`."""
         from dynamo.runtime.transports.nats.connection import NatsConnection
 
         return NatsConnection(nats_options(self._options), purpose, registry=self.metrics)
 
     def set_health_status(self, is_ready: bool) -> None:
-        """Says how this process is, whatever its endpoints are."""
+        """Set the health status of this process, overriding that of its endpoints."""
         self.health.set(is_ready)
 
     def register_engine_route(self, name: str, callback: "EngineRoute") -> None:
-        """Answers `/engine/<name>` of the system server with what the callback returns."""
+        """Serve `/engine/<name>` of the system server with the result of `callback`."""
         self.engine_routes[name] = callback
 
     async def start_system_server(self) -> int | None:
-        """Opens the system server if `DYN_SYSTEM_PORT` is 0 or more; returns its port, None without one."""
+        """Open the system server if `DYN_SYSTEM_PORT` is 0 or more; return its port, None without a server."""
         port = setting("DYN_SYSTEM_PORT", -1, int)
         if port < 0:
             return None
         if self._system is None:
             from dynamo.runtime.system import SystemServer
 
-            host = setting("DYN_SYSTEM_HOST", "0.0.0.0", str)  # noqa: S104 - upstream's default: scraped from outside
+            host = setting("DYN_SYSTEM_HOST", "0.0.0.0", str)  # noqa: S104 - Dynamo's default: scraped from other hosts
             keys = keys_of_variable(ADMIN_API_KEYS, environ())
             self._system = SystemServer(self.health, self.metrics, self.engine_routes, self._files, keys)
             await self._system.listen(host, port)
         return self._system.port
 
     def check_health(self, endpoint: str, served: Served) -> None:
-        """Asks the endpoint now and then whether it lives, if that is wanted and it says what to ask."""
+        """Start health checks of the endpoint if they are enabled and a payload is configured."""
         options, payload = self._canary_options, served.options.health_check_payload
         if options is None or payload is None:
             return
@@ -161,32 +161,32 @@ class DistributedRuntime:
         self.tasks.supervise(lambda: watch(served, payload, codec, options, clock, report), f"canary of {endpoint}")
 
     def show_file(self, path: str, file: str) -> str | None:
-        """Shows a file at that path of the system server; returns its URL, None without a system server."""
+        """Serve a file at that path of the system server; return its URL, None without a system server."""
         if self._system is None:
             return None
         self._files[path] = file
         host = advertised(setting("DYN_SYSTEM_HOST", "", str))
         return f"http://{f'[{host}]' if ':' in host else host}:{self._system.port}{path}"
 
-    # The end -------------------------------------------------------------------------------------------------------
+    # Shutdown ------------------------------------------------------------------------------------------------------
 
     def shutdown(self, drain_timeout_s: float = DRAIN_TIMEOUT_S, grace_s: float = 0.0) -> "asyncio.Task[None]":
-        """Deregisters, takes late requests for `grace_s`, refuses, drains within the time, closes. Await it or not."""
+        """Start the shutdown: deregister, accept late requests for `grace_s`, refuse, drain, close; return its task."""
         if self._shutdown is None:
             loop = asyncio.get_running_loop()
             self._shutdown = loop.create_task(self._end(drain_timeout_s, grace_s), name="runtime.shutdown")
         return self._shutdown
 
     async def shutdown_and_wait(self) -> None:
-        """`shutdown`, awaited."""
+        """Shut down and wait for the end."""
         await self.shutdown()
 
     async def wait_closed(self) -> None:
-        """Returns when the runtime has shut down."""
+        """Wait until the runtime has shut down."""
         await self._closed.wait()
 
     async def _end(self, drain_timeout_s: float, grace_s: float) -> None:
-        async with contextlib.AsyncExitStack() as closing:  # Last in, first out; each is done even if another fails.
+        async with contextlib.AsyncExitStack() as closing:  # Last in, first out; one failure does not skip the others.
             closing.push_async_callback(self.tasks.cancel_and_wait)
             closing.callback(self._closed.set)
             if self._system is not None:
@@ -206,25 +206,25 @@ class DistributedRuntime:
             await asyncio.sleep(grace_s)
         await asyncio.gather(*(serving.close(drain_timeout_s) for serving in list(self._servings)))
 
-    # What belongs to it --------------------------------------------------------------------------------------------
+    # Owned objects -------------------------------------------------------------------------------------------------
 
     def serving(self, serving: Serving) -> None:
-        """Closes it at shutdown."""
+        """Close `serving` at shutdown."""
         self._servings.append(serving)
 
     def forget(self, serving: Serving) -> None:
-        """It is closed already."""
+        """Stop tracking `serving`: it is closed."""
         if serving in self._servings:
             self._servings.remove(serving)
 
     def own(self, client: "Client") -> None:
-        """Closes it at shutdown, unless it is closed before."""
+        """Close `client` at shutdown, unless it is closed before."""
         self._clients = [other for other in self._clients if not other.is_closed]
         self._clients.append(client)
 
 
 def make_discovery(choice: "str | Discovery", instance_id: int) -> Discovery:
-    """The registry of that name, in which this process has that id. Raises `ConfigError` for an unknown one."""
+    """Return the registry of that name for this instance id. Raise `ConfigError` for an unknown name."""
     if not isinstance(choice, str):
         return choice
     if choice == "file":
@@ -239,7 +239,7 @@ def make_discovery(choice: "str | Discovery", instance_id: int) -> Discovery:
         from dynamo.runtime.discovery.memory import MemoryDiscovery
 
         return MemoryDiscovery()
-    raise ConfigError(f"--discovery-backend {choice}: expected file, etcd or mem")
+    raise ConfigError(f"--discovery-backend {choice}: must be file, etcd or mem")
 
 
 def make_request_plane(
@@ -248,7 +248,7 @@ def make_request_plane(
     registry: MetricsRegistry,
     options: RuntimeOptions | None = None,
 ) -> RequestPlane:
-    """The request plane of that name. Raises `ConfigError` for an unknown one."""
+    """Return the request plane of that name. Raise `ConfigError` for an unknown name."""
     if not isinstance(choice, str):
         return choice(dispatcher, registry)
     if choice == "tcp":
@@ -263,7 +263,7 @@ def make_request_plane(
         from dynamo.runtime.request_plane.nats import NatsPlane
 
         return NatsPlane(dispatcher, nats_options(options), tcp_options(options=options), registry)
-    raise ConfigError(f"--request-plane {choice}: expected tcp or nats")
+    raise ConfigError(f"--request-plane {choice}: must be tcp or nats")
 
 
 def make_event_plane(
@@ -272,7 +272,7 @@ def make_event_plane(
     options: RuntimeOptions | None = None,
     registry: MetricsRegistry | None = None,
 ) -> "EventPlane":
-    """The event plane of that name. Raises `ConfigError` for an unknown one."""
+    """Return the event plane of that name. Raise `ConfigError` for an unknown name."""
     if not isinstance(choice, str):
         return choice(discovery)
     if choice == "zmq":
@@ -287,4 +287,4 @@ def make_event_plane(
         from dynamo.runtime.event_plane.nats import NatsEventPlane
 
         return NatsEventPlane(discovery, nats_options(options), registry=registry)
-    raise ConfigError(f"--event-plane {choice}: expected zmq or nats")
+    raise ConfigError(f"--event-plane {choice}: must be zmq or nats")

@@ -1,4 +1,4 @@
-"""Health: whether a process and each of its endpoints is ready, as `/health` tells it (serving-plane.md §3.5)."""
+"""Health: readiness of a process and of its endpoints, served at `/health`."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,31 +11,31 @@ READY, NOT_READY = "ready", "notready"
 
 
 class SystemHealth:
-    """The status of one process. It follows its endpoints unless someone sets it."""
+    """Status of one process; derived from its endpoints unless set explicitly."""
 
     def __init__(self, clock: Clock | None = None, variables: Mapping[str, str] | None = None) -> None:
         self._clock = clock or SystemClock()
         self._started = self._clock.now()
         self._starting = setting("DYN_SYSTEM_STARTING_HEALTH_STATUS", NOT_READY, str, variables)
         if self._starting not in {READY, NOT_READY}:
-            raise ConfigError(f"DYN_SYSTEM_STARTING_HEALTH_STATUS={self._starting!r}: expected {READY} or {NOT_READY}")
+            raise ConfigError(f"DYN_SYSTEM_STARTING_HEALTH_STATUS={self._starting!r}: must be {READY} or {NOT_READY}")
         self._followed = _read_names(setting("DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS", "", str, variables))
         self._said: bool | None = None
         self._failing: set[str] = set()
         self.endpoints: dict[str, bool] = {}
         self.checks: list[Callable[[], bool]] = []
-        """What must be true besides: each is asked whenever somebody asks us."""
+        """Additional conditions of readiness, evaluated at every request."""
 
     def set(self, is_ready: bool) -> None:
-        """Says how the process is, whatever its endpoints are."""
+        """Set the status of the process, overriding that of its endpoints."""
         self._said = is_ready
 
     def is_sound(self) -> bool:
-        """False while something that must go on in the background has crashed."""
+        """Return False once a supervised background task has crashed."""
         return all(check() for check in self.checks)
 
     def passes(self) -> bool:
-        """Whether nothing has crashed and no check fails, ready or not."""
+        """Return whether no background task has crashed and no check fails, independent of readiness."""
         return self.is_sound() and not self._failing.intersection(self._followed or self.endpoints)
 
     def is_ready(self) -> bool:
@@ -50,7 +50,7 @@ class SystemHealth:
         return all(self.endpoints.values())
 
     def report(self, endpoint: str, is_well: bool) -> None:
-        """What the canary found."""
+        """Record the result of a health check."""
         if is_well:
             self._failing.discard(endpoint)
         else:
@@ -60,7 +60,7 @@ class SystemHealth:
         return self._clock.now() - self._started
 
     def render(self) -> str:
-        """The body of `/health` and `/live`."""
+        """Return the body of `/health` and `/live`."""
         uptime = self.uptime_s()
         return json.dumps(
             {
@@ -75,11 +75,11 @@ class SystemHealth:
 
 
 def _read_names(text: str) -> tuple[str, ...]:
-    """`DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS`: a JSON list of the endpoints that the process's status follows."""
+    """Parse `DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS`: a JSON list of the endpoints that determine the status."""
     try:
         names = json.loads(text) if text else []
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS={text!r}: expected a JSON list of endpoint names")
+        raise ConfigError(f"DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS={text!r}: must be a JSON list of endpoint names")
     return tuple(names)

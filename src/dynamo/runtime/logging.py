@@ -1,11 +1,11 @@
-"""Logging, under the address that upstream's users import it from."""
+"""Logging: `configure_dynamo_logging` at its public import path."""
 
 from dynamo.core.logging import setup
 
 
 def configure_dynamo_logging(service_name: str | None = None, worker_id: int | None = None) -> None:
-    """Sends this process's log to stderr as `DYN_LOG` and `DYN_LOGGING_…` say; upstream's arguments change nothing.
+    """Send this process's log to stderr as set by `DYN_LOG` and `DYN_LOGGING_…`; the arguments have no effect.
 
-    The name of a service and the number of a worker were a prefix in older releases; instances have ids now.
+    Older releases prefixed lines with the service name and worker number; instances have ids now.
     """
     setup()

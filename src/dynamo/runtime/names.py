@@ -1,4 +1,4 @@
-"""Names: the older way to an endpoint: `runtime.namespace(n).component(c).endpoint(e)`."""
+"""Namespace and Component: the path `runtime.namespace(n).component(c).endpoint(e)` to an endpoint."""
 
 from typing import TYPE_CHECKING
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class Namespace:
-    """The first part of an endpoint's name."""
+    """First part of an endpoint's name."""
 
     def __init__(self, runtime: "DistributedRuntime", name: str) -> None:
         self._runtime = runtime
         self.name = one_part(name)
 
     def component(self, name: str) -> "Component":
-        """A component of this namespace."""
+        """Return a component of this namespace."""
         return Component(self._runtime, self.name, name)
 
     def __str__(self) -> str:
@@ -25,7 +25,7 @@ class Namespace:
 
 
 class Component:
-    """The first two parts."""
+    """First two parts of an endpoint's name."""
 
     def __init__(self, runtime: "DistributedRuntime", namespace: str, name: str) -> None:
         self._runtime = runtime
@@ -33,11 +33,11 @@ class Component:
         self.name = one_part(name)
 
     def endpoint(self, name: str) -> Endpoint:
-        """An endpoint of this component."""
+        """Return an endpoint of this component."""
         return self._runtime.endpoint(f"{self.namespace}.{self.name}.{one_part(name)}")
 
     async def create_service(self) -> None:
-        """Opens the listener of this process's endpoints; serving one does it too."""
+        """Open the listener of this process's endpoints; serving an endpoint opens it as well."""
         await self._runtime.request_plane.listen()
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Component:
 
 
 def one_part(name: str) -> str:
-    """The name itself. Raises `InvalidArgument` for one that would be several."""
+    """Return `name`. Raise `InvalidArgument` if it has several parts."""
     if not name or "." in name or "/" in name:
-        raise InvalidArgument(f"name {name!r}: expected one part without dots and slashes")
+        raise InvalidArgument(f"name {name!r}: must be one part without dots and slashes")
     return name

@@ -1,7 +1,7 @@
-"""Push router: which of the present workers takes the next request, when no KV cache is asked.
+"""Push router: selection of a worker without regard to KV caches.
 
-Pure: it is told who is there, what is under way and what time it is. A worker that failed is *inhibited* for a while:
-it is tried last, not never, so that the only worker of a model is still asked.
+Pure: workers, requests in flight and the time are arguments. A worker that failed is *inhibited* for a while: it is
+selected last rather than never, so that the only worker of a model remains usable.
 """
 
 import enum
@@ -10,19 +10,19 @@ from collections.abc import Collection, Iterable
 
 
 class RouterMode(enum.Enum):
-    """How a worker is chosen."""
+    """Policy for choosing a worker."""
 
     ROUND_ROBIN = "round-robin"
     RANDOM = "random"
     POWER_OF_TWO = "power-of-two"
     LEAST_LOADED = "least-loaded"
     DEVICE_AWARE_WEIGHTED = "device-aware-weighted"
-    """The less loaded kind of device for its strength, CPUs or all others; of these the one with the fewest under way."""
+    """Device kind, CPU or other, with the lower load per capacity; of its workers the one with the fewest requests."""
     DIRECT = "direct"
     KV = "kv"
-    """Chosen by what workers hold (`llm.kv_push_router`); what is sent without asking it goes round."""
+    """By cached blocks (`llm.kv_push_router`); requests without KV routing use round robin."""
 
-    # Upstream's spelling of the same.
+    # Alternative spelling of the same value.
     RoundRobin = ROUND_ROBIN
     Random = RANDOM
     PowerOfTwoChoices = POWER_OF_TWO
@@ -32,16 +32,16 @@ class RouterMode(enum.Enum):
 
 
 DEVICE_RATIO = 8.0
-"""How many CPUs are as strong as another device (`DYN_ENCODER_CUDA_TO_CPU_RATIO`)."""
+"""Number of CPUs equal to one other device (`DYN_ENCODER_CUDA_TO_CPU_RATIO`)."""
 
 
 class PushRouter:
-    """The state of one endpoint's workers, as one caller sees them."""
+    """Workers of one endpoint as seen by one caller."""
 
     def __init__(
         self, mode: RouterMode, inhibited_s: float = 5.0, seed: int | None = None, device_ratio: float = DEVICE_RATIO
     ) -> None:
-        """`device_ratio`: how many CPUs are as strong as another device."""
+        """Create a router; `device_ratio` is the number of CPUs equal to one other device."""
         self.mode = mode
         self._device_ratio = device_ratio
         self._cpus: frozenset[int] = frozenset()
@@ -54,11 +54,11 @@ class PushRouter:
 
     @property
     def ids(self) -> list[int]:
-        """The present workers, in order."""
+        """Return the ids of the present workers in order."""
         return self._ids
 
     def update(self, ids: Iterable[int], cpus: Iterable[int] = ()) -> None:
-        """These workers are present now, some of them on CPUs. What others have under way is counted until it ends."""
+        """Set the present workers, `cpus` of them on CPUs. Requests to absent workers are counted until they end."""
         self._ids = sorted(ids)
         self._cpus = frozenset(cpus)
         present = set(self._ids)
@@ -69,29 +69,29 @@ class PushRouter:
         return self._inflight.get(worker, 0)
 
     def begin(self, worker: int) -> None:
-        """A request went to this worker."""
+        """Count a request to this worker."""
         self._inflight[worker] = self._inflight.get(worker, 0) + 1
 
     def end(self, worker: int) -> None:
-        """One of its requests is over."""
+        """Remove a finished request of this worker."""
         left = self._inflight.get(worker, 0) - 1
-        assert left >= 0, "a request ended that had not begun"
+        assert left >= 0, "end() without a matching begin()"
         if left:
             self._inflight[worker] = left
         else:
             del self._inflight[worker]
 
     def inhibit(self, worker: int, now: float) -> None:
-        """Prefers others for a while, because this worker failed."""
+        """Deprioritize this worker for a while, because it failed."""
         if self._inhibited_s > 0 and worker in self._ids:
             self._inhibited_until[worker] = now + self._inhibited_s
 
     def is_inhibited(self, worker: int, now: float) -> bool:
-        """Whether it failed a while ago, and others are preferred."""
+        """Return whether the worker failed recently and is deprioritized."""
         return self._inhibited_until.get(worker, now) > now
 
     def pick(self, now: float, exclude: Collection[int] = (), mode: RouterMode | None = None) -> int | None:
-        """The worker for the next request; None when all present ones are excluded."""
+        """Return the worker for the next request; None when all present workers are excluded."""
         mode = mode or self.mode
         candidates = self._candidates(now, exclude) if exclude or self._inhibited_until else self._ids
         if len(candidates) <= 1:
@@ -111,13 +111,13 @@ class PushRouter:
         return candidates[turn % len(candidates)]
 
     def validate(self) -> None:
-        """Asserts what must always hold."""
-        assert self._ids == sorted(set(self._ids)), "workers are in order and named once"
-        assert all(count > 0 for count in self._inflight.values()), "only what is under way is counted"
-        assert set(self._inhibited_until) <= set(self._ids), "only present workers are inhibited"
+        """Assert the invariants."""
+        assert self._ids == sorted(set(self._ids)), "worker ids must be sorted and unique"
+        assert all(count > 0 for count in self._inflight.values()), "in-flight counts must be positive"
+        assert set(self._inhibited_until) <= set(self._ids), "inhibited workers must be present"
 
     def _less_loaded_devices(self, candidates: list[int]) -> list[int]:
-        """Those on CPUs, or the others: whoever has less under way for what they can do."""
+        """Return the CPU workers or the other workers, whichever have less load per capacity."""
         cpus = [worker for worker in candidates if worker in self._cpus]
         others = [worker for worker in candidates if worker not in self._cpus]
         if not cpus or not others:

@@ -1,4 +1,4 @@
-"""Runtime data: finding instances by what their model cards say of the engine behind them."""
+"""Runtime data: search for instances by the engine data in their model cards."""
 
 import asyncio
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ class _Record(msgspec.Struct):
 
 
 class Present(Protocol):
-    """What of a client is needed here: which instances can be called."""
+    """Part of a client that the search needs: its present instances."""
 
     @property
     def endpoint(self) -> EndpointId: ...
@@ -35,18 +35,18 @@ class Present(Protocol):
 
 _read = msgspec.json.Decoder(_Record).decode
 
-POLL_S = 0.05  # An instance and its card come by two records; between them we look again this often.
+POLL_S = 0.05  # Poll interval for an instance whose card is known but whose own record has not arrived.
 
 
 async def wait_for_instances_by_runtime_data(
     client: Present, discovery: Discovery, key: str, value: str, *, min_count: int, timeout_s: float | None
 ) -> list[int]:
-    """The instances whose card's `runtime_data[key]` is `value`, sorted, once there are `min_count` of them.
+    """Return the sorted instances whose card has `runtime_data[key] == value`, once there are `min_count` of them.
 
-    Raises `InvalidArgument` for a count below 1, `WorkerUnavailable` when the time is over.
+    Raise `InvalidArgument` for a count below 1, `WorkerUnavailable` after the timeout.
     """
     if min_count < 1:
-        raise InvalidArgument(f"min_count {min_count}: expected 1 or more")
+        raise InvalidArgument(f"min_count {min_count}: must be 1 or more")
     matching: dict[str, int] = {}
     watching = asyncio.ensure_future(_watch(client.endpoint, discovery, key, value, matching))
     try:
@@ -58,7 +58,7 @@ async def wait_for_instances_by_runtime_data(
                 await asyncio.wait([watching], timeout=POLL_S)
                 if watching.done():
                     watching.result()
-                    raise WorkerUnavailable("the registry was closed")
+                    raise WorkerUnavailable("registry closed")
     except TimeoutError:
         raise WorkerUnavailable(
             f"{client.endpoint}: {len(matching)} of {min_count} instance(s) with {key}={value!r} within {timeout_s} s"
@@ -78,6 +78,6 @@ async def _watch(endpoint: EndpointId, discovery: Discovery, key: str, value: st
         try:
             record = _read(change.value)
         except UNREADABLE:
-            continue  # Who reads cards for a living complains about it.
+            continue  # The model watcher logs malformed cards.
         if record.card_json.runtime_config.runtime_data.get(key) == value:
             matching[change.key] = record.instance_id

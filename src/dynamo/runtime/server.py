@@ -1,4 +1,4 @@
-"""Dispatcher: the handlers of one process, what runs in them, and how they are drained."""
+"""Dispatcher: handlers of one process, their running requests, and draining."""
 
 import asyncio
 import logging
@@ -17,15 +17,15 @@ from dynamo.runtime.request_plane.reply import ReplyBase
 
 logger = logging.getLogger(__name__)
 
-INFLIGHT_MAX = 100_000  # Far above what an engine queues; it bounds memory when an engine hangs.
+INFLIGHT_MAX = 100_000  # Far above the queue of any engine; bounds memory when an engine hangs.
 
 
 DURATION_BUCKETS = log_buckets(0.001, 600.0, 20)
-"""From a look-up to the longest answer that is still waited for."""
+"""From a short lookup to the longest response that callers wait for."""
 
 
 class EndpointMetrics:
-    """`dynamo_component_*` of one endpoint (serving-plane.md §7.4)."""
+    """`dynamo_component_*` metrics of one endpoint."""
 
     def __init__(
         self, registry: MetricsRegistry, endpoint: EndpointId, instance_id: int, more: Sequence[tuple[str, str]] = ()
@@ -37,7 +37,7 @@ class EndpointMetrics:
             more, **values
         )
         self.response_bytes = registry.counter(
-            prefix + "response_bytes_total", "Bytes of answers written to their callers", names
+            prefix + "response_bytes_total", "Bytes of responses sent to callers", names
         ).labels_and(more, **values)
         self._errors = registry.counter(
             prefix + "errors_total", "Requests that ended in an error", (*names, "error_type")
@@ -45,44 +45,44 @@ class EndpointMetrics:
         self._values = values
         self._more = more
         self.cancellations = registry.counter(
-            prefix + "cancellation_total", "Requests whose caller stopped, killed or vanished", names
+            prefix + "cancellation_total", "Requests stopped, killed or disconnected by the caller", names
         ).labels_and(more, **values)
         self.request_bytes = registry.counter(
             prefix + "request_bytes_total", "Bytes of request bodies received", names
         ).labels_and(more, **values)
         self.duration = registry.histogram(
             prefix + "request_duration_seconds",
-            "From the request's arrival to the end of its answer",
+            "Time from the arrival of a request to the end of its response",
             names,
             DURATION_BUCKETS,
         ).labels_and(more, **values)
         self.inflight = registry.gauge(
-            prefix + "inflight_requests", "Requests whose answer is not complete", names
+            prefix + "inflight_requests", "Requests with an incomplete response", names
         ).labels_and(more, **values)
 
     def error(self, error_type: str) -> None:
-        """A request ended in an error."""
+        """Count a request that ended in an error."""
         self._errors.labels_and(self._more, **self._values, error_type=error_type).inc()
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How an endpoint behaves under load and at the end."""
+    """Behaviour of an endpoint under load and at shutdown."""
 
     graceful_shutdown: bool = True
-    """At shutdown, let running requests finish; otherwise cut them, so that callers move them elsewhere."""
+    """Whether running requests finish at shutdown; otherwise they are aborted, so that callers migrate them."""
     inflight_max: int = INFLIGHT_MAX
-    """Requests beyond this many are refused with `WorkerOverloaded`."""
+    """Maximum number of running requests; further requests are refused with `WorkerOverloaded`."""
     health_check_payload: Any = None
-    """What the canary asks when the endpoint has been idle; None: nothing, and its health is not checked."""
+    """Payload of health checks of the idle endpoint; None disables them."""
     is_internal: bool = False
-    """Serves other processes of ours alone: the readiness of this one does not speak of it."""
+    """Whether the endpoint only serves internal callers and is ignored by the readiness of the process."""
     metrics_labels: tuple[tuple[str, str], ...] = ()
-    """Labels that the endpoint's metrics have beside upstream's own."""
+    """Additional labels of the endpoint's metrics."""
 
 
 class Served:
-    """One endpoint that is being served."""
+    """One served endpoint."""
 
     def __init__(self, path: str, handler: Handler, options: ServeOptions, metrics: EndpointMetrics | None) -> None:
         self.path = path
@@ -95,7 +95,7 @@ class Served:
         self._tracer = tracing.tracer()
         self._spans: dict[ReplyBase, tracing.Span] = {}
         self.alive_s = time.monotonic()
-        """When it last showed that it lives: an answer ended well, or its engine said so."""
+        """Time of the last sign of life: a successful response or a reported engine step."""
         self._idle: asyncio.Future[None] | None = None
         if metrics is not None:
             metrics.inflight.follow(lambda: len(self._running))
@@ -105,14 +105,14 @@ class Served:
         return len(self._running)
 
     def admit(self) -> None:
-        """Raises `EngineShutdown` or `WorkerOverloaded` when no request can be taken now."""
+        """Raise `EngineShutdown` or `WorkerOverloaded` when no request can be accepted."""
         if self.is_draining:
             raise EngineShutdown(f"endpoint {self.path} is draining")
         if len(self._running) >= self.options.inflight_max:
             raise WorkerOverloaded("worker at capacity")
 
     def start(self, request: Request, reply: ReplyBase) -> None:
-        """Hands the request to the handler; what that raises is the answer."""
+        """Pass the request to the handler; an exception becomes the response."""
         self._running[reply] = time.monotonic()
         reply.on_done(self._ended)
         reply.bytes_sent = self._bytes_sent
@@ -127,29 +127,29 @@ class Served:
         except DynamoException as error:
             reply.fail(error)
         except Exception as error:
-            logger.exception("the handler of %s failed on request %s", self.path, request.id)
+            logger.exception("handler of %s failed on request %s", self.path, request.id)
             reply.fail(error)
         finally:
             current_request.reset(scope)
 
     def _trace(self, tracer: tracing.Tracer, request: Request, reply: ReplyBase) -> None:
-        """Begins a span, of which everything that the handler does is a part."""
+        """Start a span for the request; spans of the handler are its children."""
         span = tracer.start("handle_payload", request.headers, request_id=request.id, endpoint=self.path)
         request.headers = {**request.headers, **span.headers()}
         request.span = span
         self._spans[reply] = span
 
     def alive(self) -> None:
-        """The engine behind it made a step."""
+        """Record a step of the engine as a sign of life."""
         self.alive_s = time.monotonic()
 
     def cut(self) -> None:
-        """Ends everything that runs with an error that lets the caller go elsewhere."""
+        """Abort all running requests with an error that permits migration."""
         for reply in list(self._running):
             reply.fail(EngineShutdown("the worker is shutting down"))
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuses new requests and waits for the running ones; False if some still run when the time is over."""
+        """Refuse new requests and wait for running ones; return False if some still run after the timeout."""
         self.is_draining = True
         if not self.options.graceful_shutdown:
             self.cut()
@@ -178,7 +178,7 @@ class Served:
 
 
 class Dispatcher:
-    """Every endpoint that this process serves, by handler path."""
+    """Endpoints that this process serves, by handler path."""
 
     def __init__(self) -> None:
         self._served: dict[str, Served] = {}
@@ -193,7 +193,7 @@ class Dispatcher:
         self._served.pop(path, None)
 
     def admit(self, path: str) -> Served:
-        """The endpoint of that path, if it takes a request now. Raises a `WorkerUnavailable` otherwise."""
+        """Return the endpoint of that path if it accepts a request. Raise a `WorkerUnavailable` otherwise."""
         served = self._served.get(path)
         if served is None:
             raise WorkerUnavailable(f"unknown endpoint {path}")

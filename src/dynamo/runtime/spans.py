@@ -1,4 +1,4 @@
-"""SpanProxy: a span as upstream's users hold it; one that is not there takes everything and does nothing."""
+"""SpanProxy: public handle on a tracing span; a no-op where there is no span."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -11,32 +11,32 @@ STATUSES = ("ok", "error")
 
 
 class SpanProxy:
-    """A handle on a span: the request's own (`current_span`), or one that was begun within it (`start_span`)."""
+    """Handle on the request's span (`current_span`) or on a child span (`start_span`)."""
 
     def __init__(self, span: Span | None, *, is_ours: bool = False) -> None:
-        """`is_ours`: it ends with this handle; another one ends with its request."""
+        """Wrap a span; with `is_ours` it ends with this handle, otherwise with its request."""
         self._span = span
         self._is_ours = is_ours
 
     def set_attribute(self, key: str, value: Any) -> None:
-        """Notes a fact."""
+        """Set an attribute of the span."""
         if self._span is not None:
             self._span.set(key, _value(value))
 
     def add_event(self, name: str, attrs: Mapping[str, Any] | None = None) -> None:
-        """Notes that something happened now."""
+        """Add an event with the current time."""
         if self._span is not None:
             self._span.event(name, {key: _value(value) for key, value in (attrs or {}).items()})
 
     def set_status(self, status: str, description: str | None = None) -> None:
-        """How it went: `ok` or `error`. Raises `InvalidArgument` for another word."""
+        """Set the status, `ok` or `error`. Raise `InvalidArgument` for another value."""
         if status not in STATUSES:
-            raise InvalidArgument(f"span status {status!r}: expected one of {', '.join(STATUSES)}", param="status")
+            raise InvalidArgument(f"span status {status!r}: must be one of {', '.join(STATUSES)}", param="status")
         if self._span is not None:
             self._span.judge(is_well=status == "ok", why=description or "")
 
     def close(self) -> None:
-        """Ends a span that was begun by `start_span`. Further calls do nothing."""
+        """End a span that was started by `start_span`. Further calls do nothing."""
         if self._span is not None and self._is_ours:
             self._span.end()
 

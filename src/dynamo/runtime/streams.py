@@ -1,6 +1,6 @@
-"""Streams: upstream's async-iterator API, laid over the pushed one.
+"""Streams: async-iterator API over the callback-based request plane.
 
-`ResponseStream` is a receiver that one iterates over; `GeneratorHandler` runs an async generator behind a reply.
+`ResponseStream` is a receiver that can be iterated; `GeneratorHandler` writes the elements of a generator to a reply.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from dynamo.runtime.request_plane.wire_errors import named, refused
 
 logger = logging.getLogger(__name__)
 
-UNREAD_MAX = 65_536  # Elements a slow reader may leave; a whole answer of the longest models fits.
+UNREAD_MAX = 65_536  # Elements buffered for a slow reader; enough for a whole response of the longest models.
 
 GeneratorFunction = Callable[..., AsyncIterator[Any]]
 
 
 class Annotated:
-    """One element of an answer with what was said about it."""
+    """One response element with its annotations: event, comments and id."""
 
     def __init__(self, item: Item) -> None:
         self._item = item
@@ -51,7 +51,7 @@ class Annotated:
 
 
 class _Plain:
-    """A bare token as an annotated element."""
+    """Bare token with the interface of an annotated element."""
 
     def __init__(self, token_id: int) -> None:
         self._token_id = token_id
@@ -73,7 +73,7 @@ class _Plain:
 
 
 class ResponseStream:
-    """The answer to one request, to be iterated over. Leaving it early kills the request."""
+    """Response to one request as an async iterator. Leaving it early kills the request."""
 
     def __init__(self, annotated: bool = True) -> None:
         self._annotated = annotated
@@ -85,10 +85,10 @@ class ResponseStream:
         self._untie: Callable[[], None] | None = None
 
     def bind(self, call: Call, context: Context | None) -> None:
-        """Ties the stream to its call, and the call to the context that it was made under."""
+        """Bind the stream to its call, and the call to the context that it was sent under."""
         self._call = call
         if context is not None and not self._is_over:
-            itself = weakref.ref(self)  # A context may live long: it must not keep what everyone else forgot.
+            itself = weakref.ref(self)  # A long-lived context must not keep unreferenced streams alive.
 
             def end() -> None:
                 stream = itself()
@@ -102,7 +102,7 @@ class ResponseStream:
             self._untie = context.on_end(end)
 
     def killed(self) -> None:
-        """Ends the request and the stream: nobody wants more of it."""
+        """End the request and the stream: no further elements are needed."""
         self._leave()
         self._unread.clear()
         self._rouse()
@@ -141,7 +141,7 @@ class ResponseStream:
         return self._give(self._unread.popleft())
 
     async def aclose(self) -> None:
-        """Ends the request if it is not over."""
+        """Kill the request if it has not ended."""
         self._leave()
 
     def __del__(self) -> None:
@@ -156,7 +156,7 @@ class ResponseStream:
     def _hear(self, element: int | Item) -> None:
         if len(self._unread) >= UNREAD_MAX:
             self._leave()
-            self.on_error(ResponseTimeout(f"the reader left {UNREAD_MAX} elements of the answer unread"))
+            self.on_error(ResponseTimeout(f"{UNREAD_MAX} unread elements: the reader of the response is too slow"))
             return
         self._unread.append(element)
         self._rouse()
@@ -179,13 +179,11 @@ class ResponseStream:
 
 
 class GeneratorHandler:
-    """A request-plane handler that runs an async generator: `handler(request)` or `handler(request, context)`."""
+    """Request-plane handler for an async generator: `handler(request)` or `handler(request, context)`."""
 
     def __init__(self, handler: GeneratorFunction, tasks: TaskOwner) -> None:
         if inspect.iscoroutinefunction(handler):
-            raise InvalidArgument(
-                f"the handler {handler.__qualname__} returns once: expected an async generator, `yield`"
-            )
+            raise InvalidArgument(f"handler {handler.__qualname__} is not an async generator: it must use `yield`")
         self._handler = handler
         self._tasks = tasks
         self._takes_context = takes_context(handler)
@@ -197,7 +195,7 @@ class GeneratorHandler:
         self._tasks.start(self._run(value, context, reply), request.id)
 
     def _read(self, request: Request) -> Any:
-        """What the handler is given. Raises `InvalidArgument` for a body that cannot be read."""
+        """Return the decoded request. Raise `InvalidArgument` for a malformed body."""
         return decode(request.body, request.codec)
 
     def _start(self, value: Any, context: Context) -> AsyncIterator[Any]:
@@ -212,34 +210,34 @@ class GeneratorHandler:
             elements = self._start(value, context)
             async for element in elements:
                 context.notify_first_token()
-                if getattr(reply, "is_killed", False):  # Nobody hears it, or what would follow.
+                if getattr(reply, "is_killed", False):  # The response has no receiver: stop generating.
                     await _close(elements)
                     break
                 write(reply, element)
             reply.finish()
         except DynamoException as error:
             reply.fail(error)
-        except (ValueError, TypeError) as error:  # Upstream blames the request for it.
-            logger.warning("the handler refused request %s: %s: %s", reply.request_id, type(error).__name__, error)
-            logger.debug("where it did", exc_info=True)
+        except (ValueError, TypeError) as error:  # Reported as an invalid request, as in Dynamo.
+            logger.warning("handler rejected request %s: %s: %s", reply.request_id, type(error).__name__, error)
+            logger.debug("traceback of the rejection", exc_info=True)
             reply.fail(refused(error))
         except (asyncio.CancelledError, GeneratorExit) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and (task is None or not task.cancelling()):
-                reply.fail(named(error))  # The handler raised it: nobody cancelled this task.
+                reply.fail(named(error))  # Raised by the handler: this task was not cancelled.
                 return
             reply.fail(EngineShutdown("engine shutting down"))
             raise
         except Exception as error:
-            logger.exception("the handler failed on request %s", reply.request_id)
+            logger.exception("handler failed on request %s", reply.request_id)
             reply.fail(error)
 
 
 class RequestStream:
-    """What a caller sends, frame by frame. Its end says only that nothing more is sent: the answer may go on."""
+    """Request frames as an async iterator. Its end closes only the request side; the response may continue."""
 
     def __init__(self, request: Request) -> None:
-        """Of a request that came whole, that is the only frame. Raises `InvalidArgument` where it cannot be read."""
+        """Wrap a request; one without a stream is a single frame. Raise `InvalidArgument` for a malformed body."""
         self._frames = request.frames
         self._codec = request.codec
         self._whole = deque([decode(request.body, request.codec)] if request.frames is None else [])
@@ -248,7 +246,7 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> Any:
-        """Raises `InvalidArgument` for a frame that cannot be read."""
+        """Return the next frame. Raise `InvalidArgument` for a malformed frame."""
         if self._frames is not None:
             return decode(await anext(self._frames), self._codec)
         if not self._whole:
@@ -256,13 +254,13 @@ class RequestStream:
         return self._whole.popleft()
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Stop reading."""
         if self._frames is not None:
             self._frames.close()
 
 
 class BidirectionalHandler(GeneratorHandler):
-    """The same for `handler(request_stream)` or `handler(request_stream, context)`."""
+    """Request-plane handler for `handler(request_stream)` or `handler(request_stream, context)`."""
 
     def _read(self, request: Request) -> RequestStream:
         return RequestStream(request)
@@ -280,7 +278,7 @@ POSITION = "position"
 
 
 def takes_context(handler: Callable[..., Any]) -> str:
-    """How the handler takes the context: by a parameter of that name, by a second position it insists on, or not."""
+    """Return how the handler takes the context: by keyword, by a required second position, or not at all."""
     parameters = inspect.signature(handler).parameters
     if "context" in parameters and parameters["context"].kind is not inspect.Parameter.POSITIONAL_ONLY:
         return KEYWORD
@@ -290,14 +288,14 @@ def takes_context(handler: Callable[..., Any]) -> str:
 
 
 async def _close(elements: AsyncIterator[Any]) -> None:
-    """Ends a generator where it stands."""
+    """Close a generator at its current position."""
     close = getattr(elements, "aclose", None)
     if close is not None:
         await close()
 
 
 def write(reply: Reply, element: Any) -> None:
-    """Writes one element; one that is a bare token takes the fast path."""
+    """Write one element; a bare token takes the fast path."""
     if type(element) is dict and len(element) == 2 and element.get("index") == 0:
         tokens = element.get("token_ids")
         if type(tokens) is list and len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < 1 << 32:

@@ -1,7 +1,7 @@
-"""System server: `/health`, `/live`, `/metrics`, engine routes and model assets of one process (serving-plane.md §3.5).
+"""System server: `/health`, `/live`, `/metrics`, engine routes and model assets of one process.
 
-A small HTTP/1.1 server on the loop itself: a worker needs no web framework to say that it lives. The files it hands
-out are those it was told of, each under a path of its own: a request's path is looked up, never joined to a directory.
+A minimal HTTP/1.1 server on the event loop, so that a worker needs no web framework. It serves only registered files,
+each under its own path: a request's path is looked up and never joined to a directory.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ EngineRoute = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 HEAD_BYTES_MAX = 16_384
 BODY_BYTES_MAX = 1 << 20
-IDLE_S = 30.0  # A connection that asks nothing for so long is closed; so is one that reads nothing of a file.
-CONNECTIONS_MAX = 256  # Probes, scrapers and every frontend of a large cluster at once.
+IDLE_S = 30.0  # Timeout for a connection without a request, and for a client that does not read a file.
+CONNECTIONS_MAX = 256  # Enough for probes, scrapers and every frontend of a large cluster.
 FILE_CHUNK_BYTES = 1 << 18
 ENGINE_METHODS = frozenset({"GET", "POST"})
 ADAPTERS = "/v1/loras"
@@ -48,7 +48,7 @@ Answer = tuple[int, str, str]
 
 
 class SystemServer:
-    """Tells about one process over HTTP."""
+    """HTTP server for the state of one process."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class SystemServer:
         files: Mapping[str, str] | None = None,
         admin_keys: Sequence[str] = (),
     ) -> None:
-        """`admin_keys`: where there are any, engine routes and adapters need one of them."""
+        """Create the server; with `admin_keys`, engine routes and adapters require one of them."""
         self._admin_keys = admin_keys
         self._health = health
         self._metrics = metrics
         self._routes = routes
         self.files = {} if files is None else files
-        """What each path of a model asset shows; looked at when it is asked for."""
+        """File of each model asset path; looked up at every request."""
         self._health_paths = {
             setting("DYN_SYSTEM_HEALTH_PATH", "/health", str),
             setting("DYN_SYSTEM_LIVE_PATH", "/live", str),
@@ -75,7 +75,7 @@ class SystemServer:
 
     @property
     def port(self) -> int:
-        assert self._server is not None, "a port before listen"
+        assert self._server is not None, "port before listen()"
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen(self, host: str, port: int) -> None:
@@ -103,7 +103,7 @@ class SystemServer:
         is_adapters = path == ADAPTERS or path.startswith(f"{ADAPTERS}/")
         is_engine = path.startswith("/engine/")
         if (is_engine or is_adapters) and self._admin_keys and not is_one_of(key, self._admin_keys):
-            return _json(401, {"error": "Unauthorized", "message": f"{path} needs a key of {ADMIN_API_KEYS}"})
+            return _json(401, {"error": "Unauthorized", "message": f"{path} requires a key of {ADMIN_API_KEYS}"})
         if is_engine:
             if method not in ENGINE_METHODS:
                 return 405, "text/plain", f"{method} is not allowed on {path}"
@@ -113,7 +113,7 @@ class SystemServer:
         return _json(404, {"error": "Route not found", "message": f"Route {path} not found"})
 
     async def _adapters(self, method: str, path: str, body: bytes) -> Answer:
-        """LoRA adapters as resources: the engine's routes for them under other words."""
+        """Serve LoRA adapters as resources, mapped to the engine routes for adapters."""
         name = ADAPTER_ROUTES.get(method)
         if name is None:
             return 405, "text/plain", f"{method} is not allowed on {path}"
@@ -140,7 +140,7 @@ class SystemServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One HTTP connection; requests are answered in turn."""
+    """One HTTP connection; requests are handled in order."""
 
     def __init__(self, server: SystemServer) -> None:
         self._server = server
@@ -169,11 +169,11 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
 
     def pause_writing(self) -> None:
-        """The peer has much to read."""
+        """Stop writing: the client reads slowly."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """Continue writing."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
@@ -181,7 +181,7 @@ class _Connection(asyncio.Protocol):
         if not self._is_answering:
             self._next()
         elif len(self._data) > HEAD_BYTES_MAX + BODY_BYTES_MAX and self._transport is not None:
-            self._transport.abort()  # It asks on without listening.
+            self._transport.abort()  # The client sends requests without reading responses.
 
     def eof_received(self) -> bool:
         """Keep the connection for the response to a whole request; without one, it is closed."""
@@ -201,7 +201,7 @@ class _Connection(asyncio.Protocol):
         head, separator, rest = self._data.partition(b"\r\n\r\n")
         if not separator:
             if len(self._data) > HEAD_BYTES_MAX:
-                self._refuse(400, "the request head is too long")
+                self._refuse(400, "request head too long")
             return
         lines = head.decode("latin-1").split("\r\n")
         words = lines[0].split(" ")
@@ -213,7 +213,7 @@ class _Connection(asyncio.Protocol):
         }
         length_text = headers.get("content-length", "0")
         if not length_text.isdigit() or int(length_text) > BODY_BYTES_MAX:
-            self._refuse(413, "the request body is too long")
+            self._refuse(413, "request body too long")
             return
         length = int(length_text)
         if len(rest) < length:
@@ -227,7 +227,7 @@ class _Connection(asyncio.Protocol):
 
     async def _answer(self, method: str, path: str, body: bytes, keeps: bool, key: str | None) -> None:
         if self._timer is not None:
-            self._timer.cancel()  # The wait for this request is over, however long its answer takes.
+            self._timer.cancel()  # The idle timeout covers the wait for a request, not the response.
         if path in self._server.files and method in {"GET", "HEAD"}:
             await self._answer_file(method, self._server.files[path])
         else:
@@ -244,7 +244,7 @@ class _Connection(asyncio.Protocol):
             self._next()
 
     async def _judge(self, method: str, path: str, body: bytes, key: str | None) -> Answer:
-        """The boundary: an engine's metrics that cannot be read cost one scrape, not the connection."""
+        """Return the response, 500 after an exception: bad engine metrics fail one scrape, not the connection."""
         try:
             return await self._server.answer(method, path, body, key)
         except Exception:
@@ -252,11 +252,11 @@ class _Connection(asyncio.Protocol):
             return 500, "text/plain", "Internal error"
 
     async def _answer_file(self, method: str, path: str) -> None:
-        """The file as it is, a piece at a time: neither its size nor its reader's pace costs memory."""
+        """Send the file in chunks, so that memory is independent of its size and of the client's speed."""
         try:
             file = await asyncio.to_thread(open, path, "rb")
         except OSError as error:
-            logger.error("the model asset %s cannot be read: %s", path, error.strerror)  # noqa: TRY400 - one line
+            logger.error("failed to read model asset %s: %s", path, error.strerror)  # noqa: TRY400 - one line
             self._write(404, "text/plain", b"File not found")
             return
         with file:
@@ -267,7 +267,7 @@ class _Connection(asyncio.Protocol):
                 await self._send(file, size)
 
     async def _send(self, file: BinaryIO, size: int) -> None:
-        """Writes exactly `size` bytes; who reads none of them for `IDLE_S`, or a file that shrank, ends it."""
+        """Send exactly `size` bytes; stop after `IDLE_S` without progress or when the file shrinks."""
         sent = 0
         try:
             while sent < size and self._transport is not None:
@@ -279,9 +279,9 @@ class _Connection(asyncio.Protocol):
                 async with asyncio.timeout(IDLE_S):
                     await self._writable.wait()
         except TimeoutError:
-            logger.info("a reader left a model asset unread")
+            logger.info("model asset transfer timed out: the client stopped reading")
         except OSError as error:
-            logger.error("a model asset cannot be read: %s", error.strerror)  # noqa: TRY400 - one line says it
+            logger.error("failed to read model asset: %s", error.strerror)  # noqa: TRY400 - one line is enough
         if sent < size and self._transport is not None:
             self._transport.abort()
 

@@ -51,7 +51,7 @@ def test_a_worker_on_a_full_disk_serves_on_and_registers_again_when_there_is_roo
         disk.free()
         wait_for(worker.record.exists, "it did not register again")
         assert worker.record.read_bytes() == record
-        wait_for(lambda: lines(worker, "is refreshed again") == 1, "it does not say so")
+        wait_for(lambda: lines(worker, "refreshed again") == 1, "it does not say so")
         wait_for(lambda: graph.post(CHAT).status_code == 200, "it is not found again")
 
 
@@ -61,16 +61,16 @@ def test_a_directory_that_goes_away_and_comes_back_stops_nobody(tmp_path: Path) 
         aside = tmp_path / "aside"
         (tmp_path / "kv").rename(aside)
         (tmp_path / "kv").write_text("no directory")
-        wait_for(lambda: lines(worker, "cannot be refreshed") > 0, "it was not noticed")
-        wait_for(lambda: "the last view stands" in frontend_log(graph), "the frontend noticed nothing")
+        wait_for(lambda: lines(worker, "failed to refresh") > 0, "it was not noticed")
+        wait_for(lambda: "keeping the last view" in frontend_log(graph), "the frontend noticed nothing")
         assert graph.post(CHAT).status_code == 200, "a registry that cannot be read says nothing of the workers"
-        said = lines(worker, "cannot be refreshed")
+        said = lines(worker, "failed to refresh")
         time.sleep(REFRESHES_S)
-        assert lines(worker, "cannot be refreshed") == said
+        assert lines(worker, "failed to refresh") == said
         assert graph.post(CHAT).status_code == 200
         (tmp_path / "kv").unlink()
-        wait_for(lambda: lines(worker, "is refreshed again") == said, "it did not register again")
-        wait_for(lambda: "can be read again" in frontend_log(graph), "the frontend does not look again")
+        wait_for(lambda: lines(worker, "refreshed again") == said, "it did not register again")
+        wait_for(lambda: "readable again" in frontend_log(graph), "the frontend does not look again")
         assert worker.record.exists()
         assert graph.post(CHAT).status_code == 200
 

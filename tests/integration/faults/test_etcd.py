@@ -113,21 +113,21 @@ def test_no_request_fails_whatever_happens_to_the_only_member(single: EtcdCluste
 
         member.kill()
         assert not member.is_healthy()
-        wait_for(lambda: logged(graph, "etcd is away"), "the outage was not noticed")
+        wait_for(lambda: logged(graph, "etcd unreachable"), "the outage was not noticed")
         callers.go_on()
         assert instances(graph) == before
         member.start()
-        wait_for(lambda: logged(graph, "it remembers us"), "nobody came back after the restart")
+        wait_for(lambda: logged(graph, "lease kept"), "nobody came back after the restart")
         callers.go_on()
         assert single.names() == keys
 
         member.pause()
         paused_at = time.monotonic()
-        wait_for(lambda: logged(graph, "etcd is away", times=2), "the standstill was not noticed")
+        wait_for(lambda: logged(graph, "etcd unreachable", times=2), "the standstill was not noticed")
         wait_until(lambda: time.monotonic() > paused_at + 1.5 * LEASE_TTL_S, "time stands still")
         callers.go_on()
         member.resume()
-        wait_for(lambda: logged(graph, "etcd is back", times=2), "nobody came back after the standstill")
+        wait_for(lambda: logged(graph, "etcd reachable again", times=2), "nobody came back after the standstill")
         callers.go_on()
         assert instances(graph) == before
         wait_for(lambda: single.names() == keys, "not everything was registered again after the standstill")
@@ -171,7 +171,7 @@ def test_a_worker_that_dies_during_an_outage_is_forgotten_after_it(single: EtcdC
     with Callers(graph) as callers:
         callers.go_on()
         member.kill()
-        wait_for(lambda: logged(graph, "etcd is away"), "the outage was not noticed")
+        wait_for(lambda: logged(graph, "etcd unreachable"), "the outage was not noticed")
         graph.processes[-1].kill()
         assert graph.processes[-1].wait() < 0
         assert graph.workers() == 2, "the last view stands"
@@ -201,9 +201,9 @@ def test_each_member_of_three_may_die_and_stand_still_in_turn(
                 member.start()
                 three.wait()
                 wait_for(lambda names=names: three.names() == names, "not all is registered as before")
-            wait_for(lambda graph=graph: logged(graph, "etcd is away"), "each spoke to a member when it was killed")
+            wait_for(lambda graph=graph: logged(graph, "etcd unreachable"), "each spoke to a member when it was killed")
 
-            moved = [path.read_text().count("etcd is back") for path in logs(graph)]
+            moved = [path.read_text().count("etcd reachable again") for path in logs(graph)]
             for member in three.members:
                 member.pause()
                 paused_at = time.monotonic()
@@ -215,7 +215,7 @@ def test_each_member_of_three_may_die_and_stand_still_in_turn(
                 wait_for(lambda names=names: three.names() == names, "not all is registered as before")
 
             def moved_on(graph: Graph = graph, moved: list[int] = moved) -> bool:
-                counts = [path.read_text().count("etcd is back") for path in logs(graph)]
+                counts = [path.read_text().count("etcd reachable again") for path in logs(graph)]
                 return all(after > before for before, after in zip(moved, counts, strict=True))
 
             wait_for(moved_on, "and to one when it stood still")

@@ -109,7 +109,7 @@ async def test_what_does_not_end_in_time_is_cut(join: Join, caplog: pytest.LogCa
     await worker.shutdown(drain_timeout_s=0.0)
     with pytest.raises(WorkerUnavailable):
         await hearing
-    assert "did not end in time" in caplog.text
+    assert "drain timeout" in caplog.text
 
 
 async def test_an_endpoint_can_hide_and_come_back(join: Join) -> None:
@@ -168,7 +168,7 @@ async def test_the_members_are_chosen_by_name(tmp_path: Any, monkeypatch: pytest
     assert type(runtime.event_plane).__name__ == "MemoryEventPlane"
     await runtime.shutdown()
     for choice in ({"discovery_backend": "kubernetes"}, {"discovery_backend": "mem", "request_plane": "quic"}):
-        with pytest.raises(ConfigError, match="expected"):
+        with pytest.raises(ConfigError, match="must be"):
             DistributedRuntime(None, **choice)  # type: ignore[arg-type]
 
 
@@ -263,7 +263,7 @@ async def test_runtime_refuses_an_unsupported_response_plane_from_the_environmen
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DYN_RESPONSE_PLANE", "quic")
-    with pytest.raises(ConfigError, match="DYN_RESPONSE_PLANE='quic': expected tcp"):
+    with pytest.raises(ConfigError, match="DYN_RESPONSE_PLANE='quic': must be tcp"):
         DistributedRuntime(None, "mem", "mem", event_plane="mem")
 
 

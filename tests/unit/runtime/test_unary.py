@@ -40,7 +40,7 @@ async def test_one_answer_is_the_answer() -> None:
 @pytest.mark.parametrize("answers", [(), (1, 2), (1, 2, 3)])
 async def test_no_answer_and_several_are_errors(answers: tuple[int, ...]) -> None:
     client = Fixed(*answers)
-    with pytest.raises(Unknown, match="expected one"):
+    with pytest.raises(Unknown, match="must send exactly one"):
         await UnaryClient(client).complete({})
     assert client.closed
 

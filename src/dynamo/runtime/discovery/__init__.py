@@ -1,4 +1,4 @@
-"""Who is there: records that live as long as the process that wrote them; one module per registry, one contract.
+"""Service discovery: records that live as long as the process that wrote them; one module per registry.
 
-Lives here: buckets of key → bytes, watched. Must not know: what a record says.
+This package stores and watches buckets of key → bytes. It does not depend on the content of the records.
 """

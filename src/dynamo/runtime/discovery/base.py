@@ -1,8 +1,8 @@
-"""The contract of discovery: put, delete, snapshot and watch; and the view that every member keeps of a bucket.
+"""Interface of discovery: put, delete, snapshot and watch; and the view of a bucket that every registry keeps.
 
-A record belongs to the process that put it: it is refreshed while the process lives, vanishes soon after its death and
-at once when `close` is called. Watchers see the present records, then `Synced`, then changes; values are compared
-whole. When the registry cannot be read, the last view stands.
+A record belongs to the process that put it: it is refreshed while the process lives, and removed soon after its death
+or immediately by `close`. Watchers get the present records, then `Synced`, then changes; values are compared as a
+whole. While the registry cannot be read, the last view remains valid.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A record appeared or changed."""
+    """Added or changed record."""
 
     key: str
     value: bytes
@@ -23,70 +23,70 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """A record is gone."""
+    """Removed record."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Everything that was there when the watch began has been told."""
+    """End of the records that existed when the watch began."""
 
 
 Change = Put | Delete | Synced
 
 
 class Discovery(Protocol):
-    """A registry of records."""
+    """Registry of records."""
 
     async def put(self, bucket: str, key: str, value: bytes) -> None:
-        """Writes a record of this process. Raises `InvalidArgument` for a key the registry cannot hold."""
+        """Write a record of this process. Raise `InvalidArgument` for an unsupported key."""
 
     async def delete(self, bucket: str, key: str) -> None:
-        """Removes a record of this process; no error if it is gone already."""
+        """Remove a record of this process; do nothing if it does not exist."""
 
     async def snapshot(self, bucket: str) -> dict[str, bytes]:
-        """The records of a bucket now."""
+        """Return the current records of a bucket."""
 
     def watch(self, bucket: str) -> AsyncIterator[Change]:
-        """The records of a bucket, then `Synced`, then what changes until `close`."""
+        """Yield the records of a bucket, then `Synced`, then changes until `close`."""
 
     async def close(self) -> None:
-        """Removes the records of this process at once and ends every watch."""
+        """Remove the records of this process and end every watch."""
 
 
 @runtime_checkable
 class SupervisedDiscovery(Discovery, Protocol):
-    """A registry with background work of its own."""
+    """Registry with supervised background tasks."""
 
     @property
     def is_sound(self) -> bool:
-        """False from a crash of that work until it goes on again."""
+        """Return False from a crash of a background task until it is restarted."""
 
 
 @runtime_checkable
 class RemoteDiscovery(Discovery, Protocol):
-    """A registry that may be away."""
+    """Registry on servers that may be unreachable."""
 
     async def connect(self) -> None:
-        """Returns when it has answered once. Raises `ConfigError` when it does not in its startup time."""
+        """Wait for the first response. Raise `ConfigError` after the startup timeout."""
 
     @property
     def is_reachable(self) -> bool:
-        """False while the views stand still because the registry is away; nobody is less ready for that."""
+        """Return False during an outage, while views are stale; it does not affect readiness."""
 
     @property
     def is_sound(self) -> bool:
-        """False from a crash of the watcher until it follows again."""
+        """Return False from a crash of the watcher until it is synchronized again."""
 
 
 def new_id() -> int:
-    """A random id of 63 bits, never 0."""
+    """Return a random id of 63 bits, never 0."""
     return (int.from_bytes(os.urandom(8), "big") >> 1) | 1
 
 
 class View:
-    """The last known records of one bucket, and who is told of changes."""
+    """Last known records of one bucket, and its watches."""
 
     def __init__(self) -> None:
         self.records: dict[str, bytes] = {}
@@ -106,7 +106,7 @@ class View:
                 watch.tell(key)
 
     def replace(self, records: Mapping[str, bytes]) -> None:
-        """Makes the view equal to `records`, and complete."""
+        """Set the records of the view and mark it as complete."""
         for key in [key for key in self.records if key not in records]:
             self.delete(key)
         for key, value in records.items():
@@ -126,7 +126,7 @@ class View:
 
 
 class Watch:
-    """One reader of a view. What it has not read yet is at most one change per key: the newest."""
+    """Reader of a view. Unread changes are coalesced to the newest one per key."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -137,7 +137,7 @@ class Watch:
         self._wake = asyncio.Event()
 
     def tell(self, key: str) -> None:
-        """Notes that a key changed."""
+        """Record that a key changed."""
         self._changed[key] = None
         self._wake.set()
 
@@ -145,7 +145,7 @@ class Watch:
         self._wake.set()
 
     def close(self) -> None:
-        """Ends the iteration."""
+        """End the iteration."""
         self._is_closed = True
         self._wake.set()
 

@@ -1,4 +1,4 @@
-"""Contact: whether etcd answers, since when it does not, and what is said about that, once and in one line."""
+"""Contact: reachability of etcd, the duration of outages, and one log line for each."""
 
 import asyncio
 import contextlib
@@ -12,11 +12,11 @@ from dynamo.runtime.transports.etcd.protocol import EtcdRefused
 
 logger = logging.getLogger(__name__)
 
-REMIND_S = 10.0  # While the first answer is awaited, the log says so this often.
+REMIND_S = 10.0  # Log interval while waiting for the first response.
 
 
 class Contact:
-    """Begins with the first attempt. Before the first answer, failures are the user's; later ones are outages."""
+    """State of the connection to etcd: failures before its first response are startup errors, later ones outages."""
 
     def __init__(self, options: EtcdOptions, clock: Clock) -> None:
         self._options = options
@@ -26,16 +26,16 @@ class Contact:
         self._faults: dict[Address, ConfigError] = {}
         self._is_settled = asyncio.Event()
         self.has_met = False
-        """True when etcd has answered once, be it away now or not."""
-        self.why = "no answer yet"
-        """What went wrong last."""
+        """Whether etcd has ever responded, reachable now or not."""
+        self.why = "no response yet"
+        """Last error."""
 
     @property
     def names(self) -> str:
         return ",".join(map(str, self._options.addresses))
 
     async def wait(self) -> None:
-        """Returns when etcd has answered once. Raises `ConfigError` when it does not in its startup time."""
+        """Wait for the first response. Raise `ConfigError` after the startup timeout."""
         if self.has_met:
             return
         timeout_s = self._options.startup_timeout_s
@@ -46,30 +46,30 @@ class Contact:
             raise fault
         if not self.has_met:
             raise ConfigError(
-                f"ETCD_ENDPOINTS={self.names}: no etcd within {timeout_s:g} s "
+                f"ETCD_ENDPOINTS={self.names}: no response from etcd within {timeout_s:g} s "
                 f"(ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS): {self.why}"
             )
 
     def met(self, how: str) -> None:
-        """A member answers; `how` says what was found after an outage."""
+        """Record a response of a member; `how` describes the recovery after an outage."""
         if self._lost_at is not None:
-            logger.warning("etcd is back after %.1f s: %s", self._clock.now() - self._lost_at, how)
+            logger.warning("etcd reachable again after %.1f s: %s", self._clock.now() - self._lost_at, how)
         self._lost_at = None
         self._faults.clear()
         self.has_met = True
         self._is_settled.set()
 
     def lost(self, address: Address, error: Exception) -> None:
-        """A member failed."""
+        """Record the failure of a member."""
         self.why = f"{address}: {error}"
         if not self.has_met:
             self._note(address, error)
         elif self._lost_at is None:
             self._lost_at = self._clock.now()
-            logger.warning("etcd is away (%s): the last view stands", self.why)
+            logger.warning("etcd unreachable (%s): keeping the last view", self.why)
 
     def _note(self, address: Address, error: Exception) -> None:
-        """Waiting is of no use when no member can be spoken to before the user has mended something."""
+        """End the wait once every member has failed with a configuration error."""
         fault = fault_of(address, error)
         if fault is not None:
             self._faults[address] = fault
@@ -87,9 +87,9 @@ class Contact:
 
 
 def fault_of(address: Address, error: Exception) -> ConfigError | None:
-    """What the user can mend, and time cannot."""
+    """Return the configuration error behind a failure, None for a failure that may be temporary."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return ConfigError(f"ETCD_AUTH_CA: the certificate of {address} is not trusted: {error.verify_message}")
+        return ConfigError(f"ETCD_AUTH_CA: certificate of {address} is not trusted: {error.verify_message}")
     if isinstance(error, EtcdRefused):
-        return ConfigError(f"ETCD_AUTH_USERNAME, ETCD_AUTH_PASSWORD: {address} refuses us: {error}")
+        return ConfigError(f"ETCD_AUTH_USERNAME, ETCD_AUTH_PASSWORD: rejected by {address}: {error}")
     return None

@@ -1,13 +1,13 @@
-"""Discovery in etcd: records under upstream's keys, held by one lease whose id is the process's instance id.
+"""Discovery in etcd: records under Dynamo's keys, attached to one lease whose id is the process's instance id.
 
     v1/instances/dynamo/backend/generate/2040a1f9995c8d05          lease 2040a1f9995c8d05
 
-A process speaks to one member at a time: that is a session. In it the lease is renewed, records are written, and every
-watched bucket is listed once and then followed. When anything fails, the whole session ends, the views stand as they
-are, and the next member is tried. The lease is the witness of what happened meanwhile. If it is still there, the
-registry remembers everyone, and the buckets are followed from where they stood. If it is gone, it is taken again under
-the same id, everything of ours is written again and the buckets are listed. In both cases the others get a lease's time
-to do the same before a missing record counts as gone (`Roster`).
+A process uses one member at a time, in a session: it renews the lease, writes records, and lists every watched bucket
+once and then watches it. Any failure ends the whole session, the views remain, and the next member is tried. The lease
+shows what happened meanwhile. If it still exists, the registry has kept its data, and watches resume at their last
+revision. If it is gone, it is granted again under the same id, all records of this process are written again and the
+buckets are listed. In both cases other processes get a lease's time to do the same before a missing record counts as
+removed (`Roster`).
 """
 
 import asyncio
@@ -44,17 +44,17 @@ from dynamo.runtime.transports.etcd.protocol import (
 
 logger = logging.getLogger(__name__)
 
-RETRY_FIRST_S = 0.1  # A member that was restarted, or a leader being chosen, takes about as long.
-RELIST_S = 60.0  # A view that went wrong, for whatever reason, is right again after this time.
-REPAIR_S = 5.0  # How soon an owner notices that its record was removed or overwritten; one small request.
-REFUSED_RETRY_S = 10.0  # A user's rights are changed by hand.
+RETRY_FIRST_S = 0.1  # A member restart or leader election takes about as long.
+RELIST_S = 60.0  # Upper bound for the age of an inconsistent view, whatever its cause.
+REPAIR_S = 5.0  # Interval of the check for removed or overwritten own records; one small request.
+REFUSED_RETRY_S = 10.0  # Permissions are changed manually.
 
 Record = tuple[str, str]
-"""A bucket and a key."""
+"""Bucket and key."""
 
 
 class Member(Protocol):
-    """A member of the cluster as this module needs it: `EtcdMember`, or one that tests make up."""
+    """Member of the cluster: `EtcdMember`, or a fake in tests."""
 
     async def connect(self) -> None: ...
     def close(self) -> None: ...
@@ -70,7 +70,7 @@ class Member(Protocol):
 
 
 class EtcdDiscovery:
-    """A registry in an etcd cluster."""
+    """Registry in an etcd cluster."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class EtcdDiscovery:
         self._contact: Contact | None = None
         self._is_closed = False
 
-    # What every registry can do ------------------------------------------------------------------------------------
+    # Interface of every registry -----------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Returns when etcd has answered once. Raises `ConfigError` when it does not in its startup time."""
+        """Wait for the first response of etcd. Raise `ConfigError` after the startup timeout."""
         await self._start().wait()
 
     async def put(self, bucket: str, key: str, value: bytes) -> None:
@@ -113,7 +113,7 @@ class EtcdDiscovery:
                 del self._own[record]
             raise
         if not written:
-            logger.warning("etcd is away: %s/%s is written when it is back", bucket, key)
+            logger.warning("etcd unreachable: writing %s/%s after the outage", bucket, key)
 
     async def delete(self, bucket: str, key: str) -> None:
         self._own.pop((bucket, key), None)
@@ -135,7 +135,7 @@ class EtcdDiscovery:
                 return {key: roster.view.records[key] for key in roster.missing} | records.texts
         if roster.view.is_synced:
             return dict(roster.view.records)
-        raise WorkerUnavailable(f"etcd at {contact.names} is away and {bucket} is not being watched: {contact.why}")
+        raise WorkerUnavailable(f"etcd {contact.names} unreachable and {bucket} is not watched: {contact.why}")
 
     def watch(self, bucket: str) -> Watch:
         self._start()
@@ -151,29 +151,29 @@ class EtcdDiscovery:
             try:
                 await self._member.revoke(self._lease.id)
             except (EtcdUnavailable, EtcdRefused) as error:
-                logger.warning("etcd did not take back lease %x (%s): it expires by itself", self._lease.id, error)
+                logger.warning("failed to revoke etcd lease %x: %s; it will expire", self._lease.id, error)
         for roster in self._rosters.values():
             roster.view.close()
         await self._tasks.cancel_and_wait()
 
     @property
     def lease_id(self) -> int:
-        """Under which everything of this process is registered, now and after every outage."""
+        """Return the id of the lease of this process's records; it is kept across outages."""
         return self._lease.id
 
-    # How it is -----------------------------------------------------------------------------------------------------
+    # Status --------------------------------------------------------------------------------------------------------
 
     @property
     def is_reachable(self) -> bool:
-        """False while the views stand still because etcd is away."""
+        """Return False while etcd is unreachable and views are stale."""
         return self._member is not None
 
     @property
     def is_sound(self) -> bool:
-        """False from a crash of the watcher (a fault of ours, not of etcd) until it follows again."""
+        """Return False from a crash of the watcher (an internal error) until it is synchronized again."""
         return self._tasks.is_sound
 
-    # A life of sessions --------------------------------------------------------------------------------------------
+    # Sessions ------------------------------------------------------------------------------------------------------
 
     def _start(self) -> Contact:
         if self._contact is None:
@@ -183,7 +183,7 @@ class EtcdDiscovery:
         return self._contact
 
     async def _live(self, contact: Contact) -> None:
-        """One session after another, with whichever member answers."""
+        """Run one session after another, with whichever member responds."""
         addresses = list(self._options.addresses)
         random.shuffle(addresses)
         for address in itertools.cycle(addresses):
@@ -191,12 +191,12 @@ class EtcdDiscovery:
                 await self._session(self._make_member(address), contact)
             except* (EtcdUnavailable, EtcdRefused, ssl.SSLCertVerificationError) as group:
                 contact.lost(address, _first(group))
-            if self._is_closed:  # A task group that fails just then swallows our being cancelled.
+            if self._is_closed:  # A task group that fails at the same time swallows the cancellation.
                 return
             await self._clock.sleep(self._backoff.next(random.random()))
 
     async def _session(self, member: Member, contact: Contact) -> None:
-        """From the first word to a member until something fails, which it raises."""
+        """Run a session until a failure, and raise its error."""
         try:
             await member.connect()
             await member.probe(_prefix(INSTANCES))
@@ -213,7 +213,7 @@ class EtcdDiscovery:
             self._end_session()
 
     async def _take_lease(self, member: Member) -> bool:
-        """Renews the lease, or takes it again under its id; True if it was still there."""
+        """Renew the lease, or grant it again under its id; return True if it still existed."""
         lease = self._lease
         sent_at = self._clock.now()
         if lease.expires_at and (ttl := await member.renew(lease.id)):
@@ -225,9 +225,9 @@ class EtcdDiscovery:
         except EtcdRefused as error:
             if error.code != FAILED_PRECONDITION:
                 raise
-            ttl = await member.renew(lease.id)  # We were given it, and never heard the answer.
+            ttl = await member.renew(lease.id)  # It was granted, but the response was lost.
             if not ttl:
-                raise EtcdUnavailable(f"lease {lease.id:x} can be neither taken nor renewed") from None
+                raise EtcdUnavailable(f"lease {lease.id:x} can be neither granted nor renewed") from None
         lease.renewed(sent_at, ttl)
         return False
 
@@ -239,7 +239,7 @@ class EtcdDiscovery:
                 roster.revision = 0
             for record in self._own:
                 self._expect(record)
-        contact.met("it remembers us" if is_remembered else f"registering {len(self._own)} record(s) again")
+        contact.met("lease kept" if is_remembered else f"lease lost, registering {len(self._own)} record(s) again")
         self._member = member
         self._backoff.reset()
 
@@ -251,7 +251,7 @@ class EtcdDiscovery:
                 waiting.set_result(False)
             self._unwritten[record] = asyncio.get_running_loop().create_future()
 
-    # Within a session ----------------------------------------------------------------------------------------------
+    # Tasks of a session --------------------------------------------------------------------------------------------
 
     async def _renew_forever(self, member: Member) -> None:
         lease = self._lease
@@ -260,11 +260,11 @@ class EtcdDiscovery:
             sent_at = self._clock.now()
             ttl = await member.renew(lease.id)
             if not ttl:
-                raise EtcdUnavailable(f"lease {lease.id:x} is gone")
+                raise EtcdUnavailable(f"lease {lease.id:x} expired")
             lease.renewed(sent_at, ttl)
 
     async def _tend_forever(self, member: Member, group: asyncio.TaskGroup) -> None:
-        """Writes what is to be written and follows what is to be followed, as soon as it is known."""
+        """Write changed records and watch requested buckets, on demand."""
         while True:
             self._wake.clear()
             while self._unwritten:
@@ -276,7 +276,7 @@ class EtcdDiscovery:
             await self._wake.wait()
 
     async def _write(self, member: Member, record: Record) -> None:
-        """Makes etcd agree with us about one record."""
+        """Write or delete one record in etcd."""
         value = self._own.get(record)
         name = _name(record)
         try:
@@ -286,17 +286,17 @@ class EtcdDiscovery:
                 await member.put(name, value, self._lease.id)
         except EtcdRefused as error:
             if error.code == NOT_FOUND:
-                raise EtcdUnavailable(f"lease {self._lease.id:x} is gone") from None
-            logger.warning("etcd refuses the record %s/%s: %s", *record, error)
+                raise EtcdUnavailable(f"lease {self._lease.id:x} expired") from None
+            logger.warning("etcd rejected record %s/%s: %s", *record, error)
             waiting = self._unwritten.pop(record)
             waiting.set_exception(_refused(record, error))
-            waiting.exception()  # Nobody waits when it was written before, and now again.
+            waiting.exception()  # Mark as retrieved: a rewritten record has no caller waiting.
             return
         if self._own.get(record) == value:
             self._unwritten.pop(record).set_result(True)
 
     async def _follow(self, member: Member, bucket: str, roster: Roster) -> None:
-        """Lists a bucket unless it is known where it stands, then hears what changes."""
+        """List a bucket unless its revision is known, then apply its changes."""
         prefix = _prefix(bucket)
         while True:
             if not roster.revision:
@@ -315,7 +315,7 @@ class EtcdDiscovery:
             try:
                 await self._follow(member, bucket, roster)
             except EtcdRefused as error:
-                logger.warning("etcd does not let us watch %s (ETCD_AUTH_USERNAME): %s", bucket, error)
+                logger.warning("etcd denied watching %s (ETCD_AUTH_USERNAME): %s", bucket, error)
             await self._clock.sleep(REFUSED_RETRY_S)
 
     def _apply(self, roster: Roster, message: WatchMessage, prefix_bytes: int) -> None:
@@ -331,7 +331,7 @@ class EtcdDiscovery:
             roster.revision = message.events[-1].kv.mod_revision
 
     async def _look_again_forever(self, member: Member) -> None:
-        """List every bucket anew each minute: neither side's memory is trusted for longer."""
+        """List every bucket again each minute, which corrects lost changes."""
         while True:
             await self._clock.sleep(RELIST_S * random.uniform(0.75, 1.25))
             for bucket, roster in self._rosters.items():
@@ -347,12 +347,12 @@ class EtcdDiscovery:
             self._wake.set()
 
     async def _look_for_own(self, member: Member) -> None:
-        """Find records of this process that another client removed or overwrote, which detaches them from the lease."""
+        """Find own records that another client removed or overwrote, which detaches them from the lease."""
         own = list(self._own)
         try:
             held = await member.held_by(self._lease.id)
         except EtcdRefused as error:
-            logger.debug("etcd does not say what our lease holds: %s", error)
+            logger.debug("failed to list the records of the lease: %s", error)
             return
         for record in own:
             if _name(record) not in held and record in self._own and record not in self._unwritten:
@@ -363,7 +363,7 @@ class EtcdDiscovery:
         await self._clock.sleep(max(0.0, self._patient_until - self._clock.now()))
         for bucket, roster in self._rosters.items():
             if gone := roster.forget_missing():
-                logger.warning("%d record(s) of %s did not come back after the outage", gone, bucket)
+                logger.warning("%d record(s) of %s were not registered again after the outage", gone, bucket)
 
     def _is_patient(self) -> bool:
         return self._clock.now() < self._patient_until
@@ -377,7 +377,7 @@ class EtcdDiscovery:
         return waiting
 
     async def _write_soon(self, record: Record) -> bool:
-        """True when etcd has it, False when it will be told after the outage."""
+        """Return True once the record is written, False if it is written after the outage."""
         waiting = self._expect(record)
         self._wake.set()
         if self._member is None:
@@ -394,7 +394,7 @@ class EtcdDiscovery:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A bucket at one revision."""
+    """Records of a bucket at one revision."""
 
     texts: dict[str, bytes]
     revision: int
@@ -416,16 +416,16 @@ def _prefix(bucket: str) -> bytes:
 
 
 def _text(name: bytes) -> str | None:
-    """A key within its bucket; None for one that nobody of ours would write."""
+    """Return the key within its bucket; None for a name that no process of the cluster writes."""
     try:
         return name.decode()
     except UnicodeDecodeError:
-        logger.debug("ignoring the key %r", name)
+        logger.debug("ignoring key %r", name)
         return None
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:
-    """One of the errors that ended a session; the others followed from it or happened to come along."""
+    """Return the first of the errors that ended a session; the others are consequences or unrelated."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -434,7 +434,7 @@ def _first(group: BaseExceptionGroup[Exception]) -> Exception:
 
 
 def _refused(record: Record, error: EtcdRefused) -> DynamoException:
-    what = f"etcd refuses the record {record[0]}/{record[1]}: {error}"
+    what = f"etcd rejected record {record[0]}/{record[1]}: {error}"
     if error.code == PERMISSION_DENIED:
         return ConfigError(f"ETCD_AUTH_USERNAME: {what}")
     return InvalidArgument(what)

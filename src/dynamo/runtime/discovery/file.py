@@ -1,14 +1,14 @@
-"""Discovery in a directory: one file per record, in upstream's layout to the byte.
+"""Discovery in a directory: one file per record, in exactly Dynamo's layout.
 
     <root>/v1/instances/dynamo%2Fbackend%2Fgenerate%2F62061240644c9367
 
-The owner refreshes the modification time. A reader drops a record whose modification time it has not seen change for
-`EXPIRY_S` of its own clock: times of other hosts are compared with themselves, never with the reader's clock, except that
-a record which is old when it is first seen is shown only once its owner refreshes it. A write is made in the root and
-renamed into place, so that no reader sees half a record. A record that was changed or removed is written again by its
-owner.
+The owner refreshes the modification time. A reader drops a record whose modification time has not changed for
+`EXPIRY_S` of the reader's clock: times of other hosts are only compared with each other, except that a record
+which is old when it is first seen is ignored until its owner refreshes it. A file is written in the root and renamed
+into place, so that readers see complete records only. A record that was changed or removed by another process is
+written again by its owner.
 
-Only this user may write to the directory: a process that can write a record can redirect requests.
+Only this user may write to the directory: a process that can write records can redirect requests.
 """
 
 import atexit
@@ -32,16 +32,16 @@ from dynamo.runtime.discovery.inotify import DirectoryEvents
 
 logger = logging.getLogger(__name__)
 
-REFRESH_S = 3.0  # Upstream refreshes about as often; three chances before a record expires.
+REFRESH_S = 3.0  # About Dynamo's interval; allows three attempts before a record expires.
 EXPIRY_S = 10.0
-REMOVE_S = 60.0  # Longer than network file systems remember a file's times: what is dead for so long is removed.
-REPAIR_S = 1.0  # How soon an owner notices that its record was changed or removed.
-RESCAN_S = 1.0  # Finds expired records, and changes made on another machine, for which there are no events.
-POLL_S = 0.15  # Where the system has no inotify: a new worker is still seen before a human notices.
-NAME_BYTES_MAX = 255  # What file systems allow.
-RECORD_BYTES_MAX = 4 << 20  # A model's card has some kilobytes; etcd's own limit is 1.5 MiB.
+REMOVE_S = 60.0  # Longer than network file systems cache modification times: expired records are removed after it.
+REPAIR_S = 1.0  # Interval of the check for changed or removed own records.
+RESCAN_S = 1.0  # Finds expired records and changes made on other machines, which cause no events.
+POLL_S = 0.15  # Without inotify: short enough that a new worker appears without noticeable delay.
+NAME_BYTES_MAX = 255  # Limit of common file systems.
+RECORD_BYTES_MAX = 4 << 20  # A model card has a few kilobytes; etcd's own limit is 1.5 MiB.
 UNFINISHED = ".new-"  # Prefix of records that are being written.
-ABANDONED_S = 3600.0  # Writing a record takes milliseconds: what is older was left by a killed process.
+ABANDONED_S = 3600.0  # Writing a record takes milliseconds: an older file was left by a killed process.
 SUPERUSER = 0
 VARIABLE = "DYN_FILE_KV"
 
@@ -49,12 +49,12 @@ _PLAIN = frozenset(string.ascii_letters + string.digits)
 
 
 def encode_name(key: str) -> str:
-    """A key as a file name: every byte that is no ASCII letter or digit becomes %XX."""
+    """Encode a key as a file name: every byte except ASCII letters and digits becomes %XX."""
     return "".join(char if char in _PLAIN else "".join(f"%{byte:02X}" for byte in char.encode()) for char in key)
 
 
 def decode_name(name: str) -> str | None:
-    """The key of a file name, None when it is none that we or upstream would write."""
+    """Decode a file name into its key, None for a name outside the encoding."""
     head, *parts = name.split("%")
     try:
         data = head.encode("ascii") + b"".join(bytes([int(part[:2], 16)]) + part[2:].encode("ascii") for part in parts)
@@ -65,7 +65,7 @@ def decode_name(name: str) -> str | None:
 
 
 def default_root() -> str:
-    """`DYN_FILE_KV`, or `dynamo_store_kv` in the system's temporary directory."""
+    """Return `DYN_FILE_KV`, or `dynamo_store_kv` in the system's temporary directory."""
     root = setting("DYN_FILE_KV", "", str)
     if not root:
         import tempfile
@@ -75,35 +75,35 @@ def default_root() -> str:
 
 
 Signature = tuple[int, int, int]
-"""Modification time, size and inode: while they stand, a file need not be read again."""
+"""Modification time, size and inode: a file is read again only when they change."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """One file as this process has seen it."""
+    """State of one file as observed by this process."""
 
     modified_ns: int
     changed_at: float
-    """When the modification time was last seen to change, by this process's monotonic clock."""
+    """Time of the last observed change of the modification time, by this process's monotonic clock."""
     is_alive: bool
-    """Its owner refreshes it."""
+    """Whether the owner refreshes the record."""
     signature: Signature | None = None
-    """Of the content that was read."""
+    """Signature of the last valid content."""
     value: bytes | None = None
-    """The last content that could be read; None: none yet."""
+    """Last valid content, None without any."""
     refused: Signature | None = None
-    """Of content that cannot be used, which the log has."""
+    """Signature of invalid content that has been logged."""
 
 
 class FileDiscovery:
-    """A registry in one directory, shared by every process that names it."""
+    """Registry in one directory, shared by all processes that use it."""
 
     def __init__(self, root: str | None = None, clock: Clock | None = None) -> None:
         self.root = os.path.abspath(root or default_root())
         self._clock = clock or SystemClock()
         self._own: dict[tuple[str, str], bytes] = {}
         self._failing: set[tuple[str, str]] = set()
-        """Own records that could not be refreshed the last time; that has been said."""
+        """Own records whose last refresh failed and was logged."""
         self._views: dict[str, View] = {}
         self._seen: dict[str, dict[str, _Seen]] = {}
         self._tasks = TaskOwner("discovery.file")
@@ -118,12 +118,12 @@ class FileDiscovery:
 
     @property
     def is_sound(self) -> bool:
-        """False while what refreshes or reads the records has died and is being restarted."""
+        """Return False while a crashed refresh or scan task is being restarted."""
         return self._tasks.is_sound
 
     async def put(self, bucket: str, key: str, value: bytes) -> None:
         if len(value) > RECORD_BYTES_MAX:
-            raise InvalidArgument(f"discovery record {key!r} has {len(value)} bytes: at most {RECORD_BYTES_MAX}")
+            raise InvalidArgument(f"discovery record {key!r}: {len(value)} bytes, must be at most {RECORD_BYTES_MAX}")
         try:
             self._write(bucket, key, value)
         except OSError as error:
@@ -165,17 +165,17 @@ class FileDiscovery:
         await self._tasks.cancel_and_wait()
 
     def _remove_own(self) -> None:
-        """Also runs when the process exits without closing: its records must not outlive it by `EXPIRY_S`."""
+        """Remove own records; also at interpreter exit, so that they do not outlive the process by `EXPIRY_S`."""
         own, self._own = self._own, {}
         for bucket, key in own:
             _unlink(self._path(bucket, key))
 
     def refresh(self) -> None:
-        """Refresh this process's records; one that was removed or changed is written again."""
+        """Refresh own records; write removed or changed ones again."""
         self._tend(is_refresh=True)
 
     def repair(self) -> None:
-        """Write again what another process removed or changed."""
+        """Write own records again that another process removed or changed."""
         self._tend(is_refresh=False)
 
     def _tend(self, *, is_refresh: bool) -> None:
@@ -184,11 +184,11 @@ class FileDiscovery:
                 self._tend_one(*record, value, is_refresh=is_refresh)
             except (OSError, ConfigError) as error:
                 if record not in self._failing:
-                    logger.warning("record %s/%s cannot be refreshed, trying on: %s", *record, error)
+                    logger.warning("failed to refresh record %s/%s: %s; retrying", *record, error)
                 self._failing.add(record)
             else:
                 if record in self._failing:
-                    logger.warning("record %s/%s is refreshed again", *record)
+                    logger.warning("record %s/%s refreshed again", *record)
                 self._failing.discard(record)
 
     def _tend_one(self, bucket: str, key: str, value: bytes, *, is_refresh: bool) -> None:
@@ -197,7 +197,7 @@ class FileDiscovery:
             damage = "" if _read_file(path, len(value)) == value else "changed"
         except FileNotFoundError:
             damage = "removed"
-        except (ValueError, OSError):  # Another length, no file, or no permission: only a new file can help.
+        except (ValueError, OSError):  # Different length, missing file or missing permission: write a new file.
             damage = "changed"
         if damage:
             if (bucket, key) not in self._failing:
@@ -208,7 +208,7 @@ class FileDiscovery:
             os.utime(path, (now, now), follow_symlinks=False)
 
     def look(self) -> None:
-        """Compares every watched bucket with its directory."""
+        """Compare every watched bucket with its directory."""
         self._note_pause()
         for bucket in self._views:
             self._look(bucket)
@@ -218,16 +218,16 @@ class FileDiscovery:
             records = self._read(bucket)
         except OSError as error:
             if not self._is_frozen:
-                logger.warning("discovery directory %s cannot be read (%s): the last view stands", self.root, error)
+                logger.warning("cannot read discovery directory %s (%s): keeping the last view", self.root, error)
             self._is_frozen = True
             return
         if self._is_frozen:
-            logger.info("discovery directory %s can be read again", self.root)
+            logger.info("discovery directory %s readable again", self.root)
         self._is_frozen = False
         self._views[bucket].replace(records)
 
     def _read(self, bucket: str) -> dict[str, bytes]:
-        """Return the living records of a bucket. Raise `OSError` when the directory cannot be read."""
+        """Return the live records of a bucket. Raise `OSError` when the directory cannot be read."""
         known = self._seen.get(bucket, {})
         now = self._clock.now()
         try:
@@ -235,7 +235,7 @@ class FileDiscovery:
         except FileNotFoundError:
             if not os.path.isdir(self.root):
                 raise
-            # Removed as a whole, which no owner does: owners have the time of an expiry to write their records again.
+            # Another program removed the whole directory: owners get the expiry time to write their records again.
             found = {key: seen for key, seen in known.items() if now - seen.changed_at <= EXPIRY_S}
         else:
             found = {}
@@ -249,7 +249,7 @@ class FileDiscovery:
                 except FileNotFoundError:
                     continue
                 except OSError as error:
-                    logger.warning("record %s cannot be read: %s", entry.path, error)
+                    logger.warning("cannot read record %s: %s", entry.path, error)
                     seen = before
                 if seen is not None:
                     found[key] = seen
@@ -259,9 +259,9 @@ class FileDiscovery:
     def _look_at(
         self, bucket: str, key: str, entry: "os.DirEntry[str]", before: _Seen | None, now: float
     ) -> _Seen | None:
-        """Return what is known of a file now; None for one that is no record. Raise `OSError`."""
+        """Return the updated state of a file; None for one that is not a record. Raise `OSError`."""
         status = entry.stat(follow_symlinks=False)
-        if not stat.S_ISREG(status.st_mode):  # Damage, where a record was before: its owner repairs it.
+        if not stat.S_ISREG(status.st_mode):  # A damaged record is repaired by its owner.
             return before if before is not None and now - before.changed_at <= EXPIRY_S else None
         is_own = (bucket, key) in self._own
         seen = before
@@ -275,7 +275,7 @@ class FileDiscovery:
             seen.is_alive = False
         seen.is_alive = seen.is_alive or is_own
         if not seen.is_alive and now - seen.changed_at > REMOVE_S and not self._is_patient():
-            with contextlib.suppress(OSError):  # Another process may have removed it, or only its owner may.
+            with contextlib.suppress(OSError):  # Another process may have removed it, or permission is missing.
                 os.unlink(entry.path)
             return None
         signature = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -284,19 +284,19 @@ class FileDiscovery:
         return seen
 
     def _take_in(self, seen: _Seen, path: str, signature: Signature, status: os.stat_result) -> None:
-        """Read a file's content; content that cannot be used leaves the last one, until the owner has repaired it."""
+        """Read a file's content; invalid content keeps the last valid one, until the owner has repaired the record."""
         try:
             if status.st_uid not in (user_id(), SUPERUSER):
-                raise ValueError(f"it belongs to user {status.st_uid}")  # noqa: TRY301 - one way to refuse
+                raise ValueError(f"owned by user {status.st_uid}")  # noqa: TRY301 - one place for rejections
             seen.value = _read_file(path, RECORD_BYTES_MAX)
             seen.signature = signature
         except ValueError as error:
             if seen.refused is None or seen.refused[1:] != signature[1:]:
-                logger.warning("record %s is not used: %s", path, error)
+                logger.warning("ignoring record %s: %s", path, error)
             seen.refused = signature
 
     def _note_pause(self) -> None:
-        """After this process was stopped, records seem not refreshed: each gets a second chance."""
+        """Extend all records after this process was suspended, because it missed their refreshes."""
         now = self._clock.now()
         if self._last_look is not None and now - self._last_look > EXPIRY_S / 2:
             self._patient_until = now + 2 * REFRESH_S
@@ -317,7 +317,7 @@ class FileDiscovery:
         while True:
             await self._clock.sleep(interval_s)
             if self._events is not None:
-                for bucket in self._views:  # A directory that was removed and made again is another one.
+                for bucket in self._views:  # A directory that was removed and created again needs a new watch.
                     self._events.add(self._directory(bucket))
             self.look()
 
@@ -346,15 +346,15 @@ class FileDiscovery:
             raise
 
     def _prepare(self, directory: str) -> None:
-        """Make a directory at or below the root. Raise `ConfigError` where that fails or other users could write to it."""
+        """Create a directory at or below the root. Raise `ConfigError` on failure or if other users can write to it."""
         try:
             make_private_directories(directory)
         except (FileExistsError, NotADirectoryError):
             raise StartupError(
-                f"{VARIABLE}={self.root!r}: expected a directory; it, or a part of it, is a file"
+                f"{VARIABLE}={self.root!r}: must be a directory; it, or a part of its path, is a file"
             ) from None
         except OSError as error:
-            raise StartupError(f"{VARIABLE}={self.root!r}: cannot make the directory: {error.strerror}") from None
+            raise StartupError(f"{VARIABLE}={self.root!r}: cannot create the directory: {error.strerror}") from None
         while len(directory) > len(self.root):
             check_trusted_directory(directory, VARIABLE)
             directory = os.path.dirname(directory)
@@ -366,7 +366,7 @@ class FileDiscovery:
     def _path(self, bucket: str, key: str) -> str:
         name = encode_name(key)
         if not 0 < len(name) <= NAME_BYTES_MAX:
-            raise InvalidArgument(f"discovery key {key!r} makes a file name of {len(name)} bytes, not 1 to 255")
+            raise InvalidArgument(f"discovery key {key!r}: file name has {len(name)} bytes, must be 1 to 255")
         return os.path.join(self.root, bucket, name)
 
 
@@ -376,24 +376,24 @@ def _unlink(path: str) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        logger.warning("record %s cannot be removed: %s", path, error)
+        logger.warning("cannot remove record %s: %s", path, error)
 
 
 def _read_file(path: str, bytes_max: int) -> bytes:
-    """Return a file's content. Raise `ValueError` for one that is longer, or no regular file, `OSError`."""
+    """Return a file's content. Raise `ValueError` for an oversized or irregular file, and `OSError`."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise ValueError("it is a symbolic link") from None
+            raise ValueError("symbolic link") from None
         raise
     with open(file, "rb") as reader:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("not a regular file")
         if found.st_size > bytes_max:
-            raise ValueError(f"it has {found.st_size} bytes: at most {bytes_max}")
+            raise ValueError(f"{found.st_size} bytes: must be at most {bytes_max}")
         content = reader.read(bytes_max + 1)
     if len(content) > bytes_max:
-        raise ValueError(f"it has more than {bytes_max} bytes")
+        raise ValueError(f"more than {bytes_max} bytes")
     return content

@@ -1,4 +1,4 @@
-"""Directory events from Linux's inotify, by ctypes; elsewhere `DirectoryEvents.open` gives None and callers poll."""
+"""Directory events from Linux inotify by ctypes; elsewhere `DirectoryEvents.open` returns None, so callers poll."""
 
 import asyncio
 import os
@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable
 
 IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO, IN_DELETE = 0x008, 0x040, 0x080, 0x200
-CHANGES = IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE  # Not IN_ATTRIB: refreshing a record is no change.
+CHANGES = IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE  # Without IN_ATTRIB: refreshes are not changes.
 READ_BYTES = 65536
 
 
 class DirectoryEvents:
-    """Calls back, on the loop, after something in one of its directories changed; it does not say what."""
+    """Callback on the loop after any change in one of its directories."""
 
     def __init__(
         self, descriptor: int, add_watch: Callable[[int, bytes, int], int], on_change: Callable[[], None]
@@ -24,7 +24,7 @@ class DirectoryEvents:
 
     @classmethod
     def open(cls, on_change: Callable[[], None]) -> "DirectoryEvents | None":
-        """Starts listening; None where the system has no inotify or no more of it to give."""
+        """Start listening; return None if inotify is missing or its limits are exhausted."""
         if not sys.platform.startswith("linux"):
             return None
         import ctypes
@@ -38,7 +38,7 @@ class DirectoryEvents:
         return cls(descriptor, add_watch, on_change) if descriptor >= 0 else None
 
     def add(self, path: str) -> None:
-        """Listens to one more directory. One that cannot be listened to is found by the regular look instead."""
+        """Watch one more directory. On failure, its changes are found by the regular scan."""
         self._add_watch(self._descriptor, os.fsencode(path), CHANGES)
 
     def close(self) -> None:

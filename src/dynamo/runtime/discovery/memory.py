@@ -1,4 +1,4 @@
-"""Discovery within one process: for tests, and for graphs that live in one interpreter (`--discovery-backend mem`)."""
+"""Discovery in memory: for tests and for graphs in one process (`--discovery-backend mem`)."""
 
 import weakref
 from collections import defaultdict
@@ -7,14 +7,14 @@ from dynamo.runtime.discovery.base import View, Watch
 
 
 class MemoryStore:
-    """What the members of one make-believe cluster share."""
+    """Records shared by the members of an in-memory cluster."""
 
     def __init__(self) -> None:
         self.views: defaultdict[str, View] = defaultdict(_synced_view)
 
 
 class MemoryDiscovery:
-    """One member: its own records in a shared store."""
+    """Registry of one member with its records in a shared store."""
 
     def __init__(self, store: MemoryStore | None = None) -> None:
         self._store = store if store is not None else PROCESS_STORE
@@ -51,4 +51,4 @@ def _synced_view() -> View:
 
 
 PROCESS_STORE = MemoryStore()
-"""The store of everyone in this process who names no other."""
+"""Default store of the registries in this process."""

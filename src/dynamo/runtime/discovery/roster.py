@@ -1,7 +1,7 @@
-"""Roster: what a bucket of a remote registry holds, and what of it is only remembered.
+"""Roster: records of a bucket in a remote registry, including records that are missing after an outage.
 
-After the registry was away, a record that is missing may be its owner's death or the registry's own loss of memory.
-While patience lasts, such a record stays in the view; its owner has that long to write it again.
+After an outage, a missing record means that its owner died or that the registry lost data. During a grace period
+(`is_patient`) such a record stays in the view, so that its owner can write it again.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ class Roster:
     def __init__(self) -> None:
         self.view = View()
         self.revision = 0
-        """Where in the registry's history the view stands; 0 when it must be listed."""
+        """Registry revision of the view; 0 when the bucket must be listed."""
         self.missing: set[str] = set()
-        """Records that the registry no longer has; they are in the view until patience ends."""
+        """Records that the registry no longer has, kept in the view until the grace period ends."""
 
     def replace(self, records: Mapping[str, bytes], revision: int, *, is_patient: bool) -> None:
-        """Takes over a listing."""
+        """Apply a listing."""
         known = self.view.records
         self.missing = {key for key in known if key not in records} if is_patient else set()
         self.view.replace({**{key: known[key] for key in self.missing}, **records})
@@ -37,17 +37,17 @@ class Roster:
             self.forget(key)
 
     def forget(self, key: str) -> None:
-        """Its owner, who ought to know, removed it."""
+        """Remove a record that its owner deleted."""
         self.missing.discard(key)
         self.view.delete(key)
 
     def forget_missing(self) -> int:
-        """Patience is over; the number of records that nobody wrote again."""
+        """Remove the missing records at the end of the grace period; return their number."""
         missing, self.missing = self.missing, set()
         for key in missing:
             self.view.delete(key)
         return len(missing)
 
     def validate(self) -> None:
-        """Raises when it contradicts itself."""
-        assert self.missing <= self.view.records.keys(), "a record is remembered that is not shown"
+        """Assert the invariants."""
+        assert self.missing <= self.view.records.keys(), "missing records must be in the view"

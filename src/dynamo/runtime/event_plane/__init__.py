@@ -1,4 +1,4 @@
-"""What happened: events from many publishers to whoever listens; one module per transport, one contract.
+"""Event plane: events from many publishers to subscribers; one module per transport.
 
-Lives here: envelopes, sequence numbers, gaps. Must not know: what an event means.
+This package contains envelopes, sequence numbers and gap detection. It does not depend on the meaning of events.
 """

@@ -1,7 +1,7 @@
-"""The contract of an event plane: publishers number their events, subscribers hear them, and hear of gaps.
+"""Interface of an event plane: publishers number their events; subscribers receive them and detect gaps.
 
-An event is bytes about an endpoint, under a topic. Delivery is best effort and in order per publisher; what was lost is
-told as a gap, so that the listener can ask the source for a snapshot.
+An event is bytes about an endpoint, under a topic. Delivery is best effort and in order per publisher; lost events are
+reported as a gap, so that the subscriber can request a snapshot from the source.
 """
 
 import asyncio
@@ -12,77 +12,77 @@ from typing import Protocol
 
 from dynamo.protocols.discovery import EndpointId
 
-BACKLOG_MAX = 100_000  # Events that wait for a slow subscriber, as upstream; beyond it the newest are dropped.
+BACKLOG_MAX = 100_000  # Unread events of a slow subscriber, as in Dynamo; beyond it the newest are dropped.
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event as a subscriber hears it."""
+    """Received event."""
 
     publisher_id: int
     sequence: int
-    """Numbered by the publisher, from 0."""
+    """Sequence number of the publisher, from 0."""
     payload: bytes
     missed: int = 0
-    """How many events of this publisher were lost between the last one heard and this one."""
+    """Number of lost events of this publisher between the previous event and this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherGone:
-    """A publisher left the registry; nothing more comes from it."""
+    """Notification that a publisher left the registry and sends no further events."""
 
     publisher_id: int
 
 
 class Publisher(Protocol):
-    """Speaks about one endpoint under one topic."""
+    """Publisher of one topic of one endpoint."""
 
     id: int
 
     def publish(self, payload: bytes) -> None:
-        """Sends to whoever listens now; never blocks, never fails."""
+        """Send to the current subscribers; never block or fail."""
 
     async def close(self) -> None:
-        """Leaves the registry."""
+        """Deregister the publisher."""
 
 
 class Subscriber(Protocol):
-    """Hears every publisher of one topic about one endpoint."""
+    """Subscriber to all publishers of one topic of one endpoint."""
 
     def __aiter__(self) -> AsyncIterator[Event | PublisherGone]:
-        """The events, until `close`."""
+        """Return an iterator over the events, until `close`."""
 
     async def close(self) -> None:
-        """Ends the iteration."""
+        """End the iteration."""
 
 
 class EventPlane(Protocol):
-    """One process's end of the event plane."""
+    """Event plane of one process."""
 
     async def publisher(self, endpoint: EndpointId, topic: str) -> Publisher:
-        """Begins to publish; subscribers find it when this returns."""
+        """Return a registered publisher."""
 
     async def subscriber(self, endpoint: EndpointId, topic: str) -> Subscriber:
-        """Begins to listen."""
+        """Return a listening subscriber."""
 
     @property
     def is_sound(self) -> bool:
-        """False while a subscriber's watch has died and is being restarted."""
+        """Return False while a subscriber's crashed watch is being restarted."""
 
     async def close(self) -> None:
-        """Closes every publisher and subscriber."""
+        """Close every publisher and subscriber."""
 
 
 class GapDetector:
-    """The next sequence number that each publisher should send."""
+    """Next expected sequence number of each publisher."""
 
     def __init__(self) -> None:
         self._next: dict[int, int] = {}
 
     def missed(self, publisher_id: int, sequence: int) -> int | None:
-        """How many were lost before this one; None for one that was heard before.
+        """Return how many events were lost before this one; None for a duplicate.
 
-        Whoever begins to listen late missed everything since 0.
+        A late subscriber has missed all events since 0.
         """
         expected = self._next.get(publisher_id, 0)
         if sequence < expected:
@@ -95,7 +95,7 @@ class GapDetector:
 
 
 class Backlog:
-    """What a subscriber has not read yet. What does not fit is dropped, and told as a gap by what follows."""
+    """Unread events of a subscriber. Events beyond the limit are dropped and reported as a gap by the next one."""
 
     def __init__(self, size_max: int = BACKLOG_MAX) -> None:
         self.dropped = 0
@@ -113,12 +113,12 @@ class Backlog:
         self._wake.set()
 
     def gone(self, publisher_id: int) -> None:
-        """Told even when the backlog is full: publishers are few."""
+        """Append the notification even when the backlog is full: there are few publishers."""
         self._unread.append(PublisherGone(publisher_id))
         self._wake.set()
 
     def end(self) -> None:
-        """Ends the iteration; what is unread is dropped."""
+        """End the iteration; unread events are dropped."""
         self._is_closed = True
         self._unread.clear()
         self._wake.set()

@@ -1,4 +1,4 @@
-"""Envelope: an event as upstream writes it on ZMQ (serving-plane.md §3.4).
+"""Envelope: format of an event on ZMQ, compatible with Dynamo.
 
 Four frames: topic · publisher id, u64 · sequence, u64 · `0x01`, u32 length, msgpack map. Numbers are big-endian.
 """
@@ -11,18 +11,18 @@ from dynamo.core.codec import UNREADABLE
 from dynamo.core.errors import InvalidArgument
 
 VERSION = 1
-PUBLISHER_ID_BITS = 53  # As upstream: exact in every JSON reader.
+PUBLISHER_ID_BITS = 53  # As in Dynamo: exact in every JSON reader.
 _U64 = struct.Struct(">Q")
 _HEAD = struct.Struct(">BI")
 
 
 class Envelope(msgspec.Struct):
-    """The last frame's map."""
+    """Map in the last frame."""
 
     publisher_id: int
     sequence: int
     published_at: int
-    """Milliseconds since 1970."""
+    """Milliseconds since the Unix epoch."""
     topic: str
     payload: bytes
 
@@ -32,7 +32,7 @@ _decode = msgspec.msgpack.Decoder(Envelope).decode
 
 
 def pack(envelope: Envelope, sent_as: bytes | None = None) -> list[bytes]:
-    """The four frames; the first is what subscribers ask for, the topic unless told otherwise."""
+    """Return the four frames; the first is the subscription topic, `sent_as` or else the envelope's topic."""
     body = _encode(envelope)
     return [
         envelope.topic.encode() if sent_as is None else sent_as,
@@ -43,18 +43,18 @@ def pack(envelope: Envelope, sent_as: bytes | None = None) -> list[bytes]:
 
 
 def unpack(frames: list[bytes]) -> Envelope:
-    """The envelope of four frames. Raises `InvalidArgument` for anything else."""
+    """Return the envelope of four frames. Raise `InvalidArgument` for anything else."""
     if len(frames) != 4 or len(frames[3]) < _HEAD.size:
-        raise InvalidArgument(f"an event of {len(frames)} frames: expected topic, publisher, sequence, body")
+        raise InvalidArgument(f"malformed event: {len(frames)} frames: expected topic, publisher, sequence, body")
     version, size = _HEAD.unpack_from(frames[3])
     body = frames[3][_HEAD.size :]
     if version != VERSION or size != len(body):
-        raise InvalidArgument(f"an event body of version {version} and {len(body)} bytes that says {size}")
+        raise InvalidArgument(f"malformed event body: version {version}, {len(body)} bytes, length field {size}")
     try:
         envelope = _decode(body)
     except UNREADABLE as error:
-        raise InvalidArgument(f"an event body that cannot be read: {error}") from None
+        raise InvalidArgument(f"malformed event body: {error}") from None
     ids = (_U64.pack(envelope.publisher_id), _U64.pack(envelope.sequence))
     if (frames[1], frames[2]) != ids:
-        raise InvalidArgument("an event whose frames disagree about who sent it")
+        raise InvalidArgument("malformed event: frames and envelope differ in publisher or sequence")
     return envelope

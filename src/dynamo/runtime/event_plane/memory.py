@@ -1,4 +1,4 @@
-"""Event plane within one process: for tests, and for graphs that live in one interpreter."""
+"""Event plane in memory: for tests and for graphs in one process."""
 
 from collections import defaultdict
 
@@ -8,14 +8,14 @@ from dynamo.runtime.event_plane.base import Backlog
 
 
 class MemoryBus:
-    """What the members of one make-believe cluster share: who listens to what."""
+    """Subscribers of an in-memory cluster by topic."""
 
     def __init__(self) -> None:
         self.listeners: defaultdict[str, list[MemorySubscriber]] = defaultdict(list)
 
 
 class MemoryEventPlane:
-    """One member."""
+    """Event plane of one member of a bus."""
 
     def __init__(self, bus: MemoryBus | None = None) -> None:
         self._bus = bus if bus is not None else PROCESS_BUS
@@ -44,7 +44,7 @@ class MemoryEventPlane:
 
 
 class MemoryPublisher:
-    """A publisher on a bus."""
+    """Publisher on a bus."""
 
     def __init__(self, bus: MemoryBus, name: str) -> None:
         self.id = new_id()
@@ -68,7 +68,7 @@ class MemoryPublisher:
 
 
 class MemorySubscriber(Backlog):
-    """A subscriber on a bus."""
+    """Subscriber on a bus."""
 
     def __init__(self, bus: MemoryBus, name: str) -> None:
         super().__init__()
@@ -83,4 +83,4 @@ class MemorySubscriber(Backlog):
 
 
 PROCESS_BUS = MemoryBus()
-"""The bus of everyone in this process who names no other."""
+"""Default bus of the event planes in this process."""

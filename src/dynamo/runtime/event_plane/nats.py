@@ -1,9 +1,9 @@
-"""Event plane over NATS: all publishers of a topic share a subject; the registry tells who they are.
+"""Event plane over NATS: all publishers of a topic share a subject and are listed in the registry.
 
     subject   `namespace.<ns>.component.<comp>.endpoint.<ep>.<topic>`
     message   the envelope's msgpack map alone
 
-NATS core keeps nothing: what is published while a subscriber is away is missed, and told as a gap.
+NATS core stores no messages: events published while a subscriber is disconnected are lost and reported as a gap.
 """
 
 import functools
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GONE_MAX = 10_000  # Publishers that left and may still be heard of: more than leave while a message travels.
+GONE_MAX = 10_000  # Ids of publishers that left, for late messages: more than leave while a message is in transit.
 
 _read_envelope = msgpack_decoder(Envelope).decode
 
 
 class NatsEventPlane:
-    """One process's end of the event plane."""
+    """Event plane of one process over NATS."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class NatsEventPlane:
         self._subscribers: list[NatsSubscriber] = []
 
     async def start(self) -> None:
-        """Returns when the server is there. Raises `ConfigError` when it does not come, or refuses us."""
+        """Wait for the connection. Raise `ConfigError` when the server is unreachable or rejects the credentials."""
         await self._nats.start()
 
     async def publisher(self, endpoint: EndpointId, topic: str) -> "NatsPublisher":
@@ -88,14 +88,14 @@ class NatsEventPlane:
 
 
 class NatsPublisher:
-    """One publisher: its numbers and its record."""
+    """Publisher with its sequence numbers and its registry record."""
 
     def __init__(
         self, nats: NatsConnection, discovery: Discovery, clock: Clock, endpoint: EndpointId, topic: str
     ) -> None:
         self.id = new_id() >> (63 - PUBLISHER_ID_BITS) | 1
         self.dropped = 0
-        """Events that were never sent, because too many waited for the server."""
+        """Events that were never sent, because the send queue was full."""
         self._nats = nats
         self._discovery = discovery
         self._clock = clock
@@ -107,7 +107,7 @@ class NatsPublisher:
         self._channel = EventChannel(EventScope("endpoint", endpoint), topic, self.id, transport)
 
     async def register(self) -> None:
-        """Lets subscribers know who speaks."""
+        """Register the publisher for subscribers."""
         await self._discovery.put(EVENT_CHANNELS, self._channel.key, json_encode(self._channel))
 
     def publish(self, payload: bytes) -> None:
@@ -119,7 +119,7 @@ class NatsPublisher:
             self._drop()
 
     async def close(self) -> None:
-        """Leaves the registry once everything is sent, for what follows is not heard."""
+        """Deregister once everything is sent: subscribers ignore later events."""
         if not self._is_closed:
             self._is_closed = True
             await self._nats.flush()
@@ -127,12 +127,12 @@ class NatsPublisher:
 
     def _drop(self) -> None:
         self.dropped += 1
-        if self.dropped.bit_count() == 1:  # The first, and each time they have doubled.
-            logger.warning("publisher %x: %d events of topic %s were dropped", self.id, self.dropped, self._topic)
+        if self.dropped.bit_count() == 1:  # Log the first, and each doubling.
+            logger.warning("publisher %x: dropped %d events of topic %s", self.id, self.dropped, self._topic)
 
 
 class NatsSubscriber(Backlog):
-    """One subject, and the registry's word on who has left."""
+    """Subscriber to one subject and to the removal of publishers from the registry."""
 
     def __init__(self, nats: NatsConnection, discovery: Discovery, endpoint: EndpointId, topic: str) -> None:
         super().__init__(BACKLOG_MAX)
@@ -153,7 +153,7 @@ class NatsSubscriber(Backlog):
 
     @property
     def is_sound(self) -> bool:
-        """False while the watch for publishers has died and is being restarted."""
+        """Return False while the crashed watch for publishers is being restarted."""
         return self._tasks.is_sound
 
     async def close(self) -> None:
@@ -164,7 +164,7 @@ class NatsSubscriber(Backlog):
         self.end()
 
     async def _watch(self, subscription: Subscription) -> None:
-        """Follows for ever. Begun anew after a crash, it forgets who left meanwhile."""
+        """Watch the registry forever. After a restart, remove the publishers that left meanwhile."""
         unheard = set(self._present)
         async for change in self._discovery.watch(EVENT_CHANNELS):
             if isinstance(change, Synced):
@@ -179,7 +179,7 @@ class NatsSubscriber(Backlog):
                 await self._gone(subscription, change.key)
 
     async def _gone(self, subscription: Subscription, key: str) -> None:
-        """Its publisher left; what it sent before is heard first."""
+        """Report a removed publisher, after the events that it sent before."""
         self._present.discard(key)
         await self._nats.settle(subscription)
         self._leave(_publisher_of(key))
@@ -195,17 +195,17 @@ class NatsSubscriber(Backlog):
             envelope = _read_envelope(message.data)
         except UNREADABLE as error:
             self.unreadable += 1
-            if self.unreadable.bit_count() == 1:  # The first, and each time they have doubled.
-                logger.warning("ignored %d events on %s, the last: %s", self.unreadable, self._subject, error)
+            if self.unreadable.bit_count() == 1:  # Log the first, and each doubling.
+                logger.warning("ignored %d malformed events on %s, the last: %s", self.unreadable, self._subject, error)
             return
         if envelope.topic == self._topic and envelope.publisher_id not in self._left:
             self.add(envelope.publisher_id, envelope.sequence, envelope.payload)
 
 
 def subject_prefix(endpoint: EndpointId) -> str:
-    """What the subjects of an endpoint begin with. Raises `InvalidArgument` for names that NATS takes for wildcards."""
+    """Return the subject prefix of an endpoint. Raise `InvalidArgument` for names that contain NATS wildcards."""
     if any(wildcard in endpoint.path for wildcard in "*>"):
-        raise InvalidArgument(f"endpoint {endpoint}: a name on NATS has no * and no >")
+        raise InvalidArgument(f"endpoint {endpoint}: names on NATS must not contain * or >")
     return f"namespace.{endpoint.namespace}.component.{endpoint.component}.endpoint.{endpoint.name}"
 
 

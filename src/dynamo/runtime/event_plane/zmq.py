@@ -1,6 +1,6 @@
-"""Event plane over ZMQ: every publisher binds a socket of its own and registers it; subscribers connect to all.
+"""Event plane over ZMQ: every publisher binds and registers its own socket; subscribers connect to all of them.
 
-Where brokers are named (`zmq_broker`), all connect to them instead.
+With brokers (`zmq_broker`), publishers and subscribers connect to the brokers instead.
 """
 
 import logging
@@ -33,7 +33,7 @@ _read_channel = msgspec.json.Decoder(EventChannel).decode
 
 
 class ZmqEventPlane:
-    """One process's end of the event plane."""
+    """Event plane of one process over ZMQ."""
 
     def __init__(self, discovery: Discovery, host: str = "", clock: Clock | None = None) -> None:
         import zmq
@@ -78,7 +78,7 @@ class ZmqEventPlane:
 
 
 class ZmqPublisher(ZmqSpeaker):
-    """One publisher: a bound socket and its record."""
+    """Publisher with a bound socket and its registry record."""
 
     def __init__(self, context: Any, discovery: Discovery, clock: Clock, topic: str) -> None:
         super().__init__(context, clock, topic, topic)
@@ -86,7 +86,7 @@ class ZmqPublisher(ZmqSpeaker):
         self._channel: EventChannel | None = None
 
     async def register(self, endpoint: EndpointId, host: str) -> None:
-        """Binds, and lets subscribers find it."""
+        """Bind the socket and register it for subscribers."""
         interface = host if host.startswith("127.") else "0.0.0.0"  # noqa: S104 - subscribers are on other machines
         port = self._socket.bind_to_random_port(f"tcp://{interface}")
         transport = EventTransport(ZmqConfig(f"tcp://{host}:{port}"))
@@ -101,7 +101,7 @@ class ZmqPublisher(ZmqSpeaker):
 
 
 class ZmqSubscriber(ZmqListener):
-    """One socket, connected to every publisher of a topic that the registry names."""
+    """Subscriber with one socket, connected to every registered publisher of a topic."""
 
     def __init__(self, context: Any, discovery: Discovery, endpoint: EndpointId, topic: str) -> None:
         super().__init__(context, topic, topic)
@@ -114,11 +114,11 @@ class ZmqSubscriber(ZmqListener):
 
     @property
     def is_sound(self) -> bool:
-        """False while the watch for publishers has died and is being restarted."""
+        """Return False while the crashed watch for publishers is being restarted."""
         return self._tasks.is_sound
 
     def hears(self, envelope: Envelope) -> bool:
-        """Those of publishers that the registry names."""
+        """Accept events of registered publishers only."""
         return super().hears(envelope) and envelope.publisher_id in self._publishers
 
     async def close(self) -> None:
@@ -128,7 +128,7 @@ class ZmqSubscriber(ZmqListener):
         self.end()
 
     async def _watch(self) -> None:
-        """Follows for ever. Begun anew after a crash, it forgets who left meanwhile."""
+        """Watch the registry forever. After a restart, remove the publishers that left meanwhile."""
         unheard = set(self._channels)
         async for change in self._discovery.watch(EVENT_CHANNELS):
             if isinstance(change, Synced):
@@ -145,10 +145,10 @@ class ZmqSubscriber(ZmqListener):
         try:
             channel = _read_channel(value)
         except UNREADABLE as error:
-            logger.warning("ignoring the event channel %s: %s", key, error)
+            logger.warning("ignoring malformed event channel %s: %s", key, error)
             return
         if not isinstance(channel.transport, EventTransport):
-            logger.warning("the events of %s travel otherwise: --event-plane must be the same for all", key)
+            logger.warning("%s uses a different event plane; set the same --event-plane for all processes", key)
             return
         if key in self._channels:
             self._disconnect(key)
@@ -156,11 +156,11 @@ class ZmqSubscriber(ZmqListener):
         try:
             self._socket.connect(address)
         except self._zmq.ZMQError as error:
-            logger.warning("ignoring the event channel %s: %s: %s", key, address, error)
+            logger.warning("ignoring event channel %s: %s: %s", key, address, error)
             return
         self._channels[key] = channel.instance_id, address
         self._publishers.add(channel.instance_id)
-        self._read()  # ZMQ signals only the first of several events: a call may have swallowed it.
+        self._read()  # ZMQ signals only the first of several events: a call may have consumed the signal.
 
     def _disconnect(self, key: str) -> None:
         self._read()

@@ -1,7 +1,7 @@
-"""ZMQ through brokers: publishers and subscribers connect to known addresses, and nobody to each other.
+"""ZMQ brokers: publishers and subscribers connect to fixed addresses instead of to each other.
 
-`DYN_ZMQ_BROKER_URL` is `xsub=<url>[;<url>…] , xpub=<url>[;<url>…]`, as upstream's. With several brokers every event goes
-through each of them, and counts once. Nothing is registered: that a publisher is gone shows in its worker's record.
+`DYN_ZMQ_BROKER_URL` is `xsub=<url>[;<url>…] , xpub=<url>[;<url>…]`, as in Dynamo. With several brokers every event is
+sent through each of them and delivered once. Publishers have no records: that of their worker shows that they left.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,14 +19,14 @@ FORMAT = "expected xsub=<url>[;<url>...],xpub=<url>[;<url>...]"
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """Where events are brought, and where they are heard."""
+    """Broker addresses for publishers and for subscribers."""
 
     xsub: tuple[str, ...]
     xpub: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> "Brokers":
-        """Raises `ConfigError` for what names no broker."""
+        """Parse the variable. Raise `ConfigError` for text without brokers."""
         ends: dict[str, tuple[str, ...]] = {}
         for part in text.split(","):
             name, _, urls = part.strip().partition("=")
@@ -37,17 +37,17 @@ class Brokers:
 
     @classmethod
     def from_variables(cls) -> "Brokers | None":
-        """None where publishers are found by the registry. Raises `ConfigError`."""
+        """Return the brokers, None where publishers are found through the registry. Raise `ConfigError`."""
         text = setting("DYN_ZMQ_BROKER_URL", "", str)
         if text:
             return cls.parse(text)
         if setting("DYN_ZMQ_BROKER_ENABLED", False, read_bool):
-            raise ConfigError("DYN_ZMQ_BROKER_ENABLED: brokers are not looked up here; name one by DYN_ZMQ_BROKER_URL")
+            raise ConfigError("DYN_ZMQ_BROKER_ENABLED: broker discovery is not supported; set DYN_ZMQ_BROKER_URL")
         return None
 
 
 class BrokerPublisher(ZmqSpeaker):
-    """One publisher, connected to every broker."""
+    """Publisher connected to every broker."""
 
     def __init__(self, context: Any, brokers: Brokers, clock: Clock, endpoint: EndpointId, topic: str) -> None:
         super().__init__(context, clock, topic, broker_topic(endpoint, topic))
@@ -58,14 +58,14 @@ class BrokerPublisher(ZmqSpeaker):
 
 
 class BrokerSubscriber(ZmqListener):
-    """One socket, connected to every broker."""
+    """Subscriber with one socket, connected to every broker."""
 
     is_sound = True
 
     def __init__(self, context: Any, brokers: Brokers, endpoint: EndpointId, topic: str) -> None:
         super().__init__(context, topic, broker_topic(endpoint, topic))
         connect(self._socket, brokers.xpub, self.close_socket)
-        self._read()  # ZMQ signals only the first of several events: a call may have swallowed it.
+        self._read()  # ZMQ signals only the first of several events: a call may have consumed the signal.
 
     async def close(self) -> None:
         self.close_socket()
@@ -73,12 +73,12 @@ class BrokerSubscriber(ZmqListener):
 
 
 def broker_topic(endpoint: EndpointId, topic: str) -> str:
-    """The topic as brokers see it: theirs are the events of all endpoints."""
+    """Return the topic on brokers, which carry the events of all endpoints."""
     return f"namespace.{endpoint.namespace}.component.{endpoint.component}.endpoint.{endpoint.name}.{topic}"
 
 
 def connect(socket: Any, urls: Iterable[str], close: Callable[[], None]) -> None:
-    """Connects to all of them. Raises `ConfigError` for one that is no address, after `close`."""
+    """Connect to all addresses. Raise `ConfigError` for an invalid address, after `close`."""
     import zmq
 
     for url in urls:

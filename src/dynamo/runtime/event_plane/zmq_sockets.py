@@ -1,6 +1,6 @@
-"""ZMQ sockets: one that speaks and one that listens, whatever they are connected to.
+"""ZMQ sockets of a publisher and of a subscriber, independent of their peers.
 
-Sockets are read by the loop itself, through the file descriptor that ZMQ signals.
+Sockets are read by the event loop itself, through the file descriptor that ZMQ signals.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from dynamo.runtime.event_plane.envelope import PUBLISHER_ID_BITS, Envelope, pac
 
 logger = logging.getLogger(__name__)
 
-EVENTS_PER_TICK_MAX = 256  # So that a flood of events does not keep the loop from its streams.
+EVENTS_PER_TICK_MAX = 256  # Limits the time per loop iteration, so that response streams are not delayed.
 
 
 class ZmqSpeaker:
-    """Numbers what is published and sends it; never blocks."""
+    """Publisher socket: numbers the events and sends them without blocking."""
 
     def __init__(self, context: Any, clock: Clock, topic: str, sent_as: str) -> None:
-        """`sent_as` is what subscribers ask ZMQ for; the envelope says `topic`."""
+        """Create the socket; `sent_as` is the subscription topic on ZMQ, `topic` that of the envelope."""
         import zmq
 
         self.id = new_id() >> (63 - PUBLISHER_ID_BITS) | 1
@@ -43,11 +43,11 @@ class ZmqSpeaker:
         try:
             self._socket.send_multipart(pack(envelope, self._sent_as), self._zmq.NOBLOCK)
         except self._zmq.Again:
-            logger.warning("publisher %x: an event of topic %s did not fit in the socket", self.id, self._topic)
+            logger.warning("publisher %x: dropped an event of topic %s: socket queue full", self.id, self._topic)
 
 
 class ZmqListener(Backlog):
-    """A socket whose events are read into the backlog."""
+    """Subscriber socket whose events are read into the backlog."""
 
     def __init__(self, context: Any, topic: str, sent_as: str) -> None:
         import zmq
@@ -65,17 +65,17 @@ class ZmqListener(Backlog):
         self._loop.add_reader(self._descriptor, self._read)
 
     def hears(self, envelope: Envelope) -> bool:
-        """Whether an event is for this subscriber: ZMQ compares the beginning of a topic, not all of it."""
+        """Return whether an event has this subscriber's topic: ZMQ matches topics by prefix."""
         return envelope.topic == self._topic
 
     def close_socket(self) -> None:
-        """Reads nothing more. Further calls do nothing."""
+        """Stop reading. Further calls do nothing."""
         if not self._socket.closed:
             self._loop.remove_reader(self._descriptor)
             self._socket.close()
 
     def _read(self) -> None:
-        """Reads what is there; the rest in the next tick, for ZMQ signals once however much waits."""
+        """Read pending events, the rest in the next iteration, because ZMQ signals once for any number of events."""
         if self._socket.closed:
             return
         for _ in range(EVENTS_PER_TICK_MAX):
@@ -90,7 +90,7 @@ class ZmqListener(Backlog):
         try:
             envelope = unpack(frames)
         except InvalidArgument as error:
-            logger.warning("ignoring an event of topic %s: %s", self._topic, error)
+            logger.warning("ignoring malformed event of topic %s: %s", self._topic, error)
             return
         if frames[0] == self._sent_as and self.hears(envelope):
             self.add(envelope.publisher_id, envelope.sequence, envelope.payload)

@@ -1,1 +1,1 @@
-"""How a request reaches a worker and how its answer comes back; one module per transport, one contract for all."""
+"""Request plane: transports of requests and response streams, one module each, behind one interface."""

@@ -1,13 +1,13 @@
-"""The contract of a request plane: what a caller, a handler and a transport say to each other.
+"""Interface of a request plane: types shared by callers, handlers and transports.
 
-Both ends are *pushed*: a handler writes to a `Reply`, a caller's `Receiver` hears it. Nothing on this path is an
-async iterator, so a token costs a method call, not a task switch; `runtime.client` and `runtime.server` lay the
-async-iterator API of upstream over it for those who want it.
+Both ends use callbacks: a handler writes to a `Reply`, which calls the caller's `Receiver`. Nothing on this path is an
+async iterator, so a token costs a method call instead of a task switch; `runtime.client` and `runtime.server` provide
+the async-iterator API on top.
 
     caller ── send(request, receiver) ──▶ transport ──▶ handler(request, reply)
     receiver.on_token / on_item / on_end / on_error ◀── transport ◀── reply.token / item / finish / fail
 
-All methods are called on the event loop's thread. A receiver hears exactly one of `on_end` and `on_error`, last.
+All methods are called on the event loop's thread. A receiver gets one of `on_end` and `on_error`, as its last call.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,65 +21,65 @@ from dynamo.runtime.request_plane.request_frames import RequestFrames
 
 @dataclass(slots=True)
 class Request:
-    """A request as a handler receives it."""
+    """Request as received by a handler."""
 
     id: str
     body: bytes
-    """The payload, encoded by `codec`."""
+    """Payload, encoded with `codec`."""
     codec: str = "msgpack"
     """`msgpack` or `json`."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Transport headers: trace context, endpoint path."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """The context metadata that travels with the request."""
+    """Context metadata of the request."""
     span: Span | None = None
-    """The request's span in this process, where spans are wanted."""
+    """Span of the request in this process, None without tracing."""
     frames: RequestFrames | None = None
-    """What a caller sends of it piece by piece, in place of a body; None: the body is all of it."""
+    """Stream of frames that replaces the body; None if the body is the whole request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """A value to be sent without the envelope of an `Item`, as some of upstream's own endpoints answer."""
+    """Value that is sent without the envelope of an `Item`, as some endpoints of Dynamo respond."""
 
     value: Any
 
 
 class Reply(Protocol):
-    """Where a handler writes the answer to one request."""
+    """Writer of the response to one request."""
 
     request_id: str
 
     @property
     def is_cancelled(self) -> bool:
-        """True once the caller said stop or kill, or is gone. Writing further is harmless and useless."""
+        """True once the caller stopped, killed or disconnected. Further writes are allowed and have no effect."""
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Calls back once, on the loop, when the caller stops, kills or vanishes (at once if it already did)."""
+        """Call `callback` once, on the loop, when the caller stops, kills or disconnects, or if it already has."""
 
     def token(self, token_id: int) -> None:
-        """One more token of choice 0 and nothing else: the fast path."""
+        """Write one more token of choice 0 and nothing else: the fast path."""
 
     def item(self, value: Any) -> None:
-        """Anything that msgspec encodes, or that as `Bare`; an `EngineOutput` where a language model answers."""
+        """Write any value that msgspec encodes, or one as `Bare`; language models write `EngineOutput`."""
 
     def finish(self) -> None:
-        """The answer is complete."""
+        """End the response."""
 
     def fail(self, error: BaseException) -> None:
-        """The answer ends in this error."""
+        """End the response with this error."""
 
 
 Handler = Callable[[Request, Reply], None]
-"""Starts the work and returns at once; what it raises is `reply.fail`ed by the transport."""
+"""Function that starts the work and returns immediately; the transport passes its exceptions to `reply.fail`."""
 
 
 @dataclass(slots=True)
 class Item:
-    """One element of an answer that is not a bare token (upstream's `Annotated`)."""
+    """Response element other than a bare token (`Annotated` in Dynamo)."""
 
     data: bytes | None
-    """The encoded value, None where the item is only an event or a comment."""
+    """Encoded value, None where the item is only an event or a comment."""
     codec: str = "msgpack"
     id: str | None = None
     event: str | None = None
@@ -87,64 +87,64 @@ class Item:
 
 
 class Receiver(Protocol):
-    """Who hears the answer to one request."""
+    """Receiver of the response to one request."""
 
     def on_token(self, token_id: int) -> None:
-        """One more token of choice 0."""
+        """Handle one more token of choice 0."""
 
     def on_item(self, item: Item) -> None:
-        """One more element."""
+        """Handle one more element."""
 
     def on_end(self) -> None:
-        """The answer is complete; nothing follows."""
+        """Handle the end of the response; the last call."""
 
     def on_error(self, error: Exception) -> None:
-        """The answer ends in this error (a `DynamoException`); nothing follows."""
+        """Handle the error that ends the response (a `DynamoException`); the last call."""
 
 
 @runtime_checkable
 class MovableReceiver(Receiver, Protocol):
-    """A receiver whose request may go on elsewhere."""
+    """Receiver whose request can be migrated."""
 
     def leaves_silent_worker(self) -> bool:
-        """Asked while the worker does not show that it lives: True to have the call end in a `Disconnected` now."""
+        """Return True to end the call with `Disconnected` now; called while the worker is unresponsive."""
 
 
 class Call(Protocol):
-    """A request under way, as its caller holds it."""
+    """Caller's handle on a running request."""
 
     instance_id: int
 
     def stop(self) -> None:
-        """Asks the worker to end gracefully; what it still sends is delivered."""
+        """Request a graceful end; the receiver still gets the remaining elements."""
 
     def kill(self) -> None:
-        """Tells the worker to drop the request; the receiver hears nothing more."""
+        """Cancel the request; the receiver is not called any more."""
 
 
 OnDone = Callable[[int, Exception | None], None]
-"""Told once, when a call is over: the instance's id, and the error it ended in. A killed call ends in no error."""
+"""Callback at the end of a call with the instance id and the error, None without error or for a killed call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An instance as a transport sees it."""
+    """Instance as seen by a transport."""
 
     instance_id: int
     address: str
     """`host:port`, or a NATS subject."""
     path: str
-    """The handler's path: `<instance hex>/<ns>/<comp>/<ep>`."""
+    """Handler path: `<instance hex>/<ns>/<comp>/<ep>`."""
     codec: str
-    """What the worker reads."""
+    """Codec that the worker reads."""
     is_batched: bool
-    """True when it speaks our batched response frames."""
+    """True if the worker supports batched response frames."""
     has_pulse: bool = False
-    """True when it answers our question whether it lives."""
+    """True if the worker answers liveness probes."""
 
     @classmethod
     def of(cls, instance: Callee) -> "Target":
-        """Reads the address of a discovery record."""
+        """Return the target of a discovery record."""
         address, _, path = (instance.transport.tcp or "").partition("/")
         if instance.transport.nats_tcp is not None:
             address, path = instance.transport.nats_tcp, f"{instance.instance_id:x}/{instance.endpoint_id.path}"
@@ -154,47 +154,47 @@ class Target:
 
 
 class RequestPlane(Protocol):
-    """A transport, at both of its ends."""
+    """Transport between processes, in both roles: caller and worker."""
 
     @property
     def speaks_batched(self) -> bool:
-        """True when its listener understands our batched frames."""
+        """True if the listener supports batched frames."""
 
     def send(self, target: Target, request: Request, receiver: Receiver, on_done: OnDone) -> Call | None:
-        """Sends over the connection that is up; None when there is none: `connect` first.
+        """Send over the existing connection; return None without one: call `connect` first.
 
-        What goes wrong afterwards is told to the receiver. Raises `InvalidArgument` for a request too large.
+        Later errors go to the receiver. Raise `InvalidArgument` for an oversized request.
         """
 
     async def connect(self, target: Target) -> None:
-        """Makes the connection. Raises `CannotConnect`."""
+        """Connect to the target. Raise `CannotConnect`."""
 
     async def listen(self) -> None:
-        """Begins to accept requests; called again, it changes nothing."""
+        """Start accepting requests; further calls have no effect."""
 
     async def open(self, path: str) -> None:
-        """Lets requests to that path arrive, where a listener alone does not."""
+        """Accept requests for that path, on transports where a listener alone is not enough."""
 
     def address(self, path: str) -> TransportAddress:
-        """How others reach the handler of that path. Valid once `listen` and `open` have returned."""
+        """Return the address of the handler at that path. Valid once `listen` and `open` have returned."""
 
     async def close(self) -> None:
-        """Ends every connection; open receivers hear a `WorkerUnavailable`, open replies are cancelled."""
+        """Close every connection; open receivers get a `WorkerUnavailable`, open replies are cancelled."""
 
 
 @runtime_checkable
 class FramedPlane(RequestPlane, Protocol):
-    """A transport that carries requests that come in frames (`Request.frames`)."""
+    """Transport that supports request streams (`Request.frames`)."""
 
     carries_frames: bool
 
 
 @runtime_checkable
 class WatchfulPlane(RequestPlane, Protocol):
-    """A transport that can tell a worker that stands still from one that has nothing to say."""
+    """Transport that distinguishes an unresponsive worker from an idle one."""
 
     def is_silent(self, target: Target) -> bool:
-        """True while the worker owes us a word that takes no time: another is the better choice."""
+        """Return True while the worker's acknowledgement or probe response is overdue: prefer another worker."""
 
     def suspect(self, target: Target) -> None:
-        """The registry has lost it: its calls under way end with `Disconnected` unless it shows that it lives."""
+        """Probe a worker that left the registry: its calls end with `Disconnected` unless it responds."""

@@ -1,18 +1,18 @@
-"""Frames: bytes of the two TCP framings, encoded and decoded without a socket (serving-plane.md §3.3).
+"""Frames: encoding and decoding of both TCP framings, without I/O.
 
-Upstream's framing, spoken with released peers. A request goes over a pooled connection and is acknowledged on it; the
-answer comes over a connection of its own, which the worker dials back:
+Dynamo framing, used with released Dynamo processes. A request uses a pooled connection and is acknowledged on it; the
+response uses a separate connection, which the worker opens to the caller:
 
     request   u16 path_len | path | u16 headers_len | JSON headers | u32 len | two-part message
     ack       u32 len | text; empty means accepted
     two-part  u64 header_len | u64 body_len | u64 checksum (0) | header | body         all big-endian
 
-Batched frames, between our own processes only. The caller opens with `HELLO`, which upstream never sends (an empty
-path); then both directions carry, little-endian,
+Batched frames, used between processes of this implementation. The caller opens with `HELLO`, which is an empty path and
+therefore unused by Dynamo framing; afterwards both directions carry, little-endian,
 
     frame     u32 payload_len | u8 kind | payload
 
-and many streams share the connection. All tokens of one loop tick travel in one `TOKENS` frame.
+and many streams share the connection. All tokens of one loop iteration share one `TOKENS` frame.
 """
 
 import struct
@@ -30,7 +30,7 @@ T = TypeVar("T")
 HELLO = b"\x00\x00dynamo.frames\x01"
 HELLO_PREFIX = b"\x00\x00"
 
-PATH_BYTES_MAX = 4096  # A path is four names. TLS and HTTP begin with what would be a longer one: not to be waited for.
+PATH_BYTES_MAX = 4096  # A path is four names. TLS and HTTP openings decode as longer paths and are rejected at once.
 
 # Worker to caller.
 TOKENS, ITEM, END, ERROR, ACK, ALIVE = 1, 2, 3, 4, 5, 6
@@ -52,11 +52,11 @@ REQUEST_HEADERS_BYTES_MAX = 65535
 
 
 class FrameError(InvalidArgument):
-    """The peer sent bytes that are no frame: the connection cannot be read further."""
+    """Malformed frame from the peer: the connection cannot be read further."""
 
 
 class RequestHead(msgspec.Struct, array_like=True):
-    """What a batched request says besides its body."""
+    """Head of a batched request: everything except its body."""
 
     id: str
     path: str
@@ -66,7 +66,7 @@ class RequestHead(msgspec.Struct, array_like=True):
 
 
 class UpstreamRequest(msgspec.Struct):
-    """A request as it arrives in upstream's framing."""
+    """Decoded request in Dynamo framing."""
 
     path: str
     headers: bytes
@@ -77,56 +77,56 @@ class UpstreamRequest(msgspec.Struct):
 
 
 def two_part(header: bytes, body: bytes) -> bytes:
-    """A two-part message."""
+    """Encode a two-part message."""
     return b"%b%b%b" % (_TWO_PART.pack(len(header), len(body), 0), header, body)
 
 
 def upstream_request(path: str, headers: bytes, message: bytes) -> bytes:
-    """A request in upstream's framing. Raises `InvalidArgument` when path or headers do not fit."""
+    """Encode a request in Dynamo framing. Raise `InvalidArgument` when path or headers are too long."""
     name = path.encode()
     if len(name) > REQUEST_HEADERS_BYTES_MAX or len(headers) > REQUEST_HEADERS_BYTES_MAX:
-        raise InvalidArgument(f"request headers of {len(headers)} bytes do not fit in a frame")
+        raise InvalidArgument(f"request headers too large for a frame: {len(headers)} bytes")
     return b"".join((_U16.pack(len(name)), name, _U16.pack(len(headers)), headers, _U32.pack(len(message)), message))
 
 
 def ack(text: bytes = b"") -> bytes:
-    """An acknowledgement, or with a text a refusal."""
+    """Encode an acknowledgement; a text makes it a rejection."""
     return _U32.pack(len(text)) + text
 
 
 def frame(kind: int, payload: bytes) -> bytes:
-    """One batched frame."""
+    """Encode one batched frame."""
     return _FRAME.pack(len(payload), kind) + payload
 
 
 def tokens_frame(streams: "array[int]", tokens: "array[int]") -> bytes:
-    """All tokens of a tick: token i belongs to stream i."""
+    """Encode the tokens of a loop iteration: token i belongs to stream i."""
     return _FRAME.pack(8 * len(streams), TOKENS) + u32_bytes(streams) + u32_bytes(tokens)
 
 
 def streams_frame(kind: int, streams: "array[int]") -> bytes:
-    """A frame that only names streams: `END` or `ACK`."""
+    """Encode a frame that contains only stream ids: `END` or `ACK`."""
     return _FRAME.pack(4 * len(streams), kind) + u32_bytes(streams)
 
 
 def item_frame(stream: int, flags: int, data: bytes) -> bytes:
-    """One element of an answer."""
+    """Encode one response element."""
     return _FRAME.pack(5 + len(data), ITEM) + _ITEM.pack(stream, flags) + data
 
 
 def stream_frame(kind: int, stream: int, data: bytes = b"") -> bytes:
-    """A frame about one stream: `ERROR`, `STOP` or `KILL`."""
+    """Encode a frame for one stream: `ERROR`, `STOP` or `KILL`."""
     return _FRAME.pack(4 + len(data), kind) + _STREAM.pack(stream) + data
 
 
 def request_frame(stream: int, head: bytes, body: bytes) -> bytes:
-    """A request in batched frames."""
+    """Encode a request as a batched frame."""
     size = 8 + len(head) + len(body)
     return b"%b%b%b%b" % (_FRAME.pack(size, REQUEST), _HEAD.pack(stream, len(head)), head, body)
 
 
 def u32_bytes(values: "array[int]") -> bytes:
-    """Little-endian, whatever the machine is."""
+    """Return the values as little-endian bytes on every platform."""
     if sys.byteorder == "big":
         values = values[:]
         values.byteswap()
@@ -137,41 +137,41 @@ def u32_bytes(values: "array[int]") -> bytes:
 
 
 def read_u32s(payload: bytes) -> tuple[int, ...]:
-    """The numbers of a payload that is nothing else. Raises `FrameError` for a broken one."""
+    """Decode a list of u32. Raise `FrameError` for a wrong length."""
     count, rest = divmod(len(payload), 4)
     if rest:
-        raise FrameError(f"a list of numbers of {len(payload)} bytes")
+        raise FrameError(f"malformed u32 list: {len(payload)} bytes")
     return struct.unpack(f"<{count}I", payload)
 
 
 def read_item(payload: bytes) -> tuple[int, int, bytes]:
-    """Stream, flags, data."""
+    """Decode an item frame into stream, flags and data."""
     if len(payload) < _ITEM.size:
-        raise FrameError("an item without a stream")
+        raise FrameError("item frame without a stream id")
     stream, flags = _ITEM.unpack_from(payload)
     return stream, flags, payload[_ITEM.size :]
 
 
 def read_stream(payload: bytes) -> tuple[int, bytes]:
-    """Stream, data."""
+    """Decode a stream frame into stream and data."""
     if len(payload) < _STREAM.size:
-        raise FrameError("a frame without a stream")
+        raise FrameError("stream frame without a stream id")
     return _STREAM.unpack_from(payload)[0], payload[_STREAM.size :]
 
 
 def read_request(payload: bytes) -> tuple[int, bytes, bytes]:
-    """Stream, head, body."""
+    """Decode a request frame into stream, head and body."""
     if len(payload) < _HEAD.size:
-        raise FrameError("a request without a head")
+        raise FrameError("request frame without a head")
     stream, head_size = _HEAD.unpack_from(payload)
     end = _HEAD.size + head_size
     if end > len(payload):
-        raise FrameError("a request shorter than its head")
+        raise FrameError("request frame shorter than its head")
     return stream, payload[_HEAD.size : end], payload[end:]
 
 
 class Decoder(ABC, Generic[T]):
-    """Cuts a byte stream into frames, however it is chunked. `size_max` bounds one frame."""
+    """Incremental decoder of a byte stream into frames. `size_max` bounds one frame."""
 
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
@@ -184,11 +184,11 @@ class Decoder(ABC, Generic[T]):
 
     @property
     def held(self) -> int:
-        """Bytes of a frame that is not complete."""
+        """Return the size of the incomplete frame in bytes."""
         return len(self._rest)
 
     def feed(self, data: bytes) -> list[T]:
-        """The frames that `data` completes. Raises `FrameError` for bytes that are none."""
+        """Return the frames that `data` completes. Raise `FrameError` for malformed bytes."""
         if self._rest:
             self._rest += data
             if len(self._rest) < self._needed:
@@ -210,19 +210,19 @@ class Decoder(ABC, Generic[T]):
 
     @abstractmethod
     def end(self, data: bytes, position: int) -> int:
-        """Where the frame at `position` ends; a position beyond the data when it goes on, at least that far."""
+        """Return the end of the frame at `position`; for an incomplete frame a lower bound of it beyond the data."""
 
     @abstractmethod
     def cut(self, data: bytes, position: int, end: int) -> T:
-        """The complete frame from `position` to `end`."""
+        """Decode the complete frame from `position` to `end`."""
 
     def check(self, size: int) -> None:
         if size > self.size_max:
-            raise FrameError(f"a frame of {size} bytes exceeds the limit of {self.size_max} (DYN_TCP_MAX_MESSAGE_SIZE)")
+            raise FrameError(f"frame of {size} bytes exceeds the limit of {self.size_max} (DYN_TCP_MAX_MESSAGE_SIZE)")
 
 
 class FrameDecoder(Decoder[tuple[int, bytes]]):
-    """Batched frames: kind and payload."""
+    """Decoder of batched frames into kind and payload."""
 
     def end(self, data: bytes, position: int) -> int:
         if len(data) - position < 5:
@@ -237,7 +237,7 @@ class FrameDecoder(Decoder[tuple[int, bytes]]):
 
 
 class TwoPartDecoder(Decoder[tuple[bytes, bytes]]):
-    """Two-part messages: header and body."""
+    """Decoder of two-part messages into header and body."""
 
     def end(self, data: bytes, position: int) -> int:
         if len(data) - position < _TWO_PART.size:
@@ -252,7 +252,7 @@ class TwoPartDecoder(Decoder[tuple[bytes, bytes]]):
 
 
 class AckDecoder(Decoder[bytes]):
-    """Acknowledgements: their text, empty when accepted."""
+    """Decoder of acknowledgements into their text, empty when accepted."""
 
     def end(self, data: bytes, position: int) -> int:
         if len(data) - position < 4:
@@ -266,12 +266,12 @@ class AckDecoder(Decoder[bytes]):
 
 
 class UpstreamRequestDecoder(Decoder[UpstreamRequest]):
-    """Requests in upstream's framing."""
+    """Decoder of requests in Dynamo framing."""
 
     def end(self, data: bytes, position: int) -> int:
         headers = _after_u16(data, position)
         if headers - position - 2 > PATH_BYTES_MAX:
-            raise FrameError(f"a request path of {headers - position - 2} bytes")
+            raise FrameError(f"request path too long: {headers - position - 2} bytes")
         message = _after_u16(data, headers)
         if message + 4 > len(data):
             return message + 4
@@ -285,23 +285,23 @@ class UpstreamRequestDecoder(Decoder[UpstreamRequest]):
         try:
             path = data[position + 2 : headers].decode()
         except UnicodeDecodeError:
-            raise FrameError("a request path that is not UTF-8") from None
+            raise FrameError("request path is not UTF-8") from None
         return UpstreamRequest(path, data[headers + 2 : message], data[message + 4 : end])
 
 
 def split_two_part(message: bytes) -> tuple[bytes, bytes]:
-    """Header and body of exactly one two-part message. Raises `FrameError` otherwise."""
+    """Split exactly one two-part message into header and body. Raise `FrameError` for anything else."""
     if len(message) < _TWO_PART.size:
-        raise FrameError("a request that is no two-part message")
+        raise FrameError("request is not a two-part message")
     header, body, _ = _TWO_PART.unpack_from(message)
     if _TWO_PART.size + header + body != len(message):
-        raise FrameError("a two-part message whose lengths do not add up")
+        raise FrameError("two-part message with inconsistent lengths")
     middle = _TWO_PART.size + int(header)
     return message[_TWO_PART.size : middle], message[middle:]
 
 
 def _after_u16(data: bytes, position: int) -> int:
-    """Where a field that begins with its u16 length ends; beyond the data if that cannot be told yet."""
+    """Return the end of a field with a u16 length prefix; a position beyond the data if the prefix is incomplete."""
     if position + 2 > len(data):
         return position + 2
     return position + 2 + int(_U16.unpack_from(data, position)[0])

@@ -1,4 +1,4 @@
-"""Request plane within one process: for tests, and for graphs that live in one interpreter."""
+"""Request plane in memory: for tests and for graphs in one process."""
 
 import asyncio
 import itertools
@@ -15,11 +15,11 @@ from dynamo.runtime.server import Dispatcher
 
 logger = logging.getLogger(__name__)
 
-BODY_BYTES_MAX = 32 << 20  # The TCP plane's default limit, so that both members refuse the same requests.
+BODY_BYTES_MAX = 32 << 20  # The TCP plane's default limit, so that both planes reject the same requests.
 
 
 class MemoryHub:
-    """The members of one make-believe network, by address."""
+    """In-memory network: its planes by address."""
 
     def __init__(self) -> None:
         self.planes: dict[str, MemoryPlane] = {}
@@ -27,10 +27,10 @@ class MemoryHub:
 
 
 class MemoryPlane:
-    """One member: its own handlers, and calls into the others'."""
+    """Request plane of one member of a hub."""
 
     speaks_batched = True
-    """Every member of a hub hands tokens over as they are."""
+    """Members exchange tokens directly, without frames."""
     carries_frames = True
 
     def __init__(self, dispatcher: Dispatcher, hub: MemoryHub | None = None) -> None:
@@ -43,7 +43,7 @@ class MemoryPlane:
 
     def send(self, target: Target, request: Request, receiver: Receiver, on_done: OnDone) -> "MemoryCall | None":
         if len(request.body) > BODY_BYTES_MAX:
-            raise InvalidArgument(f"a request of {len(request.body)} bytes exceeds the limit of {BODY_BYTES_MAX}")
+            raise InvalidArgument(f"request of {len(request.body)} bytes exceeds the limit of {BODY_BYTES_MAX}")
         plane = self._hub.planes.get(target.address)
         if plane is None:
             return None
@@ -54,13 +54,13 @@ class MemoryPlane:
 
     async def connect(self, target: Target) -> None:
         if target.address not in self._hub.planes:
-            raise CannotConnect(f"nobody listens at {target.address}")
+            raise CannotConnect(f"no listener at {target.address}")
 
     async def listen(self) -> None:
         self._hub.planes[self._address] = self
 
     async def open(self, path: str) -> None:
-        """Every path is reached through the address of the member."""
+        """Do nothing: every path is served at the member's address."""
 
     def address(self, path: str) -> TransportAddress:
         return TransportAddress(tcp=f"{self._address}/{path}")
@@ -70,17 +70,17 @@ class MemoryPlane:
         self._hub.planes.pop(self._address, None)
         for call in list(self._calls):
             call.reply_gone()
-            call.end(Disconnected("the request plane was closed"))
+            call.end(Disconnected("request plane closed"))
         for reply in list(self._replies):
-            reply.call.end(Disconnected("the connection to the worker broke"))
+            reply.call.end(Disconnected("connection to worker lost"))
             reply.kill()
 
     def accept(self, path: str, request: Request, call: "MemoryCall") -> None:
-        """A request arrives from another member."""
+        """Dispatch a request from another member."""
         if call.is_over:
             return
         if self._is_closed:
-            call.end(Disconnected("the connection to the worker broke"))
+            call.end(Disconnected("connection to worker lost"))
             return
         reply = MemoryReply(request, call, self._replies)
         try:
@@ -99,7 +99,7 @@ class MemoryPlane:
 
 
 class MemoryCall:
-    """A call between two members of a hub."""
+    """Call between two members of a hub."""
 
     def __init__(self, plane: MemoryPlane, instance_id: int, receiver: Receiver, on_done: OnDone) -> None:
         self.instance_id = instance_id
@@ -140,7 +140,7 @@ class MemoryCall:
 
 
 class MemoryReply(ReplyBase):
-    """The worker's end of a call."""
+    """Reply of the worker to a `MemoryCall`."""
 
     __slots__ = ("_codec", "_open", "call")
 
@@ -173,10 +173,10 @@ class MemoryReply(ReplyBase):
         try:
             tell()
         except Exception as error:
-            logger.exception("the receiver of request %s failed", self.request_id)
-            self.call.end(DynamoException(f"the receiver failed: {error}"))
+            logger.exception("receiver of request %s failed", self.request_id)
+            self.call.end(DynamoException(f"receiver failed: {error}"))
             self.kill()
 
 
 PROCESS_HUB = MemoryHub()
-"""The network of everyone in this process who names no other."""
+"""Default hub of the planes in this process."""

@@ -1,10 +1,10 @@
-"""Request plane over NATS: a request travels to its worker's subject; the answer is dialled back by TCP, as upstream.
+"""Request plane over NATS: requests are published to the worker's subject; responses use TCP connections, as in Dynamo.
 
     request   subject `<ns>_<comp>.<ep>-<instance hex>`, queue group `q`; headers; upstream's two-part message
-    ack       to the reply subject: empty means accepted, a text refuses
-    answer    upstream's response stream, on a TCP connection that the worker opens (`tcp.upstream_worker`)
+    ack       to the reply subject: empty means accepted, a text is a rejection
+    response  Dynamo response stream, on a TCP connection that the worker opens (`tcp.upstream_worker`)
 
-The server tells at once of a subject that nobody listens on.
+The server reports a subject without subscribers immediately.
 """
 
 import asyncio
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-QUEUE_GROUP = "q"  # As upstream's: were there a second listener, a request would still be answered once.
-PAYLOAD_BYTES_MAX = 16 << 20  # Upstream's cap; a server's own (`max_payload`) is lower unless it was raised.
+QUEUE_GROUP = "q"  # As in Dynamo: with several subscribers, a request is still delivered only once.
+PAYLOAD_BYTES_MAX = 16 << 20  # Limit of Dynamo; the server's own `max_payload` is lower unless it was raised.
 NO_RESPONDERS = "503"
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 class NatsPlane:
-    """One process's end of the request plane."""
+    """Request plane of one process over NATS."""
 
     speaks_batched = False
-    """Answers are upstream's response streams."""
+    """Responses use Dynamo response streams."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class NatsPlane:
         limits = replace(tcp.limits, request_timeout_s=options.request_timeout_s)
         metrics = TcpMetrics(registry)
         self._errors = registry.counter(
-            "dynamo_transport_nats_errors_total", "Requests that could not be read, and losses of the server"
+            "dynamo_transport_nats_errors_total", "Malformed requests and lost connections to the server"
         ).labels()
         self._nats = NatsConnection(options, "request_plane", registry=registry, on_down=self._went_down)
         self._sockets = Sockets(tcp.tls, limits, metrics)
@@ -77,7 +77,7 @@ class NatsPlane:
         self._gone = asyncio.Event()
 
     async def start(self) -> None:
-        """Returns when the server is there. Raises `ConfigError` when it does not come, or refuses us."""
+        """Wait for the connection. Raise `ConfigError` when the server is unreachable or rejects the credentials."""
         await self._nats.start()
 
     def send(self, target: Target, request: Request, receiver: Receiver, on_done: OnDone) -> UpstreamCall | None:
@@ -87,11 +87,11 @@ class NatsPlane:
 
     async def connect(self, target: Target) -> None:
         if self._is_closed:
-            raise Disconnected("the request plane is closed")
+            raise Disconnected("request plane closed")
         if not _is_subject(target.address):
             raise CannotConnect(
-                f"the worker at {target.address or target.path} takes requests over TCP, this process sends over NATS: "
-                "--request-plane must be the same for all"
+                f"worker {target.address or target.path} receives requests over TCP, this process sends over NATS: "
+                "set the same --request-plane for all processes"
             )
         await self._caller.prepare()
         await self._nats.wait_up()
@@ -120,7 +120,7 @@ class NatsPlane:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):  # Before 3.12 `wait_for` may swallow a cancellation.
                 await self._gone.wait()
         except TimeoutError:
-            logger.warning("a peer does not read what was sent to it; closing without waiting for it")
+            logger.warning("closing connections with unsent data: timeout")
             for stuck in list(self._worker.dial_backs.open):
                 stuck.abort()
             self._gone.set()
@@ -136,7 +136,7 @@ class NatsPlane:
 
 
 class NatsCall(UpstreamCall):
-    """A request under way through the server."""
+    """Request sent through the NATS server."""
 
     __slots__ = ("address",)
 
@@ -146,7 +146,7 @@ class NatsCall(UpstreamCall):
 
 
 class Caller:
-    """The calls of this process: sent through the server, answered by the workers' own connections."""
+    """Calling side: requests through the server, responses over the workers' TCP connections."""
 
     def __init__(
         self,
@@ -176,12 +176,10 @@ class Caller:
         return self._acks is not None
 
     async def prepare(self) -> None:
-        """Listens for acknowledgements and for answers."""
+        """Start listening for acknowledgements and responses."""
         tls = self._sockets.tls
         if tls.client is not None and tls.server is None:
-            raise CannotConnect(
-                "workers dial their answers back over TLS: this process was told no --tcp-tls-cert-path"
-            )
+            raise CannotConnect("workers send responses over TLS, which requires --tcp-tls-cert-path in this process")
         async with self._preparing:
             if self._server is None:
                 host = self._tcp.answer_host or self._tcp.host
@@ -194,7 +192,7 @@ class Caller:
                 self._acks = await self._nats.subscribe(f"{self._inbox}.*", self._acknowledged)
 
     def send(self, target: Target, request: Request, receiver: Receiver, on_done: OnDone) -> UpstreamCall | None:
-        """Begins a call; None when too much waits to be sent. Raises `InvalidArgument` for a request too large."""
+        """Start a call; return None when the send queue is full. Raise `InvalidArgument` for an oversized request."""
         subject = str(uuid.uuid4())
         message = encode_message(request, subject, self._answer_address)
         headers = {
@@ -213,18 +211,18 @@ class Caller:
         return call
 
     def server_lost(self) -> None:
-        """What was not acknowledged may never have arrived; answers have connections of their own."""
+        """End the unacknowledged calls: the requests may be lost. Responses have their own connections."""
         for call in list(self._unacknowledged):
-            call.end(Disconnected(f"the connection to {self.address} broke before the worker had the request"))
+            call.end(Disconnected(f"connection to {self.address} lost before the request was acknowledged"))
 
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
         self.desk.close()
         for call in self._unanswered.close():
-            call.end(Disconnected("the request plane was closed"))
+            call.end(Disconnected("request plane closed"))
 
-    # What `UpstreamCall` tells its owner ---------------------------------------------------------------------------
+    # Callbacks of `UpstreamCall` -----------------------------------------------------------------------------------
 
     def dialled_in(self, call: UpstreamCall) -> None:
         self._unacknowledged.discard(call)
@@ -242,11 +240,11 @@ class Caller:
         if message.data:
             call.end(refusal(message.data.decode(errors="replace")))
         elif message.headers and message.headers.get("Status") == NO_RESPONDERS:
-            call.end(CannotConnect(f"unknown endpoint: nobody listens on {call.address}"))
+            call.end(CannotConnect(f"unknown endpoint: no subscriber on {call.address}"))
 
     def _expire(self, call: UpstreamCall) -> None:
-        """Neither refused nor answered within the time."""
-        call.end(ConnectionTimeout(f"no worker answered through {self.address} in {self._limits.request_timeout_s} s"))
+        """End a call that was neither rejected nor answered within the timeout."""
+        call.end(ConnectionTimeout(f"no response through {self.address} within {self._limits.request_timeout_s} s"))
 
     def _check_size(self, size: int) -> None:
         limits = {
@@ -256,11 +254,11 @@ class Caller:
         }
         name = min(limits, key=lambda name: limits[name])
         if size > limits[name]:
-            raise InvalidArgument(f"a request of {size} bytes exceeds the limit of {limits[name]} ({name})")
+            raise InvalidArgument(f"request of {size} bytes exceeds the limit of {limits[name]} ({name})")
 
 
 class Worker:
-    """The handlers of this process, each on a subject of its own."""
+    """Serving side: the handlers of this process, one subject each."""
 
     def __init__(
         self,
@@ -284,14 +282,14 @@ class Worker:
         self._unreadable = 0
 
     async def open(self, path: str) -> None:
-        """Listens on the path's subject."""
+        """Subscribe to the subject of the path."""
         if path not in self._opened:
             self._opened[path] = await self._nats.subscribe(
                 subject_of(path), lambda message: self._arrived(path, message), QUEUE_GROUP
             )
 
     async def refuse(self) -> None:
-        """Listens no more: the server tells callers."""
+        """Unsubscribe: the server then reports missing subscribers to callers."""
         for path in list(self._opened):
             await self._nats.unsubscribe(self._opened.pop(path))
 
@@ -315,8 +313,8 @@ class Worker:
     def _complain(self, subject: str, error: InvalidArgument) -> None:
         self._count_error()
         self._unreadable += 1
-        if self._unreadable.bit_count() == 1:  # The first, and each time they have doubled.
-            logger.warning("%d requests could not be read, the last on %s: %s", self._unreadable, subject, error)
+        if self._unreadable.bit_count() == 1:  # Log the first, and each doubling.
+            logger.warning("%d malformed requests, the last on %s: %s", self._unreadable, subject, error)
 
     def _acknowledge(self, message: "Msg", text: bytes) -> None:
         if message.reply:
@@ -324,13 +322,13 @@ class Worker:
 
 
 def subject_of(path: str) -> str:
-    """The subject of a handler's path. Raises `InvalidArgument` for names that NATS takes for wildcards."""
+    """Return the subject of a handler path. Raise `InvalidArgument` for names that contain NATS wildcards."""
     instance, namespace, component, endpoint = path.split("/")
     if any(wildcard in path for wildcard in "*>"):
-        raise InvalidArgument(f"endpoint {namespace}.{component}.{endpoint}: a name on NATS has no * and no >")
+        raise InvalidArgument(f"endpoint {namespace}.{component}.{endpoint}: names on NATS must not contain * or >")
     return f"{namespace}_{component}.{endpoint}-{instance}"
 
 
 def _is_subject(address: str) -> bool:
-    """False for the `host:port` of a worker on TCP."""
+    """Return False for `host:port`, the address of a worker on TCP."""
     return bool(address) and not address.rpartition(":")[2].isdigit()

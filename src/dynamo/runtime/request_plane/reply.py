@@ -1,4 +1,4 @@
-"""The life of a reply: open, asked to stop, closed; what every transport's reply has in common."""
+"""Reply life cycle shared by all transports: open, stopped, closed."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from dynamo.core.metrics import Counter
 logger = logging.getLogger(__name__)
 
 OPEN = 0
-LATE = 1  # An item of this stream waits in the current tick: a token now would overtake it.
+LATE = 1  # An item of this stream is queued in the current iteration: a token now would overtake it.
 CLOSED = 2
 CANCELLED = 4
 
@@ -19,11 +19,11 @@ OnReplyDone = Callable[["ReplyBase", BaseException | None], None]
 
 
 NOBODYS_BYTES = Counter()
-"""Counts for replies that no endpoint has taken yet."""
+"""Byte counter of replies that are not assigned to an endpoint yet."""
 
 
 class ReplyBase(ABC):
-    """A reply without its transport. Subclasses write; closing and cancelling are decided here."""
+    """Reply without transport. Subclasses write; this class handles closing and cancellation."""
 
     __slots__ = ("_callbacks", "_on_done", "_state", "bytes_sent", "request_id")
 
@@ -31,7 +31,7 @@ class ReplyBase(ABC):
         self.request_id = request_id
         self._state = OPEN
         self.bytes_sent = NOBODYS_BYTES
-        """Counts what is written to the caller."""
+        """Counter of bytes sent to the caller."""
         self._callbacks: list[Callable[[], None]] = []
         self._on_done: OnReplyDone | None = None
 
@@ -41,7 +41,7 @@ class ReplyBase(ABC):
 
     @property
     def is_killed(self) -> bool:
-        """True when nobody will hear what is written any more; stopped alone, the caller still listens."""
+        """Return True once the response has no receiver; after a stop alone the caller still receives it."""
         return self._state & (CLOSED | CANCELLED) == CLOSED | CANCELLED
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
@@ -51,16 +51,16 @@ class ReplyBase(ABC):
             self._callbacks.append(callback)
 
     def on_done(self, callback: OnReplyDone) -> None:
-        """Calls back once, when the reply is closed by its handler or its caller."""
+        """Call `callback` once, when the handler or the caller closes the reply."""
         self._on_done = callback
 
     @abstractmethod
     def token(self, token_id: int) -> None:
-        """One more token of choice 0."""
+        """Write one more token of choice 0."""
 
     @abstractmethod
     def item(self, value: Any) -> None:
-        """One more element."""
+        """Write one more element."""
 
     def finish(self) -> None:
         if self._state & CLOSED:
@@ -75,28 +75,28 @@ class ReplyBase(ABC):
         self._close(error)
 
     def stop(self) -> None:
-        """The caller asked to end gracefully."""
+        """Handle the caller's request for a graceful end."""
         if not self._state & (CLOSED | CANCELLED):
             self._state |= CANCELLED
             self._call_back()
 
     def kill(self) -> None:
-        """The caller is gone, or will listen no more."""
+        """Handle a caller that disconnected or killed the request."""
         if self._state & CLOSED:
             return
         was_stopped = self._state & CANCELLED
         self._state |= CANCELLED | CLOSED
         if not was_stopped:
             self._call_back()
-        self._done(Cancelled("the caller left"))
+        self._done(Cancelled("caller disconnected"))
 
     @abstractmethod
     def write_end(self) -> None:
-        """Tells the caller that the answer is complete."""
+        """Send the end of the response to the caller."""
 
     @abstractmethod
     def write_error(self, error: BaseException) -> None:
-        """Tells the caller that the answer ends in this error."""
+        """Send the error that ends the response to the caller."""
 
     def _close(self, error: BaseException | None) -> None:
         self._state |= CLOSED
@@ -114,4 +114,4 @@ class ReplyBase(ABC):
             try:
                 callback()
             except Exception:
-                logger.exception("a cancellation callback of request %s failed", self.request_id)
+                logger.exception("cancellation callback of request %s failed", self.request_id)

@@ -1,28 +1,28 @@
-"""RequestFrames: a request that comes in pieces, while its answer is written (`serve_bidirectional_endpoint`)."""
+"""RequestFrames: request stream received while the response is written (`serve_bidirectional_endpoint`)."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-UNREAD_MAX = 256  # Frames; beyond, the caller is made to wait: a handler that does not read must not fill the memory.
+UNREAD_MAX = 256  # Frames; reading pauses beyond, so that a handler that does not read cannot exhaust memory.
 
 
 class Tap(Protocol):
-    """Where frames come from."""
+    """Source of frames."""
 
     def pause_reading(self) -> None:
-        """No more for now."""
+        """Pause the source."""
 
     def resume_reading(self) -> None:
-        """Go on."""
+        """Resume the source."""
 
     def close(self) -> None:
-        """Nothing more is wanted."""
+        """Close the source: no further frames are needed."""
 
 
 class RequestFrames:
-    """The frames in order, still encoded. Belongs to the loop's thread."""
+    """Request frames in order, still encoded; used on the loop's thread only."""
 
     def __init__(self) -> None:
         self._unread: deque[bytes] = deque()
@@ -32,11 +32,11 @@ class RequestFrames:
         self._wake: asyncio.Future[None] | None = None
 
     def follow(self, tap: Tap) -> None:
-        """Frames come from there from now on."""
+        """Set the source of the following frames."""
         self._tap = tap
 
     def add(self, frame: bytes) -> None:
-        """One came."""
+        """Append a received frame."""
         self._unread.append(frame)
         if len(self._unread) >= UNREAD_MAX and not self._is_paused and self._tap is not None:
             self._is_paused = True
@@ -44,12 +44,12 @@ class RequestFrames:
         self._rouse()
 
     def end(self) -> None:
-        """No more will come."""
+        """Mark the end of the stream."""
         self._is_over = True
         self._rouse()
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Stop reading and close the source."""
         self.end()
         self._unread.clear()
         if self._tap is not None:

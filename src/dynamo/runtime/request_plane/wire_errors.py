@@ -1,9 +1,9 @@
-"""Errors on the wire: how each class of the error tree is written so that upstream understands it, and read back.
+"""Wire errors: encoding of the error tree in Dynamo's format, and decoding.
 
-A handler may raise Python's own exceptions as well; `named` says which class of the tree each one is.
+`named` maps the Python exceptions of handlers to a class of the tree.
 
-The form is upstream's (`error_type`, `class`, `reason`, `message`, `diagnostic`); `param` is our own addition, written
-only when it says something.
+The format is Dynamo's (`error_type`, `class`, `reason`, `message`, `diagnostic`); `param` is an extension, written only
+when it is set.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ MESSAGE_CHARS_MAX = 8192
 
 UNKNOWN = ({"Backend": "Unknown"}, "Internal", "backend.unknown")
 
-# The most specific class first; the first one that fits is written.
+# Most specific class first; the first match is written.
 _KINDS: tuple[tuple[type[DynamoException], Any, str, str], ...] = (
     (errors.InvalidArgument, {"Backend": "InvalidArgument"}, "InvalidRequest", "backend.invalid_argument"),
     (errors.CannotConnect, {"Backend": "CannotConnect"}, "Unavailable", "backend.cannot_connect"),
@@ -42,17 +42,17 @@ _BY_NAME: dict[str, type[DynamoException]] = {
 }
 
 
-# Python's own exceptions, as upstream places them (serving-plane.md §1.3).
+# Python exceptions as classified by Dynamo.
 _NAMED: tuple[tuple[type[BaseException], type[DynamoException]], ...] = (
     (ConnectionError, errors.Disconnected),
     (TimeoutError, errors.ConnectionTimeout),
     (asyncio.CancelledError, errors.Cancelled),
 )
 _BLAMED = (ValueError, TypeError)
-"""What a Python handler raises for a request that it refuses, as upstream reads it; its message is not for clients."""
+"""Exceptions by which a Python handler rejects a request, as in Dynamo; their messages are not for clients."""
 _BLAMED_PREFIXES = tuple(f"{kind.__name__}: " for kind in _BLAMED)
 
-# Chosen HTTP statuses, as upstream writes them; the rest by their hundreds.
+# HTTP statuses with their own error type in Dynamo; all others map by their class (4xx, 5xx).
 _HTTP: dict[int, tuple[str, str, str]] = {
     401: ("Unknown", "Unauthenticated", "request.unauthenticated"),
     404: ("Unknown", "NotFound", "request.not_found"),
@@ -72,23 +72,23 @@ _HTTP_OTHER = ("Unknown", "Internal", "runtime.internal")
 
 
 class HttpErrorMessage(msgspec.Struct):
-    """How upstream writes an `HttpError` into a message."""
+    """Encoding of an `HttpError` as a message, as in Dynamo."""
 
     message: str
     code: int
 
 
 def refused(error: ValueError | TypeError) -> InvalidArgument:
-    """Return the error of a request that a Python handler refused, which upstream's contract says by these classes.
+    """Return the error for a request that a Python handler rejected by raising one of these classes.
 
-    The message begins with the name of the class, not of a subclass: by that prefix a caller recognises it.
+    The message begins with the name of the base class, not of a subclass: callers recognise it by that prefix.
     """
     kind = next(kind for kind in _BLAMED if isinstance(error, kind))
     return InvalidArgument(f"{kind.__name__}: {error}", is_public=False)
 
 
 def named(error: BaseException) -> DynamoException:
-    """Return the error tree's class for an exception; one of an engine is not the client's fault."""
+    """Return the error-tree class of an exception; exceptions of an engine are not the client's fault."""
     if isinstance(error, DynamoException):
         return error
     message = f"{type(error).__name__}: {error}"
@@ -99,7 +99,7 @@ def named(error: BaseException) -> DynamoException:
 
 
 def to_wire(error: BaseException) -> dict[str, Any]:
-    """The error as upstream's error object."""
+    """Encode an error as Dynamo's error object."""
     error = named(error)
     message = str(error)[:MESSAGE_CHARS_MAX]
     if isinstance(error, HttpError):
@@ -118,10 +118,10 @@ def to_wire(error: BaseException) -> dict[str, Any]:
 
 
 def from_wire(wire: Any) -> DynamoException:
-    """The error of an error object; `Unknown` for one that we cannot place."""
+    """Decode an error object; return `Unknown` for an unknown type."""
     if not isinstance(wire, dict):
         return errors.Unknown(str(wire))
-    message = str(wire.get("message") or wire.get("diagnostic") or "the worker failed without a message")
+    message = str(wire.get("message") or wire.get("diagnostic") or "worker failed without an error message")
     name = wire.get("error_type")
     if isinstance(name, str) and (chosen := _http_error(message)) is not None:
         return chosen
@@ -136,7 +136,7 @@ def from_wire(wire: Any) -> DynamoException:
 
 
 def _http_error(message: str) -> HttpError | None:
-    """The status that a handler chose, if the message is one."""
+    """Decode the HTTP status that a handler chose, None if the message contains none."""
     if not message.startswith("{"):
         return None
     try:

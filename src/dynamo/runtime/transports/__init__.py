@@ -1,4 +1,4 @@
-"""Connections to the servers that planes may run over; one package per server.
+"""Connections to servers that planes may use; one package per server.
 
-Lives here: connecting, coming back, being refused. Must not know: requests, events, instances.
+This package connects, reconnects and authenticates. It does not depend on requests, events or instances.
 """

@@ -25,7 +25,7 @@ async def test_who_waits_goes_on_when_a_member_answers() -> None:
     waiting = asyncio.ensure_future(made.wait())
     await asyncio.sleep(0)
     assert not waiting.done()
-    made.met("it remembers us")
+    made.met("lease kept")
     await waiting
     made.lost(ONE, AWAY)
     await made.wait()
@@ -37,7 +37,7 @@ async def test_the_startup_time_is_counted_from_the_first_attempt() -> None:
     made.lost(ONE, AWAY)
     clock.advance(61)
     with pytest.raises(
-        ConfigError, match=r"ETCD_ENDPOINTS=https://one:1,https://other:2: no etcd within 60 s .*answer"
+        ConfigError, match=r"ETCD_ENDPOINTS=https://one:1,https://other:2: no response from etcd within 60 s .*answer"
     ):
         await made.wait()
 
@@ -50,7 +50,7 @@ async def test_what_every_member_refuses_is_an_error_at_once() -> None:
     assert not waiting.done()
     made.lost(OTHER, REFUSED)
     with pytest.raises(
-        ConfigError, match="ETCD_AUTH_USERNAME, ETCD_AUTH_PASSWORD: https://one:1 refuses us: user name"
+        ConfigError, match="ETCD_AUTH_USERNAME, ETCD_AUTH_PASSWORD: rejected by https://one:1: user name"
     ):
         await waiting
 
@@ -73,10 +73,10 @@ def test_an_outage_has_one_line_at_its_beginning_and_one_at_its_end(caplog: pyte
     for _ in range(3):
         made.lost(ONE, AWAY)
         clock.advance(20)
-    made.met("it remembers us")
+    made.met("lease kept")
     assert caplog.messages == [
-        "etcd is away (https://one:1: no answer): the last view stands",
-        "etcd is back after 60.0 s: it remembers us",
+        "etcd unreachable (https://one:1: no answer): keeping the last view",
+        "etcd reachable again after 60.0 s: lease kept",
     ]
 
 

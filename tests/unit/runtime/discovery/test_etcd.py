@@ -307,8 +307,8 @@ async def test_an_outage_is_logged_once_and_its_end_once(town: Town, caplog: pyt
     town.etcd.rise()
     await town.pass_time(5)
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
-    assert "the last view stands" in caplog.messages[0]
-    assert "etcd is back" in caplog.messages[1]
+    assert "keeping the last view" in caplog.messages[0]
+    assert "etcd reachable again" in caplog.messages[1]
 
 
 async def test_attempts_become_rarer_but_never_rarer_than_a_renewal(town: Town) -> None:
@@ -372,7 +372,7 @@ async def test_who_may_not_watch_is_told_so_and_goes_on_serving(town: Town, capl
     watch = member.watch(BUCKET)
     assert await told(town, watch) == []
     assert member.is_reachable
-    assert caplog.messages == ["etcd does not let us watch v1/instances (ETCD_AUTH_USERNAME): permission denied"]
+    assert caplog.messages == ["etcd denied watching v1/instances (ETCD_AUTH_USERNAME): permission denied"]
     await town.pass_time(11)
     assert await told(town, watch) == [Put("k", b"v"), Synced()]
 
@@ -408,7 +408,9 @@ async def test_keys_that_are_no_text_are_nobodys(town: Town) -> None:
 async def test_an_etcd_that_never_answers_is_an_error_that_names_the_settings(town: Town) -> None:
     town.etcd.fall()
     member = town.join(startup_timeout_s=0.02)
-    message = r"ETCD_ENDPOINTS=http://etcd:1: no etcd .*ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS\): .*no answer"
+    message = (
+        r"ETCD_ENDPOINTS=http://etcd:1: no response from etcd .*ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS\): .*no answer"
+    )
     with pytest.raises(ConfigError, match=message):
         await member.connect()
     with pytest.raises(ConfigError, match=message):
@@ -494,7 +496,7 @@ async def test_a_snapshot_of_what_nobody_knows_is_an_error_that_says_so(town: To
     member = town.join()
     await member.connect()
     town.etcd.errors.append(EtcdUnavailable("no answer"))
-    with pytest.raises(WorkerUnavailable, match="is away"):
+    with pytest.raises(WorkerUnavailable, match="unreachable"):
         await member.snapshot(BUCKET)
 
 

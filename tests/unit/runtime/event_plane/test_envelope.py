@@ -43,11 +43,11 @@ def test_garbage_is_an_error(frames: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("index", "bad", "complaint"),
     [
-        (1, b"\0" * 8, "disagree"),
-        (2, b"\0" * 8, "disagree"),
+        (1, b"\0" * 8, "differ in publisher or sequence"),
+        (2, b"\0" * 8, "differ in publisher or sequence"),
         (3, b"\x02\0\0\0\0", "version 2"),
-        (3, b"\x01\0\0\0\x09x", "says 9"),
-        (3, b"\x01\0\0\0\x01\xc1", "cannot be read"),
+        (3, b"\x01\0\0\0\x09x", "length field 9"),
+        (3, b"\x01\0\0\0\x01\xc1", "malformed event body"),
     ],
 )
 def test_a_broken_frame_is_named(index: int, bad: bytes, complaint: str) -> None:

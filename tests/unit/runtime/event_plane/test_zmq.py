@@ -55,7 +55,7 @@ async def test_malformed_unknown_and_foreign_events_are_dropped(caplog: pytest.L
     subscriber = await subscriber_of(plane, 1)
     read(subscriber, [b"topic"], event(2, 0), event(1, 0, "topic-two"), event(1, 0))
     assert await take(subscriber) == Event(1, 0, b"x", 0)
-    assert caplog.text.count("ignoring an event") == 1
+    assert caplog.text.count("ignoring malformed event of") == 1
     await plane.close()
 
 
@@ -91,7 +91,7 @@ async def test_a_channel_that_cannot_be_read_is_ignored_and_one_that_moved_is_fo
     await other.put(EVENT_CHANNELS, prefix + "2", channel % (3, 10))
     assert await take(subscriber) == PublisherGone(2)
     assert subscriber._publishers == {3}
-    assert "ignoring the event channel" in caplog.text
+    assert "ignoring malformed event channel" in caplog.text
     await plane.close()
 
 

@@ -1,6 +1,6 @@
-"""Request plane over TCP: our batched frames between our own processes, upstream's framing with released peers.
+"""Request plane over TCP: batched frames between processes of this implementation, Dynamo framing with released peers.
 
-Each framing is two modules, the worker's end and the caller's; `plane` listens, connects, and tells them apart.
+Each framing has two modules, one per role; `plane` listens, connects and selects the framing.
 """
 
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, local_address

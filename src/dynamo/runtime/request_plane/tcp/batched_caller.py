@@ -1,4 +1,4 @@
-"""Batched frames, the caller's end: one connection to a worker process, its answers handed to their receivers."""
+"""Batched frames, caller side: one connection per worker process and the receivers of its responses."""
 
 import asyncio
 import logging
@@ -19,20 +19,20 @@ from dynamo.runtime.request_plane.wire_errors import from_wire
 logger = logging.getLogger(__name__)
 
 STREAMS_MAX = 0xFFFF_FFFF
-SILENT_S = 1.0  # A request is acknowledged before it is worked on; only a process that stands still takes so long.
+SILENT_S = 1.0  # A worker acknowledges a request before processing it; only an unresponsive process takes longer.
 
 _decode_any = msgspec.msgpack.Decoder().decode
 
 
 class BatchedCall:
-    """A request under way, as the caller's end of the connection keeps it."""
+    """Running request on a batched connection."""
 
     __slots__ = ("_link", "instance_id", "on_done", "receiver", "sent_at", "stream")
 
     def __init__(self, link: "BatchedLink", stream: int, target: Target, receiver: Receiver, on_done: OnDone) -> None:
         self._link = link
         self.sent_at: float | None = None
-        """When the request was sent; None once the first element of the answer came."""
+        """Time at which the request was sent; None after the first response element."""
         self.stream = stream
         self.instance_id = target.instance_id
         self.receiver = receiver
@@ -46,7 +46,7 @@ class BatchedCall:
 
 
 class BatchedLink(asyncio.Protocol):
-    """One worker process, seen from the caller."""
+    """Connection to one worker process."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class BatchedLink(asyncio.Protocol):
         self._unacknowledged: AckWatch[BatchedCall] = AckWatch(limits.request_timeout_s, self._expire)
         self._inquiry = Inquiry(self)
         self._heard = 0
-        """How often anything came."""
+        """Number of received chunks, a sign of life for the probe."""
         self._unsent = 0
-        """What our side of the connection had not taken off us at the last look."""
+        """Size of the write buffer at the last check."""
         self._pulse = Pulse()
         self._look_s = limits.silence_s / LOOKS if has_pulse else 0.0
         self._look_timer: asyncio.TimerHandle | None = None
@@ -79,10 +79,10 @@ class BatchedLink(asyncio.Protocol):
         self._out: list[bytes] = []
         self._is_scheduled = False
 
-    # The connection ------------------------------------------------------------------------------------------------
+    # Connection ----------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass.
         tune(self._transport, self._limits.write_buffer_bytes_max)
         self._transport.write(frame.HELLO)
 
@@ -96,7 +96,7 @@ class BatchedLink(asyncio.Protocol):
                 else:
                     self._apply(kind, payload)
         except (InvalidArgument, *UNREADABLE) as error:
-            logger.warning("closing the connection to %s, which does not speak our frames: %s", self.address, error)
+            logger.warning("closing connection to %s: malformed batched frame: %s", self.address, error)
             self._metrics.errors.inc()
             self.abort()
 
@@ -107,17 +107,17 @@ class BatchedLink(asyncio.Protocol):
         self._inquiry.close()
         if self._look_timer is not None:
             self._look_timer.cancel()
-        why = f"the connection to the worker at {self.address} broke" + (f": {error}" if error else "")
+        why = f"connection to worker {self.address} lost" + (f": {error}" if error else "")
         if not self._heard:
             why += NEVER_SPOKE
-        while self._calls:  # A receiver that hears of it may kill another of these calls.
+        while self._calls:  # The receiver of the error may kill another of these calls.
             self._end(next(iter(self._calls.values())), Disconnected(why))
 
     def pause_writing(self) -> None:
-        """The worker does not read what we send."""
+        """Close the connection: the worker does not read its requests."""
         self._metrics.slow_readers.inc()
         logger.warning(
-            "the worker at %s left more than %d bytes unread", self.address, self._limits.write_buffer_bytes_max
+            "worker %s left more than %d bytes unread: closing", self.address, self._limits.write_buffer_bytes_max
         )
         self.abort()
 
@@ -127,7 +127,7 @@ class BatchedLink(asyncio.Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """True while an acknowledgement or a sign of life is overdue."""
+        """Return True while an acknowledgement or probe response is overdue."""
         return self._unacknowledged.waited_s > SILENT_S or self._pulse.is_silent(self._heard)
 
     def abort(self) -> None:
@@ -135,21 +135,21 @@ class BatchedLink(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Tells the worker that nobody listens any more, by leaving."""
+        """Close the connection; the worker then cancels its streams."""
         self._flush()
         if self._transport is not None:
             self._transport.close()
 
-    # What the caller says ------------------------------------------------------------------------------------------
+    # Sending -------------------------------------------------------------------------------------------------------
 
     def send(self, target: Target, request: Request, receiver: Receiver, on_done: OnDone) -> BatchedCall:
-        """Begins a call. Raises `InvalidArgument` for a request that exceeds the message limit."""
+        """Start a call. Raise `InvalidArgument` for a request that exceeds the message limit."""
         head = frame.RequestHead(request.id, target.path, request.codec, dict(request.headers), dict(request.metadata))
         stream = self._new_stream()
         data = frame.request_frame(stream, msgpack_encode(head), request.body)
         if len(data) > self._limits.message_bytes_max:
             raise InvalidArgument(
-                f"a request of {len(data)} bytes exceeds the limit of {self._limits.message_bytes_max}"
+                f"request of {len(data)} bytes exceeds the limit of {self._limits.message_bytes_max}"
                 " (DYN_TCP_MAX_MESSAGE_SIZE)"
             )
         call = self._calls[stream] = BatchedCall(self, stream, target, receiver, on_done)
@@ -162,7 +162,7 @@ class BatchedLink(asyncio.Protocol):
         return call
 
     def control(self, call: BatchedCall, kind: int) -> None:
-        """Sends STOP or KILL for a call that is not over."""
+        """Send STOP or KILL for a running call."""
         if self._calls.get(call.stream) is not call:
             return
         self._write(frame.stream_frame(kind, call.stream))
@@ -171,26 +171,26 @@ class BatchedLink(asyncio.Protocol):
             call.on_done(call.instance_id, None)
 
     def suspect(self, instance_id: int) -> None:
-        """The registry has lost this instance: it must show that it lives while calls to it are under way."""
+        """Start probing for an instance that left the registry while it has running calls."""
         self._inquiry.suspect(instance_id)
 
     def ask(self, inquiry: Inquiry) -> None:
-        """Sends a request for a path that nobody serves, which whoever lives refuses at once."""
+        """Send a request for an unknown path, which a live worker rejects immediately."""
         nobody = Target(0, self.address, "", MSGPACK, is_batched=True)
         self.send(nobody, Request("", b""), inquiry, lambda *_: None)
 
     def serves(self, instances: Collection[int]) -> bool:
-        """True while calls to one of these instances are under way."""
+        """Return True while calls to one of these instances are running."""
         return any(call.instance_id in instances for call in self._calls.values())
 
     def _look(self) -> None:
-        """Looks whether the worker lives, as long as it owes answers."""
+        """Check the worker's liveness while calls are running."""
         self._look_timer = None
         if not self._calls or self._transport is None:
             return
         unsent = self._transport.get_write_buffer_size()
         if unsent < self._unsent:
-            self._heard += 1  # It reads: what it is asked may wait behind a large request.
+            self._heard += 1  # The worker reads; the probe may be queued behind a large request.
         self._unsent = unsent
         if self._pulse.look(self._heard):
             self._write(frame.frame(frame.ASK, b""))
@@ -199,15 +199,15 @@ class BatchedLink(asyncio.Protocol):
         self._look_timer = self._loop.call_later(self._look_s, self._look)
 
     def _let_go(self) -> None:
-        """The worker stands still: calls that can go elsewhere end here; the others wait for it."""
+        """End the calls that can migrate from the unresponsive worker; the others keep waiting."""
         leaving = [call for call in self._calls.values() if leaves_silent_worker(call.receiver)]
         if leaving:
             self._metrics.left_silent.inc(len(leaving))
-            logger.warning("the worker at %s stands still: %d calls leave it", self.address, len(leaving))
+            logger.warning("worker %s unresponsive; migrating %d requests", self.address, len(leaving))
         for call in leaving:
-            if self._calls.get(call.stream) is call:  # A receiver that hears of it may kill another of them.
+            if self._calls.get(call.stream) is call:  # The receiver of the error may kill another of these calls.
                 self._write(frame.stream_frame(frame.KILL, call.stream))
-                self._end(call, Disconnected(f"the worker at {self.address} stands still"))
+                self._end(call, Disconnected(f"worker {self.address} unresponsive"))
 
     def _write(self, data: bytes) -> None:
         self._out.append(data)
@@ -230,19 +230,19 @@ class BatchedLink(asyncio.Protocol):
         self._next_stream = (stream + 1) % STREAMS_MAX
         return stream
 
-    # What the caller hears -----------------------------------------------------------------------------------------
+    # Receiving -----------------------------------------------------------------------------------------------------
 
     def _apply_tokens(self, payload: bytes) -> None:
         numbers = frame.read_u32s(payload)
         count, rest = divmod(len(numbers), 2)
         if rest:
-            raise frame.FrameError("a token without a stream")
+            raise frame.FrameError("token without a stream id")
         get = self._on_token.get
         pairs = zip(map(get, numbers[:count]), numbers, numbers[count:], strict=False)
         while True:
             stream = -1
             try:
-                for on_token, stream, token in pairs:  # noqa: B007 - named for the handler below
+                for on_token, stream, token in pairs:  # noqa: B007 - used by the except clause below
                     if on_token is not None:
                         on_token(token)
             except Exception as error:
@@ -268,12 +268,12 @@ class BatchedLink(asyncio.Protocol):
             stream, data = frame.read_stream(payload)
             self._end_stream(stream, from_wire(_decode_any(data)))
         elif kind == frame.ALIVE:
-            return  # That something came is what it says.
+            return  # Counted as a sign of life on reception.
         else:
-            raise frame.FrameError(f"a frame of unknown kind {kind}")
+            raise frame.FrameError(f"unknown frame kind {kind}")
 
     def _first_token(self, call: BatchedCall, token_id: int) -> None:
-        """Stands in for the receiver until its answer begins, so that no later token pays for the measurement."""
+        """Replace the receiver until the first token, so that later tokens skip the latency measurement."""
         self._answer_begins(call)
         call.receiver.on_token(token_id)
 
@@ -305,7 +305,7 @@ class BatchedLink(asyncio.Protocol):
             else:
                 call.receiver.on_error(error)
         except Exception:
-            logger.exception("the receiver of a call to %s failed at its end", self.address)
+            logger.exception("receiver of a call to %s failed at its end", self.address)
 
     def _forget(self, call: BatchedCall) -> None:
         self._calls.pop(call.stream, None)
@@ -313,19 +313,19 @@ class BatchedLink(asyncio.Protocol):
         self._unacknowledged.discard(call)
 
     def _expire(self, call: BatchedCall) -> None:
-        """The worker did not acknowledge in time."""
+        """End a call that was not acknowledged in time."""
         self._write(frame.stream_frame(frame.KILL, call.stream))
         self._end(call, ConnectionTimeout(f"no acknowledgement within {self._limits.request_timeout_s} s"))
 
     def _receiver_failed(self, stream: int, error: Exception) -> None:
-        """A receiver raised: its stream ends, the others go on."""
-        logger.error("the receiver of a call to %s failed", self.address, exc_info=error)
+        """End the stream of a receiver that raised; the others continue."""
+        logger.error("receiver of a call to %s failed", self.address, exc_info=error)
         call = self._calls.get(stream)
         if call is not None:
             self._write(frame.stream_frame(frame.KILL, stream))
-            self._end(call, Unknown(f"the receiver failed: {error}"))
+            self._end(call, Unknown(f"receiver failed: {error}"))
 
 
 def leaves_silent_worker(receiver: Receiver) -> bool:
-    """Whether a receiver would rather go elsewhere than wait for a worker that stands still."""
+    """Return whether the receiver migrates from an unresponsive worker instead of waiting for it."""
     return isinstance(receiver, MovableReceiver) and receiver.leaves_silent_worker()

@@ -1,6 +1,6 @@
-"""Batched frames, the worker's end: all tokens that a tick of the loop wrote leave in one frame, one write.
+"""Batched frames, worker side: all tokens of one loop iteration are sent in one frame by one write.
 
-The order within a stream is kept; between streams there is none.
+The order within a stream is preserved; between streams there is none.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _decode_head = msgspec.msgpack.Decoder(frame.RequestHead).decode
 
 
 class BatchedReply(ReplyBase):
-    """The worker's end of one stream."""
+    """Reply on one stream of a batched connection."""
 
     __slots__ = ("_add_stream", "_add_token", "_codec", "_session", "_stream")
 
@@ -64,7 +64,7 @@ class BatchedReply(ReplyBase):
             self._session.late.append(self)
 
     def on_time(self) -> None:
-        """The tick is over: a token can overtake nothing."""
+        """Reset after an iteration: tokens can no longer overtake items."""
         self._state &= ~LATE
 
     def write_end(self) -> None:
@@ -79,7 +79,7 @@ class BatchedReply(ReplyBase):
 
 
 class BatchedSession(asyncio.Protocol):
-    """One caller process, seen from the worker."""
+    """Connection from one caller process."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class BatchedSession(asyncio.Protocol):
         self._metrics = metrics
         self._unfinished = unfinished
         self._is_held = False
-        """Whether a frame is unfinished."""
+        """Whether a frame is incomplete."""
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._decoder = frame.FrameDecoder(limits.message_bytes_max)
         self._replies: dict[int, BatchedReply] = {}
-        # What this tick has written, in the order it will be sent.
+        # Output of this iteration, in send order.
         self._acks = array("I")
         self._sealed: list[bytes] = []
         self.streams = array("I")
@@ -113,7 +113,7 @@ class BatchedSession(asyncio.Protocol):
         self.is_scheduled = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass.
         tune(self._transport, self._limits.write_buffer_bytes_max)
 
     def data_received(self, data: bytes) -> None:
@@ -128,7 +128,7 @@ class BatchedSession(asyncio.Protocol):
                 self._apply(kind, payload)
         except InvalidArgument as error:
             peer = peer_of(self._transport)
-            logger.warning("closing the connection of %s, which does not speak our frames: %s", peer, error)
+            logger.warning("closing connection of %s: malformed batched frame: %s", peer, error)
             self._metrics.errors.inc()
             self.close()
 
@@ -144,7 +144,7 @@ class BatchedSession(asyncio.Protocol):
         self._on_close(self)
 
     def pause_writing(self) -> None:
-        """More is unread than we keep: the caller does not read, so its streams end here."""
+        """Cancel the streams and close: the write buffer is full because the caller does not read."""
         self._metrics.slow_readers.inc()
         logger.warning(
             "%s left more than %d bytes unread: cancelling its %d streams",
@@ -160,18 +160,18 @@ class BatchedSession(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Sends what is written and closes."""
+        """Send pending output and close."""
         self._flush()
         if self._transport is not None:
             self._transport.close()
 
     def schedule(self) -> None:
-        """Sends at the end of this tick."""
+        """Schedule a flush at the end of this iteration."""
         self.is_scheduled = True
         self._loop.call_soon(self._flush)
 
     def seal(self) -> None:
-        """What is written after this is sent after everything before it."""
+        """Fix the order of pending output before anything that is written later."""
         if self.tokens:
             data = frame.tokens_frame(self.streams, self.tokens)
             self._count_tokens(len(data))
@@ -186,7 +186,7 @@ class BatchedSession(asyncio.Protocol):
         self.late.clear()
 
     def _count_tokens(self, size: int) -> None:
-        """Tokens come from one endpoint of a worker, the engine's; a reply that ended meanwhile was its too."""
+        """Count token bytes for the engine's endpoint, the only one of a worker with tokens, ended replies included."""
         reply = self._replies.get(self.streams[0])
         if reply is not None:
             self._token_bytes = reply.bytes_sent
@@ -239,11 +239,11 @@ class BatchedSession(asyncio.Protocol):
             self.add_last(frame.frame(frame.ALIVE, b""))
             return
         if kind not in {frame.STOP, frame.KILL}:
-            raise frame.FrameError(f"a frame of unknown kind {kind}")
+            raise frame.FrameError(f"unknown frame kind {kind}")
         stream, _ = frame.read_stream(payload)
         reply = self._replies.get(stream)
         if reply is None:
-            return  # It ended while the caller's word was under way.
+            return  # The stream ended before the caller's message arrived.
         if kind == frame.STOP:
             reply.stop()
         else:
@@ -253,7 +253,7 @@ class BatchedSession(asyncio.Protocol):
         try:
             head = _decode_head(head_bytes)
         except UNREADABLE as error:
-            raise frame.FrameError(f"a request head that cannot be read: {error}") from None
+            raise frame.FrameError(f"malformed request head: {error}") from None
         if stream in self._replies:
             raise frame.FrameError(f"stream {stream} is already open")
         reply = BatchedReply(self, stream, head.id, head.codec)

@@ -1,14 +1,14 @@
-"""Inquiry: whether a worker that the registry has lost still lives, asked over the connection to it.
+"""Liveness probe of a worker that left the registry while calls to it are running.
 
-A record that vanishes says little of the streams under way. A worker that drains removes its record first and goes on
-answering, at times after a long prefill without a word; one that the registry alone has lost is as sound as ever. A
-worker that was stopped, or that hangs, loses its record just so, and says nothing for ever: its connection stands,
-for its kernel acknowledges what it never reads. Silence does not tell them apart, a question does: a request for a
-path that nobody serves. Whoever lives refuses it at once. Without that sign of life within the time in which every
-request must be acknowledged, the connection is broken, so that its calls end and can go elsewhere.
+A removed record does not show whether running streams will end. A worker that drains removes its record first and
+continues, possibly silent during a long prefill; a worker that only lost its registry connection is healthy. A
+stopped or hanging worker loses its record in the same way, but its connection stays open, because the kernel
+acknowledges data that the process never reads. The probe distinguishes them: it is a request for an unknown path,
+which a live worker rejects immediately. Without a response within the acknowledgement timeout, the connection is
+closed, so that its calls end and can migrate.
 
-Nobody is asked so while the registry knows it: a worker that stands still for a while keeps the streams that cannot go
-elsewhere. Those that can have left it by then (`tcp.pulse`).
+Workers in the registry are not probed this way: requests that cannot migrate wait for an unresponsive worker, and
+requests that can migrate have left it before (`tcp.pulse`).
 """
 
 import asyncio
@@ -21,26 +21,26 @@ from dynamo.runtime.request_plane.base import Item
 
 logger = logging.getLogger(__name__)
 
-AGAIN_S = 5.0  # Who lived a moment ago may have died since; a stream is not to wait much longer than for an answer.
+AGAIN_S = 5.0  # Interval between probes: the worker may fail after a response; bounds how long a stream waits.
 
 
 class Connection(Protocol):
-    """What is asked over."""
+    """Connection that the probe uses."""
 
     address: str
 
     def ask(self, inquiry: "Inquiry") -> None:
-        """Sends the question; the inquiry hears how it ends."""
+        """Send the probe; `inquiry` receives the result."""
 
     def serves(self, instances: Collection[int]) -> bool:
-        """True while calls to one of these instances are under way."""
+        """Return True while calls to one of these instances are running."""
 
     def abort(self) -> None:
-        """Breaks the connection."""
+        """Abort the connection."""
 
 
 class Inquiry:
-    """The doubts about one connection, and the receiver of what is answered to them."""
+    """Liveness probe of one connection, and the receiver of its responses."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -50,34 +50,34 @@ class Inquiry:
         self._is_asking = False
 
     def suspect(self, instance_id: int) -> None:
-        """The registry has lost this instance."""
+        """Start probing: this instance left the registry."""
         self._suspects.add(instance_id)
         if not self._is_asking and self._timer is None:
             self._look()
 
     def close(self) -> None:
-        """The connection is gone: there is nothing to ask."""
+        """Stop probing: the connection is closed."""
         self._suspects.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def on_token(self, token_id: int) -> None:
-        """Nobody answers this way."""
+        """Ignore tokens: rejections contain none."""
 
     def on_item(self, item: Item) -> None:
-        """Nobody answers this way."""
+        """Ignore items: rejections contain none."""
 
     def on_end(self) -> None:
-        """An odd answer, and a sign of life."""
+        """Treat an unexpected end as a sign of life."""
         self._lives()
 
     def on_error(self, error: Exception) -> None:
-        """The answer: any that the worker gave will do."""
+        """Treat any error sent by the worker as a sign of life."""
         if isinstance(error, ConnectionTimeout):
             self._is_asking = False
             logger.warning(
-                "the worker at %s left the registry and does not answer: breaking its connection",
+                "closing connection to worker %s: not in the registry and no response to a liveness probe",
                 self._connection.address,
             )
             self._connection.abort()

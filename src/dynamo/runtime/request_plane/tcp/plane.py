@@ -1,7 +1,7 @@
-"""TcpPlane: one listener for a process's handlers, one connection to each worker it calls.
+"""TcpPlane: one listener for a process's handlers, and one connection to each called worker.
 
-The first two bytes of an accepted connection tell who called: a path length (a released peer) or zero (one of us).
-Which framing a worker speaks is said in its discovery record.
+The first two bytes of an accepted connection select the framing: a path length (Dynamo framing) or zero (batched
+frames). A worker's discovery record contains the framing that it supports.
 """
 
 import asyncio
@@ -28,33 +28,33 @@ from dynamo.runtime.server import Dispatcher
 
 logger = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT_S = 2.0  # What is written already should be gone by then.
+CLOSE_TIMEOUT_S = 2.0  # Time to send pending data.
 
 Session = BatchedSession | UpstreamSession
 Link = BatchedLink | UpstreamLink
 LinkKey = tuple[str, bool]
-"""A worker's address, and whether our batched frames are spoken."""
+"""Worker address, and whether batched frames are used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpOptions:
-    """Where to listen, and the limits."""
+    """Addresses to listen on, limits and TLS."""
 
     host: str = ""
-    """Advertised and bound; empty: this machine's address in its network; a wildcard is bound, and that advertised."""
+    """Host to bind and advertise; empty: this machine's address, which is also advertised for a bound wildcard."""
     port: int = 0
     answer_host: str = ""
-    """Where released workers dial back to; empty: as `host`."""
+    """Host that released workers connect to with responses; empty: as `host`."""
     answer_port: int = 0
     backlog: int = 1024
     speaks_batched: bool = True
-    """False speaks upstream's framing alone, as a released peer does."""
+    """Whether batched frames are supported; False uses Dynamo framing only, as a released peer does."""
     limits: TcpLimits = field(default_factory=TcpLimits)
     tls: TcpTls = field(default_factory=TcpTls)
 
 
 class TcpPlane:
-    """One process's end of the request plane."""
+    """Request plane of one process over TCP."""
 
     carries_frames = True
 
@@ -79,7 +79,7 @@ class TcpPlane:
         self._is_closed = False
         self._gone = asyncio.Event()
 
-    # As a caller ---------------------------------------------------------------------------------------------------
+    # Caller --------------------------------------------------------------------------------------------------------
 
     def send(self, target: Target, request: Request, receiver: Receiver, on_done: OnDone) -> Call | None:
         link = self._links.get(self._key(target))
@@ -88,12 +88,12 @@ class TcpPlane:
         return link.send(target, request, receiver, on_done)
 
     def is_silent(self, target: Target) -> bool:
-        """True while a worker of ours owes an acknowledgement; a released one sends none before it has time."""
+        """Return True while an acknowledgement is overdue; False for released workers, which may acknowledge late."""
         link = self._links.get(self._key(target))
         return isinstance(link, BatchedLink) and link.is_open and link.is_silent
 
     def suspect(self, target: Target) -> None:
-        """Asks a worker of ours whether it lives; a released one might take the question for a request."""
+        """Probe a worker that supports batched frames; a released worker might treat the probe as a request."""
         link = self._links.get(self._key(target))
         if isinstance(link, BatchedLink) and link.is_open:
             link.suspect(target.instance_id)
@@ -104,7 +104,7 @@ class TcpPlane:
         if link is not None and link.is_open:
             return
         if self._is_closed:
-            raise Disconnected("the request plane is closed")
+            raise Disconnected("request plane closed")
         task = self._connecting.get(key)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._connect(target), name=f"connect {target.address}")
@@ -113,18 +113,18 @@ class TcpPlane:
             def made(done: "asyncio.Task[None]") -> None:
                 self._connecting.pop(key, None)
                 if not done.cancelled():
-                    done.exception()  # Looked at, though everybody who waited for it may have gone.
+                    done.exception()  # Mark the exception as retrieved: all waiting callers may be gone.
 
             task.add_done_callback(made)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise Disconnected("the request plane was closed") from None
+                raise Disconnected("request plane closed") from None
             raise
 
     def _key(self, target: Target) -> LinkKey:
-        """Two connections may lead to one worker: some requests only upstream's framing can carry."""
+        """Return the key of the connection: one worker may have two, because request streams need Dynamo framing."""
         return target.address, target.is_batched and self._options.speaks_batched
 
     async def _connect(self, target: Target) -> None:
@@ -133,7 +133,7 @@ class TcpPlane:
             link = await self._sockets.connect(make, target.address)
         except (OSError, ValueError, TimeoutError) as error:
             self._metrics.errors.inc()
-            raise CannotConnect(f"cannot connect to the worker at {target.address}: {error}") from None
+            raise CannotConnect(f"cannot connect to worker {target.address}: {error}") from None
         self._links[self._key(target)] = link
 
     async def _link_maker(self, target: Target) -> Callable[[], Link]:
@@ -144,9 +144,7 @@ class TcpPlane:
         tls = self._options.tls
         if tls.is_half:
             missing = "--tcp-tls-cert-path" if tls.server is None else "--tcp-tls-ca-cert-path"
-            raise CannotConnect(
-                f"the worker at {target.address} answers on a connection of its own: TLS needs {missing}"
-            )
+            raise CannotConnect(f"worker {target.address} responds on a connection of its own: TLS requires {missing}")
         answer_address = await self._listen_for_answers()
         return lambda: UpstreamLink(target.address, self._desk, answer_address, self._link_closed)
 
@@ -158,14 +156,14 @@ class TcpPlane:
 
     async def _listen_for_answers(self) -> str:
         host = self._options.answer_host or self._options.host
-        async with self._opening_answers:  # Two first connections at once need one listener.
+        async with self._opening_answers:  # Concurrent first connections share one listener.
             if self._answer_server is None:
                 self._answer_server = await self._sockets.listen(
                     self._desk.connection, host or local_address(), self._options.answer_port, self._options.backlog
                 )
         return _join(advertised(host), _port(self._answer_server))
 
-    # As a worker ---------------------------------------------------------------------------------------------------
+    # Worker --------------------------------------------------------------------------------------------------------
 
     @property
     def speaks_batched(self) -> bool:
@@ -182,14 +180,14 @@ class TcpPlane:
                 raise listen_error(setting, host, error) from None
 
     async def open(self, path: str) -> None:
-        """Every path is reached through the one listener."""
+        """Do nothing: the listener serves every path."""
 
     def address(self, path: str) -> TransportAddress:
-        assert self._server is not None, "an address before listen"
+        assert self._server is not None, "address before listen()"
         return TransportAddress(tcp=f"{_join(advertised(self._options.host), _port(self._server))}/{path}")
 
     def session(self, first: bytes) -> Session:
-        """The protocol that the first bytes of a connection ask for."""
+        """Return the protocol that the first bytes of a connection select."""
         session: Session
         if first == frame.HELLO_PREFIX:
             session = BatchedSession(self._dispatcher, self._limits, self._metrics, self._unfinished, self.left)
@@ -202,7 +200,7 @@ class TcpPlane:
 
     def arrived(self, arrival: "_Arrival") -> None:
         self._sessions.add(arrival)
-        self._unfinished.note(arrival, 1, is_new=True)  # Until its first bytes have come.
+        self._unfinished.note(arrival, 1, is_new=True)  # Until its first bytes arrive.
 
     def left(self, session: "Session | _Arrival") -> None:
         self._unfinished.forget(session)
@@ -232,15 +230,15 @@ class TcpPlane:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):  # Before 3.12 `wait_for` may swallow a cancellation.
                 await self._gone.wait()
         except TimeoutError:
-            logger.warning("a peer does not read what was sent to it; closing without waiting for it")
+            logger.warning("closing connections with unsent data: timeout")
             for stuck in (*self._links.values(), *self._sessions, *self._dial_backs.open):
                 stuck.abort()
 
     def garbled(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody connected who does not speak as we do."""
+        """Close a connection with an unknown protocol."""
         self._metrics.errors.inc()
         logger.warning(
-            "closing a connection from %s, which opens with neither a request nor our greeting", peer_of(transport)
+            "closing connection from %s: starts with neither a request nor a batched greeting", peer_of(transport)
         )
 
     def _open(self) -> bool:
@@ -252,7 +250,7 @@ class TcpPlane:
 
 
 class _Arrival(asyncio.Protocol):
-    """An accepted connection of which too little is known yet."""
+    """Accepted connection whose framing is not known yet."""
 
     def __init__(self, plane: TcpPlane) -> None:
         self._plane = plane
@@ -260,7 +258,7 @@ class _Arrival(asyncio.Protocol):
         self._data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass.
         self._plane.arrived(self)
 
     def data_received(self, data: bytes) -> None:

@@ -1,18 +1,18 @@
-"""Pulse: whether a worker that owes us words still lives, judged by looking now and then. Pure.
+"""Liveness of a worker with running calls, determined by periodic checks. Pure.
 
-While calls are under way, the caller looks at equal intervals whether anything came since the last look. Once nothing
-did, it asks: whoever lives answers at once, in its loop, whatever its engine does. A worker that has let all looks but
-the first of a period pass in silence stands still (SIGSTOP, a frozen machine, a loop that hangs).
+While calls are running, the caller checks at equal intervals whether data arrived since the last check. After the first
+check without data it sends a probe, which a live worker answers immediately from its event loop, whatever its engine
+does. A worker that was silent at all other checks of a period is unresponsive (SIGSTOP, frozen machine, hanging loop).
 
-Looks are counted, not seconds: a caller that was itself held up looks late, and then once, so that the answer which
-waited in its socket meanwhile is read before the next look. What lives, is not declared dead by whoever slept.
+Checks are counted instead of seconds: a caller that was suspended itself checks late, but only once, so that a response
+in its socket is read before the next check. A suspended caller therefore does not declare live workers unresponsive.
 """
 
-LOOKS = 8  # Per period. More would cost wakeups, fewer would notice later, for a worker may fall silent after a look.
+LOOKS = 8  # Checks per period. More cost wakeups; fewer detect later, because silence may begin just after a check.
 
 
 class Pulse:
-    """What was heard of one connection at the looks so far."""
+    """Receptions on one connection as of the last checks."""
 
     __slots__ = ("_heard", "_quiet")
 
@@ -21,7 +21,7 @@ class Pulse:
         self._quiet = 0
 
     def look(self, heard: int) -> bool:
-        """One look; `heard` is how often anything came so far. True where it is time to ask."""
+        """Check once; `heard` is the number of receptions so far. Return True when a probe must be sent."""
         if heard != self._heard:
             self._heard = heard
             self._quiet = 0
@@ -30,5 +30,5 @@ class Pulse:
         return self._quiet == 1
 
     def is_silent(self, heard: int) -> bool:
-        """True from the last look of a silent period until anything comes."""
+        """Return True from the last check of a silent period until data arrives."""
         return self._quiet >= LOOKS - 1 and heard == self._heard

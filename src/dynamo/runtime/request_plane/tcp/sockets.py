@@ -1,4 +1,4 @@
-"""Sockets: connections of the plane, opened and accepted, in TLS where that is wanted."""
+"""Sockets: connections and listeners of the TCP plane, with optional TLS."""
 
 import asyncio
 import logging
@@ -14,25 +14,25 @@ logger = logging.getLogger(__name__)
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
-SHUTDOWN_TIMEOUT_S = 1.0  # Who does not answer a farewell is gone already.
-SLACK_S = 0.5  # The handshake's own timeout comes first: it says more.
-HANDSHAKES_MAX = 1024  # At a time, of a listener; whoever comes on top waits in the kernel's queue.
-ACCEPT_AGAIN_S = 1.0  # Without a free file descriptor there is nothing to be done but to wait.
+SHUTDOWN_TIMEOUT_S = 1.0  # A peer that does not answer the TLS close message is gone.
+SLACK_S = 0.5  # Lets the handshake's own timeout expire first: its error is more precise.
+HANDSHAKES_MAX = 1024  # Concurrent handshakes per listener; further connections wait in the kernel's queue.
+ACCEPT_AGAIN_S = 1.0  # Retry delay of accept() without free file descriptors.
 
 
 class Listener(Protocol):
-    """What accepts connections."""
+    """Listening socket."""
 
     @property
     def sockets(self) -> Any:
-        """Where it listens."""
+        """Return the listening sockets."""
 
     def close(self) -> None:
-        """Accepts no more."""
+        """Stop accepting connections."""
 
 
 class Sockets:
-    """What both ends of a plane open and accept connections with."""
+    """Factory of outgoing and accepted connections."""
 
     def __init__(self, tls: TcpTls, limits: TcpLimits, metrics: TcpMetrics) -> None:
         self.tls = tls
@@ -41,7 +41,7 @@ class Sockets:
         self._tasks = TaskOwner("request_plane.tls")
 
     async def connect(self, factory: Callable[[], P], address: str) -> P:
-        """Connects to `host:port`. Raises `OSError`, `ValueError` or `TimeoutError`."""
+        """Connect to `host:port`. Raise `OSError`, `ValueError` or `TimeoutError`."""
         host, _, port = address.rpartition(":")
         host, tls = host.strip("[]"), self.tls
         timeout_s = self._limits.connect_timeout_s
@@ -58,7 +58,7 @@ class Sockets:
         return protocol
 
     async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int, backlog: int) -> Listener:
-        """Accepts connections; where there is to be a handshake, its success makes the protocol."""
+        """Accept connections; with TLS, the protocol is created after a successful handshake."""
         loop = asyncio.get_running_loop()
         if self.tls.server is None:
             return await loop.create_server(factory, host, port, backlog=backlog)
@@ -76,11 +76,11 @@ class Sockets:
         return TlsListener(listening, self._tasks.start(self._accept(listening, factory), "accept"))
 
     async def close(self) -> None:
-        """Accepts no more, and breaks off the handshakes under way."""
+        """Stop accepting connections and abort running handshakes."""
         await self._tasks.cancel_and_wait()
 
     async def _accept(self, listening: socket.socket, factory: Callable[[], asyncio.Protocol]) -> None:
-        # asyncio's own server would not tell us of handshakes that fail.
+        # asyncio's own server does not report failed handshakes.
         loop = asyncio.get_running_loop()
         places = asyncio.Semaphore(HANDSHAKES_MAX)
         while True:
@@ -88,7 +88,7 @@ class Sockets:
             try:
                 accepted, peer = await loop.sock_accept(listening)
             except OSError as error:
-                logger.warning("cannot accept connections: %s", error)
+                logger.warning("failed to accept connections: %s", error)
                 places.release()
                 await asyncio.sleep(ACCEPT_AGAIN_S)
             else:
@@ -101,10 +101,10 @@ class Sockets:
             await asyncio.get_running_loop().connect_accepted_socket(
                 factory, accepted, ssl=self.tls.server, **self._times()
             )
-        except (OSError, TimeoutError) as error:  # ssl.SSLError is one
+        except (OSError, TimeoutError) as error:  # Includes ssl.SSLError.
             self._metrics.errors.inc()
             logger.warning(
-                "closed a connection from %s: no TLS handshake: %s", peer, str(error) or type(error).__name__
+                "closed connection from %s: TLS handshake failed: %s", peer, str(error) or type(error).__name__
             )
 
     def _times(self) -> dict[str, float]:
@@ -115,7 +115,7 @@ class Sockets:
 
 
 class TlsListener:
-    """A listening socket whose connections begin with a handshake."""
+    """Listening socket whose connections start with a TLS handshake."""
 
     def __init__(self, listening: socket.socket, accepting: "asyncio.Task[None]") -> None:
         self._listening = listening

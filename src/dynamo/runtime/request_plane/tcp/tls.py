@@ -1,7 +1,7 @@
-"""TLS of the request plane: what this process shows others, and whom it takes at their word (docs/tls.md).
+"""TLS of the request plane: certificates of this process and verification of its peers (docs/tls.md).
 
-It is a server to whoever sends it requests, and a client of whoever it sends them to. In upstream's framing a worker
-also dials its answers back: there the roles are swapped, so that a process which speaks to released peers needs both.
+A process is a server for its callers and a client of the workers that it calls. In Dynamo framing a worker also opens
+the response connection: the roles are reversed, so that a process with released peers needs both.
 """
 
 import logging
@@ -18,7 +18,7 @@ HANDSHAKE_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpTlsFiles:
-    """The settings as they were given; an empty text is none."""
+    """TLS settings as given; an empty text is unset."""
 
     cert_path: str = ""
     key_path: str = ""
@@ -33,21 +33,21 @@ class TcpTlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpTls:
-    """How connections are secured; without contexts they are plain TCP."""
+    """TLS contexts of the connections; without contexts connections are plain TCP."""
 
     server: ssl.SSLContext | None = None
-    """For connections that others open to us."""
+    """Context of accepted connections."""
     client: ssl.SSLContext | None = None
-    """For connections that we open."""
+    """Context of outgoing connections."""
     server_name: str = ""
-    """What the certificates of others must be made out to; empty: the host they are reached at."""
+    """Name expected in the certificates of servers; empty: the host that is connected to."""
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
     identities: tuple[Identity, ...] = ()
-    """What the contexts show."""
+    """Certificates used by the contexts."""
 
     @classmethod
     def load(cls, files: TcpTlsFiles) -> "TcpTls":
-        """Reads the files. Raises `ConfigError` for settings that are half given or wrong."""
+        """Load the files. Raise `ConfigError` for incomplete or invalid settings."""
         certificate = PemFile("--tcp-tls-cert-path", files.cert_path)
         key = PemFile("--tcp-tls-key-path", files.key_path)
         authority = PemFile("--tcp-tls-ca-cert-path", files.ca_cert_path)
@@ -58,13 +58,13 @@ class TcpTls:
         check_pair(own_certificate, own_key)
         trusts = bool(authority or files.is_insecure)
         if client_authority and not certificate:
-            raise ConfigError(f"{client_authority} needs --tcp-tls-cert-path and --tcp-tls-key-path")
+            raise ConfigError(f"{client_authority}: requires --tcp-tls-cert-path and --tcp-tls-key-path")
         if own_certificate and not trusts:
-            raise ConfigError(f"{own_certificate} needs --tcp-tls-ca-cert-path (or DYN_TCP_TLS_INSECURE)")
+            raise ConfigError(f"{own_certificate}: requires --tcp-tls-ca-cert-path (or DYN_TCP_TLS_INSECURE)")
         if not files.handshake_timeout_s > 0:
-            raise ConfigError(f"--tcp-tls-handshake-timeout {files.handshake_timeout_s:g}: expected more than 0")
+            raise ConfigError(f"--tcp-tls-handshake-timeout {files.handshake_timeout_s:g}: must be greater than 0")
         if files.is_insecure:
-            logger.warning("--tcp-tls-insecure: the certificates of other processes are not verified")
+            logger.warning("--tcp-tls-insecure: certificates of other processes are not verified")
         server = client = None
         identities: list[Identity] = []
         if certificate:
@@ -83,16 +83,16 @@ class TcpTls:
         )
 
     def refresh(self) -> None:
-        """Takes up certificates that were renewed; called before each handshake."""
+        """Reload renewed certificates; called before each handshake."""
         for identity in self.identities:
             identity.refresh()
 
     @property
     def verifies_clients(self) -> bool:
-        """True where a client must show a certificate of our authority."""
+        """Return True if clients must present a certificate of the configured authority."""
         return self.server is not None and self.server.verify_mode is ssl.CERT_REQUIRED
 
     @property
     def is_half(self) -> bool:
-        """True where only one role is secured: our own peers need no more, released ones are answered both ways."""
+        """Return True if only one role is secured: enough for batched frames, not for Dynamo framing."""
         return (self.server is None) != (self.client is None)

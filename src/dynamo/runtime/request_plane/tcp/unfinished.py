@@ -1,4 +1,4 @@
-"""Unfinished frames: how many bytes of them a process holds over all its connections, and for how long."""
+"""Incomplete frames: bounds on their total size and age over all connections of a process."""
 
 import asyncio
 import logging
@@ -9,17 +9,17 @@ from dynamo.runtime.request_plane.tcp.common import TcpMetrics, peer_of
 
 logger = logging.getLogger(__name__)
 
-FRAME_TIMEOUT_S = 30.0  # From a frame's first byte to its last: the largest one at a megabyte a second.
-FRAMES_HELD_MAX = 8  # Of the largest size; connections beyond that wait, the oldest frame excepted.
+FRAME_TIMEOUT_S = 30.0  # From a frame's first byte to its last: the largest frame at 1 MB/s.
+FRAMES_HELD_MAX = 8  # Frames of the largest size; further connections pause, except that of the oldest frame.
 LOOK_S = 1.0
 
 
 class FrameReader(Protocol):
-    """A connection that reads frames."""
+    """Connection that reads frames."""
 
     @property
     def transport(self) -> asyncio.Transport | None:
-        """None once it is closed."""
+        """Return the transport, None once it is closed."""
 
 
 @dataclass(slots=True)
@@ -30,9 +30,9 @@ class _Held:
 
 
 class UnfinishedFrames:
-    """The unfinished frames of one process. Reading pauses where they are too large together, and ends where one is late.
+    """Incomplete frames of one process. Reading pauses when they exceed the limit; a late frame closes its connection.
 
-    The oldest frame is always read on, so that reading goes on: it is completed, or late.
+    The connection of the oldest frame is never paused, so that its frame completes or times out.
     """
 
     def __init__(self, bytes_max: int, metrics: TcpMetrics, timeout_s: float = FRAME_TIMEOUT_S) -> None:
@@ -44,13 +44,13 @@ class UnfinishedFrames:
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self.size = 0
-        """Bytes of all of them."""
+        """Total size in bytes."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def note(self, reader: FrameReader, size: int, *, is_new: bool) -> None:
-        """Set how many bytes of a frame a connection holds; `is_new` says that it is another frame than before."""
+        """Set the size of a connection's incomplete frame; `is_new` if it is another frame than before."""
         if size == 0 or self._is_closed:
             self.forget(reader)
             return
@@ -68,7 +68,7 @@ class UnfinishedFrames:
                 reader.transport.pause_reading()
 
     def forget(self, reader: FrameReader) -> None:
-        """The connection holds no frame any more."""
+        """Remove a connection without an incomplete frame."""
         held = self._held.pop(reader, None)
         if held is None:
             return
@@ -78,7 +78,7 @@ class UnfinishedFrames:
         self._resume()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -102,7 +102,7 @@ class UnfinishedFrames:
                 continue
             self._metrics.errors.inc()
             logger.warning(
-                "closing the connection of %s: %d bytes of a frame that was not complete within %g s",
+                "closing connection of %s: %d bytes of a frame that was not complete within %g s",
                 peer_of(reader.transport),
                 held.size,
                 self._timeout_s,

@@ -1,6 +1,6 @@
-"""Upstream's framing, the caller's end: requests leave on one connection, each answer is dialled in on its own.
+"""Dynamo framing, caller side: requests share one connection; the worker opens a connection for each response.
 
-Acknowledgements carry no id: they come in the order of the requests.
+Acknowledgements carry no id: they arrive in the order of the requests.
 """
 
 import asyncio
@@ -54,24 +54,24 @@ from dynamo.runtime.request_plane.wire_errors import from_wire
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKE_BYTES_MAX = 65536  # Before a worker has named its call; a handshake has a hundred bytes.
+HANDSHAKE_BYTES_MAX = 65536  # Limit before a worker has named its call; a handshake has about a hundred bytes.
 
 
 class CallOwner(Protocol):
-    """Whoever sent a call and watches over it."""
+    """Sender of a call that tracks it."""
 
     address: str
-    """Of the worker, for messages."""
+    """Address of the worker, for messages."""
 
     def dialled_in(self, call: "UpstreamCall") -> None:
-        """The worker answers this call."""
+        """Handle the start of the response."""
 
     def forget(self, call: "UpstreamCall") -> None:
-        """The call is over."""
+        """Handle the end of the call."""
 
 
 class UpstreamCall:
-    """A request under way to a released worker."""
+    """Running request to a worker with Dynamo framing."""
 
     __slots__ = (
         "_link", "connection", "frames_subject", "instance_id", "is_over", "is_stopped", "on_done", "receiver",
@@ -82,13 +82,13 @@ class UpstreamCall:
         self._link = link
         self.subject = subject
         self.frames_subject: str | None = None
-        """Under which its frames are to be had, where it has any."""
+        """Subject of its request frames, None without frames."""
         self.instance_id = target.instance_id
         self.receiver = receiver
         self.on_done = on_done
         self.connection: AnswerConnection | None = None
         self.sent_at: float | None = asyncio.get_running_loop().time()
-        """When the request was sent; None once the first element of the answer came."""
+        """Time at which the request was sent; None after the first response element."""
         self.is_over = False
         self.is_stopped = False
 
@@ -110,7 +110,7 @@ class UpstreamCall:
             self.connection.leave(KILL)
 
     def end(self, error: Exception | None) -> None:
-        """Tells the receiver, once."""
+        """Notify the receiver of the end, once."""
         if self.is_over:
             return
         self._close()
@@ -121,7 +121,7 @@ class UpstreamCall:
             else:
                 self.receiver.on_error(error)
         except Exception:
-            logger.exception("the receiver of a call to %s failed at its end", self._link.address)
+            logger.exception("receiver of a call to %s failed at its end", self._link.address)
 
     def _close(self) -> None:
         self.is_over = True
@@ -129,7 +129,7 @@ class UpstreamCall:
 
 
 class AnswerDesk:
-    """The calls of this process that wait for a released worker to dial in, by subject."""
+    """Calls of this process whose worker has not opened the response connection yet, by subject."""
 
     def __init__(self, limits: TcpLimits, metrics: TcpMetrics, on_close: Callable[[], None]) -> None:
         self.silent = UnfinishedFrames(limits.message_bytes_max, metrics)
@@ -139,7 +139,7 @@ class AnswerDesk:
         self.on_close = on_close
         self.waiting: dict[str, UpstreamCall] = {}
         self.offered: dict[str, RequestFrames] = {}
-        """Requests in frames that workers have not dialled in for yet, by subject."""
+        """Request streams that workers have not connected for yet, by subject."""
         self.tasks = TaskOwner("request frames")
         self.connections: set[AnswerConnection] = set()
 
@@ -153,7 +153,7 @@ class AnswerDesk:
 
 
 class AnswerConnection(asyncio.Protocol):
-    """A connection that a released worker dialled in to answer one call."""
+    """Connection that a worker opened to send the response of one call."""
 
     def __init__(self, desk: AnswerDesk) -> None:
         self._desk = desk
@@ -162,14 +162,14 @@ class AnswerConnection(asyncio.Protocol):
         self._call: UpstreamCall | None = None
         self._has_prologue = False
         self._is_writing = False
-        """Whether it carries a request's frames to the worker instead of an answer."""
+        """Whether the connection sends request frames to the worker instead of receiving a response."""
         self._has_left = False
-        """Whether the worker was told that nobody listens: what it had said by then is not read."""
+        """Whether the worker was notified that the receiver is gone: data that was already sent is discarded."""
         self._may_write = asyncio.Event()
         self._may_write.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass.
         self._desk.connections.add(self)
         tune(self._transport, self._desk.limits.write_buffer_bytes_max)
         self._desk.silent.note(self, 1, is_new=True)
@@ -180,11 +180,11 @@ class AnswerConnection(asyncio.Protocol):
             for header, body in self._decoder.feed(data):
                 self._apply(header, body)
             if self._call is None and not self._is_writing and self._decoder.held > HANDSHAKE_BYTES_MAX:
-                raise frame.FrameError(f"a handshake of more than {HANDSHAKE_BYTES_MAX} bytes")  # noqa: TRY301 - as others
+                raise frame.FrameError(f"handshake exceeds {HANDSHAKE_BYTES_MAX} bytes")  # noqa: TRY301 - as others
         except (frame.FrameError, *UNREADABLE) as error:
             self._desk.metrics.errors.inc()
-            logger.warning("an answer from %s that cannot be read: %s", peer_of(self._transport), error)
-            self._end(StreamIncomplete(f"the worker's answer cannot be read: {error}"))
+            logger.warning("malformed response from %s: %s", peer_of(self._transport), error)
+            self._end(StreamIncomplete(f"malformed response from the worker: {error}"))
 
     @property
     def transport(self) -> asyncio.Transport | None:
@@ -197,8 +197,8 @@ class AnswerConnection(asyncio.Protocol):
         self._may_write.set()
         self._desk.on_close()
         if self._call is not None:
-            # A released worker that is told to stop closes without its final marker.
-            why = "the worker closed the stream before its final marker"
+            # A released worker closes a stopped stream without its final marker.
+            why = "worker closed the stream before its final marker"
             self._call.end(None if self._call.is_stopped else StreamIncomplete(why))
 
     def say(self, control: bytes) -> None:
@@ -206,7 +206,7 @@ class AnswerConnection(asyncio.Protocol):
             self._transport.write(control)
 
     def leave(self, control: bytes) -> None:
-        """Says a last word and closes."""
+        """Send a last control message and close."""
         self._has_left = True
         self.say(control)
         if self._transport is not None:
@@ -215,7 +215,7 @@ class AnswerConnection(asyncio.Protocol):
     def _apply(self, header: bytes, body: bytes) -> None:
         call = self._call
         if self._is_writing or self._has_left:
-            return  # What a worker says here has no meaning.
+            return  # Messages of the worker on this connection are ignored.
         if call is None:
             handshake = read_handshake(header)
             self._desk.silent.forget(self)
@@ -233,7 +233,7 @@ class AnswerConnection(asyncio.Protocol):
         elif body:
             self._hear(call, body)
         elif header == b'"sentinel"':
-            self._end(StreamIncomplete("the worker ended the stream without its final marker"))
+            self._end(StreamIncomplete("worker ended the stream without its final marker"))
 
     def pause_writing(self) -> None:
         self._may_write.clear()
@@ -242,7 +242,7 @@ class AnswerConnection(asyncio.Protocol):
         self._may_write.set()
 
     def _offer(self, subject: str) -> None:
-        """The worker wants a request's frames."""
+        """Start sending request frames to the worker."""
         frames = self._desk.offered.pop(subject, None)
         if frames is None:
             self.leave(KILL)
@@ -251,7 +251,7 @@ class AnswerConnection(asyncio.Protocol):
         self._desk.tasks.start(self._write_frames(frames), "request frames")
 
     async def _write_frames(self, frames: RequestFrames) -> None:
-        """Until the caller sends no more, or the worker wants none. A slow worker makes the caller wait."""
+        """Send frames until the caller's stream ends or the worker disconnects. A slow worker delays the caller."""
         async for piece in frames:
             await self._may_write.wait()
             if self._transport is None:
@@ -289,8 +289,8 @@ class AnswerConnection(asyncio.Protocol):
         except UNREADABLE:
             raise
         except Exception as error:
-            logger.exception("the receiver of a call failed")
-            self._end(Unknown(f"the receiver failed: {error}"))
+            logger.exception("receiver of a call failed")
+            self._end(Unknown(f"receiver failed: {error}"))
 
     def _hear_item(self, call: UpstreamCall, item: Annotated, body: bytes, codec: str) -> None:
         if item.event == "error" or item.error is not None:
@@ -311,7 +311,7 @@ class AnswerConnection(asyncio.Protocol):
 
 
 class UpstreamLink(asyncio.Protocol):
-    """The request connection to one released worker, seen from the caller."""
+    """Request connection to one worker with Dynamo framing."""
 
     def __init__(
         self, address: str, desk: AnswerDesk, answer_address: str, on_close: Callable[["UpstreamLink"], None]
@@ -327,7 +327,7 @@ class UpstreamLink(asyncio.Protocol):
         self._unanswered: AckWatch[UpstreamCall] = AckWatch(desk.limits.request_timeout_s, self._expire)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass.
         tune(self._transport, self._desk.limits.write_buffer_bytes_max)
 
     def data_received(self, data: bytes) -> None:
@@ -338,14 +338,14 @@ class UpstreamLink(asyncio.Protocol):
                     self._acknowledge(self._order.popleft(), text)
         except frame.FrameError as error:
             self._desk.metrics.errors.inc()
-            logger.warning("an acknowledgement of %s that cannot be read: %s", self.address, error)
+            logger.warning("malformed acknowledgement of %s: %s", self.address, error)
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Requests that were not answered yet are lost; answers have connections of their own."""
+        """End the calls without a response; running responses have their own connections."""
         self._transport = None
         self._on_close(self)
-        why = f"the connection to the worker at {self.address} broke" + (f": {error}" if error else "")
+        why = f"connection to worker {self.address} lost" + (f": {error}" if error else "")
         if not self._has_heard:
             why += NEVER_SPOKE
         for call in self._unanswered.close():
@@ -353,7 +353,7 @@ class UpstreamLink(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._desk.metrics.slow_readers.inc()
-        logger.warning("the worker at %s does not read its requests", self.address)
+        logger.warning("worker %s does not read its requests: closing", self.address)
         self.abort()
 
     @property
@@ -369,8 +369,8 @@ class UpstreamLink(asyncio.Protocol):
             self._transport.close()
 
     def send(self, target: Target, request: Request, receiver: Receiver, on_done: OnDone) -> UpstreamCall:
-        """Begins a call. Raises `InvalidArgument` for a request that exceeds the message limit."""
-        assert self._transport is not None, "send on a closed connection"
+        """Start a call. Raise `InvalidArgument` for a request that exceeds the message limit."""
+        assert self._transport is not None, "send() on a closed connection"
         call = UpstreamCall(self, str(uuid.uuid4()), target, receiver, on_done)
         if request.frames is not None:
             call.frames_subject = str(uuid.uuid4())
@@ -385,7 +385,7 @@ class UpstreamLink(asyncio.Protocol):
         return call
 
     def dialled_in(self, call: UpstreamCall) -> None:
-        """The worker answers this call."""
+        """Handle the start of the response."""
         self._unanswered.discard(call)
 
     def forget(self, call: UpstreamCall) -> None:
@@ -399,7 +399,7 @@ class UpstreamLink(asyncio.Protocol):
         limit = self._desk.limits.message_bytes_max
         if len(message) > limit:
             raise InvalidArgument(
-                f"a request of {len(message)} bytes exceeds the limit of {limit} (DYN_TCP_MAX_MESSAGE_SIZE)"
+                f"request of {len(message)} bytes exceeds the limit of {limit} (DYN_TCP_MAX_MESSAGE_SIZE)"
             )
         headers = {
             "request-id": request.id,
@@ -414,15 +414,15 @@ class UpstreamLink(asyncio.Protocol):
             call.end(refusal(text.decode(errors="replace")))
 
     def _expire(self, call: UpstreamCall) -> None:
-        """Neither refused nor answered within the time."""
+        """End a call that was neither rejected nor answered within the timeout."""
         timeout_s = self._desk.limits.request_timeout_s
-        call.end(ConnectionTimeout(f"the worker at {self.address} did not answer within {timeout_s} s"))
+        call.end(ConnectionTimeout(f"no response from worker {self.address} within {timeout_s} s"))
 
 
 def encode_message(request: Request, subject: str, answer_address: str, frames_subject: str | None = None) -> bytes:
-    """The two-part message of a request whose answer is to be dialled in at that address, under that subject.
+    """Encode the two-part message of a request with the address and subject of its response connection.
 
-    Its frames are to be had there too, under a subject of their own.
+    The worker connects to the same address with `frames_subject` for the request frames.
     """
     address = StreamAddress(answer_address, subject, request.id)
     control = ControlHeader(
@@ -441,7 +441,7 @@ def encode_message(request: Request, subject: str, answer_address: str, frames_s
 
 
 def refusal(text: str) -> DynamoException:
-    """What a refusing acknowledgement means."""
+    """Return the error of a rejecting acknowledgement."""
     if text.startswith("Server overloaded"):
         return WorkerOverloaded(text)
     if text.startswith("Invalid request"):

@@ -1,4 +1,4 @@
-"""Upstream's messages: what a request's header, an answer's handshake and an element's envelope look like."""
+"""Messages of Dynamo framing: request header, response handshake and element envelope."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from dynamo.runtime.request_plane import frame
 PROLOGUE = frame.two_part(b'{"error":null}', b"")
 SENTINEL = frame.two_part(b'"sentinel"', b"")
 MANY_IN = "many_in"
-"""The type of a request that comes in frames."""
+"""Type of a request with a stream of frames."""
 REQUEST_STREAM = "request"
-"""Of a connection that a worker dials in to have them."""
+"""Type of the connection that a worker opens for them."""
 STOP = frame.two_part(b'"stop"', b"")
 KILL = frame.two_part(b'"kill"', b"")
 
-# The envelope of an item, cut open where the value goes.
+# Envelope of an item, split at the position of the value.
 JSON_HEAD, JSON_TAIL = b'{"data":{"data":', b'},"complete_final":false}'
 PACK_HEAD, PACK_TAIL = b"\x82\xa4data\x81\xa4data", b"\xaecomplete_final\xc2"
 PACK_TOKENS, PACK_INDEX = b"\x82\xa9token_ids", b"\xa5index\x00"
@@ -26,14 +26,14 @@ ONE_TOKEN_TAIL = PACK_INDEX + PACK_TAIL
 
 
 class ConnectionInfo(msgspec.Struct):
-    """Where the answer is to be sent; `info` is JSON text."""
+    """Address of the response connection; `info` is JSON text."""
 
     transport: str
     info: str
 
 
 class StreamAddress(msgspec.Struct):
-    """What `ConnectionInfo.info` says."""
+    """Content of `ConnectionInfo.info`."""
 
     address: str
     subject: str
@@ -42,7 +42,7 @@ class StreamAddress(msgspec.Struct):
 
 
 class ControlHeader(msgspec.Struct, omit_defaults=True):
-    """The header of a request's two-part message."""
+    """Header of a request's two-part message."""
 
     id: str
     request_type: str
@@ -51,24 +51,24 @@ class ControlHeader(msgspec.Struct, omit_defaults=True):
     payload_codec: str = "json"
     metadata: dict[str, Any] | None = None
     request_stream_connection_info: ConnectionInfo | None = None
-    """Where a request of type `many_in` is to be had, frame by frame; its body is empty."""
+    """Address of the frames of a `many_in` request, whose body is empty."""
 
 
 class Handshake(msgspec.Struct):
-    """What a worker says first when it dials back."""
+    """First message of a worker on the response connection."""
 
     subject: str
     stream_type: str = "response"
 
 
 class Prologue(msgspec.Struct):
-    """What a worker says next: whether the request was taken."""
+    """Second message of a worker: whether the request was accepted."""
 
     error: str | None = None
 
 
 class Annotated(msgspec.Struct):
-    """One element of an answer."""
+    """One response element."""
 
     data: msgspec.Raw | UnsetType = UNSET
     id: str | None = None
@@ -78,19 +78,19 @@ class Annotated(msgspec.Struct):
 
     @property
     def says_nothing(self) -> bool:
-        """True where none of the fields stands: it may be no annotated element at all, but a bare value."""
+        """Return True if all fields are unset: it may be a bare value instead of an annotated element."""
         return isinstance(self.data, UnsetType) and not (self.id or self.event or self.comment or self.error)
 
 
 class Envelope(msgspec.Struct):
-    """One body of the answer's stream."""
+    """One body of the response stream."""
 
     data: Annotated | None = None
     complete_final: bool = False
 
 
 class BareEnvelope(msgspec.Struct):
-    """The same body where a value stands without what could be said about it."""
+    """Body with a value without annotations."""
 
     data: msgspec.Raw
 

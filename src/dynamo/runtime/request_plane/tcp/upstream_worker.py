@@ -1,4 +1,4 @@
-"""Upstream's framing, the worker's end: requests arrive on one connection, each answer is dialled back on its own."""
+"""Dynamo framing, worker side: requests share one connection; each response has a connection opened by the worker."""
 
 import asyncio
 import logging
@@ -37,26 +37,26 @@ from dynamo.runtime.server import Dispatcher, Served
 
 logger = logging.getLogger(__name__)
 
-FIN_WAIT_S = 5.0  # The caller closes after the sentinel; we do if it does not.
-MANY_IN = b'"request_stream_connection_info"'  # Rare: looked for before a header is read again.
-TOKENS_PER_ITEM_MAX = 15  # What a one-byte msgpack array head can count.
+FIN_WAIT_S = 5.0  # The caller closes after the sentinel; the worker closes after this time.
+MANY_IN = b'"request_stream_connection_info"'  # Rare: searched before a header is decoded again.
+TOKENS_PER_ITEM_MAX = 15  # Maximum length in a one-byte msgpack array header.
 
 
 class DialBacks:
-    """The answers that this process is writing to released callers; they outlive the connections of their requests."""
+    """Responses to callers with Dynamo framing; they outlive the connections of their requests."""
 
     def __init__(self, sockets: Sockets, on_close: Callable[[], None]) -> None:
         self.sockets = sockets
         self.on_close = on_close
         self.open: set[UpstreamReply] = set()
         self.tasks = TaskOwner("request_plane.dial_back")
-        """Connections that are being made."""
+        """Tasks that open connections."""
 
     def check(self) -> None:
-        """Raises `WorkerUnavailable` where an answer would leave in the clear what came in secret."""
+        """Raise `WorkerUnavailable` if a request over TLS would get an unencrypted response."""
         tls = self.sockets.tls
         if tls.server is not None and tls.client is None:
-            raise WorkerUnavailable("this worker cannot answer over TLS: it was told no --tcp-tls-ca-cert-path")
+            raise WorkerUnavailable("this worker cannot respond over TLS: set --tcp-tls-ca-cert-path")
 
     def close(self) -> None:
         for reply in list(self.open):
@@ -64,7 +64,7 @@ class DialBacks:
 
 
 class UpstreamReply(ReplyBase, asyncio.Protocol):
-    """The answer to one request, over the connection that this worker dialled back to the caller."""
+    """Response to one request on the connection that this worker opened to the caller."""
 
     __slots__ = (
         "_decoder", "_dial_backs", "_fin_timer", "_handshake", "_is_json", "_is_scheduled", "_limits", "_loop",
@@ -89,7 +89,7 @@ class UpstreamReply(ReplyBase, asyncio.Protocol):
         self._fin_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass.
         tune(self._transport, self._limits.write_buffer_bytes_max)
         self._transport.write(self._handshake + PROLOGUE)
         self._dial_backs.open.add(self)
@@ -103,7 +103,7 @@ class UpstreamReply(ReplyBase, asyncio.Protocol):
                     self.kill()
                     self.abort()
         except frame.FrameError as error:
-            logger.warning("request %s: the caller's control stream is broken: %s", self.request_id, error)
+            logger.warning("request %s: malformed control stream from the caller: %s", self.request_id, error)
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -116,7 +116,7 @@ class UpstreamReply(ReplyBase, asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._metrics.slow_readers.inc()
-        logger.warning("request %s: its caller does not read the answer: cancelled", self.request_id)
+        logger.warning("request %s: cancelled: the caller does not read the response", self.request_id)
         self.abort()
 
     def token(self, token_id: int) -> None:
@@ -178,7 +178,7 @@ class UpstreamReply(ReplyBase, asyncio.Protocol):
             self._transport.write(data)
 
     def close(self) -> None:
-        """Sends what is written and closes."""
+        """Send pending output and close."""
         self._flush()
         if self._transport is not None:
             self._transport.close()
@@ -189,7 +189,7 @@ class UpstreamReply(ReplyBase, asyncio.Protocol):
 
 
 class UpstreamRequestStream(asyncio.Protocol):
-    """A request that comes in frames, over another connection that this worker dialled to the caller."""
+    """Request stream on another connection that this worker opened to the caller."""
 
     def __init__(self, frames: RequestFrames, subject: str, limits: TcpLimits, metrics: TcpMetrics) -> None:
         self._frames = frames
@@ -200,7 +200,7 @@ class UpstreamRequestStream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass.
         tune(self._transport, self._limits.write_buffer_bytes_max)
         self._transport.write(self._handshake)
         self._frames.follow(self)
@@ -214,7 +214,7 @@ class UpstreamRequestStream(asyncio.Protocol):
                 else:
                     self._frames.add(bytes(body))
         except frame.FrameError as error:
-            logger.warning("a request's stream of frames is broken: %s", error)
+            logger.warning("malformed request stream: %s", error)
             self._metrics.errors.inc()
             self.close()
 
@@ -236,7 +236,7 @@ class UpstreamRequestStream(asyncio.Protocol):
 
 
 class UpstreamSession(asyncio.Protocol):
-    """A released caller's request connection, seen from the worker."""
+    """Request connection of a caller with Dynamo framing."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class UpstreamSession(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass.
         tune(self._transport, self._limits.write_buffer_bytes_max)
 
     def data_received(self, data: bytes) -> None:
@@ -269,7 +269,7 @@ class UpstreamSession(asyncio.Protocol):
                 self._answer(request)
         except frame.FrameError as error:
             peer = peer_of(self._transport)
-            logger.warning("closing the connection of %s, which does not speak the request framing: %s", peer, error)
+            logger.warning("closing connection of %s: malformed request frame: %s", peer, error)
             self._metrics.errors.inc()
             self._write(frame.ack(f"Invalid request: {error}".encode()))
             self.close()
@@ -330,7 +330,7 @@ async def dial_back(
     dial_backs: DialBacks,
     frames: StreamAddress | None = None,
 ) -> None:
-    """Opens the connection of the answer and, for a request in frames, that of those; hands it to its handler."""
+    """Open the response connection and, for a request stream, its connection; pass the request to its handler."""
     reply = UpstreamReply(request, address.subject, limits, metrics, dial_backs)
     try:
         await dial_backs.sockets.connect(lambda: reply, address.address)
@@ -340,7 +340,7 @@ async def dial_back(
             await dial_backs.sockets.connect(lambda: stream, frames.address)
     except (OSError, TimeoutError, ValueError) as error:
         metrics.errors.inc()
-        logger.warning("request %s: cannot dial back to %s: %s", request.id, address.address, error)
+        logger.warning("request %s: failed to connect to %s for the response: %s", request.id, address.address, error)
         reply.abort()
         return
     if not reply.is_cancelled:
@@ -348,7 +348,7 @@ async def dial_back(
 
 
 def refusal_text(error: DynamoException) -> bytes:
-    """What an acknowledgement says that refuses; callers tell the kinds apart by the first words."""
+    """Return the text of a rejecting acknowledgement; callers distinguish the kinds by its first words."""
     if isinstance(error, WorkerOverloaded):
         return f"Server overloaded: {error}".encode()
     if isinstance(error, InvalidArgument):
@@ -357,27 +357,27 @@ def refusal_text(error: DynamoException) -> bytes:
 
 
 def read_request(upstream: frame.UpstreamRequest) -> tuple[Request, StreamAddress]:
-    """The request of an upstream frame and where its answer goes. Raises `InvalidArgument`."""
+    """Decode the request of a frame and its response address. Raise `InvalidArgument`."""
     try:
         headers = read_headers(upstream.headers) if upstream.headers else {}
     except UNREADABLE as error:
-        raise InvalidArgument(f"request headers that cannot be read: {error}") from None
+        raise InvalidArgument(f"malformed request headers: {error}") from None
     return read_message(upstream.message, headers)
 
 
 def read_message(message: bytes, headers: dict[str, Any]) -> tuple[Request, StreamAddress]:
-    """The request of a two-part message and where its answer goes. Raises `InvalidArgument`."""
+    """Decode the request of a two-part message and its response address. Raise `InvalidArgument`."""
     header, body = frame.split_two_part(message)
     try:
         control = read_control(header)
         address = read_address(control.connection_info.info)
     except UNREADABLE as error:
-        raise InvalidArgument(f"a request header that cannot be read: {error}") from None
+        raise InvalidArgument(f"malformed request header: {error}") from None
     return Request(control.id, body, control.payload_codec, _texts(headers), _texts(control.metadata or {})), address
 
 
 def read_stream_address(message: bytes) -> StreamAddress | None:
-    """Where the frames of a request are to be had, None for one that came whole. Raises `InvalidArgument`."""
+    """Decode the address of a request stream, None for a request without one. Raise `InvalidArgument`."""
     header, _ = frame.split_two_part(message)
     if MANY_IN not in bytes(header):
         return None
@@ -385,7 +385,7 @@ def read_stream_address(message: bytes) -> StreamAddress | None:
     try:
         return None if info is None else read_address(info.info)
     except UNREADABLE as error:
-        raise InvalidArgument(f"a request stream's address that cannot be read: {error}") from None
+        raise InvalidArgument(f"malformed request stream address: {error}") from None
 
 
 def _texts(values: dict[str, Any]) -> dict[str, str]:

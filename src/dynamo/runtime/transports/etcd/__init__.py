@@ -1,4 +1,4 @@
-"""etcd, spoken to over the JSON gateway that every member has beside its gRPC port; `protocol` does no I/O.
+"""etcd client over the JSON gateway that every member serves next to gRPC; `protocol` does no I/O.
 
-Lives here: settings, messages, connections, one member's client. Must not know: what is registered there.
+This package contains settings, messages, connections and the client of one member. It does not depend on the records.
 """

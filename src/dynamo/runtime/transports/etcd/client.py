@@ -1,4 +1,4 @@
-"""Client: one member of an etcd cluster, and what can be asked of it."""
+"""Client of one member of an etcd cluster."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -22,16 +22,16 @@ from dynamo.runtime.transports.etcd.protocol import (
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All records with a prefix, as they were at one revision."""
+    """All records with a prefix at one revision."""
 
     records: dict[bytes, bytes]
     revision: int
 
 
 class EtcdMember:
-    """Two connections, so that a lease is renewed whatever else is asked, and one for each watch.
+    """Member with two connections, so that lease renewals do not wait for other requests, and one for each watch.
 
-    Every method raises `EtcdUnavailable` when the member does not answer in time, `EtcdRefused` when it says no.
+    Every method raises `EtcdUnavailable` without a response in time, and `EtcdRefused` for a rejected request.
     """
 
     def __init__(self, address: Address, options: EtcdOptions, tls: ssl.SSLContext | None, timeout_s: float) -> None:
@@ -45,32 +45,32 @@ class EtcdMember:
         self._watches: set[HttpConnection] = set()
 
     async def connect(self) -> None:
-        """Opens the connections, and says who we are if etcd wants to know."""
+        """Open the connections, and authenticate if required."""
         self._work = await HttpConnection.open(self.address, self._tls, self._timeout_s)
         self._pulse = await HttpConnection.open(self.address, self._tls, self._timeout_s)
         await self._authenticate()
 
     def close(self) -> None:
-        """Ends every connection."""
+        """Close every connection."""
         for connection in (self._work, self._pulse, *self._watches):
             if connection is not None:
                 connection.close()
         self._watches.clear()
 
     async def probe(self, prefix: bytes) -> None:
-        """Reads a record at most: the member has a quorum behind it, and lets us read there."""
+        """Read at most one record, which proves that the member has a quorum and grants read access."""
         await self._ask("/v3/kv/range", protocol.probe_request(prefix))
 
     async def put(self, key: bytes, value: bytes, lease_id: int) -> None:
-        """Writes a record that lives as long as the lease. `EtcdRefused` with NOT_FOUND: the lease is gone."""
+        """Write a record attached to the lease. `EtcdRefused` with NOT_FOUND: the lease expired."""
         await self._ask("/v3/kv/put", {"key": key, "value": value, "lease": lease_id})
 
     async def delete(self, key: bytes) -> None:
-        """Removes a record, if it is there."""
+        """Remove a record, if it exists."""
         await self._ask("/v3/kv/deleterange", {"key": key})
 
     async def list(self, prefix: bytes) -> Listing:
-        """All records with that prefix, read page by page at one revision."""
+        """Return all records with that prefix, read page by page at one revision."""
         page = protocol.decode(Page, await self._ask("/v3/kv/range", protocol.list_request(prefix)))
         revision = page.header.revision
         records = {record.key: record.value for record in page.kvs}
@@ -81,25 +81,25 @@ class EtcdMember:
         return Listing(records, revision)
 
     async def grant(self, lease_id: int, ttl_s: int) -> int:
-        """A lease with that id; its time to live in seconds. `EtcdRefused`, FAILED_PRECONDITION: it is there."""
+        """Grant a lease with that id; return its TTL in seconds. `EtcdRefused` with FAILED_PRECONDITION: it exists."""
         return protocol.decode(LeaseState, await self._ask("/v3/lease/grant", {"ID": lease_id, "TTL": ttl_s})).ttl
 
     async def renew(self, lease_id: int) -> int:
-        """Gives the lease its whole time again; 0 when it is gone."""
+        """Renew the lease and return its TTL in seconds; 0 when it has expired."""
         body = await self._ask("/v3/lease/keepalive", {"ID": lease_id}, is_pulse=True)
         return protocol.decode_line(LeaseState, body).ttl
 
     async def revoke(self, lease_id: int) -> None:
-        """Ends the lease, and every record that lives by it."""
+        """Revoke the lease and remove its records."""
         await self._ask("/v3/lease/revoke", {"ID": lease_id})
 
     async def held_by(self, lease_id: int) -> set[bytes]:
-        """The keys of the records that live by the lease."""
+        """Return the keys of the records attached to the lease."""
         body = await self._ask("/v3/lease/timetolive", {"ID": lease_id, "keys": True})
         return set(protocol.decode(LeaseState, body).keys)
 
     async def watch(self, prefix: bytes, start_revision: int) -> AsyncIterator[WatchMessage]:
-        """What changes from that revision on, until the connection ends. Raises `Compacted`."""
+        """Yield the changes from that revision on, until the connection ends. Raise `Compacted`."""
         connection = await HttpConnection.open(self.address, self._tls, self._timeout_s)
         self._watches.add(connection)
         try:
@@ -109,9 +109,9 @@ class EtcdMember:
                 if message.compact_revision or (message.created and message.header.revision < start_revision - 1):
                     raise Compacted
                 if message.canceled:
-                    raise EtcdUnavailable(f"the watch was cancelled: {message.cancel_reason or 'no reason was given'}")
+                    raise EtcdUnavailable(f"watch cancelled: {message.cancel_reason or 'no reason given'}")
                 yield message
-            raise EtcdUnavailable("the watch ended")
+            raise EtcdUnavailable("watch ended")
         finally:
             self._watches.discard(connection)
             connection.close()
@@ -129,10 +129,10 @@ class EtcdMember:
         except EtcdRefused as error:
             if error.code != UNAUTHENTICATED or not self._options.username:
                 raise
-        await self._authenticate()  # The token ran out.
+        await self._authenticate()  # The token expired.
         return await self._post(path, message, is_pulse=is_pulse)
 
     async def _post(self, path: str, message: dict[str, Any], *, is_pulse: bool = False) -> bytes:
         connection = self._pulse if is_pulse else self._work
-        assert connection is not None, "a member is asked after it was connected"
+        assert connection is not None, "request before connect()"
         return await connection.post(path, protocol.encode(message), self._headers, self._timeout_s)

@@ -1,4 +1,4 @@
-"""HTTP connection: one connection to one member, which carries one request at a time or one stream."""
+"""HTTP connection to one etcd member for one request at a time or one stream."""
 
 import asyncio
 import contextlib
@@ -12,13 +12,13 @@ from dynamo.runtime.transports.etcd.options import Address
 from dynamo.runtime.transports.etcd.protocol import EtcdUnavailable, refusal
 
 READ_BYTES = 1 << 16
-MESSAGE_BYTES_MAX = 64 << 20  # A page of a listing or a message of a watch; etcd's own limit for a value is 1.5 MiB.
+MESSAGE_BYTES_MAX = 64 << 20  # Page of a listing or message of a watch; etcd's own limit for a value is 1.5 MiB.
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3
-"""A watch may be silent for hours: the kernel finds out within half a minute that its other end is gone."""
+"""A watch may be silent for hours: the kernel detects a vanished peer within half a minute."""
 
 
 class _Response:
-    """Gathers what the parser finds."""
+    """Response assembled by the parser callbacks."""
 
     def __init__(self) -> None:
         self.body = bytearray()
@@ -36,7 +36,7 @@ class _Response:
 
 
 class HttpConnection:
-    """Opened by `open`. After any error it is of no more use."""
+    """HTTP connection created by `open`. It is unusable after any error."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: Address) -> None:
         self._reader = reader
@@ -46,7 +46,7 @@ class HttpConnection:
 
     @classmethod
     async def open(cls, address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> "HttpConnection":
-        """Connects. Raises `EtcdUnavailable`, or `ssl.SSLCertVerificationError` for a member that is not trusted."""
+        """Connect. Raise `EtcdUnavailable`, or `ssl.SSLCertVerificationError` for an untrusted member."""
         context = tls if address.is_tls else None
         try:
             async with asyncio.timeout(timeout_s):
@@ -61,7 +61,7 @@ class HttpConnection:
         return cls(reader, writer, address)
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
-        """One request and the whole of its answer. Raises `EtcdRefused` or `EtcdUnavailable`."""
+        """Send one request and return the response body. Raise `EtcdRefused` or `EtcdUnavailable`."""
         response = _Response()
         try:
             async with asyncio.timeout(timeout_s), self._busy:
@@ -69,9 +69,9 @@ class HttpConnection:
                 while not response.is_complete:
                     await self._feed(parser, response)
         except TimeoutError:
-            raise EtcdUnavailable(f"no answer to {path} within {timeout_s:.1f} s") from None
+            raise EtcdUnavailable(f"no response to {path} within {timeout_s:.1f} s") from None
         finally:
-            if not response.is_complete:  # The rest of this answer must not be taken for the next one.
+            if not response.is_complete:  # The rest of this response must not be read as the next one.
                 self.close()
         status = parser.get_status_code()
         if status != 200:
@@ -79,7 +79,7 @@ class HttpConnection:
         return bytes(response.body)
 
     async def stream(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """One request and the lines of an answer that does not end. Raises `EtcdRefused` or `EtcdUnavailable`."""
+        """Send one request and yield the lines of its endless response. Raise `EtcdRefused` or `EtcdUnavailable`."""
         response = _Response()
         async with self._busy:
             parser = await self._ask(path, body, headers, response)
@@ -99,7 +99,7 @@ class HttpConnection:
                 await self._feed(parser, response)
 
     def close(self) -> None:
-        """Ends it at once, whatever runs on it."""
+        """Abort the connection and its request."""
         self._writer.transport.abort()
 
     async def _ask(
@@ -112,22 +112,22 @@ class HttpConnection:
             self._writer.write("\r\n".join([*lines, "", ""]).encode() + body)
             await self._writer.drain()
         except OSError as error:
-            raise EtcdUnavailable(f"the connection broke: {_reason(error)}") from None
+            raise EtcdUnavailable(f"connection lost: {_reason(error)}") from None
         return httptools.HttpResponseParser(response)
 
     async def _feed(self, parser: "httptools.HttpResponseParser", response: _Response) -> None:
         try:
             data = await self._reader.read(READ_BYTES)
         except OSError as error:
-            raise EtcdUnavailable(f"the connection broke: {_reason(error)}") from None
+            raise EtcdUnavailable(f"connection lost: {_reason(error)}") from None
         if not data:
-            raise EtcdUnavailable("the connection was closed")
+            raise EtcdUnavailable("connection closed")
         try:
             parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise EtcdUnavailable(f"not HTTP: {error}") from None
         if len(response.body) > MESSAGE_BYTES_MAX:
-            raise EtcdUnavailable(f"an answer of more than {MESSAGE_BYTES_MAX} bytes")
+            raise EtcdUnavailable(f"response of more than {MESSAGE_BYTES_MAX} bytes")
 
 
 def _reason(error: OSError) -> str:
@@ -145,6 +145,6 @@ def _watch_the_other_end(writer: asyncio.StreamWriter) -> None:
         "TCP_KEEPCNT": (socket.IPPROTO_TCP, KEEPALIVE_PROBES),
     }
     for name, (level, value) in options.items():
-        if hasattr(socket, name):  # Not every system has all of them.
+        if hasattr(socket, name):  # Not available on every platform.
             with contextlib.suppress(OSError):
                 plug.setsockopt(level, getattr(socket, name), value)

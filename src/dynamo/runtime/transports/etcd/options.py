@@ -1,4 +1,4 @@
-"""The settings of etcd, from the environment, under upstream's names (serving-plane.md §3.2)."""
+"""etcd options from the environment, under Dynamo's names."""
 
 import ssl
 import urllib.parse
@@ -13,7 +13,7 @@ DEFAULT_ENDPOINTS = "http://localhost:2379"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a member listens."""
+    """Address of a member."""
 
     host: str
     port: int
@@ -25,8 +25,8 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """`http://host:port`, `https://host:port` or `host:port`. Raises `ConfigError` for anything else."""
-        wrong = ConfigError(f"ETCD_ENDPOINTS={text!r}: expected http://host:port or https://host:port, by commas")
+        """Parse `http://host:port`, `https://host:port` or `host:port`. Raise `ConfigError` for anything else."""
+        wrong = ConfigError(f"ETCD_ENDPOINTS={text!r}: must be http://host:port or https://host:port, comma-separated")
         try:
             parts = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
             port = parts.port or 2379
@@ -37,12 +37,12 @@ class Address:
         return cls(parts.hostname, port, parts.scheme == "https")
 
 
-LEASE_TTL_S = 30  # What released 1.6.1 asks for (observed; its documents say 10).
+LEASE_TTL_S = 30  # TTL used by released Dynamo 1.6.1 (observed; its documentation specifies 10).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdOptions:
-    """How to reach etcd, who we are to it, and how long it waits for us."""
+    """Addresses, credentials and timeouts of etcd."""
 
     addresses: tuple[Address, ...] = (Address("localhost", 2379, is_tls=False),)
     username: str = ""
@@ -55,20 +55,20 @@ class EtcdOptions:
 
     def __post_init__(self) -> None:
         if not self.addresses:
-            raise ConfigError("ETCD_ENDPOINTS: expected at least one member")
+            raise ConfigError("ETCD_ENDPOINTS: must contain at least one member")
         if bool(self.username) != bool(self.password):
-            raise ConfigError("ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD: expected both or neither")
+            raise ConfigError("ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD: must be set together")
         if bool(self.client_cert) != bool(self.client_key):
-            raise ConfigError("ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY: expected both or neither")
+            raise ConfigError("ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY: must be set together")
         if self.lease_ttl_s < 1:
-            raise ConfigError(f"ETCD_LEASE_TTL={self.lease_ttl_s}: expected a second or more")
+            raise ConfigError(f"ETCD_LEASE_TTL={self.lease_ttl_s}: must be 1 second or more")
         if self.startup_timeout_s <= 0:
             raise ConfigError(
-                f"ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS={self.startup_timeout_s:g}: expected more than nothing"
+                f"ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS={self.startup_timeout_s:g}: must be greater than 0"
             )
 
     def tls(self) -> ssl.SSLContext | None:
-        """The context of encrypted connections, None when no member wants one. Raises `ConfigError`."""
+        """Return the context of encrypted connections, None if no member uses TLS. Raise `ConfigError`."""
         if not any(address.is_tls for address in self.addresses):
             return None
         try:
@@ -87,7 +87,7 @@ class EtcdOptions:
 
 
 def etcd_options(variables: Mapping[str, str] | None = None) -> EtcdOptions:
-    """The settings of this process. Raises `ConfigError`."""
+    """Return the etcd options of this process. Raise `ConfigError`."""
     endpoints = setting("ETCD_ENDPOINTS", DEFAULT_ENDPOINTS, str, variables)
     return EtcdOptions(
         addresses=tuple(Address.parse(part.strip()) for part in endpoints.split(",") if part.strip()),

@@ -1,6 +1,6 @@
-"""What is said to etcd: messages of its API v3 as JSON, and when a lease must be renewed.
+"""etcd protocol: messages of its API v3 as JSON, and the renewal schedule of a lease.
 
-Keys and values are base64 in JSON, 64-bit integers are strings; msgspec reads both as what they are.
+Keys and values are base64 in JSON and 64-bit integers are strings; msgspec converts both.
 """
 
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from dynamo.core.codec import UNREADABLE
 M = TypeVar("M")
 
 RENEWALS_PER_LEASE = 5
-"""A lease is renewed this often within its life. A registry that stalls is noticed after two of these intervals at the
-latest (one until the next renewal, one until it times out), so long before a stall can have cost anyone a lease."""
-PAGE_RECORDS = 500  # A page of a listing; with model cards of some kilobytes it stays far below what a gateway takes.
+"""Number of renewals per lease TTL. A stalled registry is detected after two intervals at most (one until the next
+renewal, one until it times out), long before a lease can expire."""
+PAGE_RECORDS = 500  # Page of a listing; with model cards of a few kilobytes far below the limit of a gateway.
 
 INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION, UNAUTHENTICATED = 3, 5, 7, 9, 16
-"""The gRPC codes that say something about the request; every other one says that the member cannot serve now."""
+"""gRPC codes that concern the request; all others mean that the member is unavailable."""
 
 _ABOUT_THE_REQUEST = frozenset({INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION, UNAUTHENTICATED})
 
 
 class EtcdUnavailable(Exception):
-    """A member cannot serve now: another one may, or the same one later."""
+    """Error of a member that cannot serve now: try another member, or retry later."""
 
 
 class EtcdRefused(Exception):
-    """The member understood the request and refused it."""
+    """Error of a request that the member rejected."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -36,17 +36,17 @@ class EtcdRefused(Exception):
 
 
 class Compacted(Exception):
-    """The revision to resume from is forgotten, or was never reached: the records must be listed again."""
+    """Error of a watch whose start revision is compacted or in the future: list the records again."""
 
 
 class Header(msgspec.Struct):
-    """Where the cluster's history stood when it answered."""
+    """Revision of the cluster at the time of the response."""
 
     revision: int = 0
 
 
 class KeyValue(msgspec.Struct):
-    """A record."""
+    """Record of etcd."""
 
     key: bytes
     value: bytes = b""
@@ -54,7 +54,7 @@ class KeyValue(msgspec.Struct):
 
 
 class Page(msgspec.Struct):
-    """Part of a listing."""
+    """Page of a listing."""
 
     header: Header
     kvs: list[KeyValue] = []
@@ -62,7 +62,7 @@ class Page(msgspec.Struct):
 
 
 class LeaseState(msgspec.Struct):
-    """A lease as the cluster knows it; a time to live of 0 means that it does not."""
+    """State of a lease; a TTL of 0 means that the lease does not exist."""
 
     id: int = msgspec.field(default=0, name="ID")
     ttl: int = msgspec.field(default=0, name="TTL")
@@ -70,14 +70,14 @@ class LeaseState(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """One change of one record."""
+    """Change of one record."""
 
     kv: KeyValue
     type: str = "PUT"
 
 
 class WatchMessage(msgspec.Struct):
-    """What a watch says: that it began, what changed, or that it is over."""
+    """Message of a watch: its creation, changes, or its cancellation."""
 
     header: Header
     created: bool = False
@@ -89,13 +89,13 @@ class WatchMessage(msgspec.Struct):
 
 
 class Token(msgspec.Struct):
-    """What authentication gives."""
+    """Authentication token."""
 
     token: str
 
 
 class _Refusal(msgspec.Struct):
-    """An error as gateways of different releases write it."""
+    """Error in the formats of different gateway releases."""
 
     message: str = ""
     code: int = 0
@@ -111,31 +111,31 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """A request's body; `bytes` become base64."""
+    """Encode a request body; `bytes` become base64."""
     return msgspec.json.encode(message)
 
 
 def decode(kind: type[M], data: bytes | msgspec.Raw) -> M:
-    """An answer. Raises `EtcdUnavailable` for what is none: whoever said it is no etcd, or not in order."""
+    """Decode a response. Raise `EtcdUnavailable` for a malformed one, which is not from a working etcd."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind, strict=False)
     try:
         return decoder.decode(data)  # type: ignore[no-any-return]
     except UNREADABLE as error:
-        raise EtcdUnavailable(f"not an answer of etcd: {error}") from None
+        raise EtcdUnavailable(f"not an etcd response: {error}") from None
 
 
 def decode_line(kind: type[M], line: bytes) -> M:
-    """One message of a stream. Raises `EtcdRefused` or `EtcdUnavailable` for an error in its place."""
+    """Decode one message of a stream. Raise `EtcdRefused` or `EtcdUnavailable` for an error message."""
     said = decode(_StreamLine, line)
     if said.error is not None or not bytes(said.result):
-        raise _error(said.error or _Refusal(message="an empty message"))
+        raise _error(said.error or _Refusal(message="empty message"))
     return decode(kind, said.result)
 
 
 def refusal(status: int, body: bytes) -> EtcdRefused | EtcdUnavailable:
-    """The error that an answer with an HTTP status other than 200 stands for."""
+    """Return the error of a response with an HTTP status other than 200."""
     try:
         said = msgspec.json.decode(body, type=_Refusal, strict=False)
     except UNREADABLE:
@@ -149,32 +149,32 @@ def _error(said: _Refusal) -> EtcdRefused | EtcdUnavailable:
 
 
 def range_end(prefix: bytes) -> bytes:
-    """The first key after all those that begin with `prefix`. It must not end in 0xff."""
-    assert prefix, "the whole key space is not ours to ask for"
-    assert prefix[-1] != 0xFF, "such a prefix has no neighbour of its length"
+    """Return the first key after all keys that begin with `prefix`, which must not end in 0xff."""
+    assert prefix, "prefix must not be empty"
+    assert prefix[-1] != 0xFF, "prefix must not end in 0xff"
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def list_request(prefix: bytes, after: bytes | None = None, revision: int = 0) -> dict[str, Any]:
-    """The next page of a listing: what follows `after`, as it was at `revision`."""
+    """Return the request for the next page of a listing: keys after `after`, at `revision`."""
     start = prefix if after is None else after + b"\0"
     return {"key": start, "range_end": range_end(prefix), "limit": PAGE_RECORDS, "revision": revision}
 
 
 def probe_request(prefix: bytes) -> dict[str, Any]:
-    """Any one key with that prefix."""
+    """Return the request for any one key with that prefix."""
     return {"key": prefix, "range_end": range_end(prefix), "limit": 1, "keys_only": True}
 
 
 def watch_request(prefix: bytes, start_revision: int) -> dict[str, Any]:
-    """Every change of the records with that prefix from a revision on; what is too long for one message is cut."""
+    """Return the request for all changes of a prefix from a revision on; large messages are fragmented."""
     watched = {"key": prefix, "range_end": range_end(prefix)}
     return {"create_request": watched | {"start_revision": start_revision, "fragment": True}}
 
 
 @dataclass(slots=True)
 class Lease:
-    """A lease as its holder knows it. Its life is counted from when its renewal was sent: never later than it ends."""
+    """Lease with its local expiry time, counted from the sending of its renewal: never later than etcd's own expiry."""
 
     id: int
     ttl_s: float
@@ -183,11 +183,11 @@ class Lease:
 
     @property
     def interval_s(self) -> float:
-        """How often it is renewed, and how long a renewal may take."""
+        """Return the renewal interval, which is also the timeout of a renewal."""
         return self.ttl_s / RENEWALS_PER_LEASE
 
     def renewed(self, sent_at: float, ttl_s: float) -> None:
-        """The cluster granted it, or granted it more time."""
+        """Record a grant or renewal."""
         self.ttl_s = ttl_s
         self.expires_at = sent_at + ttl_s
         self.renew_at = sent_at + self.interval_s

@@ -1,1 +1,1 @@
-"""NATS: what the request plane and the event plane need of its server. The client library is loaded when it is chosen."""
+"""NATS connection of the request plane and the event plane. The client library is imported only when it is used."""

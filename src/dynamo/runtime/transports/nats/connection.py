@@ -1,7 +1,7 @@
-"""NATS connection: one that comes back; what was subscribed before is subscribed again.
+"""NATS connection that reconnects and restores its subscriptions.
 
-nats-py speaks the protocol. When to connect again, what is kept meanwhile and what is given up is decided here: its own
-reconnection would later send requests that their callers have long given up.
+nats-py implements the protocol. This module decides when to reconnect and which messages to keep or to drop: the
+library's own reconnection would send requests later, after their callers have timed out.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 2.0  # A server that restarts is found at once; one that is gone is not besieged.
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 2.0  # Finds a restarted server quickly without flooding an absent one.
 WAITING_LOG_INTERVAL_S = 10.0
-CLOSE_TIMEOUT_S = 2.0  # What is written already should be gone by then.
+CLOSE_TIMEOUT_S = 2.0  # Time to send pending data.
 FLUSH_POLL_S = 0.001
 NEVER_S = 1e9
 
@@ -38,7 +38,7 @@ Deliver = Callable[["Msg"], None]
 
 
 class Subscription:
-    """A subject that is listened to, on whatever connection is up."""
+    """Subject subscription that survives reconnections."""
 
     def __init__(self, subject: str, queue: str, deliver: Deliver) -> None:
         self.subject = subject
@@ -51,11 +51,11 @@ class Subscription:
         try:
             self._deliver(message)
         except Exception:
-            logger.exception("a message on %s could not be handled", self.subject)
+            logger.exception("handler of a message on %s failed", self.subject)
 
 
 class NatsConnection:
-    """One process's connection for one purpose. Raises `ConfigError` where the client library is missing."""
+    """Connection of a process for one purpose. Raise `ConfigError` if the client library is missing."""
 
     def __init__(
         self,
@@ -66,18 +66,18 @@ class NatsConnection:
         keeps_unsent: bool = False,
         on_down: Callable[[], None] = lambda: None,
     ) -> None:
-        """`keeps_unsent` holds what is published during an outage, within limits, until the server is back."""
+        """Create a connection; `keeps_unsent` queues messages during an outage, within limits."""
         self.options = options
         self.purpose = purpose
         registry, labels = registry or MetricsRegistry(), ("purpose",)
         prefix = "dynamo_transport_nats_"
         self._dropped = registry.counter(
-            prefix + "dropped_total", "Messages that were published and never sent", labels
+            prefix + "dropped_total", "Published messages that were never sent", labels
         ).labels(purpose=purpose)
-        self._outages = registry.counter(
-            prefix + "outages_total", "Times that the connection to the server was lost", labels
-        ).labels(purpose=purpose)
-        registry.gauge(prefix + "connected", "1 while the server is there", labels).labels(purpose=purpose).follow(
+        self._outages = registry.counter(prefix + "outages_total", "Lost connections to the server", labels).labels(
+            purpose=purpose
+        )
+        registry.gauge(prefix + "connected", "1 while connected to the server", labels).labels(purpose=purpose).follow(
             lambda: float(self.is_up)
         )
         self._client_type = load_client()
@@ -98,7 +98,7 @@ class NatsConnection:
         self._is_closed = False
         self._is_ending = False
 
-    # Being connected -----------------------------------------------------------------------------------------------
+    # Connection state ----------------------------------------------------------------------------------------------
 
     @property
     def is_up(self) -> bool:
@@ -106,32 +106,32 @@ class NatsConnection:
 
     @property
     def client(self) -> "Client":
-        """The library's connection, for what a server is asked beyond subjects. Raises `CannotConnect` while it is away."""
+        """Return the library's connection, for requests beyond subjects. Raise `CannotConnect` while disconnected."""
         if self._client is None:
-            raise CannotConnect(f"NATS at {self.options.where} is not there: {self._last_error}")
+            raise CannotConnect(f"not connected to NATS at {self.options.where}: {self._last_error}")
         return self._client
 
     @property
     def dropped(self) -> int:
-        """Messages that were published and never sent."""
+        """Return the number of published messages that were never sent."""
         return int(self._dropped.value)
 
     @property
     def payload_bytes_max(self) -> int:
-        """What the server takes in one message, headers included; valid while up."""
+        """Return the server's maximum message size in bytes, headers included; valid while connected."""
         return self._client.max_payload if self._client is not None else 0
 
     def begin(self) -> None:
-        """Connects in the background, now and whenever the connection breaks."""
+        """Start connecting in the background, now and after every lost connection."""
         if not self._has_begun and not self._is_closed:
             self._has_begun = True
             self._down_since = self._loop.time()
             self._tasks.start(self._keep(), "keep")
 
     async def start(self) -> None:
-        """Returns when connected. Raises `ConfigError` when refused, or not there within the time to start."""
+        """Wait for the connection. Raise `ConfigError` when rejected, or after the startup timeout."""
         if self._is_closed:
-            raise CannotConnect(f"the connection to NATS at {self.options.where} is closed")
+            raise CannotConnect(f"connection to NATS at {self.options.where} is closed")
         self.begin()
         up = asyncio.ensure_future(self._up.wait())
         timeout_s = self.options.startup_timeout_s
@@ -149,17 +149,17 @@ class NatsConnection:
         )
 
     async def wait_up(self) -> None:
-        """Waits a moment for a server that is away. Raises `CannotConnect`, at once where it has long been away."""
+        """Wait at most `connect_timeout_s` since the connection loss for the server. Raise `CannotConnect`."""
         self.begin()
         left_s = self._down_since + self.options.connect_timeout_s - self._loop.time()
         try:
             async with asyncio.timeout(max(left_s, 0)):
                 await self._up.wait()
         except TimeoutError:
-            raise CannotConnect(f"NATS at {self.options.where} is not there: {self._last_error}") from None
+            raise CannotConnect(f"not connected to NATS at {self.options.where}: {self._last_error}") from None
 
     async def close(self) -> None:
-        """Sends what waits, if somebody listens, and closes."""
+        """Send pending messages if connected, and close."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -168,7 +168,7 @@ class NatsConnection:
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._flush(self._client)
             except Exception as error:
-                logger.debug("%s: not everything reached NATS: %s", self.purpose, error)
+                logger.debug("%s: pending messages were not sent to NATS: %s", self.purpose, error)
         self._is_ending = True
         await self._tasks.cancel_and_wait()
         client, self._client = self._client, None
@@ -179,7 +179,7 @@ class NatsConnection:
         self._refused.cancel()
 
     async def _keep(self) -> None:
-        # The library may swallow a cancellation (`asyncio.wait_for` of 3.11 does), hence the look at `_is_ending`.
+        # The library may swallow a cancellation (`asyncio.wait_for` of 3.11 does), hence the check of `_is_ending`.
         while not self._is_ending:
             client, broken = await self._connect_again()
             sending = self._loop.create_task(self._outbox.send(client), name=f"nats.{self.purpose}.send")
@@ -193,9 +193,7 @@ class NatsConnection:
             await self._abandon(client)
 
     def _went_down(self, reason: str) -> None:
-        logger.warning(
-            "%s: the connection to NATS at %s broke: %s; connecting again", self.purpose, self.options.where, reason
-        )
+        logger.warning("%s: connection to NATS at %s lost: %s; reconnecting", self.purpose, self.options.where, reason)
         self._client = None
         self._up.clear()
         self._down_since = self._loop.time()
@@ -206,7 +204,7 @@ class NatsConnection:
         self._on_down()
 
     async def _connect_again(self) -> "tuple[Client, asyncio.Event]":
-        """Tries until there is a connection with every subscription on it."""
+        """Reconnect until a connection with every subscription is established."""
         began = self._loop.time()
         backoff_s = BACKOFF_MIN_S
         logged_at = -NEVER_S
@@ -221,7 +219,7 @@ class NatsConnection:
                         for subscription in missing:
                             await self._subscribe(client, subscription)
                         await client.rtt(PING_GIVEN_UP_S)
-            except Exception as error:  # Whatever the library raises: it is tried again.
+            except Exception as error:  # The library raises many types; all of them are retried.
                 self._last_error = self._describe(error)
                 self._consider_refusal(error)
                 await self._abandon(client)
@@ -238,7 +236,7 @@ class NatsConnection:
             if now >= logged_at + WAITING_LOG_INTERVAL_S:
                 logged_at = now
                 logger.warning(
-                    "%s: waiting for NATS at %s (NATS_SERVER) since %.0f s: %s",
+                    "%s: not connected to NATS at %s (NATS_SERVER) for %.0f s: %s",
                     self.purpose,
                     self.options.where,
                     now - began,
@@ -248,18 +246,18 @@ class NatsConnection:
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     def _consider_refusal(self, error: Exception) -> None:
-        """Ends the wait for a server that is there, and not for us."""
+        """End the startup wait if a reachable server rejects this process."""
         if self._refused.done():
             return
         if isinstance(error, ConfigError):
             self._refused.set_result(error)
         elif isinstance(error, ssl.SSLCertVerificationError):
             self._refused.set_result(
-                ConfigError(f"NATS at {self.options.where} is not to be trusted (NATS_TLS_*): {self._last_error}")
+                ConfigError(f"NATS at {self.options.where}: untrusted certificate (NATS_TLS_*): {self._last_error}")
             )
         elif "Authorization Violation" in self._last_error:
             self._refused.set_result(
-                ConfigError(f"NATS at {self.options.where} refuses us (NATS_AUTH_*): {self._last_error}")
+                ConfigError(f"NATS at {self.options.where}: authorization rejected (NATS_AUTH_*): {self._last_error}")
             )
 
     async def _connect(self, client: "Client", broken: asyncio.Event) -> None:
@@ -296,10 +294,10 @@ class NatsConnection:
             if type(error).__module__ == "nkeys":
                 raise ConfigError(f"NATS_AUTH_NKEY or NATS_AUTH_CREDENTIALS_FILE: {error}") from None
             raise
-        broken.clear()  # Of a cluster, some may have been away.
+        broken.clear()  # Servers of a cluster that were tried before may have failed.
 
     async def _until_broken(self, client: "Client", broken: asyncio.Event) -> str:
-        """Returns why the connection is of no use any more."""
+        """Wait until the connection is unusable; return the reason."""
         while not self._is_ending:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.options.ping_interval_s):
@@ -310,10 +308,10 @@ class NatsConnection:
                 await self._pings.until_answered(client, self.options.ping_interval_s)
             except Exception as error:
                 return self._describe(error)
-        return "closed by us"
+        return "closed by this process"
 
     async def _abandon(self, client: "Client") -> None:
-        """Closes without a last word: the library would first wait for a peer that may not read."""
+        """Close without flushing: the library would first wait for a peer that may not read."""
         client._pending.clear()
         client._pending_data_size = 0
         writer = getattr(client._transport, "_io_writer", None)
@@ -323,32 +321,32 @@ class NatsConnection:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await client.close()
         except Exception as error:
-            logger.debug("closing a NATS connection: %s", error)
+            logger.debug("failed to close a NATS connection: %s", error)
         self._pings.end()
 
     def _describe(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError):
-            return f"no answer within {self.options.connect_timeout_s:g} s"
+            return f"no response within {self.options.connect_timeout_s:g} s"
         if isinstance(error, ssl.SSLError):
             return str(error)
         if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
             return os.strerror(error.errno)
         text = str(error) or type(error).__name__
-        if "no servers available" in text:  # It hides what was wrong with them.
+        if "no servers available" in text:  # This error hides the cause.
             return self._last_error
         return text.removeprefix("nats: ").strip("'")
 
-    # Speaking and listening ----------------------------------------------------------------------------------------
+    # Publishing and subscribing ------------------------------------------------------------------------------------
 
     def publish(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> bool:
-        """Sends soon; never blocks. False when it was dropped: nobody is connected, or too much waits."""
+        """Queue a message; never block. Return False if it was dropped: not connected, or the queue is full."""
         if self._is_closed or (self._client is None and not self._keeps_unsent):
             self._dropped.inc()
             return False
         return self._outbox.put(Message(subject, data, reply, headers))
 
     async def subscribe(self, subject: str, deliver: Deliver, queue: str = "") -> Subscription:
-        """Listens from now on; the server knows of it when this returns, or as soon as it is back."""
+        """Subscribe; the server has the subscription on return, or once it is connected again."""
         subscription = Subscription(subject, queue, deliver)
         self._subscriptions.add(subscription)
         client = self._client
@@ -357,7 +355,7 @@ class NatsConnection:
                 await self._subscribe(client, subscription)
                 await self._pings.once(client, self.options.connect_timeout_s)
             except Exception as error:
-                logger.warning("%s: subscribing to %s: %s; it is tried again", self.purpose, subject, error)
+                logger.warning("%s: failed to subscribe to %s: %s; retrying", self.purpose, subject, error)
         return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:
@@ -367,34 +365,34 @@ class NatsConnection:
             try:
                 await live.unsubscribe()
             except Exception as error:
-                logger.debug("%s: unsubscribing from %s: %s", self.purpose, subscription.subject, error)
+                logger.debug("%s: failed to unsubscribe from %s: %s", self.purpose, subscription.subject, error)
 
     async def settle(self, subscription: Subscription) -> None:
-        """Returns when what the server had for us before this call is delivered, or the server does not answer."""
+        """Wait until the messages sent by the server before this call are delivered, or the server does not respond."""
         client, live = self._client, subscription.live
         if client is None or live is None:
             return
         try:
             async with asyncio.timeout(self.options.connect_timeout_s):
                 await self._pings.once(client, self.options.connect_timeout_s)
-                while live.pending_msgs:  # noqa: ASYNC110 - it is delivered tick by tick, and the library tells nobody
+                while live.pending_msgs:  # noqa: ASYNC110 - the library delivers without notification
                     await asyncio.sleep(0)
         except Exception as error:
-            logger.debug("%s: %s did not settle: %s", self.purpose, subscription.subject, error)
+            logger.debug("%s: failed to settle %s: %s", self.purpose, subscription.subject, error)
 
     async def flush(self) -> None:
-        """Returns when the server has what was published before, or does not answer."""
+        """Wait until the server has received what was published before, or does not respond."""
         if self._client is None:
             return
         try:
             async with asyncio.timeout(self.options.connect_timeout_s):
                 await self._flush(self._client)
         except Exception as error:
-            logger.debug("%s: not everything reached NATS: %s", self.purpose, error)
+            logger.debug("%s: pending messages were not sent to NATS: %s", self.purpose, error)
 
     async def _flush(self, client: "Client") -> None:
         await self._outbox.wait_empty()
-        while client.pending_data_size:  # noqa: ASYNC110 - the library writes in its next tick, and tells nobody
+        while client.pending_data_size:  # noqa: ASYNC110 - the library writes without notification
             await asyncio.sleep(FLUSH_POLL_S)
         await self._pings.once(client, self.options.connect_timeout_s)
 
@@ -404,9 +402,9 @@ class NatsConnection:
 
 
 def load_client() -> "type[Client]":
-    """The client library's class. Raises `ConfigError` where it is not installed."""
+    """Return the client library's class. Raise `ConfigError` if it is not installed."""
     try:
         from nats.aio.client import Client
     except ImportError:
-        raise ConfigError(f"NATS: the client library is missing; install it: {install_command('nats')}") from None
+        raise ConfigError(f"NATS: client library is missing; install it: {install_command('nats')}") from None
     return Client

@@ -1,4 +1,4 @@
-"""Liveness: whether a NATS server is still there, asked by pings and told by what comes and goes."""
+"""Liveness of a NATS server, determined by pings and by traffic on the connection."""
 
 import asyncio
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-SILENCES_MAX = 2  # One is forgiven: it may have been this process that stood still.
-PING_GIVEN_UP_S = 3600  # Pings are given up by ending their connection.
+SILENCES_MAX = 2  # One silence is tolerated: this process may have been suspended itself.
+PING_GIVEN_UP_S = 3600  # Longer than any ping: they end with their connection.
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What has come and gone on a connection."""
+    """Traffic counters of a connection."""
 
     received: tuple[int, int]
-    """Messages, and bytes of the next one."""
+    """Received messages, and bytes of the incomplete one."""
     unsent_bytes: int
 
     @classmethod
@@ -26,21 +26,21 @@ class Traffic:
         return cls((client.stats["in_msgs"], len(client._ps.buf)), unsent)
 
     def has_moved(self, before: "Traffic") -> bool:
-        """True when something came, or something went."""
+        """Return True if data was received or sent since."""
         return self.received != before.received or self.unsent_bytes < before.unsent_bytes
 
 
 class Pings:
-    """The pings under way on one connection.
+    """Outstanding pings of one connection.
 
-    They end with it only: the library's reader breaks on the answer to one that was cancelled.
+    They end only with the connection: the library's reader fails on the response to a cancelled ping.
     """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[float]] = set()
 
     async def once(self, client: "Client", timeout_s: float) -> None:
-        """A round trip. Raises `TimeoutError`, and `ConnectionError` when the connection ends before the answer."""
+        """Do one round trip. Raise `TimeoutError`, and `ConnectionError` when the connection ends first."""
         ping = self._begin(client)
         await asyncio.wait({ping}, timeout=timeout_s)
         if not ping.done():
@@ -48,9 +48,9 @@ class Pings:
         _result(ping)
 
     async def until_answered(self, client: "Client", silence_s: float) -> None:
-        """Raises `ConnectionError` for a server from which nothing comes, and to which nothing goes, meanwhile.
+        """Wait for a ping response; raise `ConnectionError` for a server without traffic in either direction meanwhile.
 
-        An answer may wait behind much else: as long as that moves, the server is there.
+        The response may be queued behind other data: while that is transferred, the server is alive.
         """
         ping = self._begin(client)
         silences = 0
@@ -64,7 +64,7 @@ class Pings:
         raise ConnectionError(f"no sign of life for {SILENCES_MAX * silence_s:g} s")
 
     def end(self) -> None:
-        """Their connection is gone."""
+        """Cancel the pings: their connection is closed."""
         for task in list(self._tasks):
             task.cancel()
 
@@ -77,5 +77,5 @@ class Pings:
 
 def _result(ping: "asyncio.Task[float]") -> None:
     if ping.cancelled():
-        raise ConnectionError("the connection ended before the answer to a ping")
+        raise ConnectionError("connection closed before the response to a ping")
     ping.result()

@@ -1,4 +1,4 @@
-"""NATS options: where the server is, who we are to it, how long we wait."""
+"""NATS options: server addresses, credentials and timeouts."""
 
 import os
 import ssl
@@ -9,41 +9,41 @@ from urllib.parse import urlsplit
 from dynamo.core.errors import ConfigError
 
 DEFAULT_SERVER = "nats://localhost:4222"
-DEFAULT_USER = "user"  # Name and password that a released peer gives when it was told none.
+DEFAULT_USER = "user"  # Default name and password of released Dynamo.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsOptions:
-    """Read from the environment by `runtime.config.nats_options`."""
+    """NATS options, read from the environment by `runtime.config.nats_options`."""
 
     server: str = DEFAULT_SERVER
-    """One URL, or several of one cluster with commas between them."""
+    """URL, or comma-separated URLs of one cluster."""
     username: str = ""
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
     nkey: str = field(default="", repr=False)
-    """The seed itself."""
+    """Seed of the nkey."""
     credentials_file: str = ""
     tls_ca_cert_path: str = ""
     tls_client_cert_path: str = ""
     tls_client_key_path: str = ""
     tls_insecure: bool = False
     startup_timeout_s: float = 120.0
-    """How long a process waits for its server when it begins."""
+    """Timeout of a process's first connection, in seconds."""
     connect_timeout_s: float = 3.0
-    """How long one attempt takes, and how long a request waits for an absent server."""
+    """Timeout of one connection attempt, and of requests during an outage, in seconds."""
     request_timeout_s: float = 10.0
-    """How long a worker may take to answer."""
+    """Timeout of a worker's response, in seconds."""
     ping_interval_s: float = 0.5
-    """How often the server is asked whether it is there; a silence of twice as long ends the connection."""
+    """Interval of pings in seconds; a silence of twice this time closes the connection."""
 
     def __post_init__(self) -> None:
         if self.credentials_file and not os.path.isfile(self.credentials_file):
-            raise ConfigError(f"NATS_AUTH_CREDENTIALS_FILE={self.credentials_file}: there is no such file")
+            raise ConfigError(f"NATS_AUTH_CREDENTIALS_FILE={self.credentials_file}: file not found")
         if bool(self.tls_client_cert_path) != bool(self.tls_client_key_path):
             raise ConfigError("NATS_TLS_CLIENT_CERT_PATH and NATS_TLS_CLIENT_KEY_PATH must be set together")
         if self.wants_tls and not all(url.startswith("tls://") for url in self.servers):
-            raise ConfigError(f"NATS_TLS_* is set, but NATS_SERVER={self.where} does not begin with tls://")
+            raise ConfigError(f"NATS_TLS_* is set: NATS_SERVER={self.where} must begin with tls://")
 
     @property
     def servers(self) -> list[str]:
@@ -51,7 +51,7 @@ class NatsOptions:
 
     @property
     def where(self) -> str:
-        """The servers without passwords, for messages."""
+        """Return the servers without passwords, for messages."""
         return ",".join(_without_user(url) for url in self.servers)
 
     @property
@@ -59,7 +59,7 @@ class NatsOptions:
         return bool(self.tls_ca_cert_path or self.tls_client_cert_path or self.tls_insecure)
 
     def credentials(self) -> dict[str, Any]:
-        """What the client library is told: the first of user and password, token, nkey, credentials file."""
+        """Return the arguments of the client library: the first of user and password, token, nkey, credentials file."""
         if self.username and self.password:
             return {"user": self.username, "password": self.password}
         if self.token:
@@ -73,15 +73,15 @@ class NatsOptions:
         return {"user": DEFAULT_USER, "password": DEFAULT_USER}
 
     def tls(self) -> ssl.SSLContext | None:
-        """None leaves it to the URL's scheme and the system's authorities. Raises `ConfigError`."""
+        """Return the TLS context; None uses the URL's scheme and the system's CAs. Raise `ConfigError`."""
         if not self.wants_tls:
             return None
         try:
             context = ssl.create_default_context(cafile=self.tls_ca_cert_path or None)
             if self.tls_client_cert_path:
                 context.load_cert_chain(self.tls_client_cert_path, self.tls_client_key_path)
-        except OSError as error:  # ssl.SSLError is one
-            raise ConfigError(f"NATS_TLS_*: a certificate cannot be read: {error}") from None
+        except OSError as error:  # Includes ssl.SSLError.
+            raise ConfigError(f"NATS_TLS_*: cannot read a certificate: {error}") from None
         if self.tls_insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""Outbox: what waits to be sent to a NATS server: in order, within limits, and every loss counted."""
+"""Outbox: messages queued for a NATS server, in order, bounded, with a counter of dropped messages."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ UNSENT_BYTES_MAX = 64 << 20  # Some seconds of events of a busy worker, or four 
 
 @dataclass(slots=True)
 class Message:
-    """What waits to be sent."""
+    """Queued message."""
 
     subject: str
     data: bytes
@@ -27,7 +27,7 @@ class Message:
 
 
 class Outbox:
-    """Filled by whoever publishes, emptied by `send`, over one connection after the other."""
+    """Queue of a publisher; `send` drains it over successive connections."""
 
     def __init__(self, count_dropped: Callable[[int], None]) -> None:
         self._count_dropped = count_dropped
@@ -41,7 +41,7 @@ class Outbox:
         return len(self._messages)
 
     def put(self, message: Message) -> bool:
-        """False when it does not fit and was dropped."""
+        """Append a message; return False if it was dropped because of its size."""
         if len(self._messages) >= UNSENT_MAX or self._bytes + len(message.data) > UNSENT_BYTES_MAX:
             self._count_dropped(1)
             return False
@@ -52,18 +52,18 @@ class Outbox:
         return True
 
     def drop_all(self) -> None:
-        """Nobody waits for these any more."""
+        """Drop all messages: their senders have given up."""
         self._count_dropped(len(self._messages))
         self._messages.clear()
         self._bytes = 0
         self._empty.set()
 
     async def wait_empty(self) -> None:
-        """Returns when the last message was handed over, or dropped."""
+        """Wait until the last message was sent or dropped."""
         await self._empty.wait()
 
     async def send(self, client: "Client") -> None:
-        """Hands over what comes, as fast as the server takes it; until cancelled, or the connection is closed."""
+        """Send messages as fast as the server accepts them, until cancelled or the connection is closed."""
         while True:
             while self._messages:
                 message = self._messages.popleft()
@@ -71,7 +71,7 @@ class Outbox:
                 try:
                     headers = dict(message.headers) if message.headers else None
                     await client.publish(message.subject, message.data, message.reply, headers)
-                except asyncio.CancelledError:  # The connection broke: whether the server has it, nobody knows.
+                except asyncio.CancelledError:  # The connection was lost: whether the server got it is unknown.
                     self._count_dropped(1)
                     raise
                 except Exception as error:
@@ -80,7 +80,7 @@ class Outbox:
                         self._bytes += len(message.data)
                         return
                     self._count_dropped(1)
-                    logger.warning("a message to %s was not sent: %s", message.subject, error)
+                    logger.warning("failed to send a message to %s: %s", message.subject, error)
             self._empty.set()
             self._filled.clear()
             await self._filled.wait()

@@ -325,7 +325,7 @@ async def test_who_can_go_elsewhere_leaves_a_worker_that_stands_still_and_the_ot
     for _ in range(LOOKS):
         talk.link._look()
     assert [type(told) for told in movable.told] == [Disconnected]
-    assert "stands still" in str(movable.told[0])
+    assert "unresponsive" in str(movable.told[0])
     assert patient.told == []
     assert talk.link.is_silent
     assert talk.link.is_open, "it may come back"

@@ -64,8 +64,8 @@ def test_a_flag_beats_its_variable(tmp_path: Path) -> None:
         ({"key_path"}, "--tcp-tls-key-path .* needs --tcp-tls-cert-path"),
         ({"ca_cert_path", "client_cert_path"}, "--tcp-tls-client-cert-path .* needs --tcp-tls-client-key-path"),
         ({"ca_cert_path", "client_key_path"}, "--tcp-tls-client-key-path .* needs --tcp-tls-client-cert-path"),
-        ({"client_cert_path", "client_key_path"}, "--tcp-tls-client-cert-path .* needs --tcp-tls-ca-cert-path"),
-        ({"client_ca_cert_path"}, "--tcp-tls-client-ca-cert-path .* needs --tcp-tls-cert-path"),
+        ({"client_cert_path", "client_key_path"}, "--tcp-tls-client-cert-path .*: requires --tcp-tls-ca-cert-path"),
+        ({"client_ca_cert_path"}, "--tcp-tls-client-ca-cert-path .*: requires --tcp-tls-cert-path"),
     ],
 )
 def test_what_is_half_given_is_refused(given: set[str], complaint: str) -> None:

@@ -175,6 +175,6 @@ async def test_a_broken_stream_of_frames_ends_the_request(caplog: pytest.LogCapt
     stream.connection_made(transport)  # type: ignore[arg-type]
     stream.data_received(b"\xff" * 64)
     assert transport.is_closed
-    assert "broken" in caplog.text
+    assert "malformed request stream" in caplog.text
     stream.connection_lost(None)
     assert [one async for one in frames] == []

@@ -85,7 +85,7 @@ async def test_a_refusal_leaves_the_connection_in_order() -> None:
 
 async def test_silence_ends_with_the_time_that_was_given() -> None:
     wire = Wire()
-    with pytest.raises(EtcdUnavailable, match="no answer to /v3/lease/keepalive within"):
+    with pytest.raises(EtcdUnavailable, match="no response to /v3/lease/keepalive within"):
         await wire.connection().post("/v3/lease/keepalive", b"", {}, 0.01)
     assert wire.is_aborted
 

@@ -77,5 +77,5 @@ async def test_a_ping_ends_with_its_connection() -> None:
     while not client.asked:  # noqa: ASYNC110 - the client tells nobody
         await asyncio.sleep(0)
     pings.end()
-    with pytest.raises(ConnectionError, match="ended before the answer"):
+    with pytest.raises(ConnectionError, match="closed before the response"):
         await asyncio.wait_for(waiting, 5.0)

@@ -57,7 +57,7 @@ async def test_a_message_that_cannot_be_sent_is_counted_and_holds_up_no_other(ca
         outbox.put(Message("s", data))
     await sent(outbox, client)
     assert (client.taken, dropped) == ([b"good"], [1])
-    assert "a message to s was not sent: bad subject" in caplog.text
+    assert "failed to send a message to s: bad subject" in caplog.text
 
 
 async def test_what_a_closed_connection_did_not_take_goes_over_the_next() -> None:
