@@ -494,15 +494,15 @@ async def test_a_caller_that_vanishes_cancels_its_requests(wire: Wire) -> None:
 async def crash(plane: RequestPlane) -> None:
     """Ends a plane without a word, as a killed process does."""
     if isinstance(plane, TcpPlane):
-        for peer in (*plane._links.values(), *plane._sessions, *plane._dial_backs.open):
+        for peer in (*plane._links.values(), *plane._sessions, *plane._responses.open):
             peer.abort()
-        for connection in list(plane._desk.connections):
+        for connection in list(plane._response_listener.connections):
             assert connection._transport is not None
             connection._transport.abort()
     if isinstance(plane, NatsPlane):
-        for reply in list(plane._worker.dial_backs.open):
+        for reply in list(plane._worker.responses.open):
             reply.abort()
-        for connection in list(plane._caller.desk.connections):
+        for connection in list(plane._caller.response_listener.connections):
             assert connection._transport is not None
             connection._transport.abort()
     await plane.close()
@@ -622,7 +622,7 @@ async def test_a_caller_that_does_not_read_is_cut_off(kind: str, caplog: pytest.
 
 def pause_reading(plane: RequestPlane) -> None:
     assert isinstance(plane, TcpPlane)
-    for connection in (*plane._links.values(), *plane._desk.connections):
+    for connection in (*plane._links.values(), *plane._response_listener.connections):
         assert connection._transport is not None
         connection._transport.pause_reading()
 

@@ -14,8 +14,8 @@ from dynamo.runtime.event_plane.memory import MemorySubscriber
 from dynamo.runtime.push_router import PushRouter
 from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.tcp.batched_caller import BatchedLink
-from dynamo.runtime.request_plane.tcp.pulse import Pulse
-from dynamo.runtime.request_plane.tcp.upstream_caller import AnswerConnection
+from dynamo.runtime.request_plane.tcp.keep_alive import KeepAlive
+from dynamo.runtime.request_plane.tcp.upstream_caller import ResponseConnection
 from dynamo.serving import migration, prefill_router
 from dynamo.serving.answers import BaseAnswer, StreamAnswer
 from dynamo.serving.generation import Generation
@@ -200,22 +200,22 @@ def leaves_calls_open_when_a_connection_breaks() -> Iterator[None]:
 
 @contextmanager
 def takes_a_broken_stream_for_complete() -> Iterator[None]:
-    def connection_lost(self: AnswerConnection, error: Exception | None) -> None:
+    def connection_lost(self: ResponseConnection, error: Exception | None) -> None:
         if self._call is not None:
             self._call.end(None)
         real(self, error)
 
-    real = AnswerConnection.connection_lost
-    with mock.patch.object(AnswerConnection, "connection_lost", connection_lost):
+    real = ResponseConnection.connection_lost
+    with mock.patch.object(ResponseConnection, "connection_lost", connection_lost):
         yield
 
 
 @contextmanager
 def takes_the_slow_for_silent() -> Iterator[None]:
-    def is_silent(self: Pulse, heard: int) -> bool:
+    def is_silent(self: KeepAlive, received: int) -> bool:
         return self._quiet >= 1
 
-    with mock.patch.object(Pulse, "is_silent", is_silent):
+    with mock.patch.object(KeepAlive, "is_silent", is_silent):
         yield
 
 

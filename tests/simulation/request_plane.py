@@ -153,9 +153,9 @@ class SocketPlane(TcpPlane):
         return {
             "calls": sum(len(link._calls) + len(link._on_token) for link in links if isinstance(link, BatchedLink)),
             "unacknowledged": sum(len(link._order) for link in links if isinstance(link, UpstreamLink)),
-            "awaited answers": len(self._desk.waiting) + len(self._desk.connections),
+            "awaited answers": len(self._response_listener.waiting) + len(self._response_listener.connections),
             "replies": sum(len(one._replies) for one in self._sessions if isinstance(one, BatchedSession)),
-            "dialled back": len(self._dial_backs.open),
+            "dialled back": len(self._responses.open),
             "connecting": len(self._connecting),
         }
 

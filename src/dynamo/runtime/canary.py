@@ -59,7 +59,7 @@ class Canary:
         """Return the time of the next check, given that the last sign of life was at `alive_s`."""
         return max(self._checked_s, alive_s) + self._wait_s
 
-    def heard(self, alive_s: float) -> None:
+    def mark_alive(self, alive_s: float) -> None:
         """Record a sign of life at `alive_s`; one that is later than a failed check clears the failure."""
         if alive_s > self._checked_s:
             self.is_well = True
@@ -128,7 +128,7 @@ async def watch(
     body = encode({**payload, MARKER: True} if isinstance(payload, dict) else payload, codec)
     canary = Canary(options.wait_s, clock.now())
     while not served.is_draining:
-        canary.heard(served.alive_s)
+        canary.mark_alive(served.alive_s)
         report(canary.is_well)
         wait_s = canary.due_s(served.alive_s) - clock.now()
         if wait_s > 0:

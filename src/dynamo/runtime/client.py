@@ -220,9 +220,8 @@ class Client:
             else:
                 target = self._choose(mode, {*exclude, *tried} if tried else exclude, last_error)
             if frames is not None:
-                target = replace(
-                    target, is_batched=False, has_pulse=False
-                )  # Batched links have no request frames.  # The batched protocol has no request frames.
+                # The batched protocol has no request frames.
+                target = replace(target, is_batched=False, has_pulse=False)
                 request = Request(request_id, b"", target.codec, headers, metadata, frames=frames)
             elif target.codec != codec:
                 request = Request(
@@ -364,15 +363,15 @@ class Client:
     async def _watch(self) -> None:
         """Watch the registry forever. After a restart, remove the instances that left meanwhile."""
         prefix = self.endpoint.path + "/"
-        unheard = set(self._keys)
+        unconfirmed = set(self._keys)
         async for change in self._discovery.watch(INSTANCES):
             if isinstance(change, Synced):
-                for key in unheard:
+                for key in unconfirmed:
                     self._apply(key, None)
-                unheard.clear()
+                unconfirmed.clear()
                 self._synced.set()
             elif change.key.startswith(prefix):
-                unheard.discard(change.key)
+                unconfirmed.discard(change.key)
                 self._apply(change.key, change.value if isinstance(change, Put) else None)
 
     def _apply(self, key: str, value: bytes | None) -> None:

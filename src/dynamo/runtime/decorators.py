@@ -37,21 +37,21 @@ def dynamo_worker(
         async def run(*args: Any, **kwargs: Any) -> R | None:
             runtime = _from_environment()
             task = asyncio.ensure_future(_work(runtime, lambda: work(runtime, *args, **kwargs)))
-            told: list[asyncio.Task[None]] = []
+            shutdowns: list[asyncio.Task[None]] = []
 
             def end() -> None:
-                if told:
+                if shutdowns:
                     task.cancel()
                     return
                 loop = asyncio.get_running_loop()
-                told.append(runtime.shutdown())
-                told[0].add_done_callback(lambda _: loop.call_later(END_S, task.cancel))
+                shutdowns.append(runtime.shutdown())
+                shutdowns[0].add_done_callback(lambda _: loop.call_later(END_S, task.cancel))
 
             try:
-                with _hearing(end):
+                with _on_signals(end):
                     return await task
             except asyncio.CancelledError:
-                if told:
+                if shutdowns:
                     return None
                 raise
             finally:
@@ -117,7 +117,7 @@ def _parsed(model: type[Any], value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _hearing(end: Callable[[], None]) -> Iterator[None]:
+def _on_signals(end: Callable[[], None]) -> Iterator[None]:
     """Call `end` on SIGTERM and SIGINT, unless the program has its own handlers."""
     numbers: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():

@@ -20,7 +20,7 @@ class SystemHealth:
         if self._starting not in {READY, NOT_READY}:
             raise ConfigError(f"DYN_SYSTEM_STARTING_HEALTH_STATUS={self._starting!r}: must be {READY} or {NOT_READY}")
         self._followed = _read_names(setting("DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS", "", str, variables))
-        self._said: bool | None = None
+        self._override: bool | None = None
         self._failing: set[str] = set()
         self.endpoints: dict[str, bool] = {}
         self.checks: list[Callable[[], bool]] = []
@@ -28,7 +28,7 @@ class SystemHealth:
 
     def set(self, is_ready: bool) -> None:
         """Set the status of the process, overriding that of its endpoints."""
-        self._said = is_ready
+        self._override = is_ready
 
     def is_sound(self) -> bool:
         """Return False once a supervised background task has crashed."""
@@ -41,8 +41,8 @@ class SystemHealth:
     def is_ready(self) -> bool:
         if not self.passes():
             return False
-        if self._said is not None:
-            return self._said
+        if self._override is not None:
+            return self._override
         if self._followed:
             return all(self.endpoints.get(name) for name in self._followed)
         if not self.endpoints:

@@ -108,10 +108,10 @@ class ResponseStream:
         self._rouse()
 
     def on_token(self, token_id: int) -> None:
-        self._hear(token_id)
+        self._enqueue(token_id)
 
     def on_item(self, item: Item) -> None:
-        self._hear(item)
+        self._enqueue(item)
 
     def on_end(self) -> None:
         self._over()
@@ -153,7 +153,7 @@ class ResponseStream:
             return plain if self._annotated else plain.data()
         return Annotated(element) if self._annotated else Annotated(element).data()
 
-    def _hear(self, element: int | Item) -> None:
+    def _enqueue(self, element: int | Item) -> None:
         if len(self._unread) >= UNREAD_MAX:
             self._leave()
             self.on_error(ResponseTimeout(f"{UNREAD_MAX} unread elements: the reader of the response is too slow"))

@@ -33,9 +33,9 @@ def test_a_check_is_due_after_the_wait_from_the_last_sign_of_life() -> None:
 def test_a_failed_check_is_healed_by_the_next_good_one_or_by_anybodys_answer_after_it() -> None:
     canary = Canary(10.0, now=0.0)
     canary.checked(10.0, is_well=False)
-    canary.heard(9.0)
+    canary.mark_alive(9.0)
     assert not canary.is_well
-    canary.heard(11.0)
+    canary.mark_alive(11.0)
     assert canary.is_well
     canary.checked(20.0, is_well=False)
     canary.checked(30.0, is_well=True)
@@ -52,7 +52,7 @@ def test_it_is_ill_exactly_when_a_bad_check_was_the_last_thing_heard(steps: list
             alive = now
         else:
             canary.checked(now, is_well=word == "good")
-        canary.heard(alive)
+        canary.mark_alive(alive)
         assert canary.is_well == (last != "bad")
         assert canary.due_s(alive) == now + 10.0
 

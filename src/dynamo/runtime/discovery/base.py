@@ -98,12 +98,12 @@ class View:
             return
         self.records[key] = value
         for watch in self._watches:
-            watch.tell(key)
+            watch.notify(key)
 
     def delete(self, key: str) -> None:
         if self.records.pop(key, None) is not None:
             for watch in self._watches:
-                watch.tell(key)
+                watch.notify(key)
 
     def replace(self, records: Mapping[str, bytes]) -> None:
         """Set the records of the view and mark it as complete."""
@@ -131,12 +131,12 @@ class Watch:
     def __init__(self, view: View) -> None:
         self._view = view
         self._changed: dict[str, None] = dict.fromkeys(view.records)
-        self._told: set[str] = set()
-        self._said_synced = False
+        self._reported: set[str] = set()
+        self._has_reported_sync = False
         self._is_closed = False
         self._wake = asyncio.Event()
 
-    def tell(self, key: str) -> None:
+    def notify(self, key: str) -> None:
         """Record that a key changed."""
         self._changed[key] = None
         self._wake.set()
@@ -168,12 +168,12 @@ class Watch:
             del self._changed[key]
             value = self._view.records.get(key)
             if value is not None:
-                self._told.add(key)
+                self._reported.add(key)
                 return Put(key, value)
-            if key in self._told:
-                self._told.discard(key)
+            if key in self._reported:
+                self._reported.discard(key)
                 return Delete(key)
-        if self._view.is_synced and not self._said_synced:
-            self._said_synced = True
+        if self._view.is_synced and not self._has_reported_sync:
+            self._has_reported_sync = True
             return Synced()
         return None

@@ -129,7 +129,7 @@ class Backlog:
     async def __anext__(self) -> Event | PublisherGone:
         while True:
             while self._unread:
-                event = self._hear(self._unread.popleft())
+                event = self._to_event(self._unread.popleft())
                 if event is not None:
                     return event
             if self._is_closed:
@@ -137,10 +137,10 @@ class Backlog:
             self._wake.clear()
             await self._wake.wait()
 
-    def _hear(self, heard: tuple[int, int, bytes] | PublisherGone) -> Event | PublisherGone | None:
-        if isinstance(heard, PublisherGone):
-            self._gaps.forget(heard.publisher_id)
-            return heard
-        publisher_id, sequence, payload = heard
+    def _to_event(self, unread: tuple[int, int, bytes] | PublisherGone) -> Event | PublisherGone | None:
+        if isinstance(unread, PublisherGone):
+            self._gaps.forget(unread.publisher_id)
+            return unread
+        publisher_id, sequence, payload = unread
         missed = self._gaps.missed(publisher_id, sequence)
         return None if missed is None else Event(publisher_id, sequence, payload, missed)

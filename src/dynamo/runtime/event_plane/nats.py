@@ -165,14 +165,14 @@ class NatsSubscriber(Backlog):
 
     async def _watch(self, subscription: Subscription) -> None:
         """Watch the registry forever. After a restart, remove the publishers that left meanwhile."""
-        unheard = set(self._present)
+        unconfirmed = set(self._present)
         async for change in self._discovery.watch(EVENT_CHANNELS):
             if isinstance(change, Synced):
-                for key in unheard & self._present:
+                for key in unconfirmed & self._present:
                     await self._gone(subscription, key)
-                unheard.clear()
+                unconfirmed.clear()
             elif isinstance(change, Put) and change.key.startswith(self._prefix):
-                unheard.discard(change.key)
+                unconfirmed.discard(change.key)
                 self._present.add(change.key)
                 self._left.pop(_publisher_of(change.key), None)
             elif isinstance(change, Delete) and change.key.startswith(self._prefix):

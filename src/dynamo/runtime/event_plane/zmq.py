@@ -129,14 +129,14 @@ class ZmqSubscriber(ZmqListener):
 
     async def _watch(self) -> None:
         """Watch the registry forever. After a restart, remove the publishers that left meanwhile."""
-        unheard = set(self._channels)
+        unconfirmed = set(self._channels)
         async for change in self._discovery.watch(EVENT_CHANNELS):
             if isinstance(change, Synced):
-                for key in unheard & set(self._channels):
+                for key in unconfirmed & set(self._channels):
                     self._disconnect(key)
-                unheard.clear()
+                unconfirmed.clear()
             elif isinstance(change, Put) and change.key.startswith(self._prefix):
-                unheard.discard(change.key)
+                unconfirmed.discard(change.key)
                 self._connect(change.key, change.value)
             elif isinstance(change, Delete) and change.key in self._channels:
                 self._disconnect(change.key)

@@ -35,7 +35,7 @@ PATH_BYTES_MAX = 4096  # A path is four names. TLS and HTTP openings decode as l
 # Worker to caller.
 TOKENS, ITEM, END, ERROR, ACK, ALIVE = 1, 2, 3, 4, 5, 6
 # Caller to worker.
-REQUEST, STOP, KILL, ASK = 16, 17, 18, 19
+REQUEST, STOP, KILL, PROBE = 16, 17, 18, 19
 
 ITEM_JSON = 1  # The item is JSON; msgpack otherwise.
 

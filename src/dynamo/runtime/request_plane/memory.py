@@ -169,9 +169,9 @@ class MemoryReply(ReplyBase):
         self._open.discard(self)
         super()._done(error)
 
-    def _deliver(self, tell: Any) -> None:
+    def _deliver(self, deliver: Any) -> None:
         try:
-            tell()
+            deliver()
         except Exception as error:
             logger.exception("receiver of request %s failed", self.request_id)
             self.call.end(DynamoException(f"receiver failed: {error}"))

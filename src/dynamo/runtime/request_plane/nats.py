@@ -24,8 +24,8 @@ from dynamo.runtime.request_plane.base import OnDone, Receiver, Request, Target
 from dynamo.runtime.request_plane.tcp.common import AckWatch, TcpLimits, TcpMetrics, advertised, local_address
 from dynamo.runtime.request_plane.tcp.plane import CLOSE_TIMEOUT_S, TcpOptions
 from dynamo.runtime.request_plane.tcp.sockets import Listener, Sockets
-from dynamo.runtime.request_plane.tcp.upstream_caller import AnswerDesk, UpstreamCall, encode_message, refusal
-from dynamo.runtime.request_plane.tcp.upstream_worker import DialBacks, dial_back, read_message, refusal_text
+from dynamo.runtime.request_plane.tcp.upstream_caller import ResponseListener, UpstreamCall, encode_message, refusal
+from dynamo.runtime.request_plane.tcp.upstream_worker import ResponseConnections, dial_back, read_message, refusal_text
 from dynamo.runtime.server import Dispatcher
 from dynamo.runtime.transports.nats.connection import NatsConnection, Subscription
 from dynamo.runtime.transports.nats.options import NatsOptions
@@ -114,14 +114,14 @@ class NatsPlane:
         await self._nats.close()
         self._caller.close()
         await self._sockets.close()
-        self._worker.dial_backs.close()
+        self._worker.responses.close()
         self._check_gone()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):  # Before 3.12 `wait_for` may swallow a cancellation.
                 await self._gone.wait()
         except TimeoutError:
             logger.warning("closing connections with unsent data: timeout")
-            for stuck in list(self._worker.dial_backs.open):
+            for stuck in list(self._worker.responses.open):
                 stuck.abort()
             self._gone.set()
         await self._worker.tasks.cancel_and_wait()
@@ -131,7 +131,7 @@ class NatsPlane:
         self._caller.server_lost()
 
     def _check_gone(self) -> None:
-        if self._is_closed and not self._caller.desk.connections and not self._worker.dial_backs.open:
+        if self._is_closed and not self._caller.response_listener.connections and not self._worker.responses.open:
             self._gone.set()
 
 
@@ -158,7 +158,7 @@ class Caller:
         on_close: Callable[[], None],
     ) -> None:
         self.address = f"NATS at {nats.options.where}"
-        self.desk = AnswerDesk(limits, metrics, on_close)
+        self.response_listener = ResponseListener(limits, metrics, on_close)
         self._nats = nats
         self._tcp = tcp
         self._limits = limits
@@ -184,7 +184,7 @@ class Caller:
             if self._server is None:
                 host = self._tcp.answer_host or self._tcp.host
                 self._server = await self._sockets.listen(
-                    self.desk.connection, host or local_address(), self._tcp.answer_port, self._tcp.backlog
+                    self.response_listener.connection, host or local_address(), self._tcp.answer_port, self._tcp.backlog
                 )
                 host, port = advertised(host), self._server.sockets[0].getsockname()[1]
                 self._answer_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -204,10 +204,10 @@ class Caller:
         if not self._nats.publish(target.address, message, f"{self._inbox}.{subject}", headers):
             return None
         call = NatsCall(self, subject, target, receiver, on_done)
-        self.desk.waiting[subject] = call
+        self.response_listener.waiting[subject] = call
         self._unacknowledged.add(call)
         self._unanswered.add(call)
-        self.desk.metrics.sent.inc(len(message))
+        self.response_listener.metrics.sent.inc(len(message))
         return call
 
     def server_lost(self) -> None:
@@ -218,7 +218,7 @@ class Caller:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        self.desk.close()
+        self.response_listener.close()
         for call in self._unanswered.close():
             call.end(Disconnected("request plane closed"))
 
@@ -229,11 +229,11 @@ class Caller:
         self._unanswered.discard(call)
 
     def forget(self, call: UpstreamCall) -> None:
-        self.desk.waiting.pop(call.subject, None)
+        self.response_listener.waiting.pop(call.subject, None)
         self.dialled_in(call)
 
     def _acknowledged(self, message: "Msg") -> None:
-        call = self.desk.waiting.get(message.subject.rpartition(".")[2])
+        call = self.response_listener.waiting.get(message.subject.rpartition(".")[2])
         if not isinstance(call, NatsCall):
             return
         self._unacknowledged.discard(call)
@@ -271,7 +271,7 @@ class Worker:
         count_error: Callable[[], None],
         on_close: Callable[[], None],
     ) -> None:
-        self.dial_backs = DialBacks(sockets, on_close)
+        self.responses = ResponseConnections(sockets, on_close)
         self.tasks = TaskOwner("request_plane.nats")
         self._nats = nats
         self._dispatcher = dispatcher
@@ -296,7 +296,7 @@ class Worker:
     def _arrived(self, path: str, message: "Msg") -> None:
         self._metrics.received.inc(len(message.data))
         try:
-            self.dial_backs.check()
+            self.responses.check()
             served = self._dispatcher.admit(path)
             request, address = read_message(message.data, dict(message.headers or {}))
         except (WorkerUnavailable, InvalidArgument) as error:
@@ -306,7 +306,7 @@ class Worker:
         else:
             self._acknowledge(message, b"")
             work = dial_back(
-                served, request, address, limits=self._limits, metrics=self._metrics, dial_backs=self.dial_backs
+                served, request, address, limits=self._limits, metrics=self._metrics, connections=self.responses
             )
             self.tasks.start(work, request.id)
 

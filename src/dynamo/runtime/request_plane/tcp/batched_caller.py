@@ -12,8 +12,8 @@ from dynamo.core.errors import ConnectionTimeout, Disconnected, InvalidArgument,
 from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, MovableReceiver, OnDone, Receiver, Request, Target
 from dynamo.runtime.request_plane.tcp.common import NEVER_SPOKE, AckWatch, TcpLimits, TcpMetrics, tune
-from dynamo.runtime.request_plane.tcp.inquiry import Inquiry
-from dynamo.runtime.request_plane.tcp.pulse import LOOKS, Pulse
+from dynamo.runtime.request_plane.tcp.keep_alive import LOOKS, KeepAlive
+from dynamo.runtime.request_plane.tcp.liveness_probe import LivenessProbe
 from dynamo.runtime.request_plane.wire_errors import from_wire
 
 logger = logging.getLogger(__name__)
@@ -67,12 +67,12 @@ class BatchedLink(asyncio.Protocol):
         self._calls: dict[int, BatchedCall] = {}
         self._on_token: dict[int, Callable[[int], None]] = {}
         self._unacknowledged: AckWatch[BatchedCall] = AckWatch(limits.request_timeout_s, self._expire)
-        self._inquiry = Inquiry(self)
-        self._heard = 0
+        self._probe = LivenessProbe(self)
+        self._received = 0
         """Number of received chunks, a sign of life for the probe."""
         self._unsent = 0
         """Size of the write buffer at the last check."""
-        self._pulse = Pulse()
+        self._keep_alive = KeepAlive()
         self._look_s = limits.silence_s / LOOKS if has_pulse else 0.0
         self._look_timer: asyncio.TimerHandle | None = None
         self._next_stream = 0
@@ -87,7 +87,7 @@ class BatchedLink(asyncio.Protocol):
         self._transport.write(frame.HELLO)
 
     def data_received(self, data: bytes) -> None:
-        self._heard += 1
+        self._received += 1
         self._metrics.received.inc(len(data))
         try:
             for kind, payload in self._decoder.feed(data):
@@ -104,11 +104,11 @@ class BatchedLink(asyncio.Protocol):
         self._transport = None
         self._on_close(self)
         self._unacknowledged.close()
-        self._inquiry.close()
+        self._probe.close()
         if self._look_timer is not None:
             self._look_timer.cancel()
         why = f"connection to worker {self.address} lost" + (f": {error}" if error else "")
-        if not self._heard:
+        if not self._received:
             why += NEVER_SPOKE
         while self._calls:  # The receiver of the error may kill another of these calls.
             self._end(next(iter(self._calls.values())), Disconnected(why))
@@ -128,7 +128,7 @@ class BatchedLink(asyncio.Protocol):
     @property
     def is_silent(self) -> bool:
         """Return True while an acknowledgement or probe response is overdue."""
-        return self._unacknowledged.waited_s > SILENT_S or self._pulse.is_silent(self._heard)
+        return self._unacknowledged.waited_s > SILENT_S or self._keep_alive.is_silent(self._received)
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -172,12 +172,12 @@ class BatchedLink(asyncio.Protocol):
 
     def suspect(self, instance_id: int) -> None:
         """Start probing for an instance that left the registry while it has running calls."""
-        self._inquiry.suspect(instance_id)
+        self._probe.suspect(instance_id)
 
-    def ask(self, inquiry: Inquiry) -> None:
+    def send_probe(self, probe: LivenessProbe) -> None:
         """Send a request for an unknown path, which a live worker rejects immediately."""
-        nobody = Target(0, self.address, "", MSGPACK, is_batched=True)
-        self.send(nobody, Request("", b""), inquiry, lambda *_: None)
+        target = Target(0, self.address, "", MSGPACK, is_batched=True)
+        self.send(target, Request("", b""), probe, lambda *_: None)
 
     def serves(self, instances: Collection[int]) -> bool:
         """Return True while calls to one of these instances are running."""
@@ -190,11 +190,11 @@ class BatchedLink(asyncio.Protocol):
             return
         unsent = self._transport.get_write_buffer_size()
         if unsent < self._unsent:
-            self._heard += 1  # The worker reads; the probe may be queued behind a large request.
+            self._received += 1  # The worker reads; the probe may be queued behind a large request.
         self._unsent = unsent
-        if self._pulse.look(self._heard):
-            self._write(frame.frame(frame.ASK, b""))
-        elif self._pulse.is_silent(self._heard):
+        if self._keep_alive.look(self._received):
+            self._write(frame.frame(frame.PROBE, b""))
+        elif self._keep_alive.is_silent(self._received):
             self._let_go()
         self._look_timer = self._loop.call_later(self._look_s, self._look)
 
@@ -255,7 +255,7 @@ class BatchedLink(asyncio.Protocol):
             stream, flags, data = frame.read_item(payload)
             call = self._calls.get(stream)
             if call is not None:
-                self._tell_item(call, flags, data)
+                self._deliver_item(call, flags, data)
         elif kind == frame.END:
             for stream in frame.read_u32s(payload):
                 self._end_stream(stream, None)
@@ -283,7 +283,7 @@ class BatchedLink(asyncio.Protocol):
             call.sent_at = None
             self._on_token[call.stream] = call.receiver.on_token
 
-    def _tell_item(self, call: BatchedCall, flags: int, data: bytes) -> None:
+    def _deliver_item(self, call: BatchedCall, flags: int, data: bytes) -> None:
         self._answer_begins(call)
         item = Item(data, JSON if flags & frame.ITEM_JSON else MSGPACK)
         try:

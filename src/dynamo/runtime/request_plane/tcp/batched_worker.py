@@ -235,7 +235,7 @@ class BatchedSession(asyncio.Protocol):
         if kind == frame.REQUEST:
             self._start(*frame.read_request(payload))
             return
-        if kind == frame.ASK:
+        if kind == frame.PROBE:
             self.add_last(frame.frame(frame.ALIVE, b""))
             return
         if kind not in {frame.STOP, frame.KILL}:

@@ -22,8 +22,8 @@ from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics, adver
 from dynamo.runtime.request_plane.tcp.sockets import Listener, Sockets
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
 from dynamo.runtime.request_plane.tcp.unfinished import FRAMES_HELD_MAX, UnfinishedFrames
-from dynamo.runtime.request_plane.tcp.upstream_caller import AnswerDesk, UpstreamLink
-from dynamo.runtime.request_plane.tcp.upstream_worker import DialBacks, UpstreamSession
+from dynamo.runtime.request_plane.tcp.upstream_caller import ResponseListener, UpstreamLink
+from dynamo.runtime.request_plane.tcp.upstream_worker import ResponseConnections, UpstreamSession
 from dynamo.runtime.server import Dispatcher
 
 logger = logging.getLogger(__name__)
@@ -71,8 +71,8 @@ class TcpPlane:
         self._sockets = Sockets(self._options.tls, self._limits, self._metrics)
         bytes_max = FRAMES_HELD_MAX * self._limits.message_bytes_max
         self._unfinished = UnfinishedFrames(bytes_max, self._metrics)
-        self._desk = AnswerDesk(self._limits, self._metrics, self._check_gone)
-        self._dial_backs = DialBacks(self._sockets, self._check_gone)
+        self._response_listener = ResponseListener(self._limits, self._metrics, self._check_gone)
+        self._responses = ResponseConnections(self._sockets, self._check_gone)
         self._server: Listener | None = None
         self._answer_server: Listener | None = None
         self._opening_answers = asyncio.Lock()
@@ -146,7 +146,7 @@ class TcpPlane:
             missing = "--tcp-tls-cert-path" if tls.server is None else "--tcp-tls-ca-cert-path"
             raise CannotConnect(f"worker {target.address} responds on a connection of its own: TLS requires {missing}")
         answer_address = await self._listen_for_answers()
-        return lambda: UpstreamLink(target.address, self._desk, answer_address, self._link_closed)
+        return lambda: UpstreamLink(target.address, self._response_listener, answer_address, self._link_closed)
 
     def _link_closed(self, link: Link) -> None:
         key = link.address, isinstance(link, BatchedLink)
@@ -159,7 +159,10 @@ class TcpPlane:
         async with self._opening_answers:  # Concurrent first connections share one listener.
             if self._answer_server is None:
                 self._answer_server = await self._sockets.listen(
-                    self._desk.connection, host or local_address(), self._options.answer_port, self._options.backlog
+                    self._response_listener.connection,
+                    host or local_address(),
+                    self._options.answer_port,
+                    self._options.backlog,
                 )
         return _join(advertised(host), _port(self._answer_server))
 
@@ -193,7 +196,7 @@ class TcpPlane:
             session = BatchedSession(self._dispatcher, self._limits, self._metrics, self._unfinished, self.left)
         else:
             session = UpstreamSession(
-                self._dispatcher, self._limits, self._metrics, self._dial_backs, self._unfinished, self.left
+                self._dispatcher, self._limits, self._metrics, self._responses, self._unfinished, self.left
             )
         self._sessions.add(session)
         return session
@@ -217,21 +220,21 @@ class TcpPlane:
             task.cancel()
         for connection in (*self._links.values(), *self._sessions):
             connection.close()
-        self._desk.close()
+        self._response_listener.close()
         self._unfinished.close()
         if connecting:
             await asyncio.wait(connecting, timeout=CLOSE_TIMEOUT_S)
         await self._sockets.close()
-        await self._dial_backs.tasks.cancel_and_wait()
-        await self._desk.tasks.cancel_and_wait()
-        self._dial_backs.close()
+        await self._responses.tasks.cancel_and_wait()
+        await self._response_listener.tasks.cancel_and_wait()
+        self._responses.close()
         self._check_gone()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):  # Before 3.12 `wait_for` may swallow a cancellation.
                 await self._gone.wait()
         except TimeoutError:
             logger.warning("closing connections with unsent data: timeout")
-            for stuck in (*self._links.values(), *self._sessions, *self._dial_backs.open):
+            for stuck in (*self._links.values(), *self._sessions, *self._responses.open):
                 stuck.abort()
 
     def garbled(self, transport: asyncio.BaseTransport) -> None:
@@ -242,7 +245,7 @@ class TcpPlane:
         )
 
     def _open(self) -> bool:
-        return bool(self._links or self._sessions or self._desk.connections or self._dial_backs.open)
+        return bool(self._links or self._sessions or self._response_listener.connections or self._responses.open)
 
     def _check_gone(self) -> None:
         if self._is_closed and not self._open():

@@ -86,20 +86,20 @@ class UpstreamCall:
         self.instance_id = target.instance_id
         self.receiver = receiver
         self.on_done = on_done
-        self.connection: AnswerConnection | None = None
+        self.connection: ResponseConnection | None = None
         self.sent_at: float | None = asyncio.get_running_loop().time()
         """Time at which the request was sent; None after the first response element."""
         self.is_over = False
         self.is_stopped = False
 
-    def dialled_in(self, connection: "AnswerConnection") -> None:
+    def dialled_in(self, connection: "ResponseConnection") -> None:
         self.connection = connection
         self._link.dialled_in(self)
 
     def stop(self) -> None:
         self.is_stopped = True
         if self.connection is not None:
-            self.connection.say(STOP)
+            self.connection.send_control(STOP)
 
     def kill(self) -> None:
         if self.is_over:
@@ -128,7 +128,7 @@ class UpstreamCall:
         self._link.forget(self)
 
 
-class AnswerDesk:
+class ResponseListener:
     """Calls of this process whose worker has not opened the response connection yet, by subject."""
 
     def __init__(self, limits: TcpLimits, metrics: TcpMetrics, on_close: Callable[[], None]) -> None:
@@ -141,10 +141,10 @@ class AnswerDesk:
         self.offered: dict[str, RequestFrames] = {}
         """Request streams that workers have not connected for yet, by subject."""
         self.tasks = TaskOwner("request frames")
-        self.connections: set[AnswerConnection] = set()
+        self.connections: set[ResponseConnection] = set()
 
-    def connection(self) -> "AnswerConnection":
-        return AnswerConnection(self)
+    def connection(self) -> "ResponseConnection":
+        return ResponseConnection(self)
 
     def close(self) -> None:
         self.silent.close()
@@ -152,12 +152,12 @@ class AnswerDesk:
             connection.leave(KILL)
 
 
-class AnswerConnection(asyncio.Protocol):
+class ResponseConnection(asyncio.Protocol):
     """Connection that a worker opened to send the response of one call."""
 
-    def __init__(self, desk: AnswerDesk) -> None:
-        self._desk = desk
-        self._decoder = frame.TwoPartDecoder(desk.limits.answer_bytes_max)
+    def __init__(self, listener: ResponseListener) -> None:
+        self._listener = listener
+        self._decoder = frame.TwoPartDecoder(listener.limits.answer_bytes_max)
         self._transport: asyncio.Transport | None = None
         self._call: UpstreamCall | None = None
         self._has_prologue = False
@@ -170,19 +170,19 @@ class AnswerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass.
-        self._desk.connections.add(self)
-        tune(self._transport, self._desk.limits.write_buffer_bytes_max)
-        self._desk.silent.note(self, 1, is_new=True)
+        self._listener.connections.add(self)
+        tune(self._transport, self._listener.limits.write_buffer_bytes_max)
+        self._listener.silent.note(self, 1, is_new=True)
 
     def data_received(self, data: bytes) -> None:
-        self._desk.metrics.received.inc(len(data))
+        self._listener.metrics.received.inc(len(data))
         try:
             for header, body in self._decoder.feed(data):
                 self._apply(header, body)
             if self._call is None and not self._is_writing and self._decoder.held > HANDSHAKE_BYTES_MAX:
                 raise frame.FrameError(f"handshake exceeds {HANDSHAKE_BYTES_MAX} bytes")  # noqa: TRY301 - as others
         except (frame.FrameError, *UNREADABLE) as error:
-            self._desk.metrics.errors.inc()
+            self._listener.metrics.errors.inc()
             logger.warning("malformed response from %s: %s", peer_of(self._transport), error)
             self._end(StreamIncomplete(f"malformed response from the worker: {error}"))
 
@@ -192,23 +192,23 @@ class AnswerConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._desk.silent.forget(self)
-        self._desk.connections.discard(self)
+        self._listener.silent.forget(self)
+        self._listener.connections.discard(self)
         self._may_write.set()
-        self._desk.on_close()
+        self._listener.on_close()
         if self._call is not None:
             # A released worker closes a stopped stream without its final marker.
             why = "worker closed the stream before its final marker"
             self._call.end(None if self._call.is_stopped else StreamIncomplete(why))
 
-    def say(self, control: bytes) -> None:
+    def send_control(self, control: bytes) -> None:
         if self._transport is not None:
             self._transport.write(control)
 
     def leave(self, control: bytes) -> None:
         """Send a last control message and close."""
         self._has_left = True
-        self.say(control)
+        self.send_control(control)
         if self._transport is not None:
             self._transport.close()
 
@@ -218,7 +218,7 @@ class AnswerConnection(asyncio.Protocol):
             return  # Messages of the worker on this connection are ignored.
         if call is None:
             handshake = read_handshake(header)
-            self._desk.silent.forget(self)
+            self._listener.silent.forget(self)
             if handshake.stream_type == REQUEST_STREAM:
                 self._offer(handshake.subject)
             else:
@@ -231,7 +231,7 @@ class AnswerConnection(asyncio.Protocol):
             if refusal is not None:
                 self._end(WorkerUnavailable(refusal))
         elif body:
-            self._hear(call, body)
+            self._deliver(call, body)
         elif header == b'"sentinel"':
             self._end(StreamIncomplete("worker ended the stream without its final marker"))
 
@@ -243,12 +243,12 @@ class AnswerConnection(asyncio.Protocol):
 
     def _offer(self, subject: str) -> None:
         """Start sending request frames to the worker."""
-        frames = self._desk.offered.pop(subject, None)
+        frames = self._listener.offered.pop(subject, None)
         if frames is None:
             self.leave(KILL)
             return
         self._is_writing = True
-        self._desk.tasks.start(self._write_frames(frames), "request frames")
+        self._listener.tasks.start(self._write_frames(frames), "request frames")
 
     async def _write_frames(self, frames: RequestFrames) -> None:
         """Send frames until the caller's stream ends or the worker disconnects. A slow worker delays the caller."""
@@ -257,24 +257,24 @@ class AnswerConnection(asyncio.Protocol):
             if self._transport is None:
                 return
             data = frame.two_part(b"", piece)
-            self._desk.metrics.sent.inc(len(data))
+            self._listener.metrics.sent.inc(len(data))
             self._transport.write(data)
         self.leave(SENTINEL)
 
     def _begin(self, subject: str) -> None:
-        call = self._desk.waiting.pop(subject, None)
+        call = self._listener.waiting.pop(subject, None)
         if call is None or call.is_over:
             self.leave(KILL)
             return
         self._call = call
         call.dialled_in(self)
         if call.is_stopped:
-            self.say(STOP)
+            self.send_control(STOP)
 
-    def _hear(self, call: UpstreamCall, body: bytes) -> None:
+    def _deliver(self, call: UpstreamCall, body: bytes) -> None:
         if call.sent_at is not None:
             now = asyncio.get_running_loop().time()
-            self._desk.metrics.first_response.observe(now - call.sent_at)
+            self._listener.metrics.first_response.observe(now - call.sent_at)
             call.sent_at = None
         try:
             if body.startswith(ONE_TOKEN_HEAD) and body.endswith(ONE_TOKEN_TAIL):
@@ -285,14 +285,14 @@ class AnswerConnection(asyncio.Protocol):
             if envelope.complete_final:
                 self._end(None)
             elif envelope.data is not None:
-                self._hear_item(call, envelope.data, body, JSON if is_json else "msgpack")
+                self._deliver_item(call, envelope.data, body, JSON if is_json else "msgpack")
         except UNREADABLE:
             raise
         except Exception as error:
             logger.exception("receiver of a call failed")
             self._end(Unknown(f"receiver failed: {error}"))
 
-    def _hear_item(self, call: UpstreamCall, item: Annotated, body: bytes, codec: str) -> None:
+    def _deliver_item(self, call: UpstreamCall, item: Annotated, body: bytes, codec: str) -> None:
         if item.event == "error" or item.error is not None:
             self._end(from_wire(item.error if item.error is not None else " ".join(item.comment or ["unknown error"])))
             return
@@ -314,30 +314,30 @@ class UpstreamLink(asyncio.Protocol):
     """Request connection to one worker with Dynamo framing."""
 
     def __init__(
-        self, address: str, desk: AnswerDesk, answer_address: str, on_close: Callable[["UpstreamLink"], None]
+        self, address: str, listener: ResponseListener, answer_address: str, on_close: Callable[["UpstreamLink"], None]
     ) -> None:
         self.address = address
-        self._desk = desk
+        self._listener = listener
         self._answer_address = answer_address
         self._on_close = on_close
-        self._decoder = frame.AckDecoder(desk.limits.message_bytes_max)
+        self._decoder = frame.AckDecoder(listener.limits.message_bytes_max)
         self._transport: asyncio.Transport | None = None
-        self._has_heard = False
+        self._has_received = False
         self._order: deque[UpstreamCall] = deque()
-        self._unanswered: AckWatch[UpstreamCall] = AckWatch(desk.limits.request_timeout_s, self._expire)
+        self._unanswered: AckWatch[UpstreamCall] = AckWatch(listener.limits.request_timeout_s, self._expire)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass.
-        tune(self._transport, self._desk.limits.write_buffer_bytes_max)
+        tune(self._transport, self._listener.limits.write_buffer_bytes_max)
 
     def data_received(self, data: bytes) -> None:
         try:
             for text in self._decoder.feed(data):
-                self._has_heard = True
+                self._has_received = True
                 if self._order:
                     self._acknowledge(self._order.popleft(), text)
         except frame.FrameError as error:
-            self._desk.metrics.errors.inc()
+            self._listener.metrics.errors.inc()
             logger.warning("malformed acknowledgement of %s: %s", self.address, error)
             self.abort()
 
@@ -346,13 +346,13 @@ class UpstreamLink(asyncio.Protocol):
         self._transport = None
         self._on_close(self)
         why = f"connection to worker {self.address} lost" + (f": {error}" if error else "")
-        if not self._has_heard:
+        if not self._has_received:
             why += NEVER_SPOKE
         for call in self._unanswered.close():
             call.end(Disconnected(why))
 
     def pause_writing(self) -> None:
-        self._desk.metrics.slow_readers.inc()
+        self._listener.metrics.slow_readers.inc()
         logger.warning("worker %s does not read its requests: closing", self.address)
         self.abort()
 
@@ -375,12 +375,12 @@ class UpstreamLink(asyncio.Protocol):
         if request.frames is not None:
             call.frames_subject = str(uuid.uuid4())
         data = self._encode(call, target, request)
-        self._desk.waiting[call.subject] = call
+        self._listener.waiting[call.subject] = call
         if request.frames is not None and call.frames_subject is not None:
-            self._desk.offered[call.frames_subject] = request.frames
+            self._listener.offered[call.frames_subject] = request.frames
         self._order.append(call)
         self._unanswered.add(call)
-        self._desk.metrics.sent.inc(len(data))
+        self._listener.metrics.sent.inc(len(data))
         self._transport.write(data)
         return call
 
@@ -389,14 +389,14 @@ class UpstreamLink(asyncio.Protocol):
         self._unanswered.discard(call)
 
     def forget(self, call: UpstreamCall) -> None:
-        self._desk.waiting.pop(call.subject, None)
+        self._listener.waiting.pop(call.subject, None)
         if call.frames_subject is not None:
-            self._desk.offered.pop(call.frames_subject, None)
+            self._listener.offered.pop(call.frames_subject, None)
         self._unanswered.discard(call)
 
     def _encode(self, call: UpstreamCall, target: Target, request: Request) -> bytes:
         message = encode_message(request, call.subject, self._answer_address, call.frames_subject)
-        limit = self._desk.limits.message_bytes_max
+        limit = self._listener.limits.message_bytes_max
         if len(message) > limit:
             raise InvalidArgument(
                 f"request of {len(message)} bytes exceeds the limit of {limit} (DYN_TCP_MAX_MESSAGE_SIZE)"
@@ -415,7 +415,7 @@ class UpstreamLink(asyncio.Protocol):
 
     def _expire(self, call: UpstreamCall) -> None:
         """End a call that was neither rejected nor answered within the timeout."""
-        timeout_s = self._desk.limits.request_timeout_s
+        timeout_s = self._listener.limits.request_timeout_s
         call.end(ConnectionTimeout(f"no response from worker {self.address} within {timeout_s} s"))
 
 

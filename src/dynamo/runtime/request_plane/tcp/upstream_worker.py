@@ -42,7 +42,7 @@ MANY_IN = b'"request_stream_connection_info"'  # Rare: searched before a header 
 TOKENS_PER_ITEM_MAX = 15  # Maximum length in a one-byte msgpack array header.
 
 
-class DialBacks:
+class ResponseConnections:
     """Responses to callers with Dynamo framing; they outlive the connections of their requests."""
 
     def __init__(self, sockets: Sockets, on_close: Callable[[], None]) -> None:
@@ -67,16 +67,26 @@ class UpstreamReply(ReplyBase, asyncio.Protocol):
     """Response to one request on the connection that this worker opened to the caller."""
 
     __slots__ = (
-        "_decoder", "_dial_backs", "_fin_timer", "_handshake", "_is_json", "_is_scheduled", "_limits", "_loop",
-        "_metrics", "_out", "_tokens", "_transport",
+        "_connections",
+        "_decoder",
+        "_fin_timer",
+        "_handshake",
+        "_is_json",
+        "_is_scheduled",
+        "_limits",
+        "_loop",
+        "_metrics",
+        "_out",
+        "_tokens",
+        "_transport",
     )  # fmt: skip
 
     def __init__(
-        self, request: Request, subject: str, limits: TcpLimits, metrics: TcpMetrics, dial_backs: DialBacks
+        self, request: Request, subject: str, limits: TcpLimits, metrics: TcpMetrics, connections: ResponseConnections
     ) -> None:
         super().__init__(request.id)
         self._is_json = request.codec == JSON
-        self._dial_backs = dial_backs
+        self._connections = connections
         self._limits = limits
         self._metrics = metrics
         self._handshake = frame.two_part(json_encode(Handshake(subject)), b"")
@@ -92,7 +102,7 @@ class UpstreamReply(ReplyBase, asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass.
         tune(self._transport, self._limits.write_buffer_bytes_max)
         self._transport.write(self._handshake + PROLOGUE)
-        self._dial_backs.open.add(self)
+        self._connections.open.add(self)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -111,8 +121,8 @@ class UpstreamReply(ReplyBase, asyncio.Protocol):
         self.kill()
         if self._fin_timer is not None:
             self._fin_timer.cancel()
-        self._dial_backs.open.discard(self)
-        self._dial_backs.on_close()
+        self._connections.open.discard(self)
+        self._connections.on_close()
 
     def pause_writing(self) -> None:
         self._metrics.slow_readers.inc()
@@ -243,14 +253,14 @@ class UpstreamSession(asyncio.Protocol):
         dispatcher: Dispatcher,
         limits: TcpLimits,
         metrics: TcpMetrics,
-        dial_backs: DialBacks,
+        connections: ResponseConnections,
         unfinished: UnfinishedFrames,
         on_close: Callable[[Any], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._limits = limits
         self._metrics = metrics
-        self._dial_backs = dial_backs
+        self._connections = connections
         self._unfinished = unfinished
         self._on_close = on_close
         self._decoder = frame.UpstreamRequestDecoder(limits.message_bytes_max)
@@ -296,7 +306,7 @@ class UpstreamSession(asyncio.Protocol):
 
     def _answer(self, upstream: frame.UpstreamRequest) -> None:
         try:
-            self._dial_backs.check()
+            self._connections.check()
             served = self._dispatcher.admit(upstream.path)
             request, address = read_request(upstream)
             frames = read_stream_address(upstream.message)
@@ -310,10 +320,10 @@ class UpstreamSession(asyncio.Protocol):
                 address,
                 limits=self._limits,
                 metrics=self._metrics,
-                dial_backs=self._dial_backs,
+                connections=self._connections,
                 frames=frames,
             )
-            self._dial_backs.tasks.start(work, request.id)
+            self._connections.tasks.start(work, request.id)
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:
@@ -327,17 +337,17 @@ async def dial_back(
     *,
     limits: TcpLimits,
     metrics: TcpMetrics,
-    dial_backs: DialBacks,
+    connections: ResponseConnections,
     frames: StreamAddress | None = None,
 ) -> None:
     """Open the response connection and, for a request stream, its connection; pass the request to its handler."""
-    reply = UpstreamReply(request, address.subject, limits, metrics, dial_backs)
+    reply = UpstreamReply(request, address.subject, limits, metrics, connections)
     try:
-        await dial_backs.sockets.connect(lambda: reply, address.address)
+        await connections.sockets.connect(lambda: reply, address.address)
         if frames is not None:
             made = request.frames = RequestFrames()
             stream = UpstreamRequestStream(made, frames.subject, limits, metrics)
-            await dial_backs.sockets.connect(lambda: stream, frames.address)
+            await connections.sockets.connect(lambda: stream, frames.address)
     except (OSError, TimeoutError, ValueError) as error:
         metrics.errors.inc()
         logger.warning("request %s: failed to connect to %s for the response: %s", request.id, address.address, error)

@@ -65,7 +65,7 @@ class HttpConnection:
         response = _Response()
         try:
             async with asyncio.timeout(timeout_s), self._busy:
-                parser = await self._ask(path, body, headers, response)
+                parser = await self._send_request(path, body, headers, response)
                 while not response.is_complete:
                     await self._feed(parser, response)
         except TimeoutError:
@@ -82,7 +82,7 @@ class HttpConnection:
         """Send one request and yield the lines of its endless response. Raise `EtcdRefused` or `EtcdUnavailable`."""
         response = _Response()
         async with self._busy:
-            parser = await self._ask(path, body, headers, response)
+            parser = await self._send_request(path, body, headers, response)
             while not response.has_headers:
                 await self._feed(parser, response)
             if (status := parser.get_status_code()) != 200:
@@ -102,7 +102,7 @@ class HttpConnection:
         """Abort the connection and its request."""
         self._writer.transport.abort()
 
-    async def _ask(
+    async def _send_request(
         self, path: str, body: bytes, headers: Mapping[str, str], response: _Response
     ) -> "httptools.HttpResponseParser":
         lines = [f"POST {path} HTTP/1.1", f"Host: {self._address.host}:{self._address.port}"]

@@ -128,24 +128,24 @@ def decode(kind: type[M], data: bytes | msgspec.Raw) -> M:
 
 def decode_line(kind: type[M], line: bytes) -> M:
     """Decode one message of a stream. Raise `EtcdRefused` or `EtcdUnavailable` for an error message."""
-    said = decode(_StreamLine, line)
-    if said.error is not None or not bytes(said.result):
-        raise _error(said.error or _Refusal(message="empty message"))
-    return decode(kind, said.result)
+    message = decode(_StreamLine, line)
+    if message.error is not None or not bytes(message.result):
+        raise _error(message.error or _Refusal(message="empty message"))
+    return decode(kind, message.result)
 
 
 def refusal(status: int, body: bytes) -> EtcdRefused | EtcdUnavailable:
     """Return the error of a response with an HTTP status other than 200."""
     try:
-        said = msgspec.json.decode(body, type=_Refusal, strict=False)
+        answer = msgspec.json.decode(body, type=_Refusal, strict=False)
     except UNREADABLE:
-        said = _Refusal()
-    return _error(said if said.message else _Refusal(message=f"HTTP status {status}"))
+        answer = _Refusal()
+    return _error(answer if answer.message else _Refusal(message=f"HTTP status {status}"))
 
 
-def _error(said: _Refusal) -> EtcdRefused | EtcdUnavailable:
-    code = said.code or said.grpc_code
-    return EtcdRefused(code, said.message) if code in _ABOUT_THE_REQUEST else EtcdUnavailable(said.message)
+def _error(answer: _Refusal) -> EtcdRefused | EtcdUnavailable:
+    code = answer.code or answer.grpc_code
+    return EtcdRefused(code, answer.message) if code in _ABOUT_THE_REQUEST else EtcdUnavailable(answer.message)
 
 
 def range_end(prefix: bytes) -> bytes:

@@ -47,7 +47,7 @@ class Subscription:
         self.client: Client | None = None
         self.live: LiveSubscription | None = None
 
-    async def hear(self, message: "Msg") -> None:
+    async def handle(self, message: "Msg") -> None:
         try:
             self._deliver(message)
         except Exception:
@@ -398,7 +398,7 @@ class NatsConnection:
 
     async def _subscribe(self, client: "Client", subscription: Subscription) -> None:
         subscription.client = client
-        subscription.live = await client.subscribe(subscription.subject, subscription.queue, cb=subscription.hear)
+        subscription.live = await client.subscribe(subscription.subject, subscription.queue, cb=subscription.handle)
 
 
 def load_client() -> "type[Client]":

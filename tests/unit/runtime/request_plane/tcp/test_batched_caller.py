@@ -14,7 +14,7 @@ from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, Request, Target
 from dynamo.runtime.request_plane.tcp.batched_caller import SILENT_S, STREAMS_MAX, BatchedCall, BatchedLink
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics
-from dynamo.runtime.request_plane.tcp.pulse import LOOKS
+from dynamo.runtime.request_plane.tcp.keep_alive import LOOKS
 from dynamo.runtime.request_plane.wire_errors import to_wire
 
 TARGET = Target(0x1F, "host:1", "1f/n/c/e", "msgpack", True)
@@ -304,7 +304,7 @@ async def test_a_worker_is_asked_whether_it_lives_only_while_it_owes_answers() -
     call, _ = talk.call()
     assert talk.link._look_timer is not None
     talk.link._look()
-    assert kinds(talk) == [frame.REQUEST, frame.ASK]
+    assert kinds(talk) == [frame.REQUEST, frame.PROBE]
     call.kill()
     talk.link._look()
     assert talk.link._look_timer is None, "nobody waits for it"
@@ -350,7 +350,7 @@ async def test_a_worker_that_computes_for_long_but_answers_keeps_its_calls() -> 
     _, receiver = talk.call(Movable())
     for _ in range(5 * LOOKS):
         talk.link._look()
-        if kinds(talk)[-1] == frame.ASK:
+        if kinds(talk)[-1] == frame.PROBE:
             talk.link.data_received(ALIVE)
     assert receiver.told == []
     assert not talk.link.is_silent

@@ -196,7 +196,7 @@ async def test_the_request_is_handed_over_whole() -> None:
 
 async def test_whoever_asks_whether_it_lives_is_answered_in_the_same_tick() -> None:
     talk = Talk()
-    talk.session.data_received(frame.frame(frame.ASK, b""))
+    talk.session.data_received(frame.frame(frame.PROBE, b""))
     assert talk.tick() == [(frame.ALIVE, b"")]
 
 

@@ -37,10 +37,10 @@ async def test_a_plane_bound_to_every_interface_advertises_one() -> None:
 
 async def test_a_plane_that_is_closed_dials_nobody_back() -> None:
     plane = TcpPlane(Dispatcher(), TcpOptions(host="127.0.0.1"))
-    dialling = plane._dial_backs.tasks.start(asyncio.sleep(60), "request")
+    dialling = plane._responses.tasks.start(asyncio.sleep(60), "request")
     await plane.close()
     assert dialling.cancelled()
-    assert len(plane._dial_backs.tasks) == 0
+    assert len(plane._responses.tasks) == 0
 
 
 async def test_who_was_first_asked_in_upstreams_framing_is_spoken_to_in_ours_afterwards() -> None:

@@ -12,7 +12,12 @@ from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, Request, Target
 from dynamo.runtime.request_plane.request_frames import RequestFrames
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics
-from dynamo.runtime.request_plane.tcp.upstream_caller import HANDSHAKE_BYTES_MAX, AnswerDesk, UpstreamLink, refusal
+from dynamo.runtime.request_plane.tcp.upstream_caller import (
+    HANDSHAKE_BYTES_MAX,
+    ResponseListener,
+    UpstreamLink,
+    refusal,
+)
 from dynamo.runtime.request_plane.tcp.upstream_worker import read_request, read_stream_address
 
 METRICS = TcpMetrics(MetricsRegistry())
@@ -68,8 +73,8 @@ class Heard:
         self.told.append(error)
 
 
-def caller_end() -> tuple[UpstreamLink, AnswerDesk, FakeTransport]:
-    desk = AnswerDesk(LIMITS, METRICS, lambda: None)
+def caller_end() -> tuple[UpstreamLink, ResponseListener, FakeTransport]:
+    desk = ResponseListener(LIMITS, METRICS, lambda: None)
     link = UpstreamLink("127.0.0.1:1", desk, "127.0.0.1:2", lambda _: None)
     transport = FakeTransport()
     link.connection_made(transport)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics
 from dynamo.runtime.request_plane.tcp.sockets import Sockets
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
 from dynamo.runtime.request_plane.tcp.upstream_worker import (
-    DialBacks,
+    ResponseConnections,
     UpstreamReply,
     UpstreamRequestStream,
     read_request,
@@ -58,7 +58,7 @@ def worker_end(codec: str) -> tuple[UpstreamReply, FakeTransport]:
         "subject-1",
         LIMITS,
         METRICS,
-        DialBacks(Sockets(TcpTls(), LIMITS, METRICS), lambda: None),
+        ResponseConnections(Sockets(TcpTls(), LIMITS, METRICS), lambda: None),
     )
     transport = FakeTransport()
     reply.connection_made(transport)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ which a live worker rejects immediately. Without a response within the acknowled
 closed, so that its calls end and can migrate.
 
 Workers in the registry are not probed this way: requests that cannot migrate wait for an unresponsive worker, and
-requests that can migrate have left it before (`tcp.pulse`).
+requests that can migrate have left it before (`tcp.keep_alive`).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from dynamo.runtime.request_plane.base import Item
 
 logger = logging.getLogger(__name__)
 
-AGAIN_S = 5.0  # Interval between probes: the worker may fail after a response; bounds how long a stream waits.
+INTERVAL_S = 5.0  # Interval between probes: the worker may fail after a response; bounds how long a stream waits.
 
 
 class Connection(Protocol):
@@ -29,8 +29,8 @@ class Connection(Protocol):
 
     address: str
 
-    def ask(self, inquiry: "Inquiry") -> None:
-        """Send the probe; `inquiry` receives the result."""
+    def send_probe(self, probe: "LivenessProbe") -> None:
+        """Send the probe; `probe` receives the result."""
 
     def serves(self, instances: Collection[int]) -> bool:
         """Return True while calls to one of these instances are running."""
@@ -39,7 +39,7 @@ class Connection(Protocol):
         """Abort the connection."""
 
 
-class Inquiry:
+class LivenessProbe:
     """Liveness probe of one connection, and the receiver of its responses."""
 
     def __init__(self, connection: Connection) -> None:
@@ -47,12 +47,12 @@ class Inquiry:
         self._loop = asyncio.get_running_loop()
         self._suspects: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._is_asking = False
+        self._is_probing = False
 
     def suspect(self, instance_id: int) -> None:
         """Start probing: this instance left the registry."""
         self._suspects.add(instance_id)
-        if not self._is_asking and self._timer is None:
+        if not self._is_probing and self._timer is None:
             self._look()
 
     def close(self) -> None:
@@ -75,25 +75,25 @@ class Inquiry:
     def on_error(self, error: Exception) -> None:
         """Treat any error sent by the worker as a sign of life."""
         if isinstance(error, ConnectionTimeout):
-            self._is_asking = False
+            self._is_probing = False
             logger.warning(
                 "closing connection to worker %s: not in the registry and no response to a liveness probe",
                 self._connection.address,
             )
             self._connection.abort()
         elif isinstance(error, Disconnected):
-            self._is_asking = False
+            self._is_probing = False
         else:
             self._lives()
 
     def _lives(self) -> None:
-        self._is_asking = False
-        self._timer = self._loop.call_later(AGAIN_S, self._look)
+        self._is_probing = False
+        self._timer = self._loop.call_later(INTERVAL_S, self._look)
 
     def _look(self) -> None:
         self._timer = None
         if self._connection.serves(self._suspects):
-            self._is_asking = True
-            self._connection.ask(self)
+            self._is_probing = True
+            self._connection.send_probe(self)
         else:
             self._suspects.clear()

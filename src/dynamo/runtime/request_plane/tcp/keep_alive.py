@@ -11,24 +11,24 @@ in its socket is read before the next check. A suspended caller therefore does n
 LOOKS = 8  # Checks per period. More cost wakeups; fewer detect later, because silence may begin just after a check.
 
 
-class Pulse:
+class KeepAlive:
     """Receptions on one connection as of the last checks."""
 
-    __slots__ = ("_heard", "_quiet")
+    __slots__ = ("_quiet", "_received")
 
     def __init__(self) -> None:
-        self._heard = 0
+        self._received = 0
         self._quiet = 0
 
-    def look(self, heard: int) -> bool:
-        """Check once; `heard` is the number of receptions so far. Return True when a probe must be sent."""
-        if heard != self._heard:
-            self._heard = heard
+    def look(self, received: int) -> bool:
+        """Check once; `received` is the number of receptions so far. Return True when a probe must be sent."""
+        if received != self._received:
+            self._received = received
             self._quiet = 0
             return False
         self._quiet += 1
         return self._quiet == 1
 
-    def is_silent(self, heard: int) -> bool:
+    def is_silent(self, received: int) -> bool:
         """Return True from the last check of a silent period until data arrives."""
-        return self._quiet >= LOOKS - 1 and heard == self._heard
+        return self._quiet >= LOOKS - 1 and received == self._received
