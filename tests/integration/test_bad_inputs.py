@@ -278,7 +278,7 @@ BATCHES = [
     Bad("/v1/realtime", "no WebSocket", None, "upgrade", None, 400, "GET"),
 ]
 HEADERS = [
-    Bad("/v1/chat/completions", f"{name}: {value}", ASKED["/v1/chat/completions"], "no worker of model", "nvext.backend_instance_id", headers={name: value})
+    Bad("/v1/chat/completions", f"{name}: {value}", ASKED["/v1/chat/completions"], "not a worker of model", "nvext.backend_instance_id", headers={name: value})
     for name, value in (("x-dynamo-worker-instance-id", "12345"), ("x-worker-instance-id", "12345"))
 ]  # fmt: skip
 ALL = [

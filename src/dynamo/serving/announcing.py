@@ -1,6 +1,6 @@
-"""Announcing: chat streams that also say, in events of their own, when a tool call or the thoughts are complete.
+"""Chat stream chunks with extra events for complete tool calls and complete reasoning.
 
-`--enable-streaming-tool-dispatch` and `--enable-streaming-reasoning-dispatch` (serving-plane.md §1.5).
+Enabled by `--enable-streaming-tool-dispatch` and `--enable-streaming-reasoning-dispatch`.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ REASONING_FIELDS = (REASONING_FIELD, "reasoning")
 
 @dataclass(slots=True)
 class _Open:
-    """What of one choice is not complete yet."""
+    """Incomplete tool call and reasoning of one choice."""
 
     call: ResponseToolCall | None = None
     arguments: list[str] = field(default_factory=list)
@@ -24,7 +24,7 @@ class _Open:
 
 
 class AnnouncingChunks(ChatChunks):
-    """`chat.completion.chunk`, with `tool_call_dispatch` after each call and one `reasoning_dispatch`."""
+    """`chat.completion.chunk` events, with `tool_call_dispatch` after each call and one `reasoning_dispatch`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AnnouncingChunks(ChatChunks):
     def events(
         self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
     ) -> bytes:
-        """The chunks, and the announcements of what is complete before the next of them begins."""
+        """Return the chunks; the dispatch events of completed items come before the next item begins."""
         said: list[bytes] = []
         for event in events:
             said.append(self._announce(index, event))
@@ -58,7 +58,7 @@ class AnnouncingChunks(ChatChunks):
         return self._announce(index, None) + super().finish(index, reason, stop_reason)
 
     def _announce(self, index: int, event: Event | None) -> bytes:
-        """What is complete because this comes next, or because nothing comes."""
+        """Return the dispatch event of the item that `event` completes; `None` is the end of the choice."""
         choice = self._choices.setdefault(index, _Open())
         said = b""
         if self._calls and choice.call is not None and not isinstance(event, CallArguments):
@@ -85,14 +85,14 @@ def _event(name: str, data: object) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerOptions:
-    """What a frontend's chats look like."""
+    """Format of a frontend's chat responses."""
 
     reasoning_field: str = REASONING_FIELD
     announces_calls: bool = False
     announces_thoughts: bool = False
 
     def chunks(self, response_id: str, model: str, created: int, service_tier: str | None = None) -> ChatChunks:
-        """The events of one stream."""
+        """Return the event writer of one stream."""
         if not self.announces_calls and not self.announces_thoughts:
             return ChatChunks(response_id, model, created, self.reasoning_field, service_tier)
         return AnnouncingChunks(

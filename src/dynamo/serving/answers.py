@@ -1,7 +1,7 @@
-"""Answers: HTTP responses made of generations, streamed or whole.
+"""HTTP responses made of generations: streamed or whole.
 
-Tokens of one loop tick are written together: a choice that got its first piece since the last write is put on the
-`Flusher`'s list, and one callback at the end of the tick writes each choice's pieces with one `ResponseStream.write`.
+Tokens of one loop tick are written together: the first new piece of a choice since the last write adds the choice to the
+`Flusher`'s list, and one callback at the end of the tick writes all pieces of each choice with one `ResponseStream.write`.
 """
 
 import abc
@@ -32,46 +32,46 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WholeBody = Callable[..., bytes]
-"""Makes the body of a unary response from its choices and its usage, and where there is one from its `nvext`."""
+"""Builds a unary response body from choices and usage, and from `nvext` if present."""
 
 Closed = Callable[["BaseAnswer", str, Exception | None], None]
-"""Told when an answer is over: the answer, its `error_type` label (empty: success), and what broke it."""
+"""Called when a response is over: the response, its `error_type` label (empty: success), and the exception, if any."""
 
 Retry = Callable[[Generation, Exception], bool]
-"""Asked when a generation breaks off; True if it was taken to another worker, and the answer waits on."""
+"""Called when a generation fails; returns True if it is retried on another worker and the response continues."""
 
 
 CHUNK_SIZES_MAX = 4096
 CHUNK_SIZES = [b"%x\r\n" % size for size in range(CHUNK_SIZES_MAX)]
-"""How an HTTP chunk of each size begins."""
+"""HTTP chunk header of each size."""
 
 
 class Flusher:
-    """The choices that have something to write, once per loop tick."""
+    """Choices with unwritten pieces, written once per loop tick."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: list[Choice] = []
 
     def add(self, choice: Choice) -> None:
-        """To be written before the loop sleeps again."""
+        """Schedule a write of the choice in the current loop tick."""
         waiting = self._waiting
         if not waiting:
             self._loop.call_soon(self._flush)
         waiting.append(choice)
 
     def _flush(self) -> None:
-        """The token path's last piece: flat, because it runs for every token of every stream.
+        """Write the pieces of all scheduled choices. Kept flat, because it runs for every token of every stream.
 
-        At real speed tokens come one by one after a pause that emptied the processor's caches, so what counts is how
-        little is touched (benchmarks/frontend_cpu.py, paced). Streams that were last written together waited equally
-        long: their gaps are observed as one.
+        In production, tokens arrive one by one after pauses that emptied the processor's caches, so the cost is the amount
+        of memory touched (benchmarks/frontend_cpu.py, paced). Streams last written together waited equally long: their
+        gaps are observed as one.
         """
         waiting, self._waiting = self._waiting, []
         now_s = time.perf_counter()
         gaps, since_s, together = None, 0.0, 0
         for choice in waiting:
-            answer: StreamAnswer = choice.answer  # type: ignore[assignment]  # nobody else adds choices
+            answer: StreamAnswer = choice.answer  # type: ignore[assignment]  # only streamed responses add choices
             frame, pieces = choice.frame, choice.pieces
             if frame is None or not pieces or answer.is_over:
                 try:
@@ -100,20 +100,20 @@ class Flusher:
 
 
 class BaseAnswer(abc.ABC):
-    """What streamed and whole responses share: their generations and how they end."""
+    """Base of streamed and whole responses: their generations and their end."""
 
     extras: Extras | None = None
-    """What is to be told beside the answer."""
+    """Extra fields (`nvext`) requested for the response."""
     speculation: "Speculation | None" = None
-    """What is to be computed after it."""
+    """Prefill of the conversation's next turn, to start after the response."""
     is_plain = True
-    """Whether text may come in pieces; otherwise all of it is to be read (`llm.reading`)."""
+    """Whether text may be written piece by piece; otherwise a parser reads all of it (`text.answer_parsing`)."""
     capture: Capture | None = None
-    """Copy of the response, where the request trace records payloads."""
+    """Copy of the response, if the request trace records payloads."""
     traced_body: bytes = b""
-    """The request's body, where the request trace records payloads."""
+    """Request body, if the request trace records payloads."""
     agent_context: "AgentContext | None" = None
-    """The agent's session, where the request trace records requests."""
+    """The agent's session, if the request trace records requests."""
 
     def __init__(self, exchange: ResponseStream, record: RequestRecord, closed: Closed, retry: Retry) -> None:
         self.exchange = exchange
@@ -128,24 +128,24 @@ class BaseAnswer(abc.ABC):
         exchange.on_disconnect = self.leave
 
     def add(self, generation: Generation) -> None:
-        """One more engine request that this response is made of."""
+        """Add an engine request to this response."""
         self.generations.append(generation)
         self._open_count += 1
 
     def spoke_s(self, now_s: float) -> float:
-        """When its workers last said something. Tokens are counted from call to call: not each of them is timed."""
+        """Return the time of the workers' last output; new tokens are dated by this call, as they are not timed one by one."""
         tokens = sum(generation.tokens for generation in self.generations)
         if tokens != self._tokens_seen:
             self._tokens_seen, self._spoke_s = tokens, now_s
         return max(self._spoke_s, self.record.last_s, self.record.started_s)
 
     def usage(self) -> CompletionUsage | None:
-        """What it cost, as far as is known; None where nothing is."""
+        """Return the usage so far; None without generations."""
         return total_usage(self.generations) if self.generations else None
 
     @abc.abstractmethod
     def touch(self, choice: Choice) -> None:
-        """A choice has new pieces."""
+        """Handle new pieces of a choice."""
 
     def ended(self, generation: Generation) -> None:
         """Release the worker of a complete generation; the last one completes the response."""
@@ -166,12 +166,12 @@ class BaseAnswer(abc.ABC):
         self._closed(self, "", None)
 
     def failed(self, generation: Generation, error: Exception) -> None:
-        """A generation broke off: it goes on elsewhere, or the response ends in the error."""
+        """Retry a failed generation on another worker, or end the response with the error."""
         if not self.is_over and not self._retry(generation, error):
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End the response with the error that a client is to see."""
+        """End the response with the error response for `error`."""
         if self.is_over:
             return
         self.is_over = True
@@ -192,21 +192,21 @@ class BaseAnswer(abc.ABC):
 
     @contextlib.contextmanager
     def _closing(self, error_type: str, error: Exception | None) -> Iterator[None]:
-        """Close the request's accounts after the block, whether it raises or not."""
+        """Close the request's metrics and trace after the block, whether it raises or not."""
         try:
             yield
-        except Exception:  # The request boundary: the accounts are closed whatever failed.
+        except Exception:  # The request boundary: metrics and trace are closed whatever failed.
             logger.exception("failed to end request %s", self.record.request_id)
         finally:
             self._closed(self, error_type, error)
 
     @abc.abstractmethod
     def complete(self) -> None:
-        """Writes what remains."""
+        """Write the rest of the response."""
 
     @abc.abstractmethod
     def tell(self, error: ErrorAnswer) -> None:
-        """Writes the error."""
+        """Write the error."""
 
     def _cancel_generations(self) -> None:
         for generation in self.generations:
@@ -214,17 +214,17 @@ class BaseAnswer(abc.ABC):
                 generation.cancel()
 
     def choices(self) -> list[Choice]:
-        """All choices, by index."""
+        """Return all choices, by index."""
         return all_choices(self.generations)
 
 
 def all_choices(generations: Sequence[Generation]) -> list[Choice]:
-    """The choices of several requests, by index."""
+    """Return the choices of several generations, by index."""
     return [choice for generation in generations for choice in generation.choices]
 
 
 class UnaryAnswer(BaseAnswer):
-    """A whole response."""
+    """Whole (unary) response."""
 
     def __init__(
         self,
@@ -238,11 +238,11 @@ class UnaryAnswer(BaseAnswer):
         super().__init__(exchange, record, closed, retry)
         self.extras = extras
         self.finish: Callable[[list[Generation]], list[Choice]] = all_choices
-        """Makes the choices that are shown out of what was generated; what it raises is the answer."""
+        """Returns the choices to show; an exception becomes the response."""
         self._body = body
 
     def touch(self, choice: Choice) -> None:
-        """The first token is the only one whose time is noted."""
+        """Record the time of the first token; later ones are not timed."""
         if not self.record.last_s:
             self.record.tokens(1, time.perf_counter())
 
@@ -260,7 +260,7 @@ class UnaryAnswer(BaseAnswer):
 
 
 class StreamAnswer(BaseAnswer):
-    """A stream of server-sent events. The status is sent with the first of them, so an early error keeps its own."""
+    """Stream of server-sent events. The status is sent with the first event, so an earlier error has its own status."""
 
     def __init__(
         self,
@@ -278,29 +278,29 @@ class StreamAnswer(BaseAnswer):
         super().__init__(exchange, record, closed, retry)
         self.extras = extras
         self._decorated = chunks if isinstance(chunks, OpenAiChunks) and (running_usage or extras is not None) else None
-        """The events, where each of them is to carry more than its own."""
+        """The chunk writer, if events carry running usage or `nvext`."""
         self._chunks = chunks
         self.is_plain = chunks.plain
         self._flusher = flusher
-        self.touch = flusher.add  # type: ignore[method-assign]  # one call less for every token
+        self.touch = flusher.add  # type: ignore[method-assign]  # saves one call per token
         self._usage = usage
         self._running_usage = running_usage
         self._tail = chunks.tail() if chunks.plain else b""
         self._has_begun = False
         self.preamble = b""
-        """Events that go before everything else (annotations)."""
+        """Events that precede everything else (annotations)."""
 
     def touch(self, choice: Choice) -> None:
         self._flusher.add(choice)
 
     def flush(self, choice: Choice, now_s: float) -> None:
-        """Writes what the choice has."""
+        """Write the pieces of the choice."""
         if self.is_over:
             return
         pieces = choice.pieces
         count = len(pieces)
         if choice.reading is not None and choice.reading.events:
-            count = choice.reading.fresh_tokens or 1  # What the end decides has no token of its own.
+            count = choice.reading.fresh_tokens or 1  # Text released by the end of the choice has no token of its own.
         if count == 0:
             if choice.finish_reason is not None and len(self.choices()) > 1:
                 self.exchange.write(self._take(choice) + self._close_choice(choice))
@@ -325,7 +325,7 @@ class StreamAnswer(BaseAnswer):
             self.exchange.refuse(error)
 
     def _carry(self, choice: Choice, *, with_ids: bool = True, is_last: bool = False) -> None:
-        """What the next event of the choice carries beside its own."""
+        """Set the usage and `nvext` of the choice's next event."""
         if self._decorated is None:
             return
         nvext: dict[str, Any] = {}
@@ -336,7 +336,7 @@ class StreamAnswer(BaseAnswer):
         self._decorated.carry(count, json_encode(nvext) if nvext else b"")
 
     def _take(self, choice: Choice) -> bytes:
-        """The events of everything the choice has, the general way."""
+        """Return the events of all pieces of the choice (slow path)."""
         opening = b""
         if not choice.is_open:
             choice.is_open = True
@@ -371,7 +371,7 @@ class StreamAnswer(BaseAnswer):
             return b""
         if self._decorated is None:
             found = self._chunks.events(choice.index, events, b"", entries, choice.chars)
-        else:  # One by one: each chunk carries the tokens that came since the one before.
+        else:  # One by one: each chunk carries the tokens since the previous chunk.
             found = b""
             for place in range(max(1, len(events))):
                 self._carry(choice)

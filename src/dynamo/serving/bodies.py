@@ -1,8 +1,8 @@
-"""Bodies: JSON bodies decoded without holding up the event loop.
+"""Decoding of JSON bodies without blocking the event loop.
 
-The decoder keeps the interpreter to itself until it is done. A small body is decoded at once, a larger one in a thread.
-One whose decoding would take long, by its size and its number of values, is decoded in a child process first; only if
-that finds it valid and within the bounds of requests is it decoded here.
+The decoder holds the GIL until it is done. A small body is decoded at once, a larger one in a thread. A body whose
+decoding would take long, by its size and its number of values, is first decoded in a child process; it is decoded here
+only if that finds it valid and within the limits of requests.
 """
 
 import asyncio
@@ -17,25 +17,25 @@ from dynamo.protocols.bounds import VARIABLES
 
 T = TypeVar("T")
 
-INLINE_BYTES = 16 << 10  # Whatever it holds, it is decoded within 2 ms.
+INLINE_BYTES = 16 << 10  # Decoded within 2 ms, whatever the content.
 ESTIMATED_BYTES = 256 << 10  # Up to here the estimate itself takes less than 0.1 ms.
 INLINE_S = 0.002
-THREAD_S = 0.03  # The loop waits for so long at most while a thread decodes.
-SLICE_BYTES = 1 << 20  # Counted at a time; other threads run in between.
+THREAD_S = 0.03  # Maximum time the loop is blocked while a thread decodes.
+SLICE_BYTES = 1 << 20  # Bytes counted at a time; other threads run in between.
 BYTE_S, COMMA_S, OBJECT_S = 0.4e-9, 60e-9, 300e-9
-"""Decoding time for a byte of text, a value of a list, and an object or a list, on a slow core."""
+"""Decoding time of a byte of text, a list item, and an object or a list, on a slow core."""
 
 CHILD_MEMORY_BYTES = 2 << 30
-MEDIA_PREFIX = "DYN_MM_"  # How the variables begin that bound media.
+MEDIA_PREFIX = "DYN_MM_"  # Prefix of the variables that limit media.
 CHILD_DEADLINE_S = 20.0
 CHILDREN_MAX = 2
-WAITING_MAX = 8  # Each holds a large body.
+WAITING_MAX = 8  # Each waiting request holds a large body.
 
 
 async def decoded(body: bytearray, decode: Callable[[bytes], T], kind: str = "") -> T:
-    """Return what `decode` makes of a body. Raise `InvalidArgument`, or `Overloaded` for too many large bodies.
+    """Return `decode(body)`. Raise `InvalidArgument`, or `Overloaded` for too many large bodies.
 
-    `kind` names the same decoder in `llm.http.body_child`; without it no child process is used.
+    `kind` names the same decoder in `http.body_child`; without it no child process is used.
     """
     size = len(body)
     if size <= INLINE_BYTES or (size <= ESTIMATED_BYTES and estimated_s(body) <= INLINE_S):
@@ -44,11 +44,11 @@ async def decoded(body: bytearray, decode: Callable[[bytes], T], kind: str = "")
         await in_daemon_thread(lambda: _check(body, kind), "request body")
     return await asyncio.to_thread(
         decode, cast("bytes", body)
-    )  # The decoder takes both; a copy would hold up the loop.
+    )  # The decoder accepts both types; a copy would block the loop.
 
 
 def estimated_s(body: bytearray) -> float:
-    """Return about how long decoding takes at most: marks within texts count as well."""
+    """Return an upper bound of the decoding time in seconds; separators within strings are counted as well."""
     commas = objects = 0
     for start in range(0, len(body), SLICE_BYTES):
         end = start + SLICE_BYTES
@@ -72,7 +72,7 @@ def _pool() -> ChildPool:
 
 
 def _check(body: bytearray, kind: str) -> None:
-    """Decode in a child process. Raise what is wrong with the body."""
+    """Decode in a child process. Raise the error of the body."""
     try:
         _pool().call((kind,), body)
     except (ChildTimeout, ChildOutOfMemory):

@@ -1,6 +1,6 @@
-"""Choice: one sequence of output text, from its tokens to the pieces that an answer takes.
+"""Choice: one sequence of output text, from tokens to the pieces written to the response.
 
-Pieces are JSON-escaped, ready to be written. A choice that is read (`llm.reading`) has events in place of pieces.
+Pieces are JSON-escaped and ready to write. A choice with a parser (`text.answer_parsing`) has events instead of pieces.
 """
 
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class Answer(Protocol):
-    """Who makes a response out of generations."""
+    """Response made of generations."""
 
     def touch(self, choice: "Choice") -> None:
-        """The choice has pieces and had none before."""
+        """Handle the first new pieces of a choice."""
 
     def ended(self, generation: "Generation") -> None:
-        """The generation is complete: every choice of it has its finish reason."""
+        """Handle a complete generation: each of its choices has a finish reason."""
 
     def failed(self, generation: "Generation", error: Exception) -> None:
-        """The generation broke off."""
+        """Handle a failed generation."""
 
 
 class Frame:
-    """The fixed text around the pieces of a choice."""
+    """Fixed text around the pieces of a choice."""
 
     __slots__ = ("head", "separator", "size", "tail", "tail_of_chunk")
 
@@ -38,9 +38,9 @@ class Frame:
         self.head = head
         self.tail = tail
         self.separator = tail + head
-        """Between two pieces that are written together."""
+        """Text between two pieces that are written together."""
         self.tail_of_chunk = tail + b"\r\n"
-        """The tail where an HTTP chunk ends with it."""
+        """Tail that also ends an HTTP chunk."""
         self.size = len(head) + len(tail)
 
 
@@ -83,35 +83,35 @@ class Choice:
         self.answer = answer
         self.detokenizer = detokenizer
         self.fast = fast
-        """Whether tokens may be looked up in the table: no stop strings, no logprobs, no reading."""
+        """Whether tokens may be looked up in the table: no stop strings, no logprobs, no parser."""
         self.is_plain = fast
-        """The same, and the detokenizer holds nothing back at the moment."""
+        """`fast`, and the detokenizer holds no text back at the moment."""
         self.pieces: list[bytes] = []
-        """JSON-escaped text that the answer has not taken yet; none where the text is read."""
+        """JSON-escaped text that is not written yet; empty if a parser reads the text."""
         self.reading = reading
-        """What a parser finds in the text, where one reads it."""
+        """Parser of the text, if any."""
         self.entries: list[TokenEntry] | None = [] if logprobs else None
         self.ids: list[int] | None = [] if keeps_ids else None
-        """The tokens that the answer has not taken yet, where it wants them."""
+        """Tokens that are not reported yet, if the response reports token ids."""
         self.score: float | None = None
-        """The log-probability of all its tokens together, where the worker says it."""
+        """Sum of the log-probabilities of all tokens, if the worker reports it."""
         self.prompt_logprobs: list[Any] | None = None
-        """Those of its prompt in vLLM's form, where the answer shows them."""
+        """Log-probabilities of the prompt in vLLM's form, if the response shows them."""
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.has_spoken = False
-        """Whether the worker has answered this choice at all; bare tokens are choice 0's."""
+        """Whether the worker has sent output for this choice; bare tokens belong to choice 0."""
         self.frame: Frame | None = None
-        """The fixed text of its plain events, once it is open (an answer's own mark)."""
+        """Fixed text of its plain events, once open. Owned by the response."""
         self.is_open = False
-        """Whether the answer has opened it (an answer's own mark)."""
+        """Whether the response has opened the choice. Owned by the response."""
         self.is_closed = False
-        """Whether the answer has written its end (an answer's own mark)."""
+        """Whether the response has written the end of the choice. Owned by the response."""
         self.chars = 0
-        """How many characters the answer has written (an answer's own mark)."""
+        """Characters written so far. Owned by the response."""
 
     def add(self, text: str) -> None:
-        """What one token of the slow path made certain; it may be nothing."""
+        """Add the text of one token of the slow path; it may be empty."""
         reading = self.reading
         if reading is not None:
             before = len(reading.events)
@@ -123,7 +123,7 @@ class Choice:
             self.pieces.append(json_text(text))
 
     def close(self, reason: str) -> None:
-        """The choice ends: what was held back is said."""
+        """End the choice and release the text held back."""
         text = self.detokenizer.flush()
         if self.reading is None:
             self.add(text)
@@ -135,14 +135,14 @@ class Choice:
         self.answer.touch(self)
 
     def text(self) -> str:
-        """All text for the user that was not taken."""
+        """Return all text for the user that is not written yet."""
         if self.reading is not None:
             return "".join(event.text for event in self.reading.events if isinstance(event, Content))
         whole: str = json_decode(b'"' + b"".join(self.pieces) + b'"')
         return whole
 
     def events(self) -> list[Event]:
-        """All that was found and not taken; of a text that nobody read, its content."""
+        """Return all events that are not written yet; without a parser, the text as content."""
         if self.reading is not None:
             return joined(self.reading.events)
         text = self.text()
@@ -150,7 +150,7 @@ class Choice:
 
 
 def best_choices(choices: Sequence[Choice], count: int, first_index: int) -> list[Choice]:
-    """The likeliest of the choices of one request, likeliest first and numbered anew."""
+    """Return the most likely choices of one request, most likely first and renumbered."""
     ranked = sorted(choices, key=likelihood, reverse=True)[:count]
     for index, choice in enumerate(ranked, first_index):
         choice.index = index
@@ -158,7 +158,7 @@ def best_choices(choices: Sequence[Choice], count: int, first_index: int) -> lis
 
 
 def likelihood(choice: Choice) -> float:
-    """The log-probability of a choice's text: the worker's own sum, else that of the tokens."""
+    """Return the log-probability of a choice's text: the worker's sum if reported, else the sum over tokens."""
     if choice.score is not None:
         return choice.score
     return sum(entry.logprob or 0.0 for entry in choice.entries or ())

@@ -1,4 +1,4 @@
-"""Completion choices: which choices of an answer are shown, and what is reported of their prompts."""
+"""Completion choices: selection of the choices to show, and their prompt log-probabilities and echo."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from dynamo.serving.served_model import ServedModel
 
 
 def add_prompt_logprobs(request: CommonRequest, generations: Sequence[Generation]) -> None:
-    """Add them to the choices of a request that asks for them. Raises `InvalidArgument` where a worker reports none."""
+    """Add prompt log-probabilities to the choices if requested. Raise `InvalidArgument` if a worker reports none."""
     if request.prompt_logprobs is None:
         return
     for generation in generations:
@@ -21,7 +21,7 @@ def add_prompt_logprobs(request: CommonRequest, generations: Sequence[Generation
 
 
 def chat_finisher(request: CommonRequest) -> Callable[[Sequence[Generation]], list[Choice]]:
-    """Return the function that makes a chat's choices of what was generated."""
+    """Return the function that selects a chat's choices from the generations."""
 
     def finish(generations: Sequence[Generation]) -> list[Choice]:
         add_prompt_logprobs(request, generations)
@@ -31,7 +31,7 @@ def chat_finisher(request: CommonRequest) -> Callable[[Sequence[Generation]], li
 
 
 def finisher_of(request: CompletionRequest) -> Callable[[Sequence[Generation]], list[Choice]]:
-    """Return the function that makes a text completion's choices of what was generated."""
+    """Return the function that selects a text completion's choices from the generations."""
     count = request.n or 1
 
     def finish(generations: Sequence[Generation]) -> list[Choice]:
@@ -57,7 +57,7 @@ def finisher_of(request: CompletionRequest) -> Callable[[Sequence[Generation]], 
 
 
 def echo_of(model: ServedModel, request: CompletionRequest, place: int, prepared: PreprocessedRequest) -> str:
-    """Return the prompt as `echo` repeats it: the text given, or the tokens' text."""
+    """Return the prompt as `echo` repeats it: the given text, or the tokens' text."""
     if not request.echo:
         return ""
     prompt = request.prompt

@@ -1,4 +1,4 @@
-"""Embeddings: texts into what their workers are asked, and what they say into the answers of four endpoints."""
+"""Embeddings, classification, pooling and reranking: requests to workers, and responses of the four endpoints."""
 
 import asyncio
 import binascii
@@ -25,12 +25,12 @@ from dynamo.serving.relay import Form, Whole
 from dynamo.text.preprocessor import THREAD_CHARS_MIN, Preprocessor
 from dynamo.text.vectors import from_base64, to_base64, to_json
 
-HEAVY_FLOATS = 16384  # Beyond, writing them as JSON takes more than 5 ms.
+HEAVY_FLOATS = 16384  # Writing more as JSON takes over 5 ms.
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 
 async def work_of(request: EmbeddingRequest, preprocessor: Preprocessor, *, special: bool) -> EmbeddingWork:
-    """What a worker that takes tokens is asked; long texts are tokenized in a thread. Raises `InvalidArgument`."""
+    """Return the request for a worker that takes tokens; tokenize long texts in a thread. Raise `InvalidArgument`."""
     inputs = inputs_of(request.input)
     if sum(len(one) for one in inputs if isinstance(one, str)) < THREAD_CHARS_MIN:
         token_ids = tokens_of(inputs, preprocessor, special=special)
@@ -51,7 +51,7 @@ async def work_of(request: EmbeddingRequest, preprocessor: Preprocessor, *, spec
 
 
 def tokens_of(inputs: Sequence[str | list[int]], preprocessor: Preprocessor, *, special: bool) -> list[list[int]]:
-    """The tokens of each input. Raises `InvalidArgument` for one without any, and for ids that are none."""
+    """Return the tokens of each input. Raise `InvalidArgument` for an input without tokens and for invalid ids."""
     tokenizer = preprocessor.tokenizer
     made: list[list[int]] = []
     for place, one in enumerate(inputs):
@@ -68,7 +68,7 @@ def tokens_of(inputs: Sequence[str | list[int]], preprocessor: Preprocessor, *, 
 
 
 class EmbeddingForm(Form):
-    """The answer of `/v1/embeddings`, in the encoding that was asked for, whichever one the worker chose."""
+    """Response of `/v1/embeddings`, in the requested encoding, whichever encoding the worker used."""
 
     def __init__(self, model: str, inputs: int, encoding: EncodingFormat | None, *, takes_text: bool) -> None:
         self._model = model
@@ -107,7 +107,7 @@ class EmbeddingForm(Form):
 
     @property
     def is_heavy(self) -> bool:  # type: ignore[override]
-        """Whether many numbers are to be written."""
+        """Whether the response has enough numbers to block the loop."""
         return self._encoding == "float" and sum(map(len, self._vectors)) > HEAVY_FLOATS
 
     def end(self) -> Whole:
@@ -129,7 +129,7 @@ class EmbeddingForm(Form):
         return Whole(body)
 
     def _encoded(self, vector: str | list[float]) -> bytes:
-        """In the encoding that was asked for. Raises `Unknown`."""
+        """Return the vector in the requested encoding. Raise `Unknown`."""
         try:
             if isinstance(vector, str):
                 return json_encode(vector) if self._encoding == "base64" else to_json(from_base64(vector))
@@ -139,7 +139,7 @@ class EmbeddingForm(Form):
 
 
 class ListForm(Form):
-    """The answer of classification and pooling: the worker's own, several of them joined."""
+    """Response of classification and pooling: the worker's responses, joined."""
 
     def __init__(self) -> None:
         self._whole: dict[str, Any] | None = None
@@ -160,14 +160,14 @@ class ListForm(Form):
         return Whole(json_encode(self.whole()))
 
     def whole(self) -> dict[str, Any]:
-        """What the worker said. Raises `StreamIncomplete` when that is nothing."""
+        """Return the joined response. Raise `StreamIncomplete` if the worker sent none."""
         if self._whole is None:
             raise StreamIncomplete("the worker ended its stream without an answer")
         return self._whole
 
 
 class PoolingForm(ListForm):
-    """The same; or the numbers' bytes alone, or with a header that tells them apart."""
+    """Pooling response: JSON, the raw bytes, or the bytes with a metadata header."""
 
     def __init__(self, request: PoolingRequest) -> None:
         super().__init__()
@@ -202,12 +202,12 @@ class PoolingForm(ListForm):
         return Whole(b"".join(parts), media, headers=b"metadata: %b\r\n" % json_encode(told))
 
     def _bytes(self, entry: dict[str, Any]) -> bytes:
-        """Raises `Unknown` for what is none, or not as many as the shape says."""
+        """Return the decoded vector. Raise `Unknown` for invalid base64, or if the length differs from the shape."""
         text = entry.get("data")
         try:
             data = b64decode(text if isinstance(text, str) else "?", validate=True)
         except (binascii.Error, ValueError):
-            raise Unknown("the worker's pooled data is no base64") from None
+            raise Unknown("the worker's pooled data is not valid base64") from None
         size = DTYPE_BYTES[self._request.embed_dtype or "float32"]
         for length in entry.get("shape") or ():
             size *= length
@@ -217,7 +217,7 @@ class PoolingForm(ListForm):
 
 
 class RankForm(Form):
-    """The answer of reranking: documents in order."""
+    """Response of reranking: the documents in order."""
 
     def __init__(self) -> None:
         self._ranked: list[Ranked] | None = None
@@ -234,7 +234,7 @@ class RankForm(Form):
 
 
 def list_of(value: Any) -> list[dict[str, Any]]:
-    """The entries of a worker's list. Raises `Unknown` for what is none."""
+    """Return the entries of a worker's list. Raise `Unknown` if there is no list."""
     data = value.get("data") if isinstance(value, dict) else None
     if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
         raise Unknown("the worker's answer has no list of data")
@@ -242,7 +242,7 @@ def list_of(value: Any) -> list[dict[str, Any]]:
 
 
 def converted(value: Any, kind: Any) -> Any:
-    """The value as that type. Raises `Unknown`."""
+    """Return the value converted to that type. Raise `Unknown`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

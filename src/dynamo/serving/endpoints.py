@@ -1,4 +1,4 @@
-"""Surface: what one endpoint of the API has of its own."""
+"""API endpoints: the model type, chunk writer, body writer and error format of each generation endpoint."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,29 +15,29 @@ from dynamo.serving.text_models import SHAPES
 from dynamo.serving.text_surfaces import TextWriter
 
 SERVICE_TIER = "default"
-"""The only one there is, whichever a request asks for."""
+"""The only service tier, whichever one a request names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """What one endpoint of the API has of its own. One whose answers repeat the request is made for each of them."""
+    """Description of one API endpoint. An endpoint whose responses repeat request fields has one per request."""
 
     endpoint: str
     """The `endpoint` label of the metrics."""
     model_type: str
-    """The model type that serves it (serving-plane.md §2.3)."""
+    """Model type that serves the endpoint."""
     response_id: Callable[[str], str]
-    """The response's id, made of the request's, which is a UUID."""
+    """Builds the response id from the request id, which is a UUID."""
     chunks: Callable[..., Chunks]
-    """Makes the events of a stream from response id, model and creation time."""
+    """Makes the event writer of a stream from response id, model and creation time."""
     body: Callable[..., bytes]
-    """Makes a whole response from the same, its choices and its usage; from its `nvext` too where `has_extras`."""
+    """Builds a whole response from response id, model, creation time, choices, usage and, if `has_extras`, `nvext`."""
     error_body: Callable[[ErrorAnswer], bytes] = ErrorAnswer.body
-    """Writes an error that comes before the stream."""
+    """Formats an error that is sent before the stream starts."""
     always_usage: bool = False
-    """Whether a stream counts tokens without being asked."""
+    """Whether a stream reports usage without being requested to."""
     has_extras: bool = False
-    """Whether answers have a place for `nvext`."""
+    """Whether responses have an `nvext` field."""
 
 
 CHAT = Surface("chat_completions", "Chat", "chatcmpl-{}".format, ChatChunks, chat_body, has_extras=True)
@@ -47,7 +47,7 @@ COMPLETIONS = Surface(
 
 
 def tiered(surface: Surface) -> Surface:
-    """The same for a request that names a service tier: its answer says which one served it."""
+    """Return the endpoint for a request with a service tier: its response reports the tier that served it."""
     return replace(
         surface,
         chunks=partial(surface.chunks, service_tier=SERVICE_TIER),
@@ -58,7 +58,7 @@ def tiered(surface: Surface) -> Surface:
 def rewritten(
     surface: Surface, request: ChatCompletionRequest | CompletionRequest, response_id: str, model: str, created: int
 ) -> tuple[bytes | None, TextWriter | None]:
-    """What a text worker is asked, and who writes its answer, where the endpoint is not chat's or completions' own."""
+    """Return body and response writer for a text worker, if the endpoint is neither chat nor completions."""
     if surface.endpoint in SHAPES:
         return None, None
     asked = given(msgspec.to_builtins(request))
@@ -69,5 +69,5 @@ def rewritten(
 
 
 def given(fields: dict[str, Any]) -> dict[str, Any]:
-    """What a client has said of them."""
+    """Return the fields that are set."""
     return {name: value for name, value in fields.items() if value is not None}

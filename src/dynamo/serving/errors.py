@@ -1,7 +1,7 @@
-"""HTTP errors: the only place that decides which status an exception becomes, and how its body looks.
+"""HTTP errors: the only place that maps an exception to an HTTP status and formats the error body.
 
-A body carries OpenAI's nested object and, beside it, upstream's flat keys, so that both kinds of client read it
-(serving-plane.md §1.3; lessons.md C36: with the flat form alone the OpenAI SDK shows "status code (no body)").
+A body has OpenAI's nested object and also upstream's flat keys, so that clients of either form can read it (with the flat
+keys alone, the OpenAI SDK shows "status code (no body)").
 """
 
 import functools
@@ -47,33 +47,33 @@ OPENAI_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """What a client is told."""
+    """Error response for a client."""
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
     label: str = "internal"
-    """The `error_type` label of the request counters (serving-plane.md §7.1)."""
+    """`error_type` label of the request counters."""
     retry_after_s: int | None = None
 
     def body(self) -> bytes:
-        """The JSON of a unary error."""
+        """Return the JSON body of a unary error."""
         flat = {"message": self.message, "type": reason(self.status), "code": self.status}
         return json_encode({"error": self.nested(), **flat})
 
     def event(self) -> bytes:
-        """The server-sent event of an error after the stream began."""
+        """Return the server-sent event of an error after the stream began."""
         return b"data: " + json_encode({"error": self.nested()}) + b"\n\n"
 
     def nested(self) -> dict[str, object]:
-        """OpenAI's error object; `code` is a word where there is one, else the status."""
+        """Return OpenAI's error object; `code` is the error's code name if it has one, else the status."""
         kind = OPENAI_TYPES.get(self.status, "internal_server_error" if self.status >= 500 else "invalid_request_error")
         return {"message": self.message, "type": kind, "param": self.param, "code": self.code or self.status}
 
 
 def reason(status: int) -> str:
-    """The reason phrase of a status, upstream's own ones included."""
+    """Return the reason phrase of a status, including upstream's non-standard statuses."""
     if status in REASONS:
         return REASONS[status]
     try:
@@ -84,13 +84,13 @@ def reason(status: int) -> str:
 
 @functools.cache
 def overload_status() -> int:
-    """`DYN_HTTP_OVERLOAD_STATUS_CODE`, read once: 200 to 999, anything else is 529 (serving-plane.md §1.1)."""
+    """Return `DYN_HTTP_OVERLOAD_STATUS_CODE`, read once: 200 to 999; any other value is 529."""
     text = setting("DYN_HTTP_OVERLOAD_STATUS_CODE", "", str)
     return int(text) if text.isdigit() and 200 <= int(text) <= 999 else OVERLOADED
 
 
 def answer_to(error: BaseException) -> ErrorAnswer:
-    """The answer to a failed request. Engine text is hidden from clients, except what `InvalidArgument` says."""
+    """Return the response to a failed request. Engine text is hidden from clients, except in a public `InvalidArgument`."""
     match error:
         case NotFound():
             return ErrorAnswer(404, str(error), param=error.param, code=error.code, label="not_found")
@@ -114,7 +114,7 @@ def answer_to(error: BaseException) -> ErrorAnswer:
             return ErrorAnswer(503, str(error), code="not_ready", label="unavailable", retry_after_s=1)
         case CannotResume():
             return ErrorAnswer(503, str(error), code="unavailable", label="unavailable", retry_after_s=1)
-        case OverflowError():  # A number that no message to a worker can carry.
+        case OverflowError():  # A number that no message to a worker can represent.
             return ErrorAnswer(400, f"A number of the request is out of range: {error}", label="validation")
         case WorkerUnavailable():
             return ErrorAnswer(
@@ -127,7 +127,7 @@ def answer_to(error: BaseException) -> ErrorAnswer:
 def _chosen(error: HttpError) -> ErrorAnswer:
     status = error.code if 400 <= error.code <= 599 else 500
     if status == 501:
-        return ErrorAnswer(status, str(error), label="not_implemented")  # Which says what is not.
+        return ErrorAnswer(status, str(error), label="not_implemented")  # The message names the missing feature.
     label = "validation" if status < 500 else "internal"
     text = str(error) if status < 500 else reason(status)
     return ErrorAnswer(status, text, label=label)

@@ -1,4 +1,4 @@
-"""Extras: what an answer says in `nvext` beside OpenAI's fields, where the request asks for it (serving-plane.md §1.6)."""
+"""Extra response fields: the `nvext` data requested through `nvext.extra_fields`."""
 
 import time
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from dynamo.serving.prefill_phase import PrefillLeg
 WORKER_ID, TIMING, TOKEN_IDS, STOP_REASON = "worker_id", "timing", "completion_token_ids", "stop_reason"
 ENGINE_DATA = "engine_data"
 ENGINE_FIELDS = ("prompt_logprobs", "routed_experts")
-"""What is taken out of the engine's data where it is asked for by name."""
+"""Fields copied from the engine's data if requested by name."""
 ROUTING = "routing"
-"""Ours: why the worker was chosen (docs/routing.md)."""
+"""Our own field: the reason for the choice of worker (docs/routing.md)."""
 KNOWN = frozenset((WORKER_ID, TIMING, TOKEN_IDS, STOP_REASON, ENGINE_DATA, ROUTING, *ENGINE_FIELDS))
 EXPLAIN, YES = b"x-dynamo-explain", frozenset((b"1", b"true"))
-"""A request header that asks for the same as a response header, `x-dynamo-routing`."""
+"""Request header for the routing explanation as a response header, `x-dynamo-routing`."""
 QUERY = "query_instance_id"
-"""An annotation that asks for the worker too."""
+"""Annotation that requests the worker id."""
 
 
 class Extras:
-    """What one request wants to know, said chunk by chunk or once."""
+    """Extra fields of one request, reported per chunk or once."""
 
     def __init__(self, wanted: frozenset[str], record: RequestRecord) -> None:
         self._wanted = wanted
@@ -34,13 +34,13 @@ class Extras:
 
     @property
     def wants_token_ids(self) -> bool:
-        """Whether choices have to keep their ids."""
+        """Whether choices must keep their token ids."""
         return TOKEN_IDS in self._wanted
 
     def of_chunk(
         self, generation: Generation, choice: Choice, *, with_ids: bool = True, is_last: bool = False
     ) -> dict[str, Any]:
-        """What a chunk says; the ids are those since the last one that said any."""
+        """Return the fields of a chunk; token ids are those since the last chunk with ids."""
         said = self._worker(generation)
         if choice.ids is not None:
             said[TOKEN_IDS] = choice.ids if with_ids else []
@@ -50,7 +50,7 @@ class Extras:
         return said
 
     def of_whole(self, generations: Sequence[Generation], choices: Sequence[Choice]) -> dict[str, Any]:
-        """What a whole answer says: of its first engine request, and of all its choices."""
+        """Return the fields of a whole response: of its first engine request, and the ids of all choices."""
         said = self._worker(generations[0])
         if self.wants_token_ids:
             ids = [choice.ids or [] for choice in choices]
@@ -113,7 +113,7 @@ class Extras:
 
 
 def extras_of(nvext: NvExt | None, record: RequestRecord) -> Extras | None:
-    """What the request wants to know beside its answer; None for nothing. Names that nobody knows are not minded."""
+    """Return the extra fields that the request selects; None without any. Unknown names are ignored."""
     if nvext is None:
         return None
     wanted = KNOWN.intersection(nvext.extra_fields or ())
@@ -123,12 +123,12 @@ def extras_of(nvext: NvExt | None, record: RequestRecord) -> Extras | None:
 
 
 def decision_of(generation: Generation) -> Decision | None:
-    """What a KV router decided about it last."""
+    """Return the latest decision of the KV router about the generation."""
     return None if generation.dispatch is None else generation.dispatch.decision
 
 
 def hit_rate_of(generation: Generation) -> dict[str, float]:
-    """Which part of the prompt's blocks its worker held, where a KV router knows."""
+    """Return the share of the prompt's blocks that its worker had cached, if a KV router reported it."""
     prefill = prefill_of(generation)
     decision = decision_of(generation) if prefill is None else prefill.decision
     if decision is None:
@@ -139,12 +139,12 @@ def hit_rate_of(generation: Generation) -> dict[str, float]:
 
 
 def prefill_of(generation: Generation) -> PrefillLeg | None:
-    """Who computed its prompt, where that was not who answers."""
+    """Return the prefill phase, if the prompt was computed by another worker."""
     return None if generation.dispatch is None else generation.dispatch.prefill
 
 
 def ids_of_legs(generation: Generation, prefill: PrefillLeg) -> dict[str, Any]:
-    """Both workers; one alone where the prefill was all of it."""
+    """Return the ids of both workers; only the prefill worker's if no decode phase followed."""
     ids = {"prefill_worker_id": prefill.instance_id}
     if prefill.dp_rank is not None:
         ids["prefill_dp_rank"] = prefill.dp_rank
@@ -157,7 +157,7 @@ def ids_of_legs(generation: Generation, prefill: PrefillLeg) -> dict[str, Any]:
 
 
 def routing_of(worker_id: int, decision: Decision | None) -> dict[str, Any]:
-    """The chosen worker; where a KV router chose, what it holds of the prompt, in blocks by tier, and what it cost."""
+    """Return the chosen worker and, with a KV router, the cached prompt blocks by tier and the cost."""
     if decision is None:
         return {"worker_id": worker_id}
     return {
@@ -172,12 +172,12 @@ def routing_of(worker_id: int, decision: Decision | None) -> dict[str, Any]:
 
 
 def explanation_of(generation: Generation) -> bytes:
-    """The same as a line of a response's head."""
+    """Return the routing explanation as a response header line."""
     return explained(generation.worker_id, decision_of(generation))
 
 
 def explained(worker: int | None, decision: Decision | None) -> bytes:
-    """That line for a worker, and for what a KV router decided."""
+    """Return the header line for a worker and a KV router's decision."""
     if decision is not None:
         told = (
             f"worker={decision.worker_id}; rank={decision.dp_rank}; device={decision.device_blocks}; "

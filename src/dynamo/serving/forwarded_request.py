@@ -1,7 +1,7 @@
-"""Errand: a request of tokens that goes to workers as generations do, and whose answer somebody else hears.
+"""Forwarded request: a token request sent to workers as a generation is, with its output passed to another receiver.
 
-A generation makes text of its answer; an errand hands it on. It goes to a decode worker by way of a prefill worker where
-prompts are computed elsewhere, and to others while it has not been answered and one of them fails.
+A generation turns output into text; a forwarded request passes it on. It takes a prefill phase and a decode phase if
+another worker set computes prompts, and is retried on other workers if a worker fails before the first output.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ from dynamo.serving.served_model import ServedModel
 
 
 class Errand:
-    """One request. It is the receiver of what its worker says (see `generation.Sent`)."""
+    """One forwarded request; the receiver of its worker's output (see `generation.Sent`)."""
 
     def __init__(self, model: ServedModel, request: PreprocessedRequest, hearer: Receiver, tasks: TaskOwner) -> None:
         self.request = request
         self.tokens = 0
-        """Elements so far: with the first of them it is answered."""
+        """Output elements so far; after the first one the request is not retried."""
         self.heard: list[int] | None = None
         self.call: Call | None = None
         self.is_over = False
@@ -36,7 +36,7 @@ class Errand:
     async def send(
         self, request_id: str, headers: Mapping[str, str], metadata: Mapping[str, str], metrics: FrontendMetrics
     ) -> None:
-        """Sends it. Raises what the last worker tried answered."""
+        """Send the request. Raise the error of the last worker tried."""
         policy = MigrationPolicy()
         await dispatch_of(
             self._model, self, request_id, headers, metadata=metadata, policy=policy, metrics=metrics
@@ -44,16 +44,16 @@ class Errand:
 
     @property
     def decision(self) -> Decision | None:
-        """What a KV router decided about it last."""
+        """Return the latest decision of the KV router."""
         return None if self.dispatch is None else self.dispatch.decision
 
     @property
     def prefill(self) -> PrefillLeg | None:
-        """Who computed its prompt, where that was not who answers."""
+        """Return the prefill phase, if the prompt was computed by another worker."""
         return None if self.dispatch is None else self.dispatch.prefill
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the request: its result is no longer needed."""
         if not self.is_over:
             if self.call is not None:
                 self.call.kill()
@@ -80,7 +80,7 @@ class Errand:
             self._hearer.on_end()
 
     def on_error(self, error: Exception) -> None:
-        """See `Receiver`: it is sent elsewhere if that may help."""
+        """See `Receiver`: retry on another worker if the error allows it."""
         if self.is_over:
             return
         if self.call is not None:
@@ -93,13 +93,13 @@ class Errand:
             self.broke(error)
 
     def leaves_silent_worker(self) -> bool:
-        """The worker stands still: better elsewhere than later, if there is an elsewhere."""
+        """Worker is unresponsive: migrate if another instance is available."""
         return not self.is_over and self.dispatch is not None and self.dispatch.can_move()
 
-    # What its dispatch tells it.
+    # Callbacks of the dispatch.
 
     def broke(self, error: Exception) -> None:
-        """Nobody else can take it."""
+        """End with the error: no other worker can take the request."""
         if not self.is_over:
             self._finish()
             self._hearer.on_error(error)
@@ -109,8 +109,8 @@ class Errand:
         raise AssertionError("a forwarded request was resumed")
 
     def end_spent(self) -> None:
-        """Never asked: nothing that was heard of it is replayed."""
-        raise AssertionError("an errand was resumed")
+        """Raise `AssertionError`: no forwarded request is resumed."""
+        raise AssertionError("a forwarded request was resumed")
 
     def _finish(self) -> None:
         self.is_over = True

@@ -1,8 +1,8 @@
-"""Generation: one engine request under way, from tokens as they arrive to pieces of text.
+"""Generation: one active engine request, from received tokens to pieces of text.
 
 A `Generation` is the receiver of one request (see `runtime.request_plane.base`). It counts tokens, turns them into
-JSON-escaped pieces of its `Choice`s, notices stop strings, and tells its `Answer` what happened. The token path is
-`on_token`: a list look-up and a list append. A choice that is read (`llm.reading`) has events in place of pieces.
+JSON-escaped pieces of its `Choice`s, detects stop strings, and notifies its `Answer`. The token path is `on_token`: one
+list look-up and one list append. A choice with a parser (`text.answer_parsing`) has events instead of pieces.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ _decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder
 
 
 LOGPROB_MIN = -9999.0
-"""Reported for a token that cannot come, as by vLLM: JSON has no infinity."""
+"""Logprob of an impossible token, as reported by vLLM: JSON has no infinity."""
 
 PromptRow = dict[int, tuple[float, int | None]] | None
-"""Logprob and rank of a prompt token and of its likeliest alternatives, by token id; None for the first token."""
+"""Logprob and rank of a prompt token and of its most likely alternatives, by token id; None for the first token."""
 
 
 def prompt_row(reported: Any) -> PromptRow:
-    """Read one entry of `prompt_logprobs`, in vLLM's form. Raises `Unknown` for anything else."""
+    """Parse one entry of `prompt_logprobs` in vLLM's form. Raise `Unknown` for anything else."""
     if reported is None:
         return None
     try:
@@ -46,53 +46,53 @@ def prompt_row(reported: Any) -> PromptRow:
 
 
 def _finite(logprob: float | None) -> float:
-    """Return a logprob as JSON can carry it; an infinite one is null where it was sent as JSON."""
+    """Return a finite logprob: JSON transports an infinite one as null."""
     return LOGPROB_MIN if logprob is None else max(LOGPROB_MIN, float(logprob))
 
 
 class Way(Protocol):
-    """How a generation gets to its worker."""
+    """Dispatch of a generation to a worker."""
 
     decision: Decision | None
-    """What a KV router decided last, where one decides."""
+    """Latest decision of the KV router, if one chooses."""
     prefill: PrefillLeg | None
-    """Who computed the prompt, where that was not who answers."""
+    """Prefill phase, if the prompt was computed by another worker."""
 
     def release(self) -> None:
-        """The worker that it was given to is rid of it."""
+        """Release the request's worker in the routers that count it."""
 
     def can_move(self) -> bool:
-        """Whether somebody else could take over from the worker it has now."""
+        """Return whether another worker could take over from the present one."""
 
 
 class Sent(Receiver, Protocol):
-    """What is sent to workers, and may have to go to another one."""
+    """Request that is sent to workers and may be retried on another one."""
 
     request: PreprocessedRequest
     tokens: int
-    """How much of its answer has come."""
+    """Output tokens received."""
     is_over: bool
-    """Whether nobody waits for it any more."""
+    """Whether the result is no longer needed."""
     call: Call | None
     heard: list[int] | None
-    """Every token so far, where it may have to go on elsewhere after its first; else None."""
+    """All tokens so far, if the request may be resumed on another worker after its first token; else None."""
     failed_instance: int | None
-    """The worker on which it broke off."""
+    """Worker on which it failed."""
     dispatch: Any
     """Its `Way`."""
 
     def thinking_tokens(self) -> int:
-        """Return how many of the tokens so far were thoughts."""
+        """Return the number of reasoning tokens so far."""
 
     def end_spent(self) -> None:
-        """It had all its tokens, and lacked only its end."""
+        """End a request that has received all its tokens and lacks only its end."""
 
     def broke(self, error: Exception) -> None:
-        """Nobody else can take it."""
+        """End with the error: no other worker can take the request."""
 
 
 class Generation:
-    """The receiver of one engine request."""
+    """Receiver of one engine request."""
 
     __slots__ = (
         "_choice",
@@ -131,17 +131,17 @@ class Generation:
         keeps_ids: bool = False,
         is_muted: bool = False,
     ) -> None:
-        """`reader` says how the texts are read, where they are. A muted generation discards the worker's tokens."""
+        """Create it. `reader` makes the parsers of the texts, if any. A muted generation discards the worker's tokens."""
         self.request = request
         self._reader = reader
         self._keeps_ids = keeps_ids
         self._logs_ends = request.output_options.prompt_logprobs is not None
         """Whether the token that ends the answer has an entry: who scores prompts drops one token at the end of all."""
         self.is_muted = is_muted
-        """Whether only the prompt is asked for: workers generate one token at least, which is not part of the answer."""
+        """Whether only the prompt is requested: workers generate at least one token, which is not part of the response."""
         self._last_worker: int | None = None
         self.engine_data: dict[str, Any] = {}
-        """What the engine says beside its tokens, as it says it."""
+        """The engine's `engine_data`, unchanged."""
         self.answer = answer
         self.first_index = first_index
         self._table = table
@@ -149,17 +149,17 @@ class Generation:
         self.tokens = 0
         """Output tokens of all choices."""
         self.usage: CompletionUsage | None = None
-        """What the engine counted, where it said so."""
+        """Usage as counted by the engine, if reported."""
         self.call: Call | None = None
         self.is_over = False
         self.heard: list[int] | None = None
-        """Every token so far, where the request may have to go on elsewhere after its first; else None."""
+        """All tokens so far, if the request may be resumed on another worker after its first token; else None."""
         self.failed_instance: int | None = None
-        """The worker on which it broke off, for the next choice of one."""
+        """Worker on which it failed; excluded from the next choice."""
         self._is_resumed = False
         self._is_cut = False
         self.dispatch: Way | None = None
-        """How it is sent; whoever retries it knows."""
+        """Dispatch of the request; owned by the code that retries it."""
         self.hidden_stop_ids = frozenset(request.stop_conditions.stop_token_ids_hidden or ())
         count = request.sampling_options.n or 1
         self.choices = [self._make_choice(index) for index in range(count)]
@@ -187,7 +187,7 @@ class Generation:
     # The receiver's side of the request plane.
 
     def on_token(self, token_id: int) -> None:
-        """The token path."""
+        """Handle one token (hot path)."""
         choice = self._choice
         self.tokens += 1
         if self.heard is not None:
@@ -204,12 +204,12 @@ class Generation:
                     choice.pieces.append(piece)
                 return
         if choice.finish_reason is not None:
-            self.tokens -= 1  # The other choices go on; what is still said of this one nobody reads, nor counts.
+            self.tokens -= 1  # Other choices continue; later output of this choice is neither shown nor counted.
         elif not self.is_over:
             self._slow(choice, token_id)
 
     def on_item(self, item: Item) -> None:
-        """Everything an engine says beside bare tokens."""
+        """Handle every engine output other than a bare token."""
         if item.data is None or self.is_over:
             return
         try:
@@ -220,14 +220,14 @@ class Generation:
         self._take(output)
 
     def on_end(self) -> None:
-        """The stream is complete."""
+        """Handle the end of the stream."""
         if self.is_over:
             return
         if any(choice.finish_reason is None for choice in self.choices):
             if not self.tokens:
                 self._fail(StreamIncomplete("the worker ended its stream without an answer"))
                 return
-            # A worker may answer fewer choices than it was asked for (serving-plane.md §1.4).
+            # A worker may return fewer choices than requested.
             self.choices = [one for one in self.choices if one.finish_reason is not None or one.has_spoken]
             for choice in self.choices:
                 if choice.finish_reason is None:
@@ -235,7 +235,7 @@ class Generation:
         self._over()
 
     def on_error(self, error: Exception) -> None:
-        """The stream broke; if only its end marker was missing, nothing is lost."""
+        """Handle a broken stream; if all choices have finished, only the end marker is missing and nothing is lost."""
         if self.is_over:
             return
         if all(choice.finish_reason is not None for choice in self.choices):
@@ -244,48 +244,48 @@ class Generation:
             self._fail(error)
 
     def leaves_silent_worker(self) -> bool:
-        """The worker stands still: better elsewhere than later, if there is an elsewhere."""
+        """Worker is unresponsive: migrate if another instance is available."""
         return not self.is_over and self.dispatch is not None and self.dispatch.can_move()
 
-    # What follows from it.
+    # Reactions.
 
     def cancel(self) -> None:
-        """The client left: the worker stops at its next step and nobody hears more of it."""
+        """Cancel after the client disconnected: the worker stops at its next step and its output is discarded."""
         self.is_over = True
         if self.call is not None:
             self.call.kill()
             self.call = None
 
     def revive(self) -> None:
-        """Makes a generation that broke off ready for another worker."""
-        assert self.tokens == 0 or self.heard is not None, "a generation that has spoken cannot start again"
+        """Prepare a failed generation for another worker."""
+        assert self.tokens == 0 or self.heard is not None, "a generation without its tokens cannot be resumed"
         self.is_over = False
         self._is_resumed = self.tokens > 0
 
     def thinking_tokens(self) -> int:
-        """Return how many of the tokens so far were thoughts; all of them where nothing tells thoughts from text."""
+        """Return the number of reasoning tokens so far; all tokens if no parser separates reasoning from text."""
         if self._reader is None or not self._reader.finds_thoughts:
             return self.tokens
         return sum(choice.reading.reasoning_tokens for choice in self.choices if choice.reading is not None)
 
     def end_spent(self) -> None:
-        """Ends a generation that had all its tokens and lacked only its end."""
+        """End a generation that has received all its tokens and lacks only its end."""
         for choice in self.choices:
             if choice.finish_reason is None:
                 choice.close("length")
         self._over()
 
     def broke(self, error: Exception) -> None:
-        """Nobody else can take it over."""
+        """End with the error: no other worker can take the request."""
         self.answer.failed(self, error)
 
     @property
     def worker_id(self) -> int | None:
-        """Who answers it, or did."""
+        """Return the present or last worker."""
         return self._last_worker if self.call is None else self.call.instance_id
 
     def counted(self) -> CompletionUsage:
-        """The engine's count where it gave one for the whole request, else ours; the thoughts are always ours."""
+        """Return the engine's usage if it reported one for the whole request, else ours; reasoning is always counted here."""
         usage = self.usage
         if usage is None or self._is_resumed or self._is_cut or self.is_muted:
             prompt, tokens = len(self.request.token_ids), 0 if self.is_muted else self.tokens
@@ -297,7 +297,7 @@ class Generation:
         return usage
 
     def _take(self, output: EngineOutput) -> None:
-        index = output.index or 0  # Released workers of one choice send null.
+        index = output.index or 0  # Released workers send null for a single choice.
         if index >= len(self.choices):
             self._fail(Unknown(f"the worker answered choice {index} of {len(self.choices)}"))
             return
@@ -333,7 +333,7 @@ class Generation:
                 return
 
     def _say(self, choice: Choice, token_id: int) -> None:
-        """`on_token`, for any choice."""
+        """Handle a token of any choice, as `on_token`."""
         piece = self._texts[token_id] if choice.is_plain and token_id < len(self._texts) else None
         if piece is None:
             self._slow(choice, token_id)
@@ -346,7 +346,7 @@ class Generation:
         if self.is_muted:
             return
         if token_id in self.hidden_stop_ids:
-            self._stop(choice)  # The worker did not say that it ends here; upstream's frontend ends it all the same.
+            self._stop(choice)  # The worker did not report a finish here; end the choice as upstream's frontend does.
             return
         if choice.ids is not None:
             choice.ids.append(token_id)
@@ -358,8 +358,8 @@ class Generation:
             self._stop(choice)
 
     def _stop(self, choice: Choice) -> None:
-        """The choice ends here, by our judgement; when it was the last one the worker is told to stop."""
-        self._is_cut = True  # What the engine goes on to say of this choice nobody reads, nor counts.
+        """End the choice at a stop condition detected here; stop the worker after the last choice."""
+        self._is_cut = True  # Later engine output of this choice is neither shown nor counted.
         choice.is_plain = False
         choice.close("stop")
         if all(one.finish_reason is not None for one in self.choices):
@@ -377,21 +377,21 @@ class Generation:
         choice.entries.append(TokenEntry(token_id, *self._token(token_id), logprob, top))
 
     def _token(self, token_id: int) -> tuple[str, bytes]:
-        """A token's text and bytes, as a logprob entry shows them."""
+        """Return text and bytes of a token, as in a logprob entry."""
         raw = self._table.raw[token_id] if token_id < len(self._table.raw) else b""
         if self.request.output_options.return_tokens_as_token_ids:
             return f"token_id:{token_id}", raw
         return raw.decode("utf-8", "replace"), raw
 
     def prompt_entries(self) -> list[TokenEntry]:
-        """Return the prompt's tokens with their logprobs. Raises `InvalidArgument` where the worker reports none."""
+        """Return the prompt's tokens with their logprobs. Raise `InvalidArgument` if the worker reports none."""
         ids, reported = self.request.token_ids, self._reported("echo", "echo together with logprobs")
         return [self._prompt_entry(token_id, one) for token_id, one in zip(ids, reported, strict=True)]
 
     def prompt_logprobs(self, count: int) -> list[dict[str, dict[str, Any]] | None]:
-        """Return the prompt's logprobs, with `count` alternatives, as vLLM's server shows them.
+        """Return the prompt's logprobs, with `count` alternatives, in the form of vLLM's server.
 
-        Raises `InvalidArgument` where the worker reports none.
+        Raise `InvalidArgument` if the worker reports none.
         """
         rows = self._reported("prompt_logprobs", "prompt_logprobs")
         return [
@@ -400,13 +400,13 @@ class Generation:
             else {
                 str(token): self._decoded(token, logprob, rank)
                 for token, (logprob, rank) in row.items()
-                if token == own or rank is None or rank <= count  # An echo may ask for more alternatives.
+                if token == own or rank is None or rank <= count  # Echo may request more alternatives.
             }
             for own, row in zip(self.request.token_ids, rows, strict=True)
         ]
 
     def _reported(self, param: str, asked: str) -> list[PromptRow]:
-        """Return what the worker reports of each prompt token; one that took over reports on its longer prompt."""
+        """Return the reported row of each prompt token; after a migration the reported prompt is longer."""
         reported, length = self.engine_data.get("prompt_logprobs"), len(self.request.token_ids)
         if not isinstance(reported, list) or len(reported) < length:
             raise InvalidArgument(
@@ -462,7 +462,7 @@ class Generation:
 
 
 def total_usage(generations: Sequence[Generation]) -> CompletionUsage:
-    """The usage of a response: the sum over its engine requests."""
+    """Return the usage of a response: the sum over its engine requests."""
     counts = [generation.counted() for generation in generations]
     if len(counts) == 1:
         return counts[0]

@@ -1,4 +1,4 @@
-"""Media forms: what a worker's images, sounds and films become for a client."""
+"""Media responses: formats of generated images, audio and video for clients."""
 
 import binascii
 from base64 import b64decode
@@ -13,13 +13,13 @@ from dynamo.serving.postprocessor import DONE
 from dynamo.serving.relay import Form, Whole
 
 AUDIO_TYPES = {"mp3": b"audio/mpeg", "opus": b"audio/opus", "aac": b"audio/aac", "flac": b"audio/flac"}
-"""Of formats whose name is not the end of their type's."""
+"""Media types of formats that are not named after them."""
 FRAME = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%b\r\n"
 FAILED = "failed"
 
 
 class ImagesForm(Form):
-    """Images, all of which are told together."""
+    """Images, sent in one response."""
 
     def __init__(self) -> None:
         self._whole: Images | None = None
@@ -41,7 +41,7 @@ class ImagesForm(Form):
 
 
 class SpeechForm(Form):
-    """A sound in pieces, as bytes or as events; or where it is to be found."""
+    """Audio, as a stream of bytes or events, or as a URL."""
 
     def __init__(self, *, as_events: bool = False) -> None:
         self._as_events = as_events
@@ -75,19 +75,19 @@ class SpeechForm(Form):
     def end(self) -> Whole | bytes:
         if self._links is not None:
             if self._has_begun:
-                raise Unknown("the worker answered with a sound and a link")
+                raise Unknown("the worker sent both audio data and a URL")
             return Whole(json_encode(self._links))
         if not self._has_begun:
-            raise Unknown("the worker ended its stream without a sound")
+            raise Unknown("the worker ended its stream without audio")
         return b'data: {"type":"speech.audio.done"}\n\n' if self._as_events else b""
 
     def failure(self, error: ErrorAnswer) -> bytes | None:
-        """Bytes have no place for an error: the connection breaks off."""
+        """Return None: raw bytes cannot carry an error, so the connection is aborted."""
         return error.event() if self._as_events else None
 
 
 class VideosForm(Form):
-    """Films, told together; what is under way is told by the last."""
+    """Videos in one response; the last progress report gives the state of an unfinished one."""
 
     def __init__(self) -> None:
         self._whole: Clips | None = None
@@ -106,7 +106,7 @@ class VideosForm(Form):
 
 
 class VideoEventsForm(Form):
-    """A film's progress, each step an event."""
+    """Video progress, one event per step."""
 
     def __init__(self) -> None:
         self._has_begun = False
@@ -123,7 +123,7 @@ class VideoEventsForm(Form):
 
 
 class FramesForm(Form):
-    """A film as it is made: one JPEG after another, each in the place of the last."""
+    """Video frames while they are generated: JPEG images as parts of one multipart response."""
 
     media = b"multipart/x-mixed-replace; boundary=frame"
 
@@ -144,20 +144,20 @@ class FramesForm(Form):
         return b""
 
     def failure(self, error: ErrorAnswer) -> bytes | None:
-        """Frames have no place for an error: the connection breaks off."""
+        """Return None: frames cannot carry an error, so the connection is aborted."""
         return None
 
 
 def bytes_of(clip: Clip) -> bytes:
-    """What a piece holds. Raises `Unknown` for one that holds nothing."""
+    """Return the audio data of a chunk. Raise `Unknown` if it has none."""
     try:
         return b64decode(clip.b64_json if clip.b64_json is not None else "?", validate=True)
     except (binascii.Error, ValueError):
-        raise Unknown("the worker's piece has no b64_json that can be read") from None
+        raise Unknown("the worker's chunk has no valid b64_json") from None
 
 
 def _word(name: str) -> bytes:
-    """The name of a format, fit for a header. Raises `Unknown`."""
+    """Return the format's name for use in a header. Raise `Unknown`."""
     if not (name.isascii() and name.replace("-", "").replace(".", "").isalnum()):
         raise Unknown(f"the worker's output_format is {name!r}")
     return name.encode("ascii")

@@ -1,4 +1,4 @@
-"""Frontend metrics: the families of serving-plane.md §7.1 that this release fills, under upstream's names."""
+"""Frontend metrics: request, latency, token, model and migration metrics under upstream's names."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,17 +18,17 @@ BUCKETS = {
     "ITL": (0.001, 80.0, 20),
     "EMBEDDING_LATENCY": (0.001, 10.0, 14),
 }
-"""Minimum, maximum and count of each histogram's buckets; `DYN_METRICS_<X>_{MIN,MAX,COUNT}` override (§7.2)."""
+"""Minimum, maximum and count of each histogram's buckets; `DYN_METRICS_<X>_{MIN,MAX,COUNT}` override them."""
 
 STAGE_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0)
 TEMPLATE_BUCKETS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05)
 TOKENIZE_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 LATENCY_MS_BUCKETS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 PARTS_BUCKETS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 20.0, 30.0, 40.0, 50.0, 100.0)
-"""Upstream's, so that its dashboards read ours."""
+"""Upstream's buckets, so that its dashboards work with our metrics."""
 
 NO_MODEL = "unknown_model"
-"""The `model` label of a request for one that nobody serves: its name comes from outside and may be anything."""
+"""`model` label for unknown models: the requested name comes from clients and may be anything."""
 FAILURES = {
     "validation": ("InvalidRequest", "request.invalid"),
     "not_found": ("NotFound", "request.not_found"),
@@ -42,7 +42,7 @@ FAILURES = {
 
 
 class ModelMetrics:
-    """The series of one model, looked up once."""
+    """Metric series of one model, looked up once."""
 
     __slots__ = (
         "active",
@@ -75,13 +75,13 @@ class ModelMetrics:
 
 
 class FrontendMetrics:
-    """All families of the frontend in one registry."""
+    """All metric families of the frontend in one registry."""
 
     def __init__(self, registry: MetricsRegistry, prefix: str = "dynamo_frontend", *, migration_limit: int = 0) -> None:
         self.registry = registry
         self.prefix = prefix
         self.open_records: set[RequestRecord] = set()
-        """Of the requests that are being answered."""
+        """Requests in progress."""
         self._migration_limit = migration_limit
         buckets = {name: read_buckets(name) for name in BUCKETS}
         by_model = ["model"]
@@ -89,10 +89,12 @@ class FrontendMetrics:
         def name(word: str) -> str:
             return f"{prefix}_{word}"
 
-        self.active = registry.gauge(name("active_requests"), "Requests being answered", by_model)
-        self.inflight = registry.gauge(name("inflight_requests"), "Requests being answered", by_model)
+        self.active = registry.gauge(name("active_requests"), "Requests in progress", by_model)
+        self.inflight = registry.gauge(name("inflight_requests"), "Requests in progress", by_model)
         self.queued = registry.gauge(name("queued_requests"), "Requests without a first token yet", by_model)
-        self.disconnected = registry.gauge(name("disconnected_clients"), "Clients that left before the end").labels()
+        self.disconnected = registry.gauge(
+            name("disconnected_clients"), "Clients that disconnected before the end of the response"
+        ).labels()
         self.ttft = registry.histogram(
             name("time_to_first_token_seconds"), "Time to first token", by_model, buckets["TTFT"]
         )
@@ -122,7 +124,7 @@ class FrontendMetrics:
         )
         self.cancellations = registry.counter(
             name("model_cancellation_total"),
-            "Requests whose client left",
+            "Requests whose client disconnected",
             ["model", "endpoint", "request_type"],
         )
         self.migrations = registry.counter(
@@ -131,17 +133,17 @@ class FrontendMetrics:
             ["model", "migration_type"],
         )
         self.migrations_too_long = registry.counter(
-            name("model_migration_max_seq_len_exceeded_total"), "Streams too long to be moved", by_model
+            name("model_migration_max_seq_len_exceeded_total"), "Streams too long to be migrated", by_model
         )
         self.migration_duration = registry.histogram(
-            name("model_migration_duration_seconds"), "How long finding another worker took", ["model", "outcome"]
+            name("model_migration_duration_seconds"), "Time to move a request to another worker", ["model", "outcome"]
         )
         self.rejections = registry.counter(
             name("model_rejection_total"), "Requests refused because all workers were busy", ["model", "endpoint"]
         )
         self.model_ready = registry.gauge(name("model_ready"), "1 when a worker serves the model", by_model)
         self.model_gauges = {
-            word: registry.gauge(name(f"model_{word}"), f"The card's {word}", by_model)
+            word: registry.gauge(name(f"model_{word}"), f"{word} of the model card", by_model)
             for word in (
                 "context_length",
                 "kv_cache_block_size",
@@ -151,22 +153,22 @@ class FrontendMetrics:
             )
         }
         self.tokenizer_cache_hits = registry.counter(
-            name("tokenizer_cache_hits_total"), "Words whose tokens were remembered"
+            name("tokenizer_cache_hits_total"), "Words whose tokens were cached"
         )
         self.tokenizer_cache_misses = registry.counter(
             name("tokenizer_cache_misses_total"), "Words that had to be tokenized"
         )
         self._template = registry.histogram(
-            name("template_seconds"), "Rendering a conversation by the model's template", (), TEMPLATE_BUCKETS
+            name("template_seconds"), "Time to render a conversation with the chat template", (), TEMPLATE_BUCKETS
         ).labels()
         self._tokenize = registry.histogram(
-            name("tokenize_seconds"), "Turning a prompt's text into tokens", (), TOKENIZE_BUCKETS
+            name("tokenize_seconds"), "Time to tokenize a prompt", (), TOKENIZE_BUCKETS
         ).labels()
         self._tokenize_ms = registry.histogram(
-            name("tokenizer_latency_ms"), "The same in milliseconds", ["operation"], LATENCY_MS_BUCKETS
+            name("tokenizer_latency_ms"), "Time to tokenize a prompt", ["operation"], LATENCY_MS_BUCKETS
         ).labels(operation="tokenize")
         stages = registry.histogram(
-            name("stage_duration_seconds"), "From one stage of a request to the next", ["stage"], STAGE_BUCKETS
+            name("stage_duration_seconds"), "Time in one stage of a request", ["stage"], STAGE_BUCKETS
         )
         self.preprocess = stages.labels(stage="preprocess")
         self.queue = stages.labels(stage="queue")
@@ -174,15 +176,15 @@ class FrontendMetrics:
         self.dispatch = stages.labels(stage="dispatch")
         self.roundtrip = stages.labels(stage="transport_roundtrip")
         self.failures = registry.counter(name("failures_total"), "Requests that failed", ["class", "reason"])
-        self.detokenized = registry.counter(name("detokenize_token_count"), "Tokens turned into text").labels()
+        self.detokenized = registry.counter(name("detokenize_token_count"), "Detokenized tokens").labels()
         self.media = {
             word: registry.histogram(
-                name(f"{plural}_per_request"), f"Parts of a request: {plural}", by_model, PARTS_BUCKETS
+                name(f"{plural}_per_request"), f"Number of {plural} in a request", by_model, PARTS_BUCKETS
             )
             for word, plural in (("image", "images"), ("video", "videos"), ("audio", "audio"))
         }
         self._migration_limits = registry.gauge(
-            name("model_migration_limit"), "How often a stream may move to another worker", by_model
+            name("model_migration_limit"), "Maximum number of migrations of a stream", by_model
         )
         in_stage = registry.gauge(name("stage_requests"), "Requests in each stage", ["phase", "stage"])
         in_stage.labels(phase="", stage="preprocess").follow(lambda: self._count(lambda one: not one.prepared_s))
@@ -191,18 +193,18 @@ class FrontendMetrics:
         )
         self.routing: Gauge = in_stage.labels(phase="aggregated", stage="route")
         self.prefills: Gauge = in_stage.labels(phase="prefill", stage="dispatch")
-        """Prefills under way that somebody waits for."""
+        """Prefills whose result is awaited."""
         self.transfer = registry.histogram(
             "dynamo_component_router_kv_transfer_estimated_latency_seconds",
-            "From the end of a prefill to the first token of its decode, which is at most what moving the blocks took",
+            "Time from the end of a prefill to the first token of its decode: an upper bound of the KV transfer time",
             ("router_id",),
             STAGE_BUCKETS,
         )
         self.router_id = ""
-        """By which this frontend's own series are known: its instance id, in hexadecimal."""
+        """Label of this frontend's own series: its instance id in hexadecimal."""
         by_worker = ["dp_rank", "worker_id", "worker_type"]
         self._last = tuple(
-            registry.gauge(name(f"worker_last_{word}"), f"Of the last request of each worker: {help_text}", by_worker)
+            registry.gauge(name(f"worker_last_{word}"), f"Last request of each worker: {help_text}", by_worker)
             for word, help_text in (
                 ("input_sequence_tokens", "prompt tokens"),
                 ("time_to_first_token_seconds", "time to first token"),
@@ -214,20 +216,20 @@ class FrontendMetrics:
         self._series: dict[tuple[str, ...], Counter] = {}
 
     def prepared(self, template_s: float, tokenize_s: float) -> None:
-        """How long the two parts of preparing a chat took; called on the loop's thread."""
+        """Record the durations of template and tokenizer; called on the loop's thread."""
         self._template.observe(template_s)
         self._tokenize.observe(tokenize_s)
         self._tokenize_ms.observe(tokenize_s * 1e3)
 
     def model(self, model: str) -> ModelMetrics:
-        """The series of one model."""
+        """Return the series of one model."""
         metrics = self._models.get(model)
         if metrics is None:
             metrics = self._models[model] = ModelMetrics(self, model)
         return metrics
 
     def show_model(self, model: str, values: Mapping[str, int | None]) -> None:
-        """Publishes what the model's card says."""
+        """Publish the model card's values."""
         self.model_ready.labels(model=model).set(1)
         self._migration_limits.labels(model=model).set(self._migration_limit)
         for word, value in values.items():
@@ -235,14 +237,14 @@ class FrontendMetrics:
                 self.model_gauges[word].labels(model=model).set(value)
 
     def hide_model(self, model: str) -> None:
-        """Its last worker left."""
+        """Remove the series of a model whose last worker left."""
         self._migration_limits.remove(model=model)
         self.model_ready.labels(model=model).set(0)
         for family in self.model_gauges.values():
             family.remove(model=model)
 
     def worker(self, worker_id: int, worker_type: str = "decode") -> tuple[Gauge, ...]:
-        """What is known of the last request of one worker: prompt tokens, time to first token, time between tokens."""
+        """Return the gauges of a worker's last request: prompt tokens, time to first token, inter-token latency."""
         gauges = self._workers.get(worker_id)
         if gauges is None:
             labels = {"dp_rank": "none", "worker_id": str(worker_id), "worker_type": worker_type}
@@ -250,7 +252,7 @@ class FrontendMetrics:
         return gauges
 
     def keep_workers(self, present: Collection[int]) -> None:
-        """Forgets the workers that are gone."""
+        """Remove the series of workers that left."""
         for worker_id in self._workers.keys() - present:
             del self._workers[worker_id]
             for family in self._last:
@@ -260,12 +262,12 @@ class FrontendMetrics:
         return sum(map(is_there, self.open_records))
 
     def count_start(self, endpoint: str, model: str, request_type: str) -> None:
-        """A request was accepted."""
+        """Count an accepted request."""
         key = (endpoint, model, request_type)
         self._get(key, lambda: self.started.labels(endpoint=endpoint, model=model, request_type=request_type)).inc()
 
     def count_end(self, endpoint: str, model: str, request_type: str, error_type: str) -> None:
-        """A request ended; `error_type` is empty for a success."""
+        """Count a finished request; `error_type` is empty for a success."""
         status = "error" if error_type else "success"
         model = model or NO_MODEL
         key = (endpoint, model, request_type, error_type)
@@ -294,7 +296,7 @@ NO_MEDIA: Mapping[str, int] = {}
 
 
 class RequestRecord:
-    """The accounts of one HTTP request, closed exactly once."""
+    """Metrics of one HTTP request, closed exactly once."""
 
     __slots__ = (
         "commented_s",
@@ -331,13 +333,13 @@ class RequestRecord:
     ) -> None:
         self.request_id = request_id
         self.scope: RequestScope | None = None
-        """Under which identities the request is logged."""
+        """Identities under which the request is logged."""
         self.routes: list[Span] = []
-        """The spans of its generations' ways to workers."""
+        """Spans of its generations' dispatch to workers."""
         self.span: Span | None = None
-        """The request's span, where there is tracing."""
+        """Span of the request, if tracing is enabled."""
         self.first_s = 0.0
-        """When the first token was written; 0 before."""
+        """Time at which the first token was written; 0 before."""
         self.frontend = frontend
         self.metrics = metrics = frontend.model(model)
         self.endpoint = endpoint
@@ -345,21 +347,21 @@ class RequestRecord:
         self.request_type = "stream" if stream else "unary"
         self.started_s = started_s
         self.prepared_s = 0.0
-        """When it was tokens; 0 before."""
+        """Time at which the prompt was tokenized; 0 before."""
         self.sent_s = 0.0
-        """When a worker had been sent them; 0 before."""
+        """Time at which the request had been sent to a worker; 0 before."""
         self.last_s = 0.0
-        """When the newest token was written; 0 before the first."""
+        """Time at which the latest token was written; 0 before the first."""
         self.commented_s = 0.0
-        """When a comment was written last to keep an idle stream's connection."""
+        """Time of the last comment written to keep an idle stream's connection alive."""
         self.media: Mapping[str, int] = NO_MEDIA
-        """How many images, videos and pieces of audio the request has."""
+        """Number of images, videos and audio parts of the request."""
         self.kv_block_size = 0
-        """How many tokens the model's cache keeps together; known where requests are traced."""
+        """Tokens per KV cache block of the model; set if requests are traced."""
         self.workers: list[int] = []
-        """Which worker each of its engine requests was first sent to."""
+        """First worker of each of its engine requests."""
         self.prefill: tuple[int, float] | None = None
-        """Who computed the prompt where that was not who answered, and when it was computed; 0 for not yet."""
+        """Prefill worker, if separate, and the time at which the prompt was computed (0: not yet)."""
         self.is_closed = False
         frontend.count_start(endpoint, model, self.request_type)
         frontend.open_records.add(self)
@@ -368,7 +370,7 @@ class RequestRecord:
         metrics.queued.value += 1
 
     def tokens(self, count: int, now_s: float) -> None:
-        """`count` tokens became visible together."""
+        """Record `count` tokens that became visible together."""
         last, self.last_s = self.last_s, now_s
         if last:
             self.metrics.itl.observe_many((now_s - last) / count, count)
@@ -380,11 +382,11 @@ class RequestRecord:
             self.metrics.itl.observe_many(0.0, count - 1)
 
     def count_media(self, parts: Mapping[str, Sequence[object]]) -> None:
-        """Notes how many parts it has that are no text: `image_url`, `video_url`, `audio_url`."""
+        """Record the number of media parts: `image_url`, `video_url`, `audio_url`."""
         self.media = {kind.removesuffix("_url"): len(found) for kind, found in parts.items()}
 
     def summary(self, outcome: str, usage: CompletionUsage | None, now_s: float) -> dict[str, object]:
-        """What the log says of a request that ended, under upstream's names (serving-plane.md §3.6)."""
+        """Return the log fields of a finished request, under upstream's names."""
         fields: dict[str, object] = {
             "request_id": self.request_id,
             "model": self.model,
@@ -403,7 +405,7 @@ class RequestRecord:
         return fields
 
     def _close_stages(self) -> None:
-        """The stages that the request has passed."""
+        """Observe the durations of completed stages."""
         if not self.prepared_s:
             return
         self.frontend.preprocess.observe(self.prepared_s - self.started_s)
@@ -446,7 +448,7 @@ class RequestRecord:
         self.frontend.count_end(self.endpoint, self.model, self.request_type, error_type)
 
     def _note_worker(self, usage: CompletionUsage) -> None:
-        """What its worker's last request was like; of two, the prompt and the first token are the prefill worker's."""
+        """Record the worker's last request; with a prefill worker, prompt tokens and time to first token are its values."""
         prompt, first, between = self.frontend.worker(self.workers[-1])
         if self.prefill is not None:
             worker_id, done_s = self.prefill
@@ -460,7 +462,7 @@ class RequestRecord:
 
 
 def read_buckets(name: str) -> tuple[float, ...]:
-    """The buckets of one histogram, from the environment or upstream's defaults. Raises `ConfigError`."""
+    """Return the buckets of one histogram, from the environment or upstream's defaults. Raise `ConfigError`."""
     low, high, count = BUCKETS[name]
     variable = f"DYN_METRICS_{name}"
     low = setting(f"{variable}_MIN", low, float)
@@ -473,7 +475,7 @@ def read_buckets(name: str) -> tuple[float, ...]:
 
 
 def spread_buckets(low: float, high: float, count: int) -> tuple[float, ...]:
-    """0, then `count` - 1 powers that lead from `low`, which is left out, to `high`; two digits of each count (§7.2)."""
+    """Return 0 and `count` - 1 powers from `low` (excluded) to `high`, each rounded to two digits."""
     if not (0 < low < high and count >= 2):
         raise ValueError(f"buckets need 0 < min < max and count >= 2, got {low}, {high}, {count}")
     ratio = math.log(high / low) / (count - 1)

@@ -1,11 +1,12 @@
-"""Migration: a generation whose worker fails goes on elsewhere, with the tokens it has (serving-plane.md §6.1).
+"""Migration: retry of a generation on another worker, with the tokens received so far.
 
 Before the first token a request is simply sent again. After it, and only with `--migration-limit`, the next worker
-gets the prompt and every token received so far as its prompt, and budgets reduced by them; the client's stream goes on
-without a seam. A request whose state does not follow from its tokens is not migrated (`obstacle_of`).
+receives the prompt and all tokens received so far as its prompt, and accordingly reduced token limits; the client's
+stream continues without interruption. A request whose state does not follow from its tokens is not migrated
+(`obstacle_of`).
 
-Who failed a request is not asked again for it while somebody else is left. Where nobody is, one whose connection broke
-is asked again after a moment: a network that hiccups must not cost the streams of a model with a single worker.
+A worker that failed a request is excluded while another one is left. If none is left, a worker whose connection broke is
+tried again after a delay: a short network failure must not end the streams of a model with a single worker.
 """
 
 import logging
@@ -39,10 +40,10 @@ from dynamo.serving.served_model import ServedModel
 logger = logging.getLogger(__name__)
 
 AGAIN_FIRST_S, AGAIN_MAX_S = 0.1, 1.0
-"""Before a worker that failed is asked again: long enough for a connection to settle, too short to be felt."""
+"""Delay in seconds before a failed worker is retried: long enough for a connection to settle, too short to notice."""
 
 FIRST_SENDS_MAX = 4
-"""Workers that a request without a token is offered to before its error is the client's; more would only delay it."""
+"""Maximum number of workers tried for a request without a token; more would only delay the error response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +51,16 @@ class MigrationPolicy:
     """`--migration-limit` and `--migration-max-seq-len`."""
 
     limit: int = 0
-    """How often a stream that has begun may move; 0 is never."""
+    """Maximum number of migrations of a stream that has begun; 0 disables migration."""
     tokens_max: int | None = None
-    """The longest prompt and output together that is still moved."""
+    """Maximum number of prompt and output tokens of a migrated stream."""
 
 
 def obstacle_of(request: PreprocessedRequest, *, resumes_sampling: bool) -> str | None:
-    """Return the parameter whose state does not follow from a request's tokens, None where there is none.
+    """Return the parameter whose state does not follow from a request's tokens; None if there is none.
 
-    Engines count the penalties of output tokens only, and draw one random number per output token: where the output so
-    far is part of the prompt, both start again, unless the engine `resumes_sampling`.
+    Engines count penalties over output tokens only, and draw one random number per output token: if the output so far
+    becomes part of the prompt, both restart, unless the engine `resumes_sampling`.
     """
     sampling, output = request.sampling_options, request.output_options
     own = {} if request.extra_args is msgspec.UNSET else request.extra_args.get("sampling_options") or {}
@@ -81,9 +82,9 @@ def obstacle_of(request: PreprocessedRequest, *, resumes_sampling: bool) -> str 
 
 
 def resumed(request: PreprocessedRequest, heard: list[int], thinking_tokens: int = 0) -> PreprocessedRequest | None:
-    """Return the request that continues after `heard`, of which so many tokens were thoughts.
+    """Return the request that continues after the received tokens, of which `thinking_tokens` were reasoning.
 
-    None when the budget is spent and only the end was missing.
+    None if the token limit is reached and only the end was missing.
     """
     stop = request.stop_conditions
     left = None if stop.max_tokens is None else stop.max_tokens - len(heard)
@@ -110,15 +111,15 @@ def resumed(request: PreprocessedRequest, heard: list[int], thinking_tokens: int
 
 
 def telling(error: Exception, last: Exception) -> Exception:
-    """Which of two errors says more: what broke a request, or why it could not go elsewhere.
+    """Return the more informative error: the failure of the request, or the failure of the retry.
 
-    That nobody else is there says nothing of the failure.
+    `WorkerUnavailable` from the retry does not describe the failure.
     """
     return error if type(last) is WorkerUnavailable else last
 
 
 class Dispatch:
-    """One generation's way to a worker, and to the next one if that worker fails."""
+    """Dispatch of one generation to a worker, and to another one if that worker fails."""
 
     def __init__(
         self,
@@ -140,29 +141,29 @@ class Dispatch:
         self._policy = policy
         self._metrics = metrics
         self._request = generation.request
-        """As it is sent: after a move, with what was heard so far."""
+        """Request as it is sent: after a migration, with the tokens received so far."""
         self._body = b""
-        """That request, encoded when it is chosen who is asked."""
+        """Encoded `_request`, set when the worker is chosen."""
         self._booked: KvPushRouter | None = None
-        """The router that counts it as a worker's."""
+        """KV router that counts the request, if any."""
         self._kept: SessionAffinity | None = None
-        """Where no such router is: what its session's binding is kept by."""
+        """Session affinity that keeps the request's session bound, if there is no KV router."""
         self.decision: Decision | None = None
-        """What it decided last."""
+        """Latest decision of the KV router."""
         self._clock = clock or SystemClock()
         self._tried: set[int] = set()
-        """Who failed it, and is not asked while somebody else is left."""
+        """Workers that failed the request; excluded while another worker is left."""
         self._broken: set[int] = set()
-        """Those of them whose connection broke: where nobody else is left, they are asked again."""
+        """Those whose connection broke: they are retried if no other worker is left."""
         self.prefill: PrefillLeg | None = None
-        """Who computed the prompt, where that was not who answers (`llm.prefill_router`)."""
+        """Prefill phase, if the prompt was computed by another worker (`prefill_router`)."""
         self._backoff = Backoff(AGAIN_FIRST_S, AGAIN_MAX_S)
         self._tokens_before = 0
-        """How many had come when a worker was last asked again."""
+        """Output tokens at the time of the last retry of a failed worker."""
         self._repeats_left = FIRST_SENDS_MAX - 1
         self._moves_left = policy.limit
         self.obstacle: str | None = None
-        """The parameter for which the stream cannot move once it has begun."""
+        """Parameter that prevents migration of the stream once it has begun."""
         if policy.limit > 0:
             self.obstacle = obstacle_of(generation.request, resumes_sampling=model.resumes_sampling)
             if self.obstacle is None:
@@ -170,7 +171,7 @@ class Dispatch:
         generation.dispatch = self
 
     async def send(self) -> None:
-        """Sends it. Raises what the last worker tried answered."""
+        """Send the request. Raise the error of the last worker tried."""
         tried = self._unwanted()
         while True:
             instance_id = await self._route(frozenset(tried))
@@ -196,14 +197,14 @@ class Dispatch:
         sessions = self._model.current.sessions
         if sessions is not None and sessions.sent(self._request, self._request_id, call.instance_id):
             self._kept = sessions
-        if self._generation.is_over:  # Its client left while it was on its way.
+        if self._generation.is_over:  # The client disconnected during the send.
             call.kill()
             self.release()
         else:
             self._generation.call = call
 
     async def _route(self, exclude: frozenset[int]) -> int | None:
-        """Chooses, and counts how long that took."""
+        """Choose a worker, and record how long that took."""
         metrics, began_s = self._metrics, time.perf_counter()
         metrics.routing.inc()
         try:
@@ -213,7 +214,7 @@ class Dispatch:
             metrics.route.observe(time.perf_counter() - began_s)
 
     async def _choose(self, exclude: frozenset[int]) -> int | None:
-        """The worker that the request names, or that the KV router chooses; None where the client's mode decides."""
+        """Return the worker named by the request or chosen by the KV router; None if the client's mode chooses."""
         self.release()
         request = self._leg()
         found = await self._model.choose(self._asked(), self._request_id, self._generation, exclude, self._metadata)
@@ -229,19 +230,19 @@ class Dispatch:
         return decision.worker_id
 
     def _leg(self) -> PreprocessedRequest:
-        """What the worker is sent."""
+        """Return the request for the worker."""
         return self._request
 
     def _asked(self) -> PreprocessedRequest:
-        """What a KV router is asked about it."""
+        """Return the request for the KV router."""
         return self._leg()
 
     def _unwanted(self) -> set[int]:
-        """Who is not sent it."""
+        """Return the excluded workers."""
         return set(self._tried)
 
     def release(self) -> None:
-        """The worker that it was given to is rid of it."""
+        """Release the request's worker in the routers that count it."""
         booked, self._booked = self._booked, None
         if booked is not None:
             booked.release(self._request_id)
@@ -251,12 +252,12 @@ class Dispatch:
 
     @property
     def _chosen(self) -> int | None:
-        """The worker that the request itself names."""
+        """Worker named by the request itself."""
         routing = self._generation.request.routing
         return routing.backend_instance_id if routing is not None else None
 
     def can_move(self) -> bool:
-        """Whether somebody else could take over from the worker it has now; nothing is counted."""
+        """Return whether another worker could take over; nothing is counted."""
         generation = self._generation
         if generation.call is None or self._chosen is not None:
             return False
@@ -272,7 +273,7 @@ class Dispatch:
         return tokens_max is not None and len(generation.request.token_ids) + len(generation.heard or ()) > tokens_max
 
     def refusal(self, error: Exception) -> CannotResume | None:
-        """Return why a stream that broke does not move, where a parameter of its request is the reason."""
+        """Return the error of a broken stream that cannot migrate because of a parameter of its request."""
         if self.obstacle is None or self._generation.tokens == 0:
             return None
         if not (isinstance(error, DynamoException) and error.retry_elsewhere):
@@ -281,7 +282,7 @@ class Dispatch:
         return CannotResume(f"The worker failed, and a stream with {self.obstacle} cannot continue on another worker")
 
     def may_repeat(self, error: Exception) -> bool:
-        """Whether another worker may take over after `error`; a move that may is counted."""
+        """Return whether another worker may take over after `error`; count a permitted migration."""
         if not (isinstance(error, DynamoException) and error.retry_elsewhere):
             return False
         generation = self._generation
@@ -303,7 +304,7 @@ class Dispatch:
         return True
 
     async def repeat(self, error: Exception) -> None:
-        """Sends it elsewhere after `error`, with what was heard so far."""
+        """Send the request to another worker after `error`, with the tokens received so far."""
         generation = self._generation
         logger.warning("Stream disconnected, recreating stream: request=%s error=%s", self._request_id, error)
         started_s = time.perf_counter()
@@ -324,14 +325,14 @@ class Dispatch:
         except Exception as last:  # The request boundary: the request ends with every kind of error.
             outcome = "cancelled" if generation.is_over else "failure"
             logger.warning("Cannot recreate stream: request=%s error=%s", self._request_id, last)
-            self._repeats_left = self._moves_left = 0  # Nobody is left who would answer.
+            self._repeats_left = self._moves_left = 0  # No worker is left.
             generation.broke(telling(error, last))
         finally:
             seconds = time.perf_counter() - started_s
             self._metrics.migration_duration.labels(model=self._model.name, outcome=outcome).observe(seconds)
 
     async def _send_on(self) -> None:
-        """Sends it to somebody who has not failed it; where nobody is left, in a moment to whose connection broke."""
+        """Send to a worker that has not failed the request; if none is left, retry after a delay those that disconnected."""
         try:
             await self.send()
         except WorkerUnavailable:

@@ -1,8 +1,8 @@
-"""Served models: what the discovery plane says is served, made ready to serve.
+"""Served models: worker sets built from the model cards in discovery.
 
-Workers publish a model card each (bucket `v1/mdc`). Cards of one model and endpoint form a worker set: the set
-follows one card, and a worker whose card differs is not used until the others left (a swap of the backend needs no
-restart of the frontend, lessons.md C10).
+Each worker publishes a model card (bucket `v1/mdc`). Cards of one model and endpoint form a worker set: the set
+follows one card, and a worker whose card differs is not used until the others have left (a change of the backend needs
+no restart of the frontend).
 """
 
 import asyncio
@@ -47,23 +47,23 @@ from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
 
 logger = logging.getLogger(__name__)
 
-FETCH_FIRST_S, FETCH_MAX_S = 0.2, 30.0  # Between tries to get a card's files from a worker that withholds them.
+FETCH_FIRST_S, FETCH_MAX_S = 0.2, 30.0  # Delays between attempts to fetch a card's files from an unavailable worker.
 OWN_ROUTING = (
     "policy", "affinity_ttl_s", "affinity_mode", "durable_kv_events", "snapshot_threshold", "reset_states",
     "expiry_s", "blocks_max",
 )  # fmt: skip
-"""What a frontend decides of routing, whatever a card says of the rest."""
-DEFAULT_BLOCK_SIZE = 16  # Of a card that names none, as upstream.
-FETCHES_MAX = 8  # At a time: more than there are models that hang at once, fewer than would fill the line.
-FETCH_SYNC_S = 4.0  # The first view waits so long for the files of what was there already.
+"""Router settings that the frontend decides regardless of the model card."""
+DEFAULT_BLOCK_SIZE = 16  # For a card without a block size, as upstream.
+FETCHES_MAX = 8  # Concurrent fetches: more than there are models that hang at once, fewer than would saturate the link.
+FETCH_SYNC_S = 4.0  # Maximum wait of the first view for the files of the cards it found.
 
-DEPARTED_S = 10.0  # A worker that lives has written a lost record again by then, and a restarted one is there.
+DEPARTED_S = 10.0  # By then a live worker has rewritten a lost record, and a restarted one is registered.
 DEPARTED_MAX = 1024
 DEPARTED = "Model `{name}` has no worker at the moment: the last one left just now. Please retry shortly."
 
 
 class ModelAccess(Protocol):
-    """The models that a caller may use."""
+    """Models that a caller may use."""
 
     def may_use(self, model: str) -> bool:
         """Return whether the caller may use the model."""
@@ -93,7 +93,7 @@ class Models:
         disaggregation: DisaggregationOptions | None = None,
         workers_min: int = 0,
     ) -> None:
-        """`tokenizers`: the backends to try for every model (`llm.tokenizer`). `workers_min`: see `ServedModel`."""
+        """`tokenizers`: the backends to try for every model (`text.tokenizer`). `workers_min`: see `ServedModel`."""
         self._runtime = runtime
         self._disaggregation = disaggregation or DisaggregationOptions()
         self._workers_min = workers_min
@@ -103,7 +103,7 @@ class Models:
         self._router_mode = router_mode
         self._kv_options = kv_options or KvRouterOptions()
         self._indexers = ServedIndexers(runtime) if self._kv_options.serve_indexer else None
-        """What its KV routers know, told to others."""
+        """Indexes of its KV routers, served to other routers."""
         path = self._kv_options.policy_config
         self._policy = None if path is None else RouterPolicy.read(path)
         self._namespace = namespace
@@ -113,7 +113,7 @@ class Models:
         metrics.tokenizer_cache_hits.labels().follow(lambda: sum(one.cache_hits for one in self._tokenizers()))
         metrics.tokenizer_cache_misses.labels().follow(lambda: sum(one.cache_misses for one in self._tokenizers()))
         cache_bytes = metrics.registry.gauge(
-            f"{metrics.prefix}_tokenizer_cache_bytes", "About how much memory remembered tokens take"
+            f"{metrics.prefix}_tokenizer_cache_bytes", "Estimated memory of cached tokens in bytes"
         )
         cache_bytes.labels().follow(lambda: sum(one.cache_bytes for one in self._tokenizers()))
         self._unreadable = unreadable_records(metrics.registry, MODEL_CARDS)
@@ -121,19 +121,19 @@ class Models:
         self._sets: dict[tuple[str, str], ServedModel] = {}
         self._keys: dict[str, tuple[str, str]] = {}
         self._past: weakref.WeakKeyDictionary[ServedModel, tuple[str, str]] = weakref.WeakKeyDictionary()
-        """Sets whose last worker left, and their places, as long as streams hold them."""
+        """Sets whose last worker left, with their keys, as long as streams hold them."""
         self._served: dict[str, list[ServedModel]] = {}
         self._departed: dict[str, tuple[float, str]] = {}
-        """Names and aliases of models whose last worker left: when, and its endpoint; oldest first."""
+        """Names and aliases of models whose last worker left: time, and its endpoint; oldest first."""
         self._synced = asyncio.Event()
         self._fetches: dict[str, asyncio.Task[None]] = {}
-        """Discovery key to the fetch of its card's files."""
+        """Task that fetches a card's files, by discovery key."""
         self._fetching = asyncio.Semaphore(FETCHES_MAX)
         self._applying = asyncio.Lock()
-        """Records are applied one at a time: those of the watch, and those whose files have come."""
+        """Serializes the application of records from the watch and from completed fetches."""
 
     def start(self) -> None:
-        """Begins to follow the discovery plane; a watch that dies is restarted."""
+        """Start to watch discovery; a failed watch is restarted."""
         self._runtime.health.checks.append(lambda: self._tasks.is_sound)
         self._runtime.health.checks.append(
             lambda: all(
@@ -143,7 +143,7 @@ class Models:
         self._tasks.supervise(self.watch, "watch")
 
     async def watch(self) -> None:
-        """Follows the discovery plane for ever. Begun anew after a crash, it forgets what left meanwhile."""
+        """Watch discovery forever. After a restart, drop the models that left meanwhile."""
         unheard = {*self._keys, *self._fetches}
         events: AsyncIterator[Change] = self._runtime.discovery.watch(MODEL_CARDS)
         async for event in events:
@@ -160,25 +160,25 @@ class Models:
                     self._tasks.start(self._settle(), "first view")
 
     async def _settle(self) -> None:
-        """The first view is complete when the files of its cards have come, or are late."""
+        """Mark the first view complete when the files of its cards have been fetched or `FETCH_SYNC_S` has passed."""
         if self._fetches:
             await asyncio.wait(set(self._fetches.values()), timeout=FETCH_SYNC_S)
-        async with self._applying:  # One may have come, and be loading.
+        async with self._applying:  # A fetched card may still be loading.
             self._synced.set()
 
     async def wait_synced(self, timeout_s: float) -> None:
-        """Returns when everything that was published before has been seen, or the time is over."""
+        """Return when everything published before has been applied, or after the timeout."""
         try:
             async with asyncio.timeout(timeout_s):  # Before 3.12 `wait_for` may swallow a cancellation.
                 await self._synced.wait()
         except TimeoutError:
-            logger.warning("discovery has not answered within %g s; models will appear when it does", timeout_s)
+            logger.warning("discovery has not responded within %g s; models will appear when it does", timeout_s)
 
     def find(self, name: str, kind: str, access: ModelAccess | None = None) -> ServedModel:
-        """Return the set that serves requests of that kind for a model.
+        """Return the worker set that serves requests of that kind for a model.
 
-        `access` is that of the caller's API key, where there is one. Raises `HttpError` (403) for a model that the key
-        may not use, `NotFound` for one that is not served, `NotReady` when no worker serves it now.
+        `access` is that of the caller's API key, if any. Raise `HttpError` (403) for a model that the key may not use,
+        `NotFound` for one that is not served, `NotReady` if no worker serves it now.
         """
         sets = self._served.get(name) or [one for one in self.all_sets() if name in (one.card.model_aliases or ())]
         if access is not None:
@@ -199,7 +199,7 @@ class Models:
         if not ready and early is not None:
             raise NotReady(
                 f"Model `{name}` is not ready to serve requests yet. {len(early.worker_ids())} of the "
-                f"{early.workers_min} workers that must be there at first have come. Please retry shortly."
+                f"{early.workers_min} workers required at startup have registered. Please retry shortly."
             )
         if not ready and any(one.worker_ids() for one in able):
             raise NotReady(
@@ -218,13 +218,13 @@ class Models:
     def has_departed(self, name: str) -> bool:
         """Return whether the model's last worker left a moment ago, and with it all others of its endpoint.
 
-        Its records may have been lost, or it is being restarted. A worker that serves other models on has given this one
-        up, such as an adapter that was unloaded.
+        Its records may have been lost, or it is being restarted. A worker that still serves other models has removed this
+        one on purpose, such as an unloaded adapter.
         """
         left_at, endpoint = self._departed.get(name, (-DEPARTED_S, ""))
         if time.monotonic() - left_at >= DEPARTED_S:
             return False
-        return all(str(one.endpoint) != endpoint for one in self.all_sets())  # One that is being loaded counts as none.
+        return all(str(one.endpoint) != endpoint for one in self.all_sets())  # A set that is loading does not count.
 
     def _depart(self, names: Sequence[str], endpoint: str) -> None:
         for name in names:
@@ -234,11 +234,11 @@ class Models:
             del self._departed[next(iter(self._departed))]
 
     def served(self) -> dict[str, list[ServedModel]]:
-        """Every model by name, with its sets; only those with a worker."""
+        """Return every model with a worker by name, with its sets."""
         return {name: sets for name, sets in self._served.items() if any(one.is_ready for one in sets)}
 
     def listed(self) -> dict[str, list[ServedModel]]:
-        """The same, and each alias as a model of its own; a model's own name stands above another one's alias."""
+        """Return `served`, with each alias as a model of its own; a model's name takes precedence over another's alias."""
         served = self.served()
         named: dict[str, list[ServedModel]] = {}
         for sets in served.values():
@@ -248,11 +248,11 @@ class Models:
         return {**named, **served}
 
     def thresholds(self) -> dict[str, Thresholds]:
-        """The busy thresholds of every model that is served."""
+        """Return the busy thresholds of every served model."""
         return {name: sets[0].busy.thresholds for name, sets in sorted(self._served.items())}
 
     async def set_thresholds(self, name: str, thresholds: Thresholds) -> None:
-        """Replaces a model's busy thresholds. Raises `NotFound`."""
+        """Replace a model's busy thresholds. Raise `NotFound`."""
         if name not in self._served:
             raise NotFound(f"Model '{name}' not found. Thresholds can only be set for discovered models.")
         for one in self._served[name]:
@@ -260,25 +260,25 @@ class Models:
             await self._watch_load(one)
 
     async def _watch_load(self, served: ServedModel) -> None:
-        """Listens to the workers' loads from now on, if a threshold needs them."""
+        """Subscribe to the workers' load reports, if a threshold needs them."""
         if served.busy.thresholds.is_set and served.monitor is None:
             subscriber = await self._runtime.event_plane.subscriber(served.endpoint, KV_METRICS_TOPIC)
             name = f"load of {served.endpoint}"
             served.monitor = self._tasks.supervise(lambda: served.listen(subscriber), name)
 
     def all_sets(self) -> list[ServedModel]:
-        """Every loaded worker set that answers clients."""
+        """Return every loaded worker set that accepts client requests."""
         return [one for sets in self._served.values() for one in sets]
 
     def every_set(self) -> list[ServedModel]:
-        """Those, and the ones whose workers do a part of each request."""
+        """Return all worker sets, including those whose workers do only one phase of each request."""
         return [one for one in self._sets.values() if one.checksum and one.is_loaded]
 
     def _tokenizers(self) -> list[Tokenizer]:
         return [one.preprocessor.tokenizer for one in self._sets.values() if one.has_preprocessor]
 
     async def close(self) -> None:
-        """Forgets all sets and closes their clients."""
+        """Remove all sets and close their clients."""
         sets, self._sets = list(self._sets.values()), {}
         self._served.clear()
         await self._tasks.cancel_and_wait()
@@ -294,9 +294,9 @@ class Models:
         except (
             *UNREADABLE,
             ValueError,
-        ) as error:  # What is known of the model stays until its owner repaired the record.
+        ) as error:  # Keep the last valid record until its owner publishes a valid one.
             self._unreadable.inc()
-            logger.warning("model record %s cannot be read: %s", key, error)
+            logger.warning("model record %s cannot be decoded: %s", key, error)
             return
         if not self._wants(record.namespace):
             return
@@ -309,7 +309,7 @@ class Models:
             await self._apply(key, record, checksum)
 
     def _must_fetch(self, record: ModelRecord, checksum: str) -> bool:
-        """Whether files lie on the worker that no card of this set has brought yet."""
+        """Return whether the card refers to files on the worker that are not fetched yet for this set."""
         endpoint = EndpointId(record.namespace, record.component, record.endpoint)
         served = self._sets.get((record.card_json.display_name, str(endpoint)))
         return (
@@ -320,7 +320,7 @@ class Models:
         )
 
     async def _fetch(self, key: str, record: ModelRecord, checksum: str) -> None:
-        """Gets the card's files, however long its worker takes, and then applies the record."""
+        """Fetch the card's files, retrying until they are available, and then apply the record."""
         name, backoff = record.card_json.display_name, Backoff(FETCH_FIRST_S, FETCH_MAX_S)
         while True:
             try:
@@ -328,7 +328,7 @@ class Models:
                     await in_daemon_thread(partial(self._assets.localise, record.card_json), f"files of {name}")
                 break
             except DynamoException as error:
-                logger.warning("model %s: its files cannot be fetched: %s", name, error)
+                logger.warning("model %s: failed to fetch its files: %s", name, error)
             await asyncio.sleep(backoff.next(random.random()))
         async with self._applying:
             if self._fetches.get(key) is asyncio.current_task():
@@ -361,7 +361,7 @@ class Models:
             logger.info("model %s: worker %x of %s, in %.0f ms", served.name, record.instance_id, endpoint, took_ms)
 
     async def _begin_set(self, place: tuple[str, str], endpoint: EndpointId, card: ModelDeploymentCard) -> ServedModel:
-        """The set of a card that is the first of its place."""
+        """Create the set for the first card of its model and endpoint."""
         wanted = wanted_routing(card)
         mode = RouterMode(wanted.mode or self._router_mode)
         client = await self._runtime.endpoint(str(endpoint)).client(mode)
@@ -390,7 +390,7 @@ class Models:
         return served
 
     def _routing_of(self, card: ModelDeploymentCard, wanted: WantedRouting) -> RouterConfig:
-        """How a KV router of a card's workers decides: as they say, and in what only a frontend can know as this one."""
+        """Return the KV router settings for a card's workers: the card's, except those that only the frontend decides."""
         block_size = card.kv_cache_block_size or DEFAULT_BLOCK_SIZE
         own = router_config(self._kv_options, block_size)
         if wanted.kv is None:
@@ -398,7 +398,7 @@ class Models:
         try:
             asked = wanted.kv.meaning(block_size)
         except ValueError as error:
-            logger.warning("model %s: its KV router's settings cannot be used: %s", card.display_name, error)
+            logger.warning("model %s: invalid KV router settings: %s", card.display_name, error)
             return own
         mine = {name: getattr(own, name) for name in OWN_ROUTING}
         return msgspec.structs.replace(asked, **mine)
@@ -435,7 +435,7 @@ class Models:
             logger.info("model %s: the last worker left", name)
 
     async def _tell_index(self, path: str) -> None:
-        """Other routers hear of what the KV routers of an endpoint know."""
+        """Update the indexes of an endpoint's KV routers that are served to other routers."""
         if self._indexers is not None:
             held = {name: one.kv.machine for (name, at), one in self._sets.items() if at == path and one.kv is not None}
             await self._indexers.follow(path, held)
@@ -444,7 +444,7 @@ class Models:
         try:
             await served.follow()
         except DynamoException as error:
-            logger.error("model %s cannot be served: %s", place[0], error)  # noqa: TRY400 - one line says it
+            logger.error("model %s cannot be served: %s", place[0], error)  # noqa: TRY400 - the message is sufficient
             served.checksum = ""
             return False
         self._publish(place[0])
@@ -464,7 +464,7 @@ class Models:
         return True
 
     def _part(self, endpoint: str) -> None:
-        """Parts the workers of an endpoint among the models that they serve: one may stand there for each model."""
+        """Assign the workers of an endpoint to the models they serve, and exclude them from its other models."""
         sets = [one for (_, place), one in self._sets.items() if place == endpoint]
         instances = [frozenset(record.instance_id for record, _ in one.records.values()) for one in sets]
         everyone = frozenset().union(*instances)

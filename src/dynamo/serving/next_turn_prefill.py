@@ -1,9 +1,9 @@
-"""Speculation: the prompt of a conversation's next turn, computed before it is asked (`agent_hints.speculative_prefill`).
+"""Next-turn prefill: computes the prompt of a conversation's next turn in advance (`agent_hints.speculative_prefill`).
 
-A template shows an old answer in another way than it was generated: without its thoughts, with its end. The worker's
-cache therefore lacks the next turn's beginning, although all that it says is known as soon as the answer ends. A client
-that will go on can have it computed meanwhile: the conversation and the answer are sent once more, for one token that
-nobody reads, to the worker that gave the answer; where another one computes prompts, by way of the one that did.
+A template renders an earlier answer differently from how it was generated: without its reasoning, with its end. The worker's
+cache therefore lacks the beginning of the next turn, although its text is known as soon as the answer ends. A client
+that will continue can have it computed meanwhile: the conversation and the answer are sent once more, for one token that
+is discarded, to the worker that generated the answer; with separate prefill workers, through the same prefill worker.
 """
 
 import msgspec
@@ -17,11 +17,11 @@ from dynamo.serving.served_model import ServedModel
 from dynamo.text.answer_parsers import PLAIN, Reader
 
 MODEL = "speculative_prefill"
-"""What such a request calls its model, as upstream has it."""
+"""Model name of such a request, as upstream."""
 
 
 class Speculation:
-    """The next turn of one conversation."""
+    """Prefill of one conversation's next turn."""
 
     def __init__(self, model: ServedModel, request: ChatCompletionRequest, reader: Reader | None) -> None:
         self.model = model
@@ -30,9 +30,9 @@ class Speculation:
         self._reader = reader or PLAIN
 
     def prompt(self, generation: Generation) -> PreprocessedRequest | None:
-        """What the worker is asked once the answer is known; None where it is not.
+        """Return the request for the worker, given the finished answer; None if there is nothing to prefill.
 
-        Raises `InvalidArgument` when the conversation no longer fits into the context.
+        Raise `InvalidArgument` if the conversation no longer fits into the context.
         """
         if not generation.heard:
             return None
@@ -53,7 +53,7 @@ class Speculation:
         )
 
     def _answer(self, said: list[int]) -> Message:
-        """What the model said, as a client sends it back."""
+        """Return the model's answer as a client sends it back."""
         reading = self._reader.reading()
         reading.feed(self._preprocessor.tokenizer.decode(said, skip_special_tokens=False))
         reading.close("")
@@ -66,14 +66,14 @@ class Speculation:
 
 
 def speculation_of(model: ServedModel, request: ChatCompletionRequest, reader: Reader | None) -> Speculation | None:
-    """The speculation that a request asks for; of several answers nobody knows which one goes on."""
+    """Return the next-turn prefill requested by a client; None for several choices, as any may be continued."""
     hints = request.nvext.agent_hints if request.nvext is not None else None
     is_wanted = hints is not None and bool(hints.speculative_prefill) and (request.n or 1) == 1
     return Speculation(model, request, reader) if is_wanted else None
 
 
 def led(ahead: PreprocessedRequest, generation: Generation) -> PreprocessedRequest:
-    """The same of two legs: to the workers that computed the last prompt and answered it."""
+    """Return the request routed to the workers that did prefill and decode of the last turn."""
     prefill = None if generation.dispatch is None else generation.dispatch.prefill
     routing = msgspec.structs.replace(
         ahead.routing or Routing(),
@@ -84,7 +84,7 @@ def led(ahead: PreprocessedRequest, generation: Generation) -> PreprocessedReque
 
 
 class Unheard:
-    """The receiver of an answer that nobody reads."""
+    """Receiver that discards an answer."""
 
     def on_token(self, token_id: int) -> None:
         """See `Receiver`."""
@@ -96,4 +96,4 @@ class Unheard:
         """See `Receiver`."""
 
     def on_error(self, error: Exception) -> None:
-        """See `Receiver`: what was tried in advance may fail."""
+        """See `Receiver`: a failed prefill in advance has no consequence."""

@@ -1,4 +1,4 @@
-"""Open requests: those that are being answered: how each begins and ends, and what ends them all."""
+"""Open requests: start, end and shutdown of the requests in progress."""
 
 import asyncio
 import contextlib
@@ -31,15 +31,15 @@ logger = logging.getLogger(__name__)
 Made = TypeVar("Made", bound=BaseAnswer)
 
 COMMENT = b":\n\n"
-"""What a reader of server-sent events passes over."""
+"""Comment that a reader of server-sent events ignores."""
 
 
 class OpenRequests:
-    """The requests of one frontend that are being answered."""
+    """Requests in progress of one frontend."""
 
     def __init__(self, metrics: FrontendMetrics, trace: RequestTrace | None) -> None:
         self.metrics = metrics
-        """What is counted of them."""
+        """Metrics of the requests."""
         self.tasks = TaskOwner("pipeline")
         self.is_draining = False
         self._trace = trace
@@ -49,11 +49,11 @@ class OpenRequests:
 
     @property
     def inflight(self) -> int:
-        """Requests that are being answered."""
+        """Number of requests in progress."""
         return len(self._answers)
 
     def start(self, exchange: ResponseStream, surface: Surface, work: Coroutine[Any, Any, None]) -> None:
-        """Answers an exchange with `work`; what it raises is the answer too."""
+        """Start `work`, which writes the response; an exception it raises becomes the error response."""
         exchange.error_body = surface.error_body
         if self.is_draining:
             work.close()
@@ -64,7 +64,7 @@ class OpenRequests:
     async def _guard(
         self, exchange: ResponseStream, endpoint: str, work: Coroutine[Any, Any, None], whole_s: float
     ) -> None:
-        """The request boundary: what nobody else answered is answered here. `whole_s` is when it had arrived."""
+        """Turn unhandled exceptions into error responses (request boundary). `whole_s`: arrival time of the whole request."""
         self.metrics.queue.observe(time.perf_counter() - whole_s)
         try:
             await work
@@ -82,7 +82,7 @@ class OpenRequests:
             self.metrics.count_end(endpoint, "", "unary", "internal")
             exchange.refuse(answer_to(error))
         finally:
-            exchange.drop_body()  # A response may take minutes, and needs the body no more.
+            exchange.drop_body()  # A response may take minutes and does not need the body any more.
 
     def adopt(
         self,
@@ -93,9 +93,9 @@ class OpenRequests:
         *,
         stream: bool,
     ) -> Made:
-        """Count a request and make its answer, which closes the accounts when it ends.
+        """Count a request and create its response, which closes the request's metrics when it ends.
 
-        Raises `NotFound` for a model that the caller may not use. An exception leaves nothing counted.
+        Raise `NotFound` for a model that the caller may not use. After an exception nothing is counted.
         """
         if exchange.account is not None:
             exchange.account.require(model.name)
@@ -124,14 +124,14 @@ class OpenRequests:
 
     @contextlib.contextmanager
     def _observing(self, answer: BaseAnswer) -> Iterator[None]:
-        """Log what fails in the block: a request does not depend on its trace."""
+        """Log exceptions of the block: a request does not depend on its trace."""
         try:
             yield
         except Exception:
             logger.exception("request trace of %s failed", answer.record.request_id)
 
     def _closed(self, answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
-        """Release the workers of an answer that ended, close its accounts, and report it."""
+        """Release the workers of a finished response, close its metrics, and report it."""
         self._answers.discard(answer)
         if self.is_draining and not self._answers:
             self._quiet.set()
@@ -139,7 +139,7 @@ class OpenRequests:
         try:
             self._release(answer)
             usage = answer.usage()
-        except Exception:  # The request boundary: the accounts are closed whatever failed.
+        except Exception:  # The request boundary: metrics are closed whatever failed.
             logger.exception("failed to release the workers of request %s", answer.record.request_id)
         finally:
             answer.record.close(error_type, usage, now_s)
@@ -151,7 +151,7 @@ class OpenRequests:
 
     @staticmethod
     def _release(answer: BaseAnswer) -> None:
-        """Release the workers of an answer, in the routers that count them."""
+        """Release the workers of a response in the routers that count them."""
         for generation in answer.generations:
             if isinstance(generation.dispatch, Dispatch):
                 prefill = generation.dispatch.prefill
@@ -167,7 +167,7 @@ class OpenRequests:
         usage: CompletionUsage | None,
         now_s: float,
     ) -> None:
-        """Trace and log an answer that ended."""
+        """Trace and log a finished response."""
         if self._trace is not None:
             with self._observing(answer):
                 self._trace.end(answer, error_type)
@@ -184,7 +184,7 @@ class OpenRequests:
             logger.log(level, "request completed", extra=fields)
 
     async def _speculate(self, speculation: Speculation, generation: Generation) -> None:
-        """Has the next turn's prompt computed where its beginning already is; what cannot be is left."""
+        """Prefill the next turn on the worker that has its prefix cached; failures are ignored."""
         with contextlib.suppress(DynamoException):
             ahead = await asyncio.to_thread(speculation.prompt, generation)
             if ahead is None:
@@ -203,23 +203,23 @@ class OpenRequests:
                 )
 
     def abandon(self, silent_s: float) -> None:
-        """Ends every answer whose worker has said nothing for that long."""
+        """End every response whose worker has sent nothing for `silent_s` seconds."""
         now_s = time.perf_counter()
         for answer in list(self._answers):
             if now_s - answer.spoke_s(now_s) > silent_s:
                 answer.fail(ResponseTimeout(f"no token for {silent_s:g} s"))
 
     def expire(self, longest_s: float) -> None:
-        """Ends every answer that takes longer than that."""
+        """End every response that takes longer than `longest_s` seconds."""
         now_s = time.perf_counter()
         for answer in list(self._answers):
             if now_s - answer.record.started_s > longest_s:
                 answer.fail(ResponseTimeout(f"no end after {longest_s:g} s"))
 
     def keep_alive(self, interval_s: float) -> None:
-        """Writes a comment into every stream into which nothing was written for that long.
+        """Write a comment to every stream that has been idle for `interval_s` seconds.
 
-        One that has not begun begins with it: its status is then 200 whatever comes.
+        A stream that has not begun begins with it: its status is then 200 whatever follows.
         """
         now_s = time.perf_counter()
         for answer in self._answers:
@@ -230,9 +230,9 @@ class OpenRequests:
                 answer.exchange.write(COMMENT)
 
     async def drain(self, budget_s: float) -> None:
-        """Refuses what comes, waits for what is under way, and ends the rest with a 503."""
+        """Refuse new requests, wait for those in progress, and end the rest with status 503."""
         self.is_draining = True
-        await asyncio.sleep(0)  # What came in this very turn has not begun its answer yet.
+        await asyncio.sleep(0)  # Requests received in this loop tick have not created their response yet.
         if self._answers:
             self._quiet.clear()
             with contextlib.suppress(TimeoutError):
@@ -244,7 +244,7 @@ class OpenRequests:
 
 
 class Open:
-    """An open answer; an exception of the main path is its end."""
+    """Context manager that ends the response with an exception of the block."""
 
     def __init__(self, answer: BaseAnswer) -> None:
         self._answer = answer

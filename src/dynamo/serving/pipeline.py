@@ -1,8 +1,8 @@
-"""The main path: a request's text in, tokens to a worker, text back.
+"""Request pipeline: from a client's request to tokens sent to a worker, and back to response text.
 
-`converse` and `complete` read like the manual: find the model, preprocess, dispatch. From there on nothing is
-awaited: the worker's tokens are pushed into the generations, and those into the answer (`llm.generation`,
-`llm.http.answers`). A generation that breaks off is taken to another worker where that can be (`llm.migration`).
+`converse` and `complete` show the steps in order: find the model, preprocess, dispatch. After that nothing is awaited: the
+worker's tokens are pushed into the generations, and from there into the response (`generation`, `answers`). A generation
+that fails is retried on another worker if possible (`migration`).
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from dynamo.text.answer_parsers import PLAIN, Reader
 
 
 class Pipeline(OpenRequests):
-    """The way of every request."""
+    """Steps of every generation request."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Pipeline(OpenRequests):
         self._always_usage = setting("DYN_ENABLE_FORCE_INCLUDE_USAGE", False, read_bool)
         self._takes_nvext = not setting("DYN_DISABLE_FRONTEND_NVEXT", False, read_bool)
 
-    # The routes' handlers: called on the loop with a whole request.
+    # Route handlers: called on the loop with a complete request.
 
     def handle_chat(self, exchange: ResponseStream) -> None:
         """POST /v1/chat/completions."""
@@ -82,14 +82,14 @@ class Pipeline(OpenRequests):
     # The main path.
 
     async def chat(self, exchange: ResponseStream) -> None:
-        """A conversation's next turn."""
+        """Serve a chat completion."""
         decode = partial(decode_chat, ignore_unsupported=self._ignore_unsupported)
         request = await decoded(exchange.body, decode, "chat")
         surface = self._chat if request.service_tier is None else tiered(self._chat)
         await self.converse(exchange, request, surface)
 
     async def converse(self, exchange: ResponseStream, request: ChatCompletionRequest, surface: Surface) -> None:
-        """A conversation's next turn, whatever the client's request and its answer look like."""
+        """Serve a chat request of any chat-like endpoint; `surface` defines the response format."""
         self._extend(exchange, request)
         model = self._models.find(request.model, surface.model_type, exchange.account)
         with self._open(exchange, request, model, surface) as answer:
@@ -108,7 +108,7 @@ class Pipeline(OpenRequests):
             await self._dispatch(model, [prepared], answer, reader)
 
     async def complete(self, exchange: ResponseStream) -> None:
-        """The continuation of one or several prompts."""
+        """Serve a text completion of one or several prompts."""
         decode = partial(decode_completion, ignore_unsupported=self._ignore_unsupported)
         request = await decoded(exchange.body, decode, "completion")
         self._extend(exchange, request)
@@ -127,7 +127,7 @@ class Pipeline(OpenRequests):
             await self._dispatch(model, prepared, answer, echoes=echoes, is_muted=request.is_echo_alone)
 
     def _extend(self, exchange: ResponseStream, request: ChatCompletionRequest | CompletionRequest) -> None:
-        """What the headers say, and what this frontend lets requests say, of their way."""
+        """Apply routing headers to `nvext`; if extensions are disabled, drop all of `nvext` except `cache_salt`."""
         if self._takes_nvext:
             request.nvext = with_headers(request.nvext, exchange.headers)
         elif request.nvext is not None:
@@ -140,7 +140,7 @@ class Pipeline(OpenRequests):
         request: ChatCompletionRequest | CompletionRequest,
         prepared: Sequence[PreprocessedRequest],
     ) -> None:
-        """The worker that the request names, which must be one, and the agent's session that it belongs to."""
+        """Check the worker named by the request, and set the agent session of the engine requests."""
         chosen_worker(request, model)
         trigger = trigger_of(request)
         context = agent_context(exchange.headers, trigger) or cache_key_context(request.prompt_cache_key, trigger)
@@ -156,7 +156,7 @@ class Pipeline(OpenRequests):
         model: ServedModel,
         surface: Surface,
     ) -> Open:
-        """The answer to a request that was read: its accounts begin, and it ends whatever happens."""
+        """Create the response to a decoded request and start its metrics; it ends whatever happens in the block."""
         make = partial(self._answer, request, model, surface)
         return Open(self.adopt(exchange, surface.endpoint, model, make, stream=bool(request.stream)))
 
@@ -169,7 +169,7 @@ class Pipeline(OpenRequests):
         record: RequestRecord,
         closed: Closed,
     ) -> BaseAnswer:
-        """The answer, of the kind that is asked for."""
+        """Return a streamed or whole response, as requested."""
         response_id, created = surface.response_id(record.request_id), int(time.time())
         if model.takes_text:
             asked, writer = rewritten(surface, request, response_id, model.name, created)
@@ -205,17 +205,17 @@ class Pipeline(OpenRequests):
         on_success: OnSuccess | None = None,
         tokens: PreprocessedRequest | None = None,
     ) -> None:
-        """A request that a worker takes as `make` writes it, given the request's id, and whose answer has that form.
+        """Relay a request in the worker's own form, which `make` builds from the request id; `form` builds the response.
 
-        `tokens` is what a KV router is told of one that is written otherwise than in tokens. Raises `NotFound` for such
-        a request where prompts are computed elsewhere.
+        `tokens` describes the request to a KV router if its body is not in tokens. Raise `NotFound` for such a request if
+        separate workers compute prompts.
         """
         if tokens is not None and model.is_decode:
             raise NotFound(
                 f"Model not found: {model.name!r} is served by prefill and decode workers, which only generate"
             )
         if self._takes_nvext:
-            with_headers(None, exchange.headers)  # What cannot be read of them is refused before the accounts begin.
+            with_headers(None, exchange.headers)  # Refuse invalid headers before the metrics of the request begin.
 
         def made(_: ResponseStream, record: RequestRecord, closed: Closed) -> RelayAnswer:
             written = make(record.request_id)
@@ -242,7 +242,7 @@ class Pipeline(OpenRequests):
         *,
         is_muted: bool = False,
     ) -> None:
-        """Send every engine request of an answer; choices are numbered across them."""
+        """Send every engine request of a response; choices are numbered across them."""
         answer.record.prepared_s = time.perf_counter()
         media = prepared[0].multi_modal_data
         if isinstance(media, dict):
@@ -264,7 +264,7 @@ class Pipeline(OpenRequests):
                 for choice in generation.choices:
                     choice.add(echoes[place])
         parts = list(enumerate(list(answer.generations)))
-        if model.is_decode and len(parts) > 1:  # Each waits for its prefill: all at once.
+        if model.is_decode and len(parts) > 1:  # Each waits for its prefill: send all concurrently.
             sends = [self._send(model, answer, one, place, headers, metadata) for place, one in parts]
             failed = [end for end in await asyncio.gather(*sends, return_exceptions=True) if end is not None]
             if failed:
@@ -283,7 +283,7 @@ class Pipeline(OpenRequests):
         headers: dict[str, str],
         metadata: dict[str, str],
     ) -> None:
-        """Sends one engine request of an answer that is still wanted."""
+        """Send one engine request, unless the response is over."""
         if answer.is_over:
             return
         part_id = answer.record.request_id if place == 0 else new_id()
@@ -295,7 +295,7 @@ class Pipeline(OpenRequests):
             model, generation, part_id, headers, metadata=metadata, policy=self._migration, metrics=self.metrics
         )
         if answer.speculation is not None and generation.heard is None and self._migration.limit == 0:
-            generation.heard = []  # Nothing is moved after its first token: it is kept for the next turn.
+            generation.heard = []  # Migration after the first token is off: tokens are kept for the next turn's prefill.
         await dispatch.send()
         if place == 0 and answer.exchange.header(EXPLAIN) in YES:
             answer.exchange.header_bytes += explanation_of(generation)
@@ -305,7 +305,7 @@ class Pipeline(OpenRequests):
                 route.set("worker_id", f"{generation.call.instance_id:x}")
 
     async def _name_images(self, model: ServedModel, prepared: PreprocessedRequest) -> None:
-        """A KV router knows pictures by their contents, where somebody can say how many tokens each of them is."""
+        """Hash images for the KV router, if the number of tokens per image is known."""
         if model.kv is not None and prepared.multi_modal_data is not msgspec.UNSET:
             images = model.preprocessor.images
             if images is not None:
@@ -318,7 +318,7 @@ class Pipeline(OpenRequests):
         request: ChatCompletionRequest | CompletionRequest,
         prepared: Sequence[PreprocessedRequest],
     ) -> None:
-        """The events that `nvext.annotations` asks for go before the first chunk (serving-plane.md §1.5)."""
+        """Add the events requested by `nvext.annotations`, which precede the first chunk."""
         wanted = request.nvext.annotations if request.nvext is not None else None
         if not wanted or not isinstance(answer, StreamAnswer):
             return
@@ -355,10 +355,10 @@ class Pipeline(OpenRequests):
 
 
 def chosen_worker(request: ChatCompletionRequest | CompletionRequest, model: ServedModel) -> int | None:
-    """The worker that the request names, None for any. Raises `InvalidArgument` for one that the model has not."""
+    """Return the worker that the request names, None for any. Raise `InvalidArgument` for an unknown worker."""
     chosen = request.nvext.backend_instance_id if request.nvext is not None else None
     if chosen is not None and chosen not in model.client.instance_ids():
         raise InvalidArgument(
-            f"backend_instance_id {chosen} is no worker of model `{model.name}`", param="nvext.backend_instance_id"
+            f"backend_instance_id {chosen} is not a worker of model `{model.name}`", param="nvext.backend_instance_id"
         )
     return chosen

@@ -1,7 +1,7 @@
-"""Placement: a request of tokens whose answer is only relayed, on its way to a worker.
+"""Placement: choice of a worker for a token request whose response is relayed.
 
-Where there is a KV router it chooses, and counts the request as its worker's until `release`. Elsewhere the request's
-session decides, or the client's mode, or the request itself, as everywhere.
+A KV router, if present, chooses and counts the request as its worker's until `release`. Otherwise the request itself
+decides, then its session, then the client's router mode.
 """
 
 from collections.abc import Mapping
@@ -20,35 +20,35 @@ from dynamo.text.preprocessor import routing_of
 
 
 class Placement:
-    """One request's place."""
+    """Worker placement of one request."""
 
     def __init__(self, model: ServedModel, request: PreprocessedRequest, body: bytes = b"") -> None:
-        """`body`: what the worker is sent where that is not the request itself."""
+        """`body`: the bytes for the worker, if they differ from the encoded request."""
         self._model = model
         self._request = request
         self._body = body
         self._booked: tuple[KvPushRouter | SessionAffinity, str] | None = None
         self.decision: Decision | None = None
-        """What the router decided last."""
+        """Latest decision of the router."""
 
     @property
     def chosen(self) -> int | None:
-        """The worker that the request names. Raises `InvalidArgument` for one that the model has not."""
+        """Worker that the request names. Raise `InvalidArgument` for an unknown worker."""
         routing = self._request.routing
         chosen = routing.backend_instance_id if routing is not None else None
         if chosen is not None and chosen not in self._model.client.instance_ids():
-            raise InvalidArgument(f"backend_instance_id {chosen} is no worker of model `{self._model.name}`")
+            raise InvalidArgument(f"backend_instance_id {chosen} is not a worker of model `{self._model.name}`")
         return chosen
 
     @property
     def is_free(self) -> bool:
-        """Whether somebody else may be chosen where who was chosen cannot be reached."""
+        """Whether another worker may be chosen if the chosen one is unreachable."""
         return self.chosen is None
 
     async def choose(
         self, request_id: str, progress: Progress, tried: frozenset[int], metadata: Mapping[str, str]
     ) -> tuple[bytes, int | None]:
-        """What is sent to whom; None for whomever the client's mode chooses. Raises what choosing raises."""
+        """Return body and worker; None if the client's mode chooses. Raise the errors of the router."""
         self.release()
         chosen = self.chosen
         found = await self._model.choose(self._request, request_id, progress, tried, metadata)
@@ -65,13 +65,13 @@ class Placement:
         return msgpack_encode(msgspec.structs.replace(self._request, routing=routing)), decision.worker_id
 
     def sent(self, request_id: str, worker_id: int) -> None:
-        """That worker took it."""
+        """Record that the worker accepted the request."""
         sessions = self._model.current.sessions
         if sessions is not None and sessions.sent(self._request, request_id, worker_id):
             self._booked = sessions, request_id
 
     def release(self) -> None:
-        """The worker that it was given to is rid of it."""
+        """Release the request's worker in the router or session that counts it."""
         booked, self._booked = self._booked, None
         if booked is not None:
             keeper, request_id = booked
@@ -82,7 +82,7 @@ class Placement:
 
 
 def headed(request: PreprocessedRequest, headers: Headers) -> PreprocessedRequest:
-    """The request with what its headers say of its way and its session; they win."""
+    """Return the request with routing and session from its headers, which take precedence."""
     context = agent_context(headers, "other")
     if context is not None:
         request = msgspec.structs.replace(request, agent_context=context)

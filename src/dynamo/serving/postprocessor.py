@@ -1,11 +1,11 @@
-"""Response bytes: the fixed text of a chunk is rendered once for a request, a token only fills the gap.
+"""Response bytes: stream chunks and whole bodies; the fixed text of a chunk is rendered once per request.
 
-Pure. `ChatChunks` and `CompletionChunks` know the two shapes (serving-plane.md §1.5). A text chunk is
+Pure. `ChatChunks` and `CompletionChunks` implement the two formats. A text chunk is
 
     head(index) + JSON-escaped text + tail
 
-so that the k pieces which are ready at once are one `(tail + head).join(pieces)`: no dict, no encoder (architecture.md §5).
-What a parser found in a text (`llm.reading`) is written event by event.
+so that the k pieces which are ready at once are one `(tail + head).join(pieces)`: no dict, no encoder. Events from a
+parser (`text.answer_parsing`) are written one by one.
 """
 
 from collections.abc import Sequence
@@ -35,15 +35,15 @@ from dynamo.text.detokenizer import json_text
 DONE = b"data: [DONE]\n\n"
 
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "content_filter": "content_filter"}
-"""An engine's reason to OpenAI's. `cancelled` and `error:…` are no finish but a failure."""
+"""OpenAI's finish reason by the engine's. `cancelled` and `error:…` are failures and have none."""
 TOOL_CALLS = "tool_calls"
-"""The reason of a choice that stopped in order to have tools called."""
+"""Finish reason of a choice that ended with tool calls."""
 REASONING_FIELD = "reasoning_content"
-"""Where thoughts are shown, unless `--reasoning-field-name` says otherwise."""
+"""Field of the reasoning text, unless `--reasoning-field-name` sets another one."""
 
 
 class TokenEntry:
-    """One token with its logprob, for the answers that ask for it."""
+    """One token with its logprob, for responses with logprobs."""
 
     __slots__ = ("logprob", "raw", "text", "token_id", "top")
 
@@ -54,59 +54,59 @@ class TokenEntry:
         self.text = text
         self.raw = raw
         self.logprob = logprob
-        """None for a prompt's first token, which nothing foretells."""
+        """Log-probability; None for a prompt's first token, which has no context."""
         self.top = top
 
 
 class Chunks(Protocol):
-    """What a streamed answer of one kind looks like. One is made for each response, and may remember what it said."""
+    """Writer of one streamed response; it may keep state between calls."""
 
     plain: bool
-    """Whether a text chunk has the fixed text `head` and `tail`; otherwise every text comes through `events`."""
+    """Whether a text chunk has the fixed text `head` and `tail`; otherwise all text is passed to `events`."""
 
     def begin(self, prompt_tokens: int) -> bytes:
-        """What opens the stream, before every choice; often nothing."""
+        """Return the events before all choices; often empty."""
 
     def head(self, index: int) -> bytes:
-        """Up to the text of choice `index`."""
+        """Return the part of a text chunk before the text, for choice `index`."""
 
     def tail(self, usage: bytes = b"") -> bytes:
-        """From the text to the end of the event; `usage` is the JSON of a running count, empty for none."""
+        """Return the part of a text chunk after the text; `usage` is the JSON of the running usage, empty for none."""
 
     def first(self, index: int) -> bytes:
-        """The event that opens choice `index`; empty where the format has none."""
+        """Return the first event of choice `index`; empty if the format has none."""
 
     def text_with_logprobs(self, index: int, text: bytes, entries: Sequence[TokenEntry], offset: int) -> bytes:
-        """A text event that carries logprobs; `offset` counts the characters of the choice before it."""
+        """Return a text event with logprobs; `offset` is the number of characters of the choice before it."""
 
     def events(
         self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
     ) -> bytes:
-        """What was found in the text of choice `index`, at least one event or entry. Every `CallBegin` has an id.
+        """Return the chunks of parsed events of choice `index`, at least one event or entry. Every `CallBegin` has an id.
 
-        `usage` is the JSON of a running count, empty for none; `entries` are the logprobs of the tokens since the last
-        call, `offset` the characters of the tokens before them.
+        `usage` is the JSON of the running usage, empty for none; `entries` are the logprobs of the tokens since the last
+        call, `offset` the number of characters of the tokens before them.
         """
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
-        """The event that ends choice `index`; `stop_reason` is the stop string or token id that ended it."""
+        """Return the last event of choice `index`; `stop_reason` is the stop string or token id that ended it."""
 
     def usage(self, usage: CompletionUsage) -> bytes:
-        """The event that counts tokens, after all choices, where it is wanted."""
+        """Return the usage event, which follows all choices if requested."""
 
     def end(self) -> bytes:
-        """What closes a stream that is complete."""
+        """Return the end of a complete stream."""
 
     def failure(self, error: ErrorAnswer) -> bytes:
-        """The error that breaks off a stream, and what closes it then."""
+        """Return the error event and the end of a failed stream."""
 
 
 class OpenAiChunks:
-    """What chat's and completions' streams have in common: how they begin and end, and what every chunk may carry."""
+    """Common part of chat and completion streams: begin, end, and fields present in every chunk."""
 
     plain = True
     no_usage = b""
-    """What a chunk says of usage where it counts none."""
+    """Usage field of a chunk without usage."""
 
     def __init__(self, response_id: str, rest: bytes) -> None:
         self._open = b'data: {"id":"%b","choices":[' % response_id.encode()
@@ -115,7 +115,7 @@ class OpenAiChunks:
         self.carry()
 
     def carry(self, usage: bytes = b"", nvext: bytes = b"") -> None:
-        """What every chunk carries until something else is said: the JSON of a running count, and that of `nvext`."""
+        """Set the fields of all following chunks: running usage and `nvext`, both as JSON."""
         self._nvext = b',"nvext":' + nvext if nvext else b""
         self._close = self._closing(usage)
 
@@ -137,7 +137,7 @@ class OpenAiChunks:
 
 
 class ChatChunks(OpenAiChunks):
-    """`chat.completion.chunk`."""
+    """`chat.completion.chunk` events."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class ChatChunks(OpenAiChunks):
     def events(
         self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
     ) -> bytes:
-        """One chunk for each; the logprobs are in the first of them."""
+        """Return one chunk per event; the logprobs are in the first."""
         close = self._closing(usage) if usage else self._close
         logprobs = json_encode(chat_logprobs(entries)) if entries else b"null"
         chunks: list[bytes] = []
@@ -199,7 +199,7 @@ class ChatChunks(OpenAiChunks):
 
 
 class CompletionChunks(OpenAiChunks):
-    """`text_completion`, streamed."""
+    """Streamed `text_completion` events."""
 
     no_usage = b',"usage":null'
 
@@ -223,7 +223,7 @@ class CompletionChunks(OpenAiChunks):
     def events(
         self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
     ) -> bytes:
-        """Completions show text alone, all of it in one chunk."""
+        """Return one chunk with all text: completions have no other events."""
         text = json_text("".join(event.text for event in events if isinstance(event, Content)))
         if entries:
             return self.text_with_logprobs(index, text, entries, offset)
@@ -235,7 +235,7 @@ class CompletionChunks(OpenAiChunks):
 
 
 class FinishedChoice(Protocol):
-    """What a unary answer needs of a choice that ended."""
+    """Finished choice, as needed for a unary response."""
 
     index: int
     finish_reason: str | None
@@ -244,10 +244,10 @@ class FinishedChoice(Protocol):
     prompt_logprobs: list[Any] | None
 
     def text(self) -> str:
-        """All of its text for the user."""
+        """Return all of its text for the user."""
 
     def events(self) -> list[Event]:
-        """All that was found in its text, neighbours of one kind made one. Every `CallBegin` has an id."""
+        """Return all parsed events, adjacent ones of a kind merged. Every `CallBegin` has an id."""
 
 
 def chat_body(
@@ -261,7 +261,7 @@ def chat_body(
     service_tier: str | None = None,
     nvext: dict[str, Any] | None = None,
 ) -> bytes:
-    """A whole `chat.completion`; an empty text is null, as upstream has it."""
+    """Return a whole `chat.completion`; an empty text is null, as upstream."""
     return json_encode(
         ChatCompletion(
             id=response_id,
@@ -289,7 +289,7 @@ def _shown(prompt_logprobs: list[Any] | None) -> list[Any] | UnsetType:
 
 
 def chat_message(events: Sequence[Event], reasoning_field: str = REASONING_FIELD) -> ResponseMessage:
-    """An assistant's message, made of everything that was found in its text."""
+    """Return the assistant message made of all parsed events."""
     calls: dict[int, ResponseToolCall] = {}
     texts: dict[type[Event], str] = {}
     for event in events:
@@ -315,7 +315,7 @@ def completion_body(
     *,
     nvext: dict[str, Any] | None = None,
 ) -> bytes:
-    """A whole `text_completion`."""
+    """Return a whole `text_completion`."""
     return json_encode(
         TextCompletion(
             id=response_id,
@@ -338,7 +338,7 @@ def completion_body(
 
 
 def chat_logprobs(entries: Sequence[TokenEntry]) -> ChatLogprobs:
-    """Chat's form: a list of tokens with their alternatives."""
+    """Return logprobs in chat's form: a list of tokens with their alternatives."""
     return ChatLogprobs(
         content=[
             TokenLogprob(
@@ -354,7 +354,7 @@ def chat_logprobs(entries: Sequence[TokenEntry]) -> ChatLogprobs:
 
 
 def text_logprobs(entries: Sequence[TokenEntry], offset: int) -> TextLogprobs:
-    """Completions' form: parallel lists; `text_offset` counts characters from the start of the choice."""
+    """Return logprobs in completions' form: parallel lists; `text_offset` counts characters from the choice's start."""
     offsets: list[int] = []
     for entry in entries:
         offsets.append(offset)
@@ -363,7 +363,7 @@ def text_logprobs(entries: Sequence[TokenEntry], offset: int) -> TextLogprobs:
         tokens=[entry.text for entry in entries],
         token_logprobs=[entry.logprob for entry in entries],
         top_logprobs=[
-            # Of several tokens with one text, such as parts of a character, the likeliest is shown.
+            # Of several tokens with the same text, such as parts of a character, show the most likely one.
             None if entry.logprob is None else {text: logprob for text, _, logprob in reversed(entry.top)}
             for entry in entries
         ],
@@ -372,5 +372,5 @@ def text_logprobs(entries: Sequence[TokenEntry], offset: int) -> TextLogprobs:
 
 
 def alternatives(top: Sequence[TopLogprob], count: int) -> list[TopLogprob]:
-    """The `count` likeliest alternatives, likeliest first."""
+    """Return the `count` most likely alternatives, most likely first."""
     return sorted(top, key=lambda one: one.rank)[:count]

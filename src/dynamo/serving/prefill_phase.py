@@ -1,6 +1,6 @@
-"""PrefillLeg: the half of a request that a prefill worker does: who does it, and what comes of it.
+"""Prefill phase: one attempt to compute a request's prompt on a prefill worker, and its result.
 
-It is the receiver of the prefill worker's answer: one token, and in `disaggregated_params` where the blocks lie.
+`PrefillLeg` receives the prefill worker's output: one token, and the location of the KV blocks in `disaggregated_params`.
 """
 
 import asyncio
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 _decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder(EngineOutput).decode}
 
 ELEMENTS_MAX = 64
-"""Of an answer of one token; a worker that says more than that is not a prefill worker."""
+"""Maximum number of output elements; a prefill worker generates one token, so more is an error."""
 
 STOP_S = 300.0
-"""How long a prefill that was stopped may take to end: the longest prompt of an engine that cannot abort one."""
+"""Time in seconds for a stopped prefill to end: the longest prompt of an engine that cannot abort one."""
 
 
 class PrefillLeg:
-    """One attempt at a prefill. For the router of the prefill workers it is how far that is."""
+    """One attempt at a prefill; also its progress, for the router of the prefill workers."""
 
     def __init__(self, served: "ServedModel", request_id: str, instance_id: int = 0, queue_depth: int = 0) -> None:
         self.served = served
         self.instance_id = instance_id
         self.decision: Decision | None = None
-        """What the router of the prefill workers decided, where there is one."""
+        """Decision of the prefill workers' KV router, if there is one."""
         self.queue_depth = queue_depth
-        """How many waited for a prefill worker when it was chosen."""
+        """Number of requests queued for prefill workers when the worker was chosen."""
         self.call: Call | None = None
-        """The request to its worker; set by `sent`."""
+        """Request to the worker; set by `sent`."""
         self.meeting: BootstrapInfo | None = None
-        """Where both legs meet."""
+        """Address at which the decode worker fetches the blocks, if known in advance."""
         self.is_whole = False
-        """Whether its token is all that the request gets."""
+        """Whether the request is complete after this token."""
         self.sent_s = time.perf_counter()
         self.done_s = 0.0
-        """When the prompt was computed; 0 before."""
+        """Time at which the prompt was computed; 0 before."""
         self.tokens = 0
         self.is_over = False
-        """Whether its result is not wanted any more, or has come."""
+        """Whether the result has arrived or is no longer needed."""
         self.error: Exception | None = None
         self.on_failure: Callable[[Exception], None] | None = None
-        """Hears that it failed, where nobody waits for it."""
+        """Called on failure if no `wait` is in progress."""
         self._request_id = request_id
         self._is_booked = False
         self._kept: SessionAffinity | None = None
@@ -63,53 +63,53 @@ class PrefillLeg:
         self._done = asyncio.Event()
         self._is_stopped = False
         self._timer: asyncio.TimerHandle | None = None
-        """Until it is stopped, or killed because it did not stop."""
+        """Timer that stops the prefill, or kills it if it did not stop."""
 
     @property
     def is_done(self) -> bool:
-        """Whether its worker's answer has ended."""
+        """Whether the worker's response has ended."""
         return self._done.is_set()
 
     @property
     def dp_rank(self) -> int | None:
-        """The rank that its router chose."""
+        """Rank chosen by the router."""
         return None if self.decision is None else self.decision.dp_rank
 
     def book(self, served: "ServedModel", decision: Decision) -> None:
-        """Its worker was chosen, and counts it."""
+        """Record the chosen worker, whose router counts the request."""
         self.served, self.decision, self.instance_id = served, decision, decision.worker_id
         self._is_booked = True
 
     def sent(self, call: Call) -> None:
-        """Take over the request to its worker; one whose client left meanwhile is stopped."""
+        """Attach the request to its worker; stop it if it was cancelled meanwhile."""
         self.call = call
         if self.is_over and not self.is_done:
             self._stop(call)
 
     def keep(self, sessions: "SessionAffinity | None", request: PreprocessedRequest) -> None:
-        """Bind its worker to the request's session, where sessions stay with their workers."""
+        """Bind the request's session to the worker, if session affinity is enabled."""
         if sessions is not None and sessions.sent(request, self._request_id, self.instance_id):
             self._kept = sessions
         if self.is_done:
             self.release()
 
     async def wait(self, timeout_s: float) -> PrefillResult:
-        """What decode goes on with; `is_whole` says that it does not. Raises what the worker answered."""
+        """Return the result for the decode phase; with `is_whole` there is none. Raise the worker's error."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._done.wait()
         except TimeoutError:
             self.on_failure = None
-            self._kill(ResponseTimeout(f"the prefill worker did not answer within {timeout_s:g} s"))
+            self._kill(ResponseTimeout(f"the prefill worker did not respond within {timeout_s:g} s"))
         if self.error is not None:
             raise self.error
         return PrefillResult(self._params, self._details)
 
     def give_up(self, after_s: float = 0.0) -> None:
-        """Stop a prefill whose result is not wanted; the routers count it until its worker has released it.
+        """Stop a prefill whose result is not needed; the routers count it until its worker has released it.
 
-        One that still waits in its router's queue leaves it; one that is being sent is stopped by `sent`. `after_s` is
-        how long it may take to end by itself.
+        A prefill queued in its router leaves the queue; one that is being sent is stopped by `sent`. `after_s` is the time
+        in seconds that it may take to end by itself.
         """
         self.on_failure = None
         self.is_over = True
@@ -121,7 +121,7 @@ class PrefillLeg:
             self._stop(self.call)
 
     def _stop(self, call: Call) -> None:
-        """Ask the worker to end it; its answer ends then, and so do the sessions and bookings it holds."""
+        """Stop the request at the worker; its response then ends and releases its sessions and bookings."""
         if not self._is_stopped:
             self._is_stopped = True
             self._later(STOP_S, self._kill, Cancelled("the prefill worker did not stop"))
@@ -133,13 +133,13 @@ class PrefillLeg:
         self._timer = asyncio.get_running_loop().call_later(after_s, act, about)
 
     def _kill(self, error: Exception) -> None:
-        """End it without waiting for the worker."""
+        """End the prefill without waiting for the worker."""
         if self.call is not None and not self.is_done:
             self.call.kill()
         self._end(error)
 
     def release(self) -> None:
-        """Release its booking in the prefill workers' router, and its session."""
+        """Release the request in the prefill workers' router, and its session."""
         self.is_over = True
         if self._is_booked and self.served.kv is not None:
             self.served.kv.release(self._request_id)
@@ -149,7 +149,7 @@ class PrefillLeg:
             kept.finish(self._request_id)
 
     def tell(self, receiver: Receiver) -> None:
-        """Says to somebody else what the worker said: its answer is the request's."""
+        """Pass the prefill worker's output to another receiver: it is the response of the request."""
         for element in self._elements:
             if isinstance(element, int):
                 receiver.on_token(element)
@@ -169,7 +169,7 @@ class PrefillLeg:
         try:
             output = _decode[item.codec](item.data)
         except ValueError as error:
-            self._end(Unknown(f"the prefill worker's output cannot be read: {error}"))
+            self._end(Unknown(f"the prefill worker's output cannot be decoded: {error}"))
             return
         self._hear(item)
         self.tokens += len(output.token_ids)
@@ -198,7 +198,7 @@ class PrefillLeg:
             self._elements.append(element)
 
     def _judged(self) -> Exception | None:
-        """Whether decode can go on from it."""
+        """Return the error that prevents the decode phase, if any."""
         reason = self._reason
         if reason is not None and reason.startswith("error"):
             return Unknown(reason.removeprefix("error:").strip() or "the prefill worker failed")

@@ -1,10 +1,10 @@
-"""Prefill router: a request of two legs on its way (serving-plane.md §4.11, docs/disaggregation.md).
+"""Prefill router: dispatch of a request in a prefill phase and a decode phase (docs/disaggregation.md).
 
     choose a prefill worker ─▶ send it the prompt ─▶ its result ─▶ choose a decode worker ─▶ send it prompt and result
-                          └─▶ where both can meet, both are sent at once
+                          └─▶ if the decode worker can fetch the blocks directly, both are sent at once
 
-Whatever fails before the client has heard a token is done again: the prefill elsewhere, or both. A stream that breaks
-later moves as others do (`llm.migration`): the prompt and what was heard of the answer are prefilled anew.
+A failure before the first output token repeats the prefill on another worker, or both phases. A stream that fails later
+is migrated as others are (`migration`): prompt and output so far are prefilled again.
 """
 
 import logging
@@ -38,42 +38,42 @@ from dynamo.serving.served_model import ServedModel
 logger = logging.getLogger(__name__)
 
 PREFILL_TIMEOUT_S = 300.0
-"""Longer than any prompt takes; who has not answered by then will not."""
+"""Timeout of a prefill in seconds: longer than any prompt takes."""
 
 LAST_WORDS_S = 1.0
-"""How long a prefill may take to end once its decode worker has answered: its last frame may still be under way."""
+"""Time in seconds for a prefill to end once its decode worker has responded: its last frame may be in transit."""
 
 ONE_AFTER_THE_OTHER = frozenset((RouterMode.POWER_OF_TWO, RouterMode.LEAST_LOADED))
-"""Modes that count who is busy, and would count wrongly if both legs were sent at once; as upstream."""
+"""Modes that count active requests, and would count wrongly if both phases were sent at once; as upstream."""
 
 
 class DisaggregatedDispatch(Dispatch):
-    """One generation's way to a prefill worker and a decode worker, and to others if one of them fails."""
+    """Dispatch of one generation to a prefill worker and a decode worker, and to others if one of them fails."""
 
     def __init__(self, model: ServedModel, generation: Sent, request_id: str, *more: Any, **named: Any) -> None:
         super().__init__(model, generation, request_id, *more, **named)
         self._outgoing = self._request
-        """The leg that a decode worker is sent."""
+        """Request of the decode phase."""
         self._constraints: dict[str, Any] | None = None
-        """Which decode workers the blocks may go to."""
+        """Routing constraints of the decode worker: those that can receive the KV blocks."""
         self._out_of_reach: frozenset[int] = frozenset()
-        """The decode workers to which they may not."""
+        """Decode workers that cannot receive the blocks."""
         self._prefill_tried: set[int] = set()
-        """Who failed at its prefill, and is not asked while somebody else is left."""
+        """Prefill workers that failed the request; excluded while another one is left."""
         self._prefill_broken: set[int] = set()
-        """Those of them whose connection broke: where nobody else is left, they are asked again."""
+        """Those whose connection broke: they are retried if no other worker is left."""
         self._heard_before = 0
-        """How many tokens had come when its legs were sent."""
+        """Output tokens at the time the phases were sent."""
         self._early: Exception | None = None
-        """What ended the prefill before the decode leg was on its way."""
+        """Failure of the prefill before the decode phase was sent."""
         self._blames_prefill = False
         self._timeout_s = setting("DYN_ROUTER_PREFILL_TIMEOUT_SECS", PREFILL_TIMEOUT_S, float)
 
     async def send(self) -> None:
-        """Sends its legs. Raises what the last worker tried answered."""
+        """Send both phases. Raise the error of the last worker tried."""
         self._forget()
         if set(self._model.current.worker_ids()) <= self._unwanted():
-            raise WorkerUnavailable("no decode worker is left to take the request")  # A prefill would be for nothing.
+            raise WorkerUnavailable("no decode worker is left for the request")  # Do not prefill in vain.
         if self._stays_whole():
             self._outgoing = whole(self._request)
         elif not await self._prefill():
@@ -85,9 +85,9 @@ class DisaggregatedDispatch(Dispatch):
             self._prefill_broke(early)
 
     async def repeat(self, error: Exception) -> None:
-        """Sends it elsewhere after `error`, with what was heard so far."""
+        """Send the request to other workers after `error`, with the tokens received so far."""
         if self._blames_prefill and self.prefill is not None:
-            self._generation.failed_instance = None  # It only waited.
+            self._generation.failed_instance = None  # The decode worker was only waiting.
             self._prefill_tried.add(self.prefill.instance_id)
         self._blames_prefill = False
         await super().repeat(error)
@@ -98,7 +98,7 @@ class DisaggregatedDispatch(Dispatch):
         if self.prefill is not None and self._generation.is_over:
             self._give_up(self.prefill)
 
-    # What the decode worker is sent, and who it may be.
+    # The decode worker: its request and the eligible workers.
 
     def _leg(self) -> PreprocessedRequest:
         return self._outgoing
@@ -115,26 +115,26 @@ class DisaggregatedDispatch(Dispatch):
     # The prefill.
 
     def _forget(self) -> None:
-        """Drop what an earlier attempt left behind."""
+        """Clear the state of an earlier attempt."""
         if self.prefill is not None:
             self._give_up(self.prefill)
-            self.prefill.release()  # The request goes to the same routers again, under the same id.
+            self.prefill.release()  # The request is sent to the same routers again, under the same id.
         self.prefill = self._early = self._constraints = None
         self._out_of_reach = frozenset()
         self._heard_before = self._generation.tokens
 
     def _give_up(self, prefill: PrefillLeg) -> None:
-        """Stop a prefill; one whose decode worker has answered is most likely about to end by itself."""
+        """Stop a prefill; if its decode worker has responded, first wait for it to end by itself."""
         has_answered = self._generation.tokens > self._heard_before
         prefill.give_up(after_s=LAST_WORDS_S if has_answered else 0.0)
 
     def _check_wanted(self) -> None:
-        """Raise `Cancelled` where the client left and the prefill worker has no blocks for a decode worker to fetch."""
+        """Raise `Cancelled` if the client disconnected and the prefill worker has no blocks for a decode worker to fetch."""
         if self._generation.is_over and self.prefill is not None and not self.prefill.is_done:
-            raise Cancelled("the client left before the prompt was computed")
+            raise Cancelled("the client disconnected before the prompt was computed")
 
     def _stays_whole(self) -> bool:
-        """Whether the decode worker computes the prompt because that is sooner."""
+        """Return whether the decode worker computes the prompt because that is expected to be faster."""
         model = self._model.current
         rule, decode = model.conditional, model.kv
         prefill = self._prefill_set()
@@ -144,7 +144,7 @@ class DisaggregatedDispatch(Dispatch):
             there = decode.peek(self._request, self._request_id, avoid=self._tried)
             elsewhere = prefill.kv.peek(prefill_ask(self._request), self._request_id, avoid=self._prefill_tried)
         except DynamoException as error:
-            logger.debug("request %s has two legs: who would take it whole is not known: %s", self._request_id, error)
+            logger.debug("request %s: cannot evaluate local prefill, using two phases: %s", self._request_id, error)
             return False
         size = decode.config.block_size
         tokens = len(self._request.token_ids)
@@ -161,7 +161,7 @@ class DisaggregatedDispatch(Dispatch):
         return rule.bypasses(facts)
 
     async def _prefill(self) -> bool:
-        """Has the prompt computed. True: a decode worker goes on; False: that was all of the answer."""
+        """Compute the prompt. Return True if a decode phase follows, False if the response is complete."""
         last: Exception | None = None
         for _ in range(FIRST_SENDS_MAX):
             leg: PrefillLeg | None = None
@@ -188,14 +188,14 @@ class DisaggregatedDispatch(Dispatch):
                 self._goes_on(leg, found)
                 return True
         if not self._may_stay_whole():
-            raise last or WorkerUnavailable("no prefill worker can take the request")
+            raise last or WorkerUnavailable("no prefill worker accepted the request")
         logger.warning("request %s: no prefill worker is left; its decode worker computes the prompt", self._request_id)
         self.prefill = None
         self._outgoing = whole(self._request)
         return True
 
     async def _result(self, leg: PrefillLeg) -> PrefillResult | BootstrapInfo | None:
-        """What decode goes on with, which may be where it is met; None: the answer is complete. Raises its error."""
+        """Return the input of the decode phase: result or address; None if the response is complete. Raise its error."""
         if leg.meeting is not None and leg.error is None and leg.served.mode not in ONE_AFTER_THE_OTHER:
             leg.on_failure = self._prefill_broke
             return leg.meeting
@@ -209,7 +209,7 @@ class DisaggregatedDispatch(Dispatch):
         return leg.meeting or result
 
     async def _ask_again_soon(self) -> None:
-        """Those whose connection broke are asked again in a moment: nobody else is left."""
+        """Make the workers whose connection broke eligible again after a delay: no other worker is left."""
         await self._clock.sleep(self._backoff.next(random.random()))
         self._prefill_tried -= self._prefill_broken
         self._prefill_broken.clear()
@@ -218,7 +218,7 @@ class DisaggregatedDispatch(Dispatch):
         return self._model.current.prefills_locally
 
     def _goes_on(self, leg: PrefillLeg, found: PrefillResult | BootstrapInfo) -> None:
-        """The decode leg, now that it is known who prefills and what it goes on with."""
+        """Build the decode request, now that the prefill worker and its result or address are known."""
         self._outgoing = decode_leg(self._request, leg.instance_id, leg.dp_rank, found)
         card = leg.served.card_of(leg.instance_id)
         required, preferred = (frozenset[str](), {}) if card is None else transfer_constraints(card.runtime_config)
@@ -235,7 +235,7 @@ class DisaggregatedDispatch(Dispatch):
         )
 
     async def _send_prefill(self) -> PrefillLeg:
-        """Chooses a prefill worker and sends it its leg. Raises `WorkerUnavailable` where there is nobody to send it to."""
+        """Choose a prefill worker and send it its request. Raise `WorkerUnavailable` if there is none."""
         served = self._prefill_set()
         if served is None:
             raise WorkerUnavailable("no prefill worker serves the model at the moment")
@@ -269,7 +269,7 @@ class DisaggregatedDispatch(Dispatch):
         named = routing.prefill_worker_id if routing is not None else None
         if named is not None and named not in served.client.instance_ids():
             raise InvalidArgument(
-                f"prefill_worker_id {named} is no prefill worker of model `{served.name}`",
+                f"prefill_worker_id {named} is not a prefill worker of model `{served.name}`",
                 param="nvext.prefill_worker_id",
             )
         exclude = frozenset(self._prefill_tried)
@@ -280,19 +280,19 @@ class DisaggregatedDispatch(Dispatch):
             self.prefill = leg
             return leg
         leg = PrefillLeg(served, self._request_id, queue_depth=len(served.kv.machine.waiting))
-        self.prefill = leg  # A client that leaves takes it out of the queue.
+        self.prefill = leg  # A client that disconnects removes it from the queue.
         try:
             found = await served.choose(prefill_ask(self._request), self._request_id, leg, exclude, self._metadata)
         except Overloaded as error:
             if served in self._model.current.prefill_sets:
                 raise
-            raise WorkerUnavailable(str(error)) from None  # Not too much work: it left while somebody waited for it.
-        assert found is not None, "a set with a KV router chooses by it"
+            raise WorkerUnavailable(str(error)) from None  # Not overload: the set left while the request was queued.
+        assert found is not None, "a set with a KV router has a decision"
         leg.book(*found)
         return leg
 
     def _prefill_set(self) -> ServedModel | None:
-        """The prefill workers to ask: those of one set, where there are several any of them."""
+        """Return a set of prefill workers: of several sets, a random one weighted by its workers."""
         sets = [(one, len(one.worker_ids())) for one in self._model.current.prefill_sets]
         able = [(one, count) for one, count in sets if count]
         if len(able) < 2:
@@ -300,20 +300,20 @@ class DisaggregatedDispatch(Dispatch):
         return random.choices([one for one, _ in able], weights=[count for _, count in able])[0]
 
     def _meeting(self, leg: PrefillLeg) -> BootstrapInfo | None:
-        """Where both legs meet, if its worker says where that can be."""
+        """Return the address for the block transfer, if the worker publishes one."""
         card = leg.served.card_of(leg.instance_id)
         where = card.runtime_config.disaggregated_endpoint if card is not None else None
         if not where or where.bootstrap_host is None or where.bootstrap_port is None:
             return None
         return BootstrapInfo(where.bootstrap_host, where.bootstrap_port, random.getrandbits(63), random.randbytes(16))
 
-    # When it fails.
+    # Failures.
 
     def _prefill_broke(self, error: Exception) -> None:
-        """The prefill failed while its decode worker waits for it: that one is told, and both are done again."""
+        """Fail the decode phase that waits for a failed prefill, so that both phases are retried."""
         generation = self._generation
         if generation.is_over or generation.tokens > self._heard_before:
-            return  # Nobody waits any more, or the blocks had come.
+            return  # The request is over, or the blocks had been transferred.
         if generation.call is None:
             self._early = error
             return
@@ -321,7 +321,7 @@ class DisaggregatedDispatch(Dispatch):
         generation.on_error(error)
 
     def _blame(self, leg: PrefillLeg, error: Exception) -> None:
-        """It is done again elsewhere."""
+        """Record the failure of a prefill worker, and count the retry."""
         self._prefill_tried.add(leg.instance_id)
         if isinstance(error, CannotConnect | Disconnected | StreamIncomplete):
             self._prefill_broken.add(leg.instance_id)
@@ -332,6 +332,6 @@ class DisaggregatedDispatch(Dispatch):
 def dispatch_of(
     model: ServedModel, generation: Sent, request_id: str, headers: Mapping[str, str], **named: Any
 ) -> Dispatch:
-    """The way of a generation to whoever answers it: in two legs where prompts are computed elsewhere."""
+    """Return the dispatch of a generation: in two phases if separate workers compute prompts."""
     kind = DisaggregatedDispatch if model.is_decode else Dispatch
     return kind(model, generation, request_id, headers, **named)

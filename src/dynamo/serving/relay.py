@@ -1,6 +1,6 @@
-"""Relay: a request that a worker takes as it is, and an answer that is made of what the worker says.
+"""Relay: requests passed to a worker unchanged, and responses built from the worker's output.
 
-A `Form` knows what the answer of one endpoint looks like, and nothing of connections; `RelayAnswer` carries it out.
+A `Form` defines the response of one endpoint, without connections; `RelayAnswer` writes it.
 """
 
 import abc
@@ -26,56 +26,56 @@ from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
 from dynamo.serving.text_models import TextAnswer
 
-KEPT_BYTES_MAX = 512 << 20  # Of an answer that is told whole; above any video that somebody would want in JSON.
+KEPT_BYTES_MAX = 512 << 20  # Limit of a response that is sent whole; larger than any video wanted as JSON.
 
 OnSuccess = Callable[[float], None]
-"""Told how many seconds a request took that was answered."""
+"""Called with the duration in seconds of a successful request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A response that is told at once."""
+    """Response that is sent at once."""
 
     body: bytes
     content_type: bytes = b"application/json"
     status: int = 200
     headers: bytes = b""
-    """Each `name: value\\r\\n`."""
+    """Header lines, each `name: value\\r\\n`."""
 
 
 class Form(abc.ABC):
-    """What an endpoint's answer is made of. All of it raises `Unknown` for what no worker of its kind says."""
+    """Response format of an endpoint. Every method raises `Unknown` for output that no worker of its kind sends."""
 
     media = b"text/event-stream"
-    """The content type of an answer that is written in pieces; known when its first piece is."""
+    """Content type of a streamed response; final when the first piece is written."""
     usage: CompletionUsage | None = None
-    """What the worker said that it cost."""
+    """Usage reported by the worker."""
     tokens = 0
-    """How many it has generated, where it generates some."""
+    """Output tokens so far, if the worker generates tokens."""
     is_heavy = False
-    """Whether `end` takes so long that it is not for the loop."""
+    """Whether `end` takes too long for the loop, and runs in a thread."""
     refusal: Whole | None = None
-    """What the client is told instead, once a worker has said that it failed in a form of its own."""
+    """Response sent instead of the output, once a worker has reported a failure in a form of its own."""
 
     def token(self, token_id: int) -> bytes:
-        """One more bare token."""
+        """Return the bytes to write for a bare token."""
         raise Unknown(f"the worker answered token {token_id}: expected an object")
 
     @abc.abstractmethod
     def add(self, value: Any) -> bytes:
-        """One more item; returns what is to be written now, nothing where it waits for the end."""
+        """Return the bytes to write for an item; empty if the response is sent at the end."""
 
     @abc.abstractmethod
     def end(self) -> Whole | bytes:
-        """The whole answer, or what closes one that was written in pieces."""
+        """Return the whole response, or the end of a streamed one."""
 
     def failure(self, error: ErrorAnswer) -> bytes | None:
-        """What closes an answer that has begun and broke off; None where nothing can, and the connection is to."""
+        """Return the end of a streamed response that failed; None if the connection must be aborted."""
         return error.event() + DONE
 
 
 class RelayAnswer(TextAnswer):
-    """A response in some form. It is the receiver of its one request."""
+    """Response in some form; the receiver of its one request."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class RelayAnswer(TextAnswer):
         on_success: OnSuccess | None = None,
         prompt: PreprocessedRequest | None = None,
     ) -> None:
-        """`prompt`: what a router is told of it, and what the worker is sent where there is no `request`."""
+        """`prompt`: the description for a router, also sent to the worker if there is no `request`."""
 
         def ended(answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
             try:
@@ -103,9 +103,9 @@ class RelayAnswer(TextAnswer):
 
         super().__init__(exchange, record, ended, model=model, name=model.name, tasks=tasks, request=request)
         self._errand: Errand | None = None
-        """How it goes where prompts are computed elsewhere."""
+        """The forwarded request, if separate workers compute prompts."""
         self._placement: Placement | None = None
-        """Where it goes elsewhere; the place is held until the answer is over."""
+        """The placement otherwise; held until the response is over."""
         if prompt is not None and model.is_decode:
             self._errand = Errand(model, prompt, self, tasks)
         elif prompt is not None:
@@ -117,13 +117,13 @@ class RelayAnswer(TextAnswer):
         self._kept_bytes = 0
 
     def usage(self) -> CompletionUsage | None:
-        """What the worker said."""
+        """Return the usage reported by the worker."""
         return self._form.usage
 
     async def forward(
         self, headers: Mapping[str, str], metadata: Mapping[str, str], instance_id: int | None = None
     ) -> None:
-        """Sends the request to where a router says. Raises what the last one tried answered."""
+        """Send the request to the worker chosen by a router. Raise the error of the last worker tried."""
         errand = self._errand
         if errand is None:
             await super().forward(headers, metadata, instance_id)
@@ -149,28 +149,28 @@ class RelayAnswer(TextAnswer):
             try:
                 call = await super()._send_to(body, headers, metadata, instance_id, tried)
                 placement.sent(self.record.request_id, call.instance_id)
-                return call  # noqa: TRY300 - what follows is for failures
+                return call  # noqa: TRY300 - the rest handles failures
             except CannotConnect:
                 if not placement.is_free or instance_id is None:
                     raise
                 tried |= {instance_id}
             finally:
-                if self.is_over:  # Its client left while it was on its way.
+                if self.is_over:  # The client disconnected during the send.
                     placement.release()
 
     def on_token(self, token_id: int) -> None:
-        """A bare token."""
+        """Handle a bare token."""
         if not self.is_over:
             self._hear(lambda: self._form.token(token_id))
 
     def on_item(self, item: Item) -> None:
-        """One more piece; an item without a value is an event, which is not for clients."""
+        """Handle an output item; an item without a value is an event, which is not for clients."""
         data = item.data
         if self.is_over or data is None:
             return
         self._kept_bytes += len(data)
         if not self._is_stream and self._kept_bytes > KEPT_BYTES_MAX:
-            self.fail(Unknown(f"the worker's answer exceeds {KEPT_BYTES_MAX >> 20} MB"))
+            self.fail(Unknown(f"the worker's response exceeds {KEPT_BYTES_MAX >> 20} MB"))
             return
         self._hear(lambda: self._form.add(decode(data, item.codec)))
 
@@ -195,14 +195,14 @@ class RelayAnswer(TextAnswer):
             self.exchange.write(written)
 
     def on_error(self, error: Exception) -> None:
-        """The worker failed; an errand has been taken wherever it could be."""
+        """Handle a worker failure; a forwarded request has already been retried wherever possible."""
         if self._errand is None:
             super().on_error(error)
         else:
             self.fail(error)
 
     def on_end(self) -> None:
-        """The worker has said everything."""
+        """Complete the response at the end of the worker's stream."""
         if self.is_over:
             return
         self._call = None
@@ -234,11 +234,11 @@ class RelayAnswer(TextAnswer):
             self._on_success(time.perf_counter() - self.record.started_s)
 
     def complete(self) -> None:
-        """Never asked: there are no generations that end."""
-        raise AssertionError("an answer without generations was completed by one")
+        """Raise `AssertionError`: there are no generations that end."""
+        raise AssertionError("a response without generations was completed by one")
 
     def tell(self, error: ErrorAnswer) -> None:
-        """Writes the error."""
+        """Write the error."""
         if not self.exchange.response_started:
             self.exchange.refuse(error)
             return

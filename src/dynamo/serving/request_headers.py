@@ -1,7 +1,6 @@
-"""Request headers: what they say of a request's way and of its session, beside or above its body (serving-plane.md §1.6).
+"""Request headers: routing and session of a request; headers take precedence over the body.
 
-A value that cannot be read is as if it were not there, as upstream has it; a worker that cannot be read is refused, for the
-request would go to another one.
+An invalid value is ignored, as upstream; an invalid worker id is refused, because the request would go to another worker.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,17 +13,17 @@ from dynamo.protocols.nvext import AgentHints, NvExt
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
 
 Headers = Sequence[tuple[bytes, bytes]]
-"""Names in lower case."""
+"""Header names (lower case) and values."""
 
 Change = Callable[[NvExt, str], None]
 
 U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
-TEXT_CHARS_MAX = 40  # An error shows at most so much of a value.
+TEXT_CHARS_MAX = 40  # Maximum number of characters of a value in an error message.
 
 
 def with_headers(nvext: NvExt | None, headers: Headers) -> NvExt | None:
-    """The request's `nvext`, with what its headers say; the headers win. Raises `InvalidArgument`."""
+    """Return the request's `nvext` with the headers applied, which take precedence. Raise `InvalidArgument`."""
     changes = [(change, value) for name, value in headers if (change := ROUTING.get(name)) is not None]
     if not changes:
         return nvext
@@ -43,7 +42,7 @@ def _number(text: str, low: int, high: int) -> int | None:
 
 
 def _instance(header: str, text: str) -> int | None:
-    """An instance, in decimals as upstream has it or in hexadecimals as `dynamo route` shows it; None for no text."""
+    """Parse an instance id: decimal as upstream, or hexadecimal as shown by `dynamo route`; None for empty text."""
     if not text:
         return None
     try:
@@ -52,7 +51,7 @@ def _instance(header: str, text: str) -> int | None:
         instance_id = -1
     if not 0 <= instance_id <= U64_MAX:
         raise InvalidArgument(
-            f"{header} {text[:TEXT_CHARS_MAX]!r} is no instance: expected a decimal or a hexadecimal number"
+            f"{header} {text[:TEXT_CHARS_MAX]!r} is not an instance id: expected a decimal or hexadecimal number"
         )
     return instance_id
 
@@ -108,19 +107,19 @@ ROUTING: dict[bytes, Change] = {
     b"x-dynamo-request-strict-priority": _hint("strict_priority", 0, U32_MAX),
     b"x-tenant-id": _set_salt,
 }
-"""What each of them changes."""
+"""Setter of each routing header."""
 
 
 # ---- sessions -------------------------------------------------------------------------------------------------------
 
 
 class _Client(NamedTuple):
-    """An agent whose own headers name its session."""
+    """Agent with its own session headers."""
 
     session: str
     parent: str
     agent: str = ""
-    """Names the session of an agent within the session; the session is then its parent unless `parent` says more."""
+    """Header of an agent's session within the session, which then is its parent unless `parent` names another one."""
 
 
 CLIENTS = (
@@ -128,7 +127,7 @@ CLIENTS = (
     _Client("thread-id", "x-codex-parent-thread-id"),
     _Client("x-session-id", "x-parent-session-id"),
 )
-"""The first whose session is named is it."""
+"""Known agents; the first with a session header applies."""
 
 SESSION, PARENT, FINAL = "x-dynamo-session-id", "x-dynamo-parent-session-id", "x-dynamo-session-final"
 _NATIVE = frozenset(name.encode() for client in CLIENTS for name in client if name)
@@ -137,7 +136,7 @@ TRUE_WORDS = ("true", "1", "yes", "on")
 
 
 def agent_context(headers: Headers, trigger: str) -> dict[str, Any] | None:
-    """Which session the request belongs to, None where no header says. `trigger` is what made the agent ask."""
+    """Return the session of the request; None without a session header. `trigger` is the cause of the request."""
     given: dict[str, str] = {}
     native: dict[str, list[str]] = {}
     for name, value in headers:
@@ -164,7 +163,7 @@ def agent_context(headers: Headers, trigger: str) -> dict[str, Any] | None:
 
 
 CACHE_KEY = "prompt_cache_key:"
-"""Begins the names of sessions that no header names."""
+"""Prefix of the ids of sessions that no header names."""
 
 
 def cache_key_context(prompt_cache_key: str | None, trigger: str) -> dict[str, Any] | None:
@@ -176,7 +175,7 @@ def cache_key_context(prompt_cache_key: str | None, trigger: str) -> dict[str, A
 
 
 def _session_of(given: dict[str, str]) -> tuple[str | None, str | None]:
-    """The session and the one above it."""
+    """Return the session and its parent."""
     if SESSION in given:
         return given[SESSION], given.get(PARENT)
     for client in CLIENTS:
@@ -191,6 +190,6 @@ def _session_of(given: dict[str, str]) -> tuple[str | None, str | None]:
 
 
 def trigger_of(request: ChatCompletionRequest | CompletionRequest) -> str:
-    """What made an agent ask: its user, a tool's result, or something else."""
+    """Return the cause of an agent's request: its user, a tool's result, or something else."""
     role = request.messages[-1].role if isinstance(request, ChatCompletionRequest) else None
     return {"user": "user_message", "tool": "tool_result"}.get(role or "", "other")

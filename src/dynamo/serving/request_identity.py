@@ -1,4 +1,4 @@
-"""Identity: who a request is to everybody it meets: its id, its trace, its metadata."""
+"""Request identity: id, trace headers, metadata and spans of a request."""
 
 import logging
 import random
@@ -18,7 +18,7 @@ META_HEADER = b"x-dynamo-meta-"
 
 
 def identify(exchange: ResponseStream) -> str:
-    """The request's id: the client's `x-dynamo-request-id` if it is a UUID, else a new one. `x-request-id` is echoed."""
+    """Return the request id: the client's `x-dynamo-request-id` if it is a UUID, else a new one. Echo `x-request-id`."""
     echoed = exchange.header(b"x-request-id")
     if echoed is not None:
         exchange.header_bytes += b"x-request-id: %b\r\n" % echoed
@@ -27,22 +27,22 @@ def identify(exchange: ResponseStream) -> str:
         try:
             return str(uuid.UUID(chosen.decode("ascii")))
         except ValueError:
-            logger.debug("x-dynamo-request-id is no UUID and was not used")
+            logger.debug("ignored x-dynamo-request-id: not a UUID")
     return new_id()
 
 
 def new_id() -> str:
-    """A random UUID (version 4). It names a request and guards nothing, so no system call is spent on it."""
+    """Return a random UUID (version 4), generated without a system call: it is an identifier, not a secret."""
     return str(uuid.UUID(int=random.getrandbits(128), version=4))
 
 
 def trace_headers(exchange: ResponseStream) -> dict[str, str]:
-    """What of the client's headers travels to the worker."""
+    """Return the client's tracing headers for the worker."""
     return {name.decode("ascii"): value.decode("latin-1") for name, value in exchange.headers if name in TRACE_HEADERS}
 
 
 def metadata_of(exchange: ResponseStream) -> dict[str, str]:
-    """The context metadata of the worker's request: the client's headers `x-dynamo-meta-<key>`."""
+    """Return the context metadata of the worker's request: the client's headers `x-dynamo-meta-<key>`."""
     return {
         name[len(META_HEADER) :].decode("ascii"): value.decode("latin-1")
         for name, value in exchange.headers
@@ -51,7 +51,7 @@ def metadata_of(exchange: ResponseStream) -> dict[str, str]:
 
 
 def begin_span(tracer: tracing.Tracer, exchange: ResponseStream, record: RequestRecord) -> None:
-    """Begins the request's span; from here on its headers are those that continue it."""
+    """Begin the request's span; its headers are then replaced by those that continue it."""
     facts: dict[str, tracing.Value] = {
         "request_id": record.request_id,
         "model": record.model,
@@ -63,7 +63,7 @@ def begin_span(tracer: tracing.Tracer, exchange: ResponseStream, record: Request
 
 
 def end_span(span: tracing.Span, answer: BaseAnswer, error: Exception | None, usage: CompletionUsage | None) -> None:
-    """The request's span is over, with what is known of its tokens, and so are its ways to workers."""
+    """End the request's span, with its token counts, and the spans of its dispatch to workers."""
     for route in answer.record.routes:
         route.end(error)
     if usage is not None:
@@ -73,7 +73,7 @@ def end_span(span: tracing.Span, answer: BaseAnswer, error: Exception | None, us
 
 
 def begin_route(tracer: tracing.Tracer, answer: BaseAnswer, request_id: str) -> tracing.Span:
-    """Begins the span of a generation's way to a worker and back."""
+    """Begin the span of a generation's dispatch to a worker and its response."""
     span = tracer.start("router.route_request", trace_headers(answer.exchange), request_id=request_id)
     answer.record.routes.append(span)
     return span

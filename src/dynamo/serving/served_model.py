@@ -1,6 +1,6 @@
-"""ServedModel: the workers of one model behind one endpoint, and how to speak to them.
+"""ServedModel: the worker set of one model behind one endpoint, with its clients, routers and preprocessor.
 
-The set follows one card: a worker whose card differs is not used until the others left (`llm.models`).
+The set follows one card: a worker whose card differs is not used until the others have left (`models`).
 """
 
 import asyncio
@@ -35,13 +35,13 @@ logger = logging.getLogger(__name__)
 
 PREFILL, DECODE = "prefill", "decode"
 PARTIAL = frozenset((PREFILL, "encode"))
-"""Types of workers that no client's request is for."""
+"""Worker types that receive no client requests."""
 
 decode_load = msgpack_decoder(KvMetrics).decode
 
 
 class ServedModel:
-    """The workers of one model behind one endpoint, and how to speak to them."""
+    """Worker set of one model behind one endpoint, with its clients, routers and preprocessor."""
 
     def __init__(
         self,
@@ -57,41 +57,41 @@ class ServedModel:
         self._timings = timings
         self._tokenizers = tokenizers
         self.records: dict[str, tuple[ModelRecord, str]] = {}
-        """Discovery key to record and card checksum."""
+        """Record and card checksum, by discovery key."""
         self.checksum = ""
         self._card: ModelDeploymentCard | None = None
         self._preprocessor: Preprocessor | None = None
         self.takes_text = False
-        """Whether its workers take requests as clients write them (`llm.text_models`)."""
+        """Whether its workers take requests in the client's form (`text_models`)."""
         self.takes_tensors = False
-        """Whether its workers take tensors (`llm.grpc`)."""
+        """Whether its workers take tensors (`grpc`)."""
         self._tables: dict[tuple[bool, frozenset[int]], TokenTable] = {}
         self._other_cards: frozenset[int] = frozenset()
         self._other_models: frozenset[int] = frozenset()
         self._strangers: frozenset[int] = frozenset()
-        """Instances of the endpoint that are not to be asked for this model."""
+        """Instances of the endpoint that must not be used for this model."""
         self.busy = BusyWorkers(Thresholds(), Capacity(None, None))
-        """Who is over the busy thresholds."""
+        """Workers above a busy threshold."""
         self.worker_type = "aggregated"
-        """What its workers do of each request, as their card says."""
+        """Phase of a request that its workers do, from the card."""
         self.mode = RouterMode.ROUND_ROBIN
         self.prefill_sets: list[ServedModel] = []
-        """Of workers that decode: those beside them that compute prompts."""
+        """For decode workers: the prefill worker sets of the same model."""
         self.conditional: Conditional | None = None
-        """Of workers that decode: when they compute a prompt all the same."""
+        """For decode workers: rule by which they compute a prompt themselves."""
         self.never_whole = False
-        """Of workers that decode: they never do, not even when nobody else would (`--enforce-disagg`)."""
+        """For decode workers: never compute a prompt, even without a prefill worker (`--enforce-disagg`)."""
         self.kv: KvPushRouter | None = None
-        """Who chooses by what the workers hold (`--router-mode kv`)."""
+        """KV router (`--router-mode kv`), if any."""
         self.sessions: SessionAffinity | None = None
-        """Where sessions go, where no KV router chooses and they are to stay with their workers."""
+        """Session affinity without a KV router, if enabled."""
         self.workers_min = 0
-        """How many workers must be there before the first request (`--router-min-initial-workers`)."""
+        """Number of workers required before the first request (`--router-min-initial-workers`)."""
         self._has_begun = False
         self.monitor: asyncio.Task[None] | None = None
-        """Listens to the workers' loads, where a threshold asks for them."""
+        """Task that receives the workers' load reports, if a threshold needs them."""
         self.heir: ServedModel | None = None
-        """The set that took this one's place after its last worker left the registry."""
+        """Set that replaced this one after its last worker left the registry."""
         client.on_change(self._workers_changed)
 
     def _workers_changed(self) -> None:
@@ -99,67 +99,67 @@ class ServedModel:
         self.tell_router()
 
     def tell_router(self) -> None:
-        """The KV router hears who is there, and what their cards say."""
+        """Update the KV router with the present workers and their cards."""
         if self.kv is not None:
             cards = {record.instance_id: record.card_json for record, _ in self.records.values()}
             self.kv.set_workers({one: cards[one] for one in self.worker_ids() if one in cards})
 
     @property
     def name(self) -> str:
-        """The served name."""
+        """Served model name."""
         return self.card.display_name
 
     @property
     def card(self) -> ModelDeploymentCard:
-        """The card the set follows, or followed: a stream may outlive the records of its model."""
+        """Card that the set follows or followed: a stream may outlive the records of its model."""
         for record, checksum in self.records.values():
             if checksum == self.checksum:
                 self._card = record.card_json
                 break
-        assert self._card is not None, "a set is made for a record"
+        assert self._card is not None, "a set is created for a record"
         return self._card
 
     @property
     def preprocessor(self) -> Preprocessor:
         """Template and tokenizer of the card."""
-        assert self._preprocessor is not None, "a set is published only when it is loaded"
+        assert self._preprocessor is not None, "a set is published only after it is loaded"
         return self._preprocessor
 
     @property
     def has_preprocessor(self) -> bool:
-        """Whether template and tokenizer are there."""
+        """Whether template and tokenizer are loaded."""
         return self._preprocessor is not None
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the card's template and tokenizer are there, or not needed."""
+        """Whether the card's template and tokenizer are loaded or not needed."""
         return self._preprocessor is not None or self.takes_text or self.takes_tensors or not self.answers_clients
 
     @property
     def answers_clients(self) -> bool:
-        """Whether requests of clients are for its workers, or only parts of them."""
+        """Whether its workers accept client requests, rather than one phase of them."""
         return self.worker_type not in PARTIAL
 
     @property
     def is_decode(self) -> bool:
-        """Whether its workers go on where others have computed the prompt."""
+        """Whether its workers do the decode phase of prompts computed elsewhere."""
         return self.worker_type == DECODE
 
     @property
     def has_prefill(self) -> bool:
-        """Whether somebody beside it computes prompts now."""
+        """Whether a prefill worker is present."""
         return any(one.worker_ids() and one.has_begun for one in self.prefill_sets)
 
     @property
     def has_begun(self) -> bool:
-        """Whether as many workers were there as it waits for at first; from then on it does with fewer."""
+        """Whether `workers_min` workers were present once; afterwards fewer suffice."""
         if not self._has_begun:
             self._has_begun = len(self.worker_ids()) >= self.workers_min
         return self._has_begun
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request can be answered now."""
+        """Whether a request can be served now."""
         if not self.worker_ids() or not self.has_begun:
             return False
         return not self.is_decode or self.has_prefill or self.prefills_locally
@@ -171,28 +171,28 @@ class ServedModel:
 
     @property
     def prefills_locally(self) -> bool:
-        """Whether its decode workers say that they can compute a prompt themselves, and may."""
+        """Whether its decode workers report that they can compute a prompt themselves, and may do so."""
         return not self.never_whole and self.card.runtime_config.runtime_data.get(LOCAL_PREFILL) is True
 
     @property
     def current(self) -> "ServedModel":
-        """The set that follows the same card now: itself, or whoever took its place after its last worker left."""
+        """The set that follows the same card now: itself, or its replacement after its last worker left."""
         heir = self.heir
         return heir.current if heir is not None and heir.checksum == self.checksum else self
 
     def card_of(self, instance_id: int) -> ModelDeploymentCard | None:
-        """What that worker itself publishes."""
+        """Return the card published by a worker."""
         for record, _ in self.records.values():
             if record.instance_id == instance_id:
                 return record.card_json
         return None
 
     def pick(self, exclude: frozenset[int]) -> int:
-        """Who would be sent the next request, where no KV router chooses. Raises `WorkerUnavailable`."""
+        """Return the worker of the next request without a KV router. Raise `WorkerUnavailable`."""
         return self.client.pick(exclude | self._strangers | self._too_busy(exclude))
 
     def bound(self, request: PreprocessedRequest, exclude: frozenset[int]) -> int | None:
-        """The worker of the request's session, where it has one that may be sent the request."""
+        """Return the worker bound to the request's session, if it is eligible."""
         heir = self.current
         if heir.sessions is None:
             return None
@@ -200,11 +200,11 @@ class ServedModel:
         return heir.sessions.find(request, able if heir.sessions.is_hard else able - heir._too_busy(exclude))
 
     def worker_ids(self) -> list[int]:
-        """The instances that serve this card now."""
+        """Return the instances that serve this card now."""
         return [one for one in self.client.instance_ids() if one not in self._strangers]
 
     def admit(self) -> None:
-        """Raises `Overloaded` when every worker is over a busy threshold; before any work is done for the request."""
+        """Raise `Overloaded` if every worker is above a busy threshold; called before any work for the request."""
         if not self.busy.thresholds.is_set:
             return
         workers = self.worker_ids()
@@ -215,7 +215,7 @@ class ServedModel:
             )
 
     async def listen(self, subscriber: Subscriber) -> None:
-        """Follows the workers' loads for ever."""
+        """Receive the workers' load reports forever."""
         try:
             async for event in subscriber:
                 if isinstance(event, Event):
@@ -227,10 +227,10 @@ class ServedModel:
         try:
             self.busy.apply(decode_load(payload))
         except ValueError as error:
-            logger.warning("a load of %s cannot be read: %s", self.endpoint, error)
+            logger.warning("malformed load report from %s: %s", self.endpoint, error)
 
     def table(self, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()) -> TokenTable:
-        """Token id to text. `shown` are special tokens that are not skipped with the others."""
+        """Return the text of each token id. `shown` are special tokens that are not skipped."""
         if not skip_special_tokens:
             shown = frozenset()
         table = self._tables.get((skip_special_tokens, shown))
@@ -242,7 +242,7 @@ class ServedModel:
                 table = TokenTable(full.raw, full.text_json, tokenizer.special_ids - shown, full.byte_ids)
             for token_id in self.preprocessor.defaults.eos_token_ids:
                 if token_id < len(table.text_json):
-                    table.text_json[token_id] = None  # Off the fast path: the generation sees whether it ends there.
+                    table.text_json[token_id] = None  # Slow path: the generation checks whether the token ends it.
             self._tables[skip_special_tokens, shown] = table
         return table
 
@@ -258,9 +258,9 @@ class ServedModel:
         metadata: Mapping[str, str] | None = None,
         frames: RequestFrames | None = None,
     ) -> Call:
-        """Sends a request to a worker of this set that is not excluded, if there is one.
+        """Send a request to a worker of this set that is not excluded, if there is one.
 
-        A stream may outlive its set: then to a worker of the set that follows the same card now.
+        If the set has been replaced, the request is sent to a worker of the replacement.
         """
         heir = self.heir
         if heir is not None and heir.checksum == self.checksum:
@@ -293,9 +293,9 @@ class ServedModel:
         exclude: frozenset[int],
         metadata: Mapping[str, str],
     ) -> "tuple[ServedModel, Decision] | None":
-        """The set and the worker that the KV router chooses; None where there is no such router.
+        """Return the set and the KV router's decision; None without a KV router.
 
-        `release` it when the request ends or goes elsewhere. Raises what choosing raises.
+        `release` the request in the router when it ends or moves. Raise the errors of the router.
         """
         heir = self.current
         if heir is not self:
@@ -304,7 +304,7 @@ class ServedModel:
             return None
         avoid = exclude | self._strangers | self.client.unsound()
         if avoid >= frozenset(self.worker_ids()) and exclude < frozenset(self.worker_ids()):
-            avoid = exclude | self._strangers  # One that failed a while ago is better than none.
+            avoid = exclude | self._strangers  # A worker that failed recently is better than none.
         try:
             chosen = await self.kv.choose(
                 request,
@@ -319,14 +319,14 @@ class ServedModel:
         return self, chosen
 
     def has_other(self, exclude: frozenset[int]) -> bool:
-        """Whether a worker that is not excluded would take a stream over, as far as one can tell."""
+        """Return whether another eligible worker is known that could take over a stream."""
         heir = self.heir
         if heir is not None and heir.checksum == self.checksum:
             return heir.has_other(exclude)
         return self.client.has_sound(exclude | self._strangers)
 
     def _too_busy(self, exclude: frozenset[int]) -> frozenset[int]:
-        """The busy workers, unless nobody else is left: then one of them is better than none."""
+        """Return the busy workers; empty if all eligible workers are busy, as a busy worker is better than none."""
         if not self.busy.thresholds.is_set:
             return frozenset()
         able = frozenset(self.worker_ids()) - exclude
@@ -334,14 +334,14 @@ class ServedModel:
         return frozenset() if busy == able else busy
 
     async def close(self) -> None:
-        """Its workers are nobody's any more; calls under way go on."""
+        """Close routers and client; active calls continue."""
         for router in (self.kv, self.sessions):
             if router is not None:
                 await router.close()
         await self.client.close()
 
     async def follow(self) -> None:
-        """Chooses the card to follow after the records changed, and loads what it needs. Raises `ConfigError`."""
+        """Choose the card to follow after the records changed, and load its files. Raise `ConfigError`."""
         sums = [checksum for _, checksum in self.records.values()]
         if self.checksum not in sums:
             self.checksum = max(set(sums), key=sums.count)
@@ -352,7 +352,7 @@ class ServedModel:
             if self.answers_clients and not self.takes_text and not self.takes_tensors:
                 preprocessor = await asyncio.to_thread(load, card, self._assets, self._tokenizers)
                 preprocessor.timings = self._timings
-            self._preprocessor = preprocessor  # Requests that came meanwhile were prepared by the one before.
+            self._preprocessor = preprocessor  # Until here, requests used the previous preprocessor.
             self._tables.clear()
         self._other_cards = frozenset(
             record.instance_id for record, checksum in self.records.values() if checksum != self.checksum
@@ -365,17 +365,17 @@ class ServedModel:
             )  # fmt: skip
 
     def leave_out(self, own: frozenset[int], others: frozenset[int]) -> None:
-        """Those others serve other models only: they are not asked for this one, not even when they serve none."""
+        """Exclude workers that serve only other models, even after they stop serving any."""
         before = self._other_models.intersection(self.client.instance_ids())
         self._other_models = others | (before - own)
         self._strangers = self._other_cards | self._other_models
 
 
 def load(card: ModelDeploymentCard, assets: AssetCache, tokenizers: Sequence[str]) -> Preprocessor:
-    """Template and tokenizer of a card; takes a while, so not on the loop."""
+    """Load template and tokenizer of a card; slow, so it must not run on the loop."""
     if has_remote(card):
         card = assets.localise(card)
     preprocessor = Preprocessor(ModelFiles.from_card(card), card, tokenizers)
     preprocessor.tokenizer.table(skip_special_tokens=True)
-    give_back()  # Reading a tokenizer takes several times what stays of it.
+    give_back()  # Reading a tokenizer needs several times the memory that it keeps.
     return preprocessor

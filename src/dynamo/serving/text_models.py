@@ -1,7 +1,7 @@
-"""Text models: workers that take the client's request as it is and answer with OpenAI's chunks (`ModelInput.Text`).
+"""Text workers: relay of client requests to workers that respond with OpenAI chunks (`ModelInput.Text`).
 
-Such a worker always streams chunks, `{"choices": [{"index", "delta" | "text", "finish_reason"}], …}`. A client that
-streams is given them one by one; for one that does not they are folded into a whole response.
+Such a worker always streams chunks, `{"choices": [{"index", "delta" | "text", "finish_reason"}], …}`. They are passed on
+to a streaming client one by one, and folded into a whole response for others.
 """
 
 import time
@@ -22,20 +22,20 @@ from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
 from dynamo.serving.text_surfaces import TextWriter
 
-SENDS_MAX = 4  # As for tokens: workers that are offered a request before its error is the client's.
+SENDS_MAX = 4  # Maximum number of workers tried before the error is returned, as for token workers.
 
 
 class ChatShape:
-    """`chat.completion.chunk`, and the `chat.completion` that several of them make."""
+    """`chat.completion.chunk`, and the `chat.completion` folded from chunks."""
 
     @staticmethod
     def check(chunk: Any, model: str) -> dict[str, Any]:
-        """The chunk, complete. Raises `Unknown` for what is none."""
+        """Return the complete chunk. Raise `Unknown` for an invalid one."""
         return _checked(chunk, "delta", dict, "chat.completion.chunk", model)
 
     @staticmethod
     def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-        """One response of all chunks; there is at least one."""
+        """Return one response of all chunks; there is at least one."""
         choices: dict[int, dict[str, Any]] = {}
         for chunk in chunks:
             for part in chunk["choices"]:
@@ -55,16 +55,16 @@ class ChatShape:
 
 
 class CompletionShape:
-    """`text_completion`, chunk and whole."""
+    """`text_completion` chunks, and the whole `text_completion`."""
 
     @staticmethod
     def check(chunk: Any, model: str) -> dict[str, Any]:
-        """The chunk, complete. Raises `Unknown` for what is none."""
+        """Return the complete chunk. Raise `Unknown` for an invalid one."""
         return _checked(chunk, "text", str, "text_completion", model)
 
     @staticmethod
     def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-        """One response of all chunks; there is at least one."""
+        """Return one response of all chunks; there is at least one."""
         choices: dict[int, dict[str, Any]] = {}
         for chunk in chunks:
             for part in chunk["choices"]:
@@ -86,11 +86,11 @@ class CompletionShape:
 
 Shape = type[ChatShape] | type[CompletionShape]
 SHAPES: Mapping[str, Shape] = {"chat_completions": ChatShape, "completions": CompletionShape}
-"""By the `endpoint` label of the surface."""
+"""Format of the chunks, by the `endpoint` label of the surface."""
 
 
 class TextAnswer(BaseAnswer):
-    """A response made of a worker's own chunks. It is the receiver of its one request."""
+    """Response made of a worker's own chunks; the receiver of its one request."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class TextAnswer(BaseAnswer):
         request: bytes | None = None,
         writer: TextWriter | None = None,
     ) -> None:
-        """`writer` makes another endpoint's answer of the chunks, and `request` is what the worker is then asked."""
+        """`writer` converts the chunks to another endpoint's response, and `request` is then sent to the worker."""
         super().__init__(exchange, record, closed, lambda _generation, _error: False)
         self._request = request
         self._writer = writer
@@ -122,7 +122,7 @@ class TextAnswer(BaseAnswer):
     async def forward(
         self, headers: Mapping[str, str], metadata: Mapping[str, str], instance_id: int | None = None
     ) -> None:
-        """Sends the client's request to a worker, or to the chosen one. Raises what the last one tried answered."""
+        """Send the client's request to a worker, or to the given one. Raise the error of the last worker tried."""
         body = self._request
         if body is None:
             body = await decoded(self.exchange.body, _as_msgpack)
@@ -159,11 +159,11 @@ class TextAnswer(BaseAnswer):
     # The receiver's side of the request plane.
 
     def on_token(self, token_id: int) -> None:
-        """A bare token is no chunk."""
+        """Fail: a bare token is not a chunk."""
         self.fail(Unknown(f"the worker answered token {token_id}: expected a chunk"))
 
     def on_item(self, item: Item) -> None:
-        """One chunk; an item without a value is an event, which is not for clients."""
+        """Handle one chunk; an item without a value is an event, which is not for clients."""
         if self.is_over or item.data is None:
             return
         try:
@@ -183,7 +183,7 @@ class TextAnswer(BaseAnswer):
         return b"data: %b\n\n" % json_encode(chunk) if self._writer is None else self._writer.chunk(chunk)
 
     def on_end(self) -> None:
-        """The stream is complete; without a chunk it is none."""
+        """Complete the response; a stream without a chunk is an error."""
         if self.is_over:
             return
         if not self._has_spoken:
@@ -192,7 +192,7 @@ class TextAnswer(BaseAnswer):
         self.finish_with(self.complete)
 
     def on_error(self, error: Exception) -> None:
-        """The worker failed: before its first chunk another one is asked, if that may help."""
+        """Handle a worker failure: before the first chunk, retry on another worker if the error allows it."""
         if self.is_over:
             return
         may_repeat = isinstance(error, DynamoException) and error.retry_elsewhere and not self._has_spoken
@@ -211,10 +211,10 @@ class TextAnswer(BaseAnswer):
         except Exception as last:  # The request boundary: the request ends with every kind of error.
             self.fail(telling(error, last))
 
-    # The answer's side.
+    # The response's side.
 
     def touch(self, choice: Any) -> None:
-        """There are no choices of tokens here."""
+        """Do nothing: there are no token choices."""
 
     def complete(self) -> None:
         if self._is_stream:
@@ -275,7 +275,7 @@ def _add_chat(choices: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 def _joined(before: Any, more: Any) -> Any:
-    """The logprobs of a text so far: what stands in lists, one list after the other."""
+    """Return the concatenated logprobs of a text: lists are joined key by key."""
     if not isinstance(before, dict) or not isinstance(more, dict):
         return before if more is None else more
     return {
@@ -288,7 +288,7 @@ def _joined(before: Any, more: Any) -> Any:
 
 
 def _add_tool_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
-    """A call's first part names it; the next ones, under the same index, are more of its arguments."""
+    """Add a part of a tool call: the first part has its name, later parts with the same index more arguments."""
     index = part.get("index", len(calls))
     call = next((one for one in calls if one["index"] == index), None)
     if call is None:
@@ -305,5 +305,5 @@ def _last(chunks: list[dict[str, Any]], key: str) -> Any:
 
 
 def _as_msgpack(body: bytes) -> bytes:
-    """Return a request that was decoded before in the form in which workers receive it."""
+    """Return a request, already decoded once, in the encoding for workers."""
     return msgpack_encode(json_decode(body))

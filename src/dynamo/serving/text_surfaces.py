@@ -1,7 +1,7 @@
-"""Text surfaces: the chunks of a text worker, written as the answer of an endpoint that is not chat's own.
+"""Chunks of a text worker, converted to the response of an endpoint other than chat.
 
-A worker that takes text speaks OpenAI's chat chunks; a client of `/v1/responses` or `/v1/messages` is told the same in
-its own endpoint's words, through the `Chunks` and the body that every other answer of that endpoint is made with.
+A text worker sends OpenAI's chat chunks; a client of `/v1/responses` or `/v1/messages` receives the same content in the
+format of its endpoint, through the `Chunks` and the body writer of all other responses of that endpoint.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ Body = Callable[[Sequence[FinishedChoice], CompletionUsage], bytes]
 
 @dataclass(slots=True)
 class Told:
-    """A choice, as far as the worker has told it."""
+    """Output of one choice received so far."""
 
     index: int
     found: list[Event] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Told:
         return joined(self.found)
 
     def hear(self, delta: Mapping[str, Any]) -> list[Event]:
-        """What a chunk adds."""
+        """Add a chunk's delta and return its events."""
         events: list[Event] = []
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         if thought:
@@ -53,7 +53,7 @@ class Told:
         return events
 
     def _hear_call(self, part: Mapping[str, Any]) -> list[Event]:
-        """A call's first part names it; the next ones, under the same index, are more of its arguments."""
+        """Add a part of a tool call: the first part has its name, later parts with the same index more arguments."""
         index = part.get("index", len(self.calls))
         function = part.get("function") or {}
         events: list[Event] = []
@@ -66,7 +66,7 @@ class Told:
 
 
 class TextWriter:
-    """One answer, made of checked chat chunks."""
+    """One response, made of checked chat chunks."""
 
     def __init__(self, chunks: Chunks, body: Body) -> None:
         self._chunks = chunks
@@ -75,7 +75,7 @@ class TextWriter:
         self._usage: CompletionUsage | None = None
 
     def chunk(self, chunk: Mapping[str, Any]) -> bytes:
-        """What a stream says of a chunk."""
+        """Return the stream events of a chunk."""
         said: list[bytes] = []
         for choice, events, is_new in self._hear(chunk):
             if is_new:
@@ -87,7 +87,7 @@ class TextWriter:
         return b"".join(said)
 
     def end(self) -> bytes:
-        """What a stream says at its end."""
+        """Return the stream events of the end."""
         ends = [
             self._chunks.finish(one.index, one.finish_reason or "stop", one.stop_reason)
             for one in self._choices.values()
@@ -95,21 +95,21 @@ class TextWriter:
         return b"".join([*ends, self._chunks.usage(self._counted()), self._chunks.end()])
 
     def failure(self, error: ErrorAnswer) -> bytes:
-        """What a stream says when it breaks off."""
+        """Return the stream events of a failure."""
         return self._chunks.failure(error)
 
     def whole(self, chunks: Sequence[Mapping[str, Any]]) -> bytes:
-        """One answer of all chunks."""
+        """Return the whole response of all chunks."""
         for chunk in chunks:
             for choice, events, _ in self._hear(chunk):
                 choice.found += events
         return self._body([self._choices[index] for index in sorted(self._choices)], self._counted())
 
     def _hear(self, chunk: Mapping[str, Any]) -> list[tuple[Told, list[Event], bool]]:
-        """Each choice of a chunk, what it adds to it, and whether it is the first that is heard of it."""
+        """Return each choice of a chunk, its new events, and whether this is its first output."""
         usage = chunk.get("usage")
         if isinstance(usage, dict):
-            with contextlib.suppress(msgspec.ValidationError):  # A count that cannot be read is none.
+            with contextlib.suppress(msgspec.ValidationError):  # Ignore an invalid usage.
                 self._usage = msgspec.convert(usage, CompletionUsage, strict=False)
         heard: list[tuple[Told, list[Event], bool]] = []
         for part in chunk["choices"]:
@@ -121,5 +121,5 @@ class TextWriter:
         return heard
 
     def _counted(self) -> CompletionUsage:
-        """The worker's count; a worker that counts nothing leaves it at nothing."""
+        """Return the worker's usage; zero if it reports none."""
         return self._usage or CompletionUsage(0, 0, 0)

@@ -167,7 +167,7 @@ async def test_headers_name_the_worker_of_a_native_request(two: Two, model_dir: 
         VLLM, {"token_ids": PROMPT, "sampling_params": {}}, {"x-dynamo-worker-instance-id": "12"}
     )
     assert nobody.status == 400
-    assert "12 is no worker" in nobody.json["message"]
+    assert "12 is not a worker" in nobody.json["message"]
 
 
 async def test_embeddings_go_where_their_texts_went_and_cost_all_of_them(two: Two, model_dir: Path) -> None:

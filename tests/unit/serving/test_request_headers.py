@@ -69,7 +69,7 @@ def test_any_other_value_that_cannot_be_read_is_as_if_it_were_not_there(given: d
 )
 @pytest.mark.parametrize("value", ["xyz", "-1", "1.5", str(1 << 64), "1" + "0" * 16 + "f", "0x"])
 def test_a_worker_that_cannot_be_read_is_refused(name: str, value: str) -> None:
-    with pytest.raises(InvalidArgument, match="is no instance"):
+    with pytest.raises(InvalidArgument, match="is not an instance id"):
         with_headers(None, headers(**{name: value}))
 
 

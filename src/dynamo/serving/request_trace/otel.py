@@ -19,15 +19,15 @@ logger = logging.getLogger(__name__)
 
 SCOPE = "dynamo.request_trace"
 MAX_PAYLOAD_BYTES = 4 << 20  # The released frontend's default; collectors refuse much larger messages.
-WAITING_ROWS_MAX = 2048  # Beyond two traces of the default capacity a collector counts as too slow.
+WAITING_ROWS_MAX = 2048  # More than two traces of the default capacity: the collector is too slow.
 CLOSE_S = 30.0
-CANCEL_S = 0.5  # An export goes on in its thread, and the process does not wait for it.
+CANCEL_S = 0.5  # A cancelled export continues in its thread, and the process does not wait for it.
 SEND_ROWS = 64  # Rows between two exports: the SDK's queue holds 2,048 records of any size.
 MODULE = "dynamo.core.otel_logs"
 
 
 class Exporter(Protocol):
-    """What is needed of `core.otel_logs.OtelEvents`."""
+    """Required interface of `core.otel_logs.OtelEvents`."""
 
     def add(self, moment_ns: int, observed_ns: int, body: str, attributes: Mapping[str, str | bool]) -> None: ...
     def send(self) -> None: ...
@@ -48,18 +48,18 @@ class OtelSink:
         self._tasks = TaskOwner("request trace otel")
 
     def start(self) -> None:
-        """Begin to export, in a task of its own: a slow collector delays no other sink."""
+        """Start to export in a separate task: a slow collector delays no other sink."""
         self._tasks.start(self._export(), "export")
 
     async def write(self, rows: Sequence[Row]) -> None:
-        """Take rows. Raises `OSError` where too many wait for the collector."""
+        """Accept rows. Raise `OSError` if too many wait for the collector."""
         if len(self._waiting) + len(rows) > WAITING_ROWS_MAX:
             raise OSError(0, f"the collector is too slow: {len(self._waiting)} rows wait to be exported")
         self._waiting += rows
         self._wake.set()
 
     async def flush(self) -> None:
-        """Do nothing: rows are exported as soon as the collector has taken those before them."""
+        """Do nothing: rows are exported as soon as the collector has accepted those before them."""
 
     async def close(self) -> None:
         """Export the rest. The caller limits the time."""
@@ -93,7 +93,7 @@ class OtelSink:
 
 
 def attributes_of(event: Any, max_payload_bytes: int) -> dict[str, str | bool] | None:
-    """Return a record's attributes, None for a row that is too large and has no words to leave out."""
+    """Return a record's attributes; None for a row that is too large and has no payload to omit."""
     written = json_encode(event)
     reason = ""
     if len(written) > max_payload_bytes:
@@ -120,6 +120,6 @@ def attributes_of(event: Any, max_payload_bytes: int) -> dict[str, str | bool] |
 
 
 def make_otel_sink(max_payload_bytes: int, variables: Mapping[str, str]) -> OtelSink:
-    """Return the sink of the collector that the `OTEL_EXPORTER_OTLP_*` variables name. Raises `ConfigError`."""
+    """Return the sink of the collector that the `OTEL_EXPORTER_OTLP_*` variables name. Raise `ConfigError`."""
     exporter, module = make_exporter("LOGS", MODULE, variables, "DYN_REQUEST_TRACE_SINKS=otel")
     return OtelSink(module.OtelEvents(exporter, service_name(variables), SCOPE), max_payload_bytes)

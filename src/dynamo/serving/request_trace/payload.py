@@ -1,4 +1,4 @@
-"""Request trace payload: what was written to a client, kept and made into one response again."""
+"""Request trace payload: captures a response as it is written, and merges stream events into one response."""
 
 import abc
 import json
@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-KEPT_BYTES_MAX = 8 << 20  # A longer response is not worth the memory of keeping it for a log.
+KEPT_BYTES_MAX = 8 << 20  # Longer responses are not captured, to limit memory.
 
 Fold = Callable[[Iterable[dict[str, Any]]], Any]
-"""Makes the events of a stream into the response that they are pieces of."""
+"""Merges the events of a stream into the whole response."""
 
 
 class Capture(abc.ABC):
@@ -31,7 +31,7 @@ class Capture(abc.ABC):
 
     @abc.abstractmethod
     def response(self, fold: Fold) -> Any:
-        """Return the decoded response, None where it was dropped or never complete."""
+        """Return the decoded response; None if it was dropped or never complete."""
 
 
 class InternalCapture(Capture):
@@ -81,7 +81,7 @@ class Tap(Capture):
 
 
 def last_response(events: Iterable[dict[str, Any]]) -> Any:
-    """The response that a stream of OpenAI's responses carries whole in its last event."""
+    """Return the whole response in the last event of an OpenAI responses stream."""
     for event in reversed(list(events)):
         if "response" in event:
             return event["response"]
@@ -89,7 +89,7 @@ def last_response(events: Iterable[dict[str, Any]]) -> Any:
 
 
 def message_response(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """An Anthropic message out of its events."""
+    """Return the Anthropic message merged from its events."""
     message: dict[str, Any] | None = None
     blocks: dict[int, dict[str, Any]] = {}
     for event in events:
@@ -115,7 +115,7 @@ def _add_to_block(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
 
 
 def _closed(block: dict[str, Any]) -> dict[str, Any]:
-    """A tool's input comes as pieces of JSON."""
+    """Return the block with its tool input decoded, which is streamed as pieces of JSON."""
     written = block.pop("partial_json", "")
     if not written:
         return block
@@ -126,7 +126,7 @@ def _closed(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def chat_response(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """A chat completion out of its chunks."""
+    """Return the chat completion merged from its chunks."""
     whole: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     usage = None
@@ -180,7 +180,7 @@ def _add_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
 
 
 def _unchunked(body: bytes) -> bytes:
-    """The data of a chunked body."""
+    """Return the data of a chunked body."""
     data, place = bytearray(), 0
     while True:
         end = body.find(b"\r\n", place)
@@ -194,7 +194,7 @@ def _unchunked(body: bytes) -> bytes:
 
 
 def _events(text: bytes) -> Iterable[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events."""
+    """Return the JSON objects of a stream of server-sent events."""
     for line in text.split(b"\n"):
         if line.startswith(b"data: {"):
             yield json.loads(line[6:])

@@ -1,9 +1,9 @@
-"""S3 sink of the request trace: rows in compressed JSON lines, one object for each batch, under a key that has its time.
+"""S3 sink of the request trace: compressed JSON lines, one object per batch, under a key with the time of the batch.
 
     <prefix>/date=2026-01-31/hour=23/5901-000000-<host>-<run>.jsonl.gz
 
-The key is the released frontend's: Athena and Glue read `date` and `hour` as partitions. Credentials, the region and the
-endpoint come from the environment, as the AWS tools read them (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …).
+The key has the released frontend's format: Athena and Glue read `date` and `hour` as partitions. Credentials, region and
+endpoint are read from the environment, as by the AWS tools (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …).
 """
 
 import asyncio
@@ -26,20 +26,20 @@ from dynamo.serving.request_trace.sinks import Row
 
 logger = logging.getLogger(__name__)
 
-WAITING_MAX = 4  # Compressed batches that wait for a slow store; what comes beyond them is dropped and counted.
+WAITING_MAX = 4  # Compressed batches that wait for a slow store; further ones are dropped and counted.
 ATTEMPT_TIMEOUT_S = 30.0  # Of one HTTP request.
 UPLOAD_TIMEOUT_S = 60.0  # Of one object with its retries.
 RETRIES = 3
-CANCEL_S = 0.5  # For an upload that is given up.
+CANCEL_S = 0.5  # Wait for a cancelled upload.
 GZIP = 31  # zlib's window bits for a gzip header.
 
 
 class S3Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the objects go and how large they become."""
+    """Destination and size of the objects."""
 
     bucket: str
     region: str = ""
-    """Empty: the AWS environment decides."""
+    """Region; empty to use the AWS environment."""
     prefix: str = ""
     roll_bytes: int = 64 << 20
     """Size of a batch before compression."""
@@ -48,17 +48,17 @@ class S3Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectWriter(Protocol):
-    """What is needed of an object store."""
+    """Object store."""
 
     async def put(self, key: str, body: bytes) -> None:
-        """Write an object. Raises `OSError`."""
+        """Write an object. Raise `OSError`."""
 
 
 class S3Writer:
-    """A bucket of S3 or of a store with S3's protocol."""
+    """Bucket of S3 or of a store with S3's protocol."""
 
     def __init__(self, options: S3Options) -> None:
-        """Raise `ConfigError` where the store's client cannot be made."""
+        """Raise `ConfigError` if the store's client cannot be created."""
         try:
             import obstore
             from obstore.exceptions import BaseError
@@ -87,12 +87,12 @@ class S3Writer:
 
 
 def first_line(error: Exception) -> str:
-    """Return an error of the store in one line; its own has a page of debugging."""
+    """Return the first line of a store's error, which otherwise has a page of debugging output."""
     return str(error).strip().partition("\n")[0]
 
 
 class _Batch(NamedTuple):
-    """Compressed rows, and when the first of them was written."""
+    """Compressed rows, and the time at which the first was written."""
 
     body: bytes
     rows: int
@@ -100,7 +100,7 @@ class _Batch(NamedTuple):
 
 
 class S3Sink:
-    """Compresses rows as they come and uploads them in a task of its own."""
+    """Sink that compresses rows as they arrive and uploads them in a separate task."""
 
     name = "s3"
 
@@ -131,11 +131,11 @@ class S3Sink:
         self._begin()
 
     def start(self) -> None:
-        """Begin to upload."""
+        """Start to upload."""
         self._tasks.start(self._upload(), "upload")
 
     async def write(self, rows: Sequence[Row]) -> None:
-        """Add rows to the batch. Raises `OSError` where too much waits for the store."""
+        """Add rows to the batch. Raise `OSError` if too many batches wait for the store."""
         if len(self._waiting) >= WAITING_MAX:
             raise OSError(0, f"the store is too slow: {WAITING_MAX} batches wait to be uploaded")
         async with self._lock:
@@ -195,7 +195,7 @@ class S3Sink:
                 return
 
     def _due_s(self) -> float | None:
-        """Return the seconds until the batch is old enough to be uploaded, None where it has no rows."""
+        """Return the seconds until the batch is old enough to be uploaded; None if it has no rows."""
         if not self._rows:
             return None
         return max(0.0, self._began_s + self._options.flush_s - self._wall_clock())
@@ -205,11 +205,9 @@ class S3Sink:
         try:
             async with asyncio.timeout(UPLOAD_TIMEOUT_S):
                 await self._writer.put(key, batch.body)
-        except OSError as error:  # `TimeoutError` is one.
+        except OSError as error:  # Includes `TimeoutError`.
             self._on_loss(batch.rows)
-            logger.warning(
-                "request trace: failed to upload %s with %d rows: %s", key, batch.rows, error or "no answer in time"
-            )
+            logger.warning("request trace: failed to upload %s with %d rows: %s", key, batch.rows, error or "timed out")
 
     def _key(self, began_s: float) -> str:
         moment = time.gmtime(began_s)

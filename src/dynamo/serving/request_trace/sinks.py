@@ -1,6 +1,6 @@
-"""Request trace sinks: where rows go: files that roll, stderr, NATS. Disks are written to by a thread.
+"""Request trace sinks: rolling files, stderr and NATS. A thread writes to disk.
 
-The sinks `s3` and `otel` are modules of their own.
+The sinks `s3` and `otel` are separate modules.
 """
 
 import asyncio
@@ -17,52 +17,52 @@ from dynamo.core.codec import json_encode
 from dynamo.core.errors import ConfigError
 from dynamo.core.private_paths import private_opener
 
-SEGMENTS_MAX = 1_000_000  # Six digits; a name beyond them would no longer sort.
+SEGMENTS_MAX = 1_000_000  # Six digits: longer names would not sort correctly.
 
 
 class Row(NamedTuple):
-    """A row and when it was made."""
+    """A row and its time."""
 
     timestamp_ms: int
-    """Since the trace began."""
+    """Milliseconds since the trace began."""
     event: Any
 
 
 class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the files are written."""
+    """Format and size of the files."""
 
     path: str
     gzip: bool = True
     buffer_bytes: int = 1 << 20
     flush_s: float = 1.0
     roll_bytes: int = 256 << 20
-    """The next file begins after so many bytes of text."""
+    """Bytes of uncompressed text per file."""
     roll_lines: int = 0
-    """The same in lines; 0: however many."""
+    """Lines per file; 0: unlimited."""
 
 
 class Sink(Protocol):
-    """Takes batches of rows."""
+    """Destination of batches of rows."""
 
     name: str
 
     async def write(self, rows: Sequence[Row]) -> None:
-        """Takes them. Raises `OSError` when it cannot."""
+        """Write the rows. Raise `OSError` on failure."""
 
     async def flush(self) -> None:
-        """Whoever reads sees them."""
+        """Make the written rows visible to readers."""
 
     async def close(self) -> None:
-        """No more will come."""
+        """Close the sink: no more rows follow."""
 
 
 class FileSink:
-    """`<path>` in JSON lines, or `<path>.000000.jsonl.gz` and so on."""
+    """Files `<path>` in JSON lines, or `<path>.000000.jsonl.gz` and so on."""
 
     name = "file"
 
     def __init__(self, options: FileOptions) -> None:
-        """Raises `ConfigError` where no file can be made. It is made with the first row."""
+        """Raise `ConfigError` if no file can be created. The file is created with the first row."""
         self._options = options
         self._segment = 0
         self._bytes = 0
@@ -74,7 +74,7 @@ class FileSink:
         except OSError as error:
             raise ConfigError(f"DYN_REQUEST_TRACE_FILE_PATH={options.path}: {error.strerror}") from None
         if Path(options.path).is_dir() or not os.access(folder, os.W_OK):
-            raise ConfigError(f"DYN_REQUEST_TRACE_FILE_PATH={options.path}: no file can be written there")
+            raise ConfigError(f"DYN_REQUEST_TRACE_FILE_PATH={options.path}: must be a writable file path")
 
     async def write(self, rows: Sequence[Row]) -> None:
         await asyncio.to_thread(self._write, rows)
@@ -106,7 +106,7 @@ class FileSink:
         return self._bytes + more > options.roll_bytes or 0 < options.roll_lines <= self._lines
 
     def _open(self) -> BinaryIO:
-        """The next file; one that is there from before is left alone."""
+        """Open the next file; existing files are kept."""
         options = self._options
         self._bytes = self._lines = 0
         if not options.gzip:
@@ -120,11 +120,11 @@ class FileSink:
                 )
             except FileExistsError:
                 continue
-        raise OSError(0, "no name for another file is left")
+        raise OSError(0, "no unused file name is left")
 
 
 class Compressed:
-    """A gzip file that can be read up to the last flush."""
+    """Gzip file that can be read up to the last flush."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -143,7 +143,7 @@ class Compressed:
 
 
 class StderrSink:
-    """A line a row, without the time."""
+    """Standard error: one line per row, without the time."""
 
     name = "stderr"
 
@@ -152,14 +152,14 @@ class StderrSink:
         await asyncio.to_thread(_to_stderr, text)
 
     async def flush(self) -> None:
-        """Every line was flushed as it was written."""
+        """Do nothing: each line is flushed when it is written."""
 
     async def close(self) -> None:
-        """It is not ours to close."""
+        """Do nothing: stderr stays open."""
 
 
 class NatsSink:
-    """A message a row."""
+    """NATS subject: one message per row."""
 
     name = "nats"
 
@@ -170,7 +170,7 @@ class NatsSink:
     async def write(self, rows: Sequence[Row]) -> None:
         for row in rows:
             if not self._connection.publish(self._subject, json_encode(row.event)):
-                raise OSError(0, "the NATS server takes nothing more")
+                raise OSError(0, "the NATS server accepts no more messages")
 
     async def flush(self) -> None:
         await self._connection.flush()
@@ -180,7 +180,7 @@ class NatsSink:
 
 
 async def make_nats_sink(subject: str) -> Sink:
-    """Return the sink of the NATS server that the environment names. Raises `ConfigError`."""
+    """Return the sink of the NATS server that the environment names. Raise `ConfigError`."""
     from dynamo.runtime.config import nats_options
     from dynamo.runtime.transports.nats.connection import NatsConnection
 

@@ -1,7 +1,7 @@
-"""Request trace: a row for every request that ended, and where wanted its words (serving-plane.md §1.12).
+"""Request trace: a row per finished request, optionally with request and response.
 
-Rows are made on the loop from what the request's record and generations know, and given to the sinks in batches by a
-thread (`llm.request_trace_sinks`). A request waits for none of it: rows beyond the capacity are dropped and counted.
+Rows are built on the loop from the request's record and generations, and given to the sinks in batches by a thread
+(`sinks`). No request waits for it: rows beyond the capacity are dropped and counted.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 SCHEMA = "dynamo.request.trace.v1"
 RECORDS = ("request_end", "tool", "request_payload")
 SINKS = ("file", "stderr", "nats", "otel", "s3")
-CLOSE_S = 2.0  # What the sinks have not taken by then is lost; a frontend that ends must not hang on a full disk.
+CLOSE_S = 2.0  # Rows that the sinks have not written by then are lost: shutdown must not hang on a full disk.
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
-"""Never captured, whatever the list says: a trace is read by more people than may use a key."""
+"""Headers that are never captured, even if listed: more people may read a trace than may use a key."""
 AGENT_HEADERS = {
     "x-claude-code-session-id": "session",
     "x-claude-code-agent-id": "agent",
@@ -47,7 +47,7 @@ AGENT_HEADERS = {
     "thread-id": "agent",
     "x-codex-parent-thread-id": "parent",
 }
-"""What agents of other makers call a session, the agent within it, and the one that started it."""
+"""Headers of known agents for session, agent within the session, and parent session."""
 PAYLOAD_ENDPOINTS = {
     "chat_completions": "openai.chat_completion",
     "responses": "openai.response",
@@ -60,11 +60,11 @@ FOLDS: dict[str, Fold] = {
     "responses": last_response,
     "anthropic_messages": message_response,
 }
-"""How the events of each endpoint's streams become a whole response again."""
+"""Function that merges the events of a stream into a whole response, by endpoint."""
 
 
 class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of §1.12."""
+    """Settings of the request trace (`DYN_REQUEST_TRACE*`)."""
 
     records: tuple[str, ...]
     sinks: tuple[str, ...]
@@ -77,7 +77,7 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] | None = None) -> "TraceOptions | None":
-        """None where no trace is wanted. Raises `ConfigError`, also for what this release does not do."""
+        """Return the settings; None if tracing is disabled. Raise `ConfigError`, also for unsupported settings."""
         given = environ() if variables is None else variables
 
         def text(name: str, default: str, older: str = "") -> str:
@@ -88,7 +88,7 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
         def number(name: str, default: int, older: str = "", least: int = 1) -> int:
             value = text(name, str(default), older)
             if not value.isdigit() or int(value) < least:
-                raise ConfigError(f"DYN_REQUEST_TRACE_{name}={value!r}: expected a whole number from {least} up")
+                raise ConfigError(f"DYN_REQUEST_TRACE_{name}={value!r}: must be an integer >= {least}")
             return int(value)
 
         audit = [word.strip() for word in given.get("DYN_AUDIT_SINKS", "").split(",") if word.strip()]
@@ -104,7 +104,7 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("DYN_REQUEST_TRACE_SINKS=s3: DYN_REQUEST_TRACE_S3_BUCKET must name a bucket")
         kind = text("FILE_FORMAT", "jsonl_gz")
         if kind not in ("jsonl", "jsonl_gz"):
-            raise ConfigError(f"DYN_REQUEST_TRACE_FILE_FORMAT={kind!r}: expected jsonl or jsonl_gz")
+            raise ConfigError(f"DYN_REQUEST_TRACE_FILE_FORMAT={kind!r}: must be jsonl or jsonl_gz")
         wanted = {word.strip().lower() for word in text("HTTP_HEADER_CAPTURE_LIST", "").split(",")}
         return cls(
             records=records,
@@ -134,7 +134,7 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentContext(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Which agent's session a request belongs to."""
+    """Agent session of a request."""
 
     session_id: str
     parent_session_id: str | None = None
@@ -144,14 +144,14 @@ class AgentContext(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """Who answered."""
+    """Workers of a request."""
 
     prefill_worker_id: int
     decode_worker_id: int
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """What a simulation needs to ask the same again."""
+    """Data needed to replay the request in a simulation."""
 
     trace_block_size: int
     input_length: int
@@ -165,7 +165,7 @@ class FinishedChoice(msgspec.Struct, frozen=True):
 
 
 class FinishReasons(msgspec.Struct, frozen=True):
-    """How an agent's request ended."""
+    """Finish reasons of an agent's request."""
 
     finish_reason: str
     backend_finish_reason: str
@@ -173,7 +173,7 @@ class FinishReasons(msgspec.Struct, frozen=True):
 
 
 class RequestEnd(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The numbers of one request to a worker."""
+    """Statistics of one engine request."""
 
     request_id: str
     x_request_id: str | None = None
@@ -193,7 +193,7 @@ class RequestEnd(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Payload(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The words of one request."""
+    """Request and response of one request."""
 
     request_id: str
     endpoint: str
@@ -218,7 +218,7 @@ class TraceRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class RequestTrace:
-    """The trace of one frontend, from `start` to `close`."""
+    """Trace of one frontend, from `start` to `close`."""
 
     def __init__(self, options: TraceOptions, registry: MetricsRegistry, prefix: str) -> None:
         self._options = options
@@ -230,11 +230,11 @@ class RequestTrace:
         self._began_s = time.monotonic()
         self._wants_end = "request_end" in options.records
         self._wants_payload = "request_payload" in options.records
-        self._dropped = registry.counter(f"{prefix}_request_trace_dropped_total", "Rows that no sink took").labels()
+        self._dropped = registry.counter(f"{prefix}_request_trace_dropped_total", "Rows that no sink accepted").labels()
         self._written = registry.counter(f"{prefix}_request_trace_rows_total", "Rows given to the sinks").labels()
 
     async def start(self) -> None:
-        """Opens the sinks. Raises `ConfigError` for one that cannot be used."""
+        """Open the sinks. Raise `ConfigError` for an unusable sink."""
         options = self._options
         for name in options.sinks:
             self._sinks.append(await self._sink(name))
@@ -242,7 +242,7 @@ class RequestTrace:
         logger.info("request trace", extra={"sinks": list(options.sinks), "records": list(options.records)})
 
     async def _sink(self, name: str) -> Sink:
-        """Return a sink that is ready. Raises `ConfigError` for one that cannot be used."""
+        """Return a started sink. Raise `ConfigError` for an unusable sink."""
         options = self._options
         if name == "file":
             return await asyncio.to_thread(FileSink, options.file)
@@ -254,23 +254,23 @@ class RequestTrace:
             exported = make_otel_sink(options.otel_max_payload_bytes, environ())
             exported.start()
             return exported
-        assert options.s3 is not None, "the options of a sink are read with its name"
+        assert options.s3 is not None, "the options of a sink are parsed with its name"
         sink = S3Sink(options.s3, await asyncio.to_thread(S3Writer, options.s3), self._dropped.inc)
         sink.start()
         return sink
 
     async def close(self) -> None:
-        """Writes what is there and closes the sinks."""
+        """Write the remaining rows and close the sinks."""
         self._is_closing = True
         self._hurry.set()
         if not await self._tasks.wait(CLOSE_S):
-            logger.warning("request trace: the sinks did not take the last rows within %g s", CLOSE_S)
+            logger.warning("request trace: the last rows were not written within %g s and are lost", CLOSE_S)
         await self._tasks.cancel_and_wait(CLOSE_S)
 
-    # What the pipeline tells.
+    # Called by the pipeline.
 
     def begin(self, answer: "BaseAnswer", block_size: int) -> None:
-        """Start tracing a request; capture its response where payloads are traced."""
+        """Start tracing a request; capture its response if payloads are traced."""
         answer.record.kv_block_size = block_size
         if self._wants_end:
             answer.agent_context = agent_context(
@@ -281,7 +281,7 @@ class RequestTrace:
             answer.traced_body = bytes(answer.exchange.body)
 
     def end(self, answer: "BaseAnswer", error_type: str) -> None:
-        """Add the rows of a request that ended."""
+        """Add the rows of a finished request."""
         now_ms = time.time_ns() // 1_000_000
         took_s = time.perf_counter() - answer.record.started_s
         received_ms = now_ms - int(took_s * 1000)
@@ -315,7 +315,7 @@ class RequestTrace:
         )
 
     def _payload(self, answer: "BaseAnswer", error_type: str) -> Payload:
-        """All but the words."""
+        """Return the payload row without request and response."""
         exchange, record = answer.exchange, answer.record
         captured = {
             name.decode("latin-1"): value.decode("latin-1")
@@ -331,7 +331,7 @@ class RequestTrace:
             payload_drop_reason="response_stream_dropped" if error_type == "cancelled" else error_type or "unknown",
         )
 
-    # To the sinks.
+    # Writing to the sinks.
 
     def _add(self, row: "TraceRow | Unread") -> None:
         if len(self._rows) >= self._options.capacity:
@@ -360,7 +360,7 @@ class RequestTrace:
             logger.warning("request trace: %s: %s", sink.name, error)
 
     async def _give(self) -> None:
-        """All rows that wait, to every sink."""
+        """Write all waiting rows to every sink."""
         taken = [self._rows.popleft() for _ in range(len(self._rows))]
         if not taken:
             return
@@ -393,12 +393,12 @@ def read(event: TraceRow | Unread) -> TraceRow:
     if not isinstance(event, Unread):
         return event
     payload, response, reason = event.row.payload, None, "response_too_long"
-    assert payload is not None, "only payload rows have words"
+    assert payload is not None, "only payload rows have request and response"
     if event.capture is not None:
         try:
             response = event.capture.response(event.fold)
         except (ValueError, LookupError, TypeError) as error:
-            logger.warning("request trace: the response of %s cannot be read: %r", payload.request_id, error)
+            logger.warning("request trace: the response of %s cannot be decoded: %r", payload.request_id, error)
             reason = "response_unreadable"
         if isinstance(response, dict) and "choices" in response and not response.get("usage"):
             response["usage"] = event.usage
@@ -416,7 +416,7 @@ def request_end(
     received_ms: int,
     took_s: float,
 ) -> RequestEnd:
-    """The numbers of one of an answer's requests."""
+    """Return the statistics of one of a response's engine requests."""
     record = answer.record
     tokens = generation.request.token_ids
     is_batch = len(answer.generations) > 1
@@ -444,7 +444,7 @@ def request_end(
 
 
 def as_object(body: bytes) -> Any:
-    """A client's request, to be written in one line however it was laid out."""
+    """Return a client's request as one line of JSON, whatever its original layout."""
     try:
         return msgspec.json.decode(body)
     except msgspec.DecodeError:
@@ -452,7 +452,7 @@ def as_object(body: bytes) -> Any:
 
 
 def replay(tokens: Sequence[int], block_size: int) -> Replay:
-    """The prompt as hashes of its blocks; here, unlike elsewhere, the last block may be a partial one."""
+    """Return the prompt as hashes of its blocks; here, unlike elsewhere, the last block may be partial."""
     hashes = block_hashes(tokens, block_size)
     rest = len(tokens) % block_size
     if rest:
@@ -461,7 +461,7 @@ def replay(tokens: Sequence[int], block_size: int) -> Replay:
 
 
 def with_agent(request: RequestEnd, answer: "BaseAnswer", generation: Generation) -> RequestEnd:
-    """What is said besides of an agent's request."""
+    """Return the row with the fields of an agent's request."""
     echoed = answer.exchange.header(b"x-request-id")
     reasons = [(place, one.finish_reason) for place, one in enumerate(generation.choices) if one.finish_reason]
     choices = [FinishedChoice(place, reason, reason) for place, reason in reasons]
@@ -475,7 +475,7 @@ def with_agent(request: RequestEnd, answer: "BaseAnswer", generation: Generation
 
 
 def agent_context(exchange: "ResponseStream") -> AgentContext | None:
-    """Whose session it is, as the client's headers say: ours, or those of well-known agents."""
+    """Return the agent session from the client's headers: Dynamo's own, or those of known agents."""
     own: dict[str, str] = {}
     theirs: dict[str, list[str]] = {}
     parts: dict[str, str] = {}
@@ -500,7 +500,7 @@ def agent_context(exchange: "ResponseStream") -> AgentContext | None:
 
 
 def input_trigger(body: bytes) -> str:
-    """What an agent's request answers to: a person, a tool, or something else."""
+    """Return the cause of an agent's request: a person, a tool, or something else."""
     try:
         request = json.loads(body)
     except ValueError:

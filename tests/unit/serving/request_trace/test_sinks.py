@@ -107,5 +107,5 @@ async def test_nats_gets_a_message_a_row() -> None:
     await sink.close()
     assert nats.sent == [("subject", b'{"n":1}')] and nats.calls == ["flush", "close"]
     nats.takes = False
-    with pytest.raises(OSError, match="takes nothing more"):
+    with pytest.raises(OSError, match="accepts no more messages"):
         await sink.write(rows(2))

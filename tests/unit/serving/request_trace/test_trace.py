@@ -273,7 +273,7 @@ async def test_a_response_that_cannot_be_read_costs_its_words_alone(
     scene.trace.end(answer, "")
     (row,) = await scene.rows()
     assert row["payload"]["payload_drop_reason"] == "response_unreadable" and row["payload"]["request"] == {}
-    assert "cannot be read" in caplog.text
+    assert "cannot be decoded" in caplog.text
 
 
 async def test_rows_beyond_the_capacity_are_dropped_and_counted(tmp_path: Path) -> None:
