@@ -1,4 +1,4 @@
-"""The HTTP face: routes, errors, and the one small module that writes token streams to the transport itself.
+"""The HTTP API: server, routes and the OpenAPI document.
 
-Must not know: how a request reaches a worker (that is `llm.pipeline`), or how text is made from tokens.
+Must not know: how a request reaches a worker (that is `dynamo.pipeline`), or how text is made from tokens.
 """

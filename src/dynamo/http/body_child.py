@@ -1,4 +1,4 @@
-"""BodyChild: decodes large request bodies on trial in a child process (`llm.http.bodies`)."""
+"""BodyChild: child process that decodes large request bodies before the frontend does."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -33,18 +33,18 @@ DECODERS: Mapping[str, Callable[[bytes], Any]] = {
     "vllm": decode_vllm,
     "sglang": decode_sglang,
 }
-"""Kinds of bodies. Whether unknown fields are refused is for the serving process."""
+"""Decoders by kind of body. They accept unknown fields; the serving process decides whether to reject those."""
 
 
 def check(job: tuple[str, bytes]) -> None:
-    """Decode a body and forget it. Raise `InvalidArgument` or `HttpError`."""
+    """Decode a body and discard the result. Raise `InvalidArgument` or `HttpError`."""
     kind, body = job
     DECODERS[kind](body)
     check_values(msgspec.json.decode(body))
 
 
 def check_values(value: Any) -> None:
-    """Bound the objects, the lists and the other values of a whole body: each takes time to decode."""
+    """Raise `InvalidArgument` if the body has too many objects, lists or other values, which bounds decoding time."""
     objects, values = 0, 0
     values_max = request_bounds().prompt_tokens + OBJECTS_MAX
     waiting: list[Any] = [value]
@@ -68,4 +68,4 @@ def _items(request: Any) -> None:
 
 if __name__ == "__main__":
     status = serve(check)
-    os._exit(status)  # Millions of objects need not be freed one by one.
+    os._exit(status)  # Skip freeing millions of objects one by one.

@@ -1,4 +1,4 @@
-"""Serving: a whole frontend inside another program: models, pipeline and HTTP service, from start to end."""
+"""Embedded frontend: models, pipeline and HTTP service inside another program, from start to stop."""
 
 import asyncio
 import logging
@@ -19,12 +19,12 @@ from dynamo.serving.pipeline import Pipeline
 
 logger = logging.getLogger(__name__)
 
-DISCOVERY_WAIT_S = 5.0  # What was published before we came should be served from the first request on.
+DISCOVERY_WAIT_S = 5.0  # Models that were published before the start are served from the first request on.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendOptions:
-    """What one frontend does otherwise than the next."""
+    """Options of one frontend."""
 
     host: str = "0.0.0.0"  # noqa: S104 - upstream's default
     port: int = 8080
@@ -38,7 +38,7 @@ class FrontendOptions:
 
 
 class ServedFrontend:
-    """A frontend over a runtime's models, from `start` to `stop`."""
+    """Frontend over a runtime's models, from `start` to `stop`."""
 
     def __init__(self, runtime: DistributedRuntime, options: FrontendOptions, registry: MetricsRegistry) -> None:
         self._options = options
@@ -55,7 +55,7 @@ class ServedFrontend:
         self._service = HttpService(self._pipeline, self._models, registry, runtime.health.is_sound, http)
 
     async def start(self, listener: socket.socket | None = None) -> int:
-        """Answers requests from here on; returns the port. Raises `ConfigError` for one that cannot be had."""
+        """Start to serve requests; return the port. Raise `ConfigError` if the port cannot be bound."""
         if listener is None:
             listener = bind(self._options.host, self._options.port)
         self._models.start()
@@ -66,13 +66,13 @@ class ServedFrontend:
         return int(port)
 
     async def stop(self) -> None:
-        """Refuses, lets requests end within `DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS`, closes."""
+        """Refuse new requests, wait up to `DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS` for active ones, and close."""
         await self._service.stop(setting("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS", 5.0, float))
         await self._models.close()
 
 
 async def run_frontend(frontend: ServedFrontend, *ends: asyncio.Event, listener: socket.socket | None = None) -> None:
-    """Starts it, waits for one of the events, stops it."""
+    """Start the frontend, wait for one of the events, and stop it."""
     waits = [asyncio.ensure_future(end.wait()) for end in ends]
     try:
         await frontend.start(listener)

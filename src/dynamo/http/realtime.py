@@ -1,7 +1,7 @@
-"""Realtime: a conversation over a WebSocket, carried event by event to the worker that holds it.
+"""Realtime: a conversation over a WebSocket, forwarded event by event to one worker.
 
-The first `session.update` says which model it is for; from there on every event of the client is a frame of one
-request, and every item of the answer an event for the client.
+The first `session.update` names the model. From then on each client event is a frame of one request, and each item of
+the response stream is an event for the client.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
-END_S = 10.0  # A worker whose client has left may end its answer within this time.
+END_S = 10.0  # Maximum wait for the worker to end its stream after the client has disconnected.
 INVALID_REQUEST, SERVER_ERROR = "invalid_request_error", "server_error"
 COMPLETE = "stream complete"
 
 
 class RealtimeAnswer(BaseAnswer):
-    """One conversation. It is the receiver of its one request."""
+    """One conversation: the receiver of its single request."""
 
     def __init__(
         self, exchange: Exchange, record: RequestRecord, closed: Closed, *, socket: WebSocket, model: ServedModel
     ) -> None:
         super().__init__(exchange, record, closed, lambda _generation, _error: False)
-        exchange.on_disconnect = None  # The socket tells.
+        exchange.on_disconnect = None  # The socket reports disconnects.
         self._socket = socket
         self._model = model
         self._frames = RequestFrames()
@@ -47,7 +47,7 @@ class RealtimeAnswer(BaseAnswer):
         self._call: Call | None = None
 
     async def open(self, headers: Mapping[str, str], metadata: Mapping[str, str]) -> None:
-        """Finds a worker for it. Raises what sending raises."""
+        """Send the request to a worker. Raise the errors of sending."""
         call = await self._model.send(
             b"",
             self,
@@ -65,12 +65,12 @@ class RealtimeAnswer(BaseAnswer):
         self._codec = self._model.client.codec_of(call.instance_id)
 
     def tell_worker(self, event: dict[str, Any]) -> None:
-        """One event of the client."""
+        """Forward one client event to the worker."""
         if not self.is_over:
             self._frames.add(encode(event, self._codec))
 
     def client_left(self) -> None:
-        """Nothing more comes, and nobody hears more."""
+        """End the request: the client has disconnected, so no more events arrive and no response can be delivered."""
         if self.is_over:
             return
         self.is_over = True
@@ -82,17 +82,17 @@ class RealtimeAnswer(BaseAnswer):
                 asyncio.get_running_loop().call_later(END_S, call.kill)
 
     def spoke_s(self, now_s: float) -> float:
-        """A conversation may be silent for as long as its client wants."""
+        """Return the current time: a conversation may be idle for as long as its client keeps it open."""
         return now_s
 
-    # The receiver's side of the request plane.
+    # Receiver interface of the request plane.
 
     def on_token(self, token_id: int) -> None:
-        """A bare token is no event."""
+        """Ignore the token: a bare token is not an event."""
         self._not_an_event(token_id)
 
     def on_item(self, item: Item) -> None:
-        """One event for the client."""
+        """Send one event to the client."""
         if self.is_over or item.data is None:
             return
         event = decode(item.data, item.codec)
@@ -102,11 +102,11 @@ class RealtimeAnswer(BaseAnswer):
             self._not_an_event(event)
 
     def _not_an_event(self, said: Any) -> None:
-        logger.warning("a worker of %s said %.80r: expected an event with a type", self._model.name, said)
+        logger.warning("worker of model %s sent %.80r: expected an event with a type", self._model.name, said)
         self._socket.send(json_encode(error_event("Internal server error", SERVER_ERROR)))
 
     def on_end(self) -> None:
-        """The worker has said everything."""
+        """End the conversation: the worker has completed its stream."""
         if not self.is_over:
             self.is_over = True
             with self._closing("", None):
@@ -114,20 +114,20 @@ class RealtimeAnswer(BaseAnswer):
                 self._socket.close(reason=COMPLETE)
 
     def on_error(self, error: Exception) -> None:
-        """The worker failed."""
+        """Fail the conversation with the worker's error."""
         self.fail(error)
 
-    # The answer's side.
+    # Response interface.
 
     def touch(self, choice: Choice) -> None:
-        """There are no choices of tokens here."""
+        """Do nothing: a conversation has no choices of tokens."""
 
     def complete(self) -> None:
-        """Never asked: there are no generations that end."""
-        raise AssertionError("an answer without generations was completed by one")
+        """Raise: a conversation has no generations that could complete it."""
+        raise AssertionError("a response without generations was completed by a generation")
 
     def tell(self, error: ErrorAnswer) -> None:
-        """Writes the error, and the end."""
+        """Send the error event and close the socket."""
         kind = INVALID_REQUEST if error.status < 500 else SERVER_ERROR
         self._socket.send(json_encode(error_event(error.message, kind)))
         self._socket.close(reason=COMPLETE)
@@ -140,24 +140,24 @@ class RealtimeAnswer(BaseAnswer):
 
 
 def error_event(message: str, kind: str, code: str | None = None, param: str | None = None, about: Any = None) -> Any:
-    """What a client is told of a mistake; `about` is the id of the event that made it."""
+    """Return an error event; `about` is the id of the client event that caused it."""
     about = about if isinstance(about, str) else None
     error = {"type": kind, "code": code, "message": message, "param": param, "event_id": about}
     return {"type": "error", "event_id": event_id(), "error": error}
 
 
 def created_event() -> dict[str, Any]:
-    """The first thing that a client is told."""
+    """Return the first event of a conversation, sent to the client."""
     return {"type": "session.created", "event_id": event_id(), "session": {"type": "realtime"}}
 
 
 def event_id() -> str:
-    """A new name for an event. It guards nothing, so no system call is spent on it."""
+    """Return a new event id. It protects nothing, so it comes from a generator that needs no system call."""
     return f"event_{uuid.UUID(int=random.getrandbits(128), version=4)}"
 
 
 def read_event(data: bytes) -> dict[str, Any] | None:
-    """A client's event; None for what is none."""
+    """Return a client's event; None if the data is not a JSON object with a type."""
     try:
         event = json_decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -166,7 +166,7 @@ def read_event(data: bytes) -> dict[str, Any] | None:
 
 
 def model_of(event: Mapping[str, Any]) -> str | None:
-    """The model that an event chooses."""
+    """Return the model that an event names."""
     session = event.get("session") if event.get("type") == "session.update" else None
     model = session.get("model") if isinstance(session, dict) else None
     return model if isinstance(model, str) else None

@@ -1,1 +1,1 @@
-"""The OpenAPI document and the page that draws it."""
+"""The OpenAPI document and the page that displays it."""

@@ -1,4 +1,4 @@
-"""OpenAPI description: generated from the routes that are really served and the types that they really use."""
+"""OpenAPI description: generated from the routes that are served and the types that they use."""
 
 import re
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ REF = "#/components/schemas/{name}"
 
 
 def describe(routes: RouteTable) -> dict[str, Any]:
-    """The document of `GET /openapi.json`."""
+    """Return the document of `GET /openapi.json`."""
     operations = [entry.operation for entry in routes.entries]
     refs, schemas = _schemas(operations)
     paths: dict[str, dict[str, Any]] = {}
@@ -61,7 +61,7 @@ def describe(routes: RouteTable) -> dict[str, Any]:
 
 
 def _ask_key(operation: dict[str, Any]) -> None:
-    """What a key adds to an operation: how it is sent, and what is said of a wrong one."""
+    """Add to an operation the security requirement of an API key, and the errors of a missing or wrong one."""
     operation["security"] = [{name: []} for name in SECURITY]
     for status in KEY_REFUSALS:
         operation["responses"].setdefault(str(status), _refusal(status, {"$ref": REF.format(name="Error")}))
@@ -72,7 +72,7 @@ def _refusal(status: int, schema: Any) -> dict[str, Any]:
 
 
 def _schemas(operations: Iterable[Operation]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
-    """A reference for each type that a route reads or writes, and what the references point to."""
+    """Return a reference for each type that a route reads or writes, and the schemas that the references point to."""
     types = {kind for one in operations for kind in (one.body, one.answer, one.error) if isinstance(kind, type)}
     ordered = sorted(types, key=lambda kind: kind.__qualname__)
     refs, schemas = msgspec.json.schema_components(ordered, ref_template=REF)
@@ -82,7 +82,7 @@ def _schemas(operations: Iterable[Operation]) -> tuple[dict[Any, dict[str, Any]]
 
 
 def _describe_fields(properties: dict[str, Any], kind: type[msgspec.Struct]) -> None:
-    """Add to the schema of each field that is not simply honoured what becomes of it."""
+    """Describe, in the schema of each field that is not simply honoured, the effect of the field."""
     for field in msgspec.structs.fields(kind):
         effect, note = effect_of(kind, field.name)
         if effect is not Effect.HONOURED and field.encode_name in properties:
@@ -96,7 +96,7 @@ def _operation(entry: RouteEntry, refs: dict[Any, dict[str, Any]]) -> dict[str, 
     if said.streams:
         answer["text/event-stream"] = {
             "schema": {"description": "Server-sent events"}
-        }  # Of any form: some tools see a text, others objects.
+        }  # No type: some tools show the body as text, others as objects.
     operation: dict[str, Any] = {
         "summary": said.summary,
         "operationId": re.sub(r"\W+", "_", f"{entry.method.lower()}{entry.path}").strip("_"),

@@ -1,4 +1,4 @@
-"""Docs page: `GET /docs` draws the OpenAPI document. One page of our own, so that no network is needed to read it."""
+"""Docs page: `GET /docs` displays the OpenAPI document; the page loads nothing but that document."""
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -53,21 +53,21 @@ async function send(method, path, text, shown) {
   if (key) headers.authorization = "Bearer " + key;
   shown.textContent = "…";
   try {
-    const answer = await fetch(path, { method, headers, body: text });
-    shown.textContent = answer.status + " " + answer.statusText + "\\n\\n";
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    const response = await fetch(path, { method, headers, body: text });
+    shown.textContent = response.status + " " + response.statusText + "\\n\\n";
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let part = await reader.read(); !part.done; part = await reader.read()) shown.textContent += part.value;
   } catch (error) { shown.textContent = String(error); }
 }
-function draw(method, path, said, types, parent) {
+function draw(method, path, operation, types, parent) {
   const box = make("details", null, parent), head = make("summary", null, box);
-  make("span", method, head, "method"); make("span", path, head); make("span", said.summary, head, "about");
-  const inputs = (said.parameters || []).map(one => {
+  make("span", method, head, "method"); make("span", path, head); make("span", operation.summary, head, "about");
+  const inputs = (operation.parameters || []).map(one => {
     const input = make("input", null, make("label", one.name, box));
     return [one, input];
   });
   let body = null;
-  const content = said.requestBody && said.requestBody.content["application/json"];
+  const content = operation.requestBody && operation.requestBody.content["application/json"];
   if (content) {
     make("p", "Request", box);
     make("pre", pretty(content.schema), box);
@@ -75,9 +75,9 @@ function draw(method, path, said, types, parent) {
     body.rows = 8;
   }
   make("p", "Responses", box);
-  for (const [status, answer] of Object.entries(said.responses)) {
-    const kinds = Object.entries(answer.content || {}).map(([kind, one]) => kind + " " + JSON.stringify(one.schema));
-    make("pre", [status + " " + answer.description, ...kinds].join("\\n"), box);
+  for (const [status, response] of Object.entries(operation.responses)) {
+    const kinds = Object.entries(response.content || {}).map(([kind, one]) => kind + " " + JSON.stringify(one.schema));
+    make("pre", [status + " " + response.description, ...kinds].join("\\n"), box);
   }
   const button = make("button", "Send", box), shown = make("pre", "", box);
   button.onclick = () => {
@@ -90,12 +90,12 @@ function draw(method, path, said, types, parent) {
     send(method.toUpperCase(), target + (query.size ? "?" + query : ""), body && body.value, shown);
   };
 }
-fetch("openapi.json").then(answer => answer.json()).then(document_ => {
+fetch("openapi.json").then(response => response.json()).then(document_ => {
   const types = document_.components.schemas, routes = document.getElementById("routes");
   document.getElementById("title").textContent = document_.info.title + " " + document_.info.version;
   routes.textContent = "";
   for (const [path, methods] of Object.entries(document_.paths))
-    for (const [method, said] of Object.entries(methods)) draw(method, path, said, types, routes);
+    for (const [method, operation] of Object.entries(methods)) draw(method, path, operation, types, routes);
   for (const [name, schema] of Object.entries(types)) {
     const box = make("details", null, document.getElementById("types"));
     make("summary", name, box);
@@ -113,4 +113,4 @@ HEADERS = {
     ),
     "x-content-type-options": "nosniff",
 }
-"""The page loads nothing from elsewhere, and a browser holds it to that."""
+"""The page loads nothing from other origins; the content security policy makes browsers enforce that."""

@@ -1,4 +1,4 @@
-"""Routes of Anthropic's Messages API; without `--enable-anthropic-api` they answer 404 and name the flag."""
+"""Routes of Anthropic's Messages API; without `--enable-anthropic-api` they return 404 and name the flag."""
 
 import secrets
 from collections.abc import Sequence
@@ -37,14 +37,14 @@ from dynamo.serving.postprocessor import FinishedChoice
 PATH, VARIABLE = "/v1/messages", "DYN_HTTP_SVC_ANTHROPIC_PATH"
 OFF = ErrorAnswer(
     404,
-    "Anthropic's Messages API is off: start the frontend with --enable-anthropic-api (DYN_ENABLE_ANTHROPIC_API=1)",
+    "Anthropic's Messages API is disabled: start the frontend with --enable-anthropic-api (DYN_ENABLE_ANTHROPIC_API=1)",
 )
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
     """Add the routes."""
     if not context.apis.enable_anthropic:
-        off = Operation("Message (off: --enable-anthropic-api)", refusals=(404,), error=ErrorMessage)
+        off = Operation("Create a message (disabled: --enable-anthropic-api)", refusals=(404,), error=ErrorMessage)
         routes.plain("POST", PATH, switched_off, off, variable=VARIABLE)
         routes.plain("POST", f"{PATH}/count_tokens", switched_off, off)
         return
@@ -58,7 +58,9 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         "POST",
         PATH,
         pages.handle_message,
-        Operation("Message", MessagesRequest, Message, streams=True, refusals=ENGINE_REFUSALS, error=ErrorMessage),
+        Operation(
+            "Create a message", MessagesRequest, Message, streams=True, refusals=ENGINE_REFUSALS, error=ErrorMessage
+        ),
         variable=VARIABLE,
         error_body=error_body,
     )
@@ -67,7 +69,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         f"{PATH}/count_tokens",
         pages.handle_count,
         Operation(
-            "Tokens of a message's prompt",
+            "Count the tokens of a message",
             MessageCountRequest,
             MessageTokens,
             refusals=ENGINE_REFUSALS,
@@ -78,13 +80,13 @@ def add(routes: RouteTable, context: RouteContext) -> None:
 
 
 async def switched_off(request: Request) -> Response:
-    """Refuse a request to an API that is off."""
+    """Refuse a request to a disabled API."""
     return Response(error_body(OFF), OFF.status, media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)
 class MessagePages:
-    """The handlers."""
+    """Handlers of the Messages API."""
 
     pipeline: Pipeline
     models: Models
@@ -121,12 +123,12 @@ class MessagePages:
 
 
 def name(exchange: Exchange) -> None:
-    """Gives the answer the id of the request, in the header in which Anthropic's clients look for it."""
+    """Set the `request-id` header, which Anthropic's clients read."""
     exchange.header_bytes += b"request-id: req_%b\r\n" % secrets.token_hex(12).encode()
 
 
 def writer_of(request: MessagesRequest, message_id: str, model: str, created: int) -> MessageWriter:
-    """Who writes the message."""
+    """Return the writer of a streamed message."""
     stop = request.stop_sequences or ()
     return MessageWriter(message_id, model, stop_sequences=stop, hides_thoughts=hides_thoughts(request))
 
@@ -139,12 +141,12 @@ def body_of(
     choices: Sequence[FinishedChoice],
     usage: CompletionUsage,
 ) -> bytes:
-    """The whole message."""
+    """Return the body of a whole message."""
     return json_encode(writer(message_id, model, created).whole(choices[0], usage))
 
 
 def unread(*_: object) -> "MessageWriter":
-    raise AssertionError("a message has no form before its request was read")
+    raise AssertionError("the form of a message is unknown before its request is decoded")
 
 
 UNREAD = Surface(
@@ -152,8 +154,8 @@ UNREAD = Surface(
     model_type="Chat",
     response_id=lambda request_id: f"msg_{request_id.replace('-', '')}",
     chunks=unread,
-    body=unread,  # type: ignore[arg-type]  # never called either
+    body=unread,  # type: ignore[arg-type]  # never called before the request is decoded
     error_body=error_body,
     always_usage=True,
 )
-"""What all messages have in common."""
+"""Surface of messages until their request is decoded."""

@@ -1,4 +1,4 @@
-"""ApiOptions: which APIs a frontend speaks beside OpenAI's chats and completions, and what it keeps for them."""
+"""ApiOptions: the APIs that a frontend serves in addition to OpenAI's chats and completions, and their storage."""
 
 from dataclasses import dataclass, field
 
@@ -10,16 +10,16 @@ MEMORY, NOWHERE = "memory", "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiOptions:
-    """What the routes of these APIs are told."""
+    """Settings of the optional APIs' routes."""
 
     enable_anthropic: bool = False
     strip_anthropic_preamble: bool = True
-    """Whether the billing line that some clients put before their system prompt is left out."""
+    """Whether to drop the billing line that some clients put before their system prompt."""
     responses_store: str = MEMORY
     """`memory`, `none` or a directory."""
     responses_limits: StoreLimits = field(default_factory=StoreLimits)
     batch_dir: str | None = None
-    """Where files and batches are; None: there are none."""
+    """Directory of files and batches; None disables both APIs."""
     batch_concurrency: int = 8
-    """Lines of all batches that are asked at a time, while no client asks anything."""
+    """Maximum lines of all batches that run at a time while there are no client requests."""
     batch_limits: StorageLimits = field(default_factory=StorageLimits)

@@ -1,4 +1,4 @@
-"""Routes of OpenAI's files and batches: requests in a file, answered in the background (docs/batches.md)."""
+"""Routes of OpenAI's files and batches: requests in a file, processed in the background (docs/batches.md)."""
 
 import asyncio
 import logging
@@ -56,24 +56,24 @@ logger = logging.getLogger(__name__)
 
 OFF = ErrorAnswer(
     404,
-    "Files and batches are switched off; start the frontend with --batch-dir DIR (DYN_BATCH_DIR) to have them",
+    "Files and batches are disabled; start the frontend with --batch-dir DIR (DYN_BATCH_DIR) to enable them",
     code="batches_disabled",
 )
-UNKNOWN_OWNER = ErrorAnswer(401, "The API key that made this batch is no longer valid", code="invalid_api_key")
+UNKNOWN_OWNER = ErrorAnswer(401, "The API key that created this batch is no longer valid", code="invalid_api_key")
 
 PRIORITY = (b"x-dynamo-request-priority", b"-1")
-"""Below that of every request which asks for none."""
+"""Priority of batch lines, below that of every request without a priority."""
 PATH_VARIABLES = {
     "/v1/chat/completions": "DYN_HTTP_SVC_CHAT_PATH",
     "/v1/completions": "DYN_HTTP_SVC_CMP_PATH",
     "/v1/embeddings": "DYN_HTTP_SVC_EMB_PATH",
     "/v1/responses": "DYN_HTTP_SVC_RESPONSES_PATH",
 }
-"""The settings that move the endpoints of batches. A batch names an endpoint by the path that it has without them."""
+"""Settings that move the endpoints of batches. A batch names an endpoint by its default path."""
 
 FILENAME_CHARS_MAX = 256
 PIECE_BYTES = 1 << 18
-"""What is read of a file at a time."""
+"""Bytes of a file that are read at a time."""
 EXPIRES_S_MIN, EXPIRES_S_MAX = 3600, KEPT_S
 FILES_PAGE_MAX = 10_000
 BATCHES_PAGE, BATCHES_PAGE_MAX = 20, 100
@@ -94,14 +94,14 @@ UPLOAD_SCHEMA: dict[str, Any] = {
 
 
 class StrictBatchRequest(BatchRequest, kw_only=True, forbid_unknown_fields=True):
-    """The same, and nothing else."""
+    """`BatchRequest` that rejects unknown fields."""
 
 
 _decode_batch = StrictDecoder(StrictBatchRequest).decode
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
-    """Adds them; without a directory they say how there would be one."""
+    """Add the routes; without a directory they return an error that names the flag."""
     apis = context.apis
     pages: BatchPages | None = None
     if apis.batch_dir is not None:
@@ -115,7 +115,9 @@ def add(routes: RouteTable, context: RouteContext) -> None:
             Slots(apis.batch_concurrency, lambda: max(0, context.pipeline.inflight - asker.asking)),
             may_run=lambda: not context.pipeline.is_draining,
         )
-        gauge = context.registry.gauge(f"{context.metrics_prefix}_batches_running", "Batches being answered here")
+        gauge = context.registry.gauge(
+            f"{context.metrics_prefix}_batches_running", "Batches that this frontend is running"
+        )
         gauge.labels().follow(lambda: runner.running)
         routes.on_start.append(runner.start)
         routes.on_stop.append(runner.close)
@@ -127,14 +129,16 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         routes.plain(method, path, switched_off if pages is None else guarded(getattr(pages, page)), operation)
 
     route("POST", files, "upload", Operation("Upload a file", UPLOAD_SCHEMA, FileObject, refusals=(400, 404, 413), body_media="multipart/form-data"))  # fmt: skip
-    route("GET", files, "files", Operation("Files", answer=FilePage, refusals=(400, 404), query=FILES_QUERY))
-    route("GET", f"{files}/{{id}}", "file", Operation("One file", answer=FileObject, refusals=(404,)))
+    route("GET", files, "files", Operation("List files", answer=FilePage, refusals=(400, 404), query=FILES_QUERY))
+    route("GET", f"{files}/{{id}}", "file", Operation("Get a file", answer=FileObject, refusals=(404,)))
     route("DELETE", f"{files}/{{id}}", "delete", Operation("Delete a file", answer=FileDeleted, refusals=(404, 409)))
-    content = Operation("A file's bytes", answer={"type": "string", "format": "binary"}, answer_media="application/octet-stream", refusals=(404,))  # fmt: skip
+    content = Operation("Get a file's content", answer={"type": "string", "format": "binary"}, answer_media="application/octet-stream", refusals=(404,))  # fmt: skip
     route("GET", f"{files}/{{id}}/content", "content", content)
-    route("POST", batches, "create", Operation("Begin a batch", BatchRequest, BatchObject, refusals=(400, 404, 429)))
-    route("GET", batches, "batches", Operation("Batches", answer=BatchPage, refusals=(400, 404), query=BATCHES_QUERY))
-    route("GET", f"{batches}/{{id}}", "batch", Operation("One batch", answer=BatchObject, refusals=(404,)))
+    route("POST", batches, "create", Operation("Create a batch", BatchRequest, BatchObject, refusals=(400, 404, 429)))
+    route(
+        "GET", batches, "batches", Operation("List batches", answer=BatchPage, refusals=(400, 404), query=BATCHES_QUERY)
+    )
+    route("GET", f"{batches}/{{id}}", "batch", Operation("Get a batch", answer=BatchObject, refusals=(404,)))
     route("POST", f"{batches}/{{id}}/cancel", "cancel", Operation("Cancel a batch", answer=BatchObject, refusals=(404, 409)))  # fmt: skip
 
 
@@ -155,7 +159,7 @@ async def switched_off(request: Request) -> Response:
 
 
 def guarded(handler: PlainHandler) -> PlainHandler:
-    """The request boundary: what is named is told."""
+    """Wrap a handler with the request boundary: expected errors become error responses."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -164,27 +168,27 @@ def guarded(handler: PlainHandler) -> PlainHandler:
             return refuse(answer_to(error))
         except OSError as error:
             told = StorageError.of(error, "Files and batches cannot be stored or read now")
-            logger.warning("%s %s: %s", request.method, request.url.path, error)
+            logger.warning("%s %s failed: %s", request.method, request.url.path, error)
             return refuse(answer_to(told))
 
     return answer
 
 
 class Asker:
-    """Lines, asked through the routes that clients ask."""
+    """Runner of batch lines: sends each to the route that client requests use."""
 
     def __init__(self, routes: RouteTable, context: RouteContext) -> None:
         self._routes = routes
         self._keys: Keys | None = context.keys
         self._key_metrics = KeyMetrics(context.registry, context.metrics_prefix)
         self._lines = context.registry.counter(
-            f"{context.metrics_prefix}_batch_lines_total", "Lines of batches that were answered", ["status"]
+            f"{context.metrics_prefix}_batch_lines_total", "Batch lines completed", ["status"]
         )
         self.asking = 0
-        """How many are being answered now."""
+        """Number of lines that are running."""
 
     async def ask(self, line: BatchLine, owner: str | None) -> Asked:
-        """One line on behalf of the key that owns it, with that key's limits."""
+        """Run one line for the API key that owns its batch, within that key's limits."""
         request_id = str(uuid.uuid4())
         account: Account | None = None
         if owner is not None:
@@ -213,7 +217,7 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class BatchPages:
-    """The routes' handlers. Each caller sees what is its own."""
+    """Handlers of files and batches. Each caller sees only its own objects."""
 
     store: BatchStore
     runner: BatchRunner
@@ -224,7 +228,7 @@ class BatchPages:
         """POST /v1/files."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "multipart/form-data":
-            raise InvalidArgument("a file is uploaded as multipart/form-data, with the fields file and purpose")
+            raise InvalidArgument("expected multipart/form-data with the fields file and purpose")
         try:
             async with request.form(max_files=1, max_fields=8) as form:
                 source, purpose = form.get("file"), form.get("purpose")
@@ -244,8 +248,8 @@ class BatchPages:
                     expires_at=now + kept_s,
                 )
                 kept = await asyncio.to_thread(self.store.add_file, source.file, file, owner_of(request))
-        except HTTPException as error:  # Starlette's word for a form that is none.
-            raise InvalidArgument(f"the upload cannot be read: {error.detail}") from None
+        except HTTPException as error:  # Raised by Starlette for a malformed form.
+            raise InvalidArgument(f"malformed upload: {error.detail}") from None
         return as_json(kept)
 
     async def files(self, request: Request) -> Response:
@@ -276,7 +280,7 @@ class BatchPages:
         file = await asyncio.to_thread(self.store.file, request.path_params["id"], owner_of(request))
         try:
             opened = await asyncio.to_thread(open, self.store.path(file.id), "rb")
-        except FileNotFoundError:  # It was deleted at this moment.
+        except FileNotFoundError:  # The file was deleted between lookup and open.
             raise NotFound(f"No such File object: {file.id}", param="id", code="file_not_found") from None
         length = {"content-length": str(os.fstat(opened.fileno()).st_size)}
         return StreamingResponse(pieces_of(opened), headers=length, media_type="application/octet-stream")
@@ -331,7 +335,7 @@ class BatchPages:
 
 
 def checked(wanted: BatchRequest) -> BatchRequest:
-    """Raises `InvalidArgument` that names what is wrong."""
+    """Return the request. Raise `InvalidArgument` that names the invalid field."""
     if wanted.endpoint not in ENDPOINTS:
         told = f"endpoint {wanted.endpoint!r}: expected one of {', '.join(ENDPOINTS)}"
         raise InvalidArgument(told, param="endpoint")
@@ -356,7 +360,7 @@ def checked(wanted: BatchRequest) -> BatchRequest:
 
 
 def lifetime_s(anchor: Any, seconds: Any, param: str = "expires_after") -> int:
-    """How long a file is kept. Raises `InvalidArgument`."""
+    """Return the lifetime of a file in seconds. Raise `InvalidArgument`."""
     try:
         after = msgspec.convert({"anchor": anchor, "seconds": seconds}, ExpiresAfter, strict=False)
     except msgspec.ValidationError as error:
@@ -368,7 +372,7 @@ def lifetime_s(anchor: Any, seconds: Any, param: str = "expires_after") -> int:
 
 
 def paged(found: list[Shown], request: Request, default: int, most: int) -> tuple[list[Shown], bool]:
-    """What a list shows, and whether there is more. Raises `InvalidArgument`."""
+    """Return the items of a list's page and whether more follow. Raise `InvalidArgument`."""
     text = request.query_params.get("limit", str(default))
     limit = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
     if not 1 <= limit <= most:
@@ -377,18 +381,18 @@ def paged(found: list[Shown], request: Request, default: int, most: int) -> tupl
     if after is not None:
         place = next((place for place, one in enumerate(found) if one.id == after), None)
         if place is None:
-            raise InvalidArgument(f"after {after!r}: there is no such object", param="after")
+            raise InvalidArgument(f"after {after!r}: no such object", param="after")
         found = found[place + 1 :]
     return found[:limit], len(found) > limit
 
 
 def ends_of(shown: list[Shown]) -> dict[str, str]:
-    """The ids of a page's first and last."""
+    """Return the ids of a page's first and last item."""
     return {"first_id": shown[0].id, "last_id": shown[-1].id} if shown else {}
 
 
 async def pieces_of(file: BinaryIO) -> AsyncIterator[bytes]:
-    """All of an open file, which is closed at the end; it may be deleted meanwhile."""
+    """Yield the content of an open file and close it; the file may be deleted meanwhile."""
     with file:
         while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
             yield piece

@@ -1,4 +1,4 @@
-"""Routes of embeddings, classification, pooling and reranking (serving-plane.md §1.2)."""
+"""Routes of embeddings, classification, pooling and reranking."""
 
 import itertools
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ assert set(Ranked.__struct_fields__) == set(RANKING["items"]["properties"])
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
-    """Adds them."""
+    """Add the routes."""
     pages = EmbeddingPages(
         context.pipeline,
         context.models,
@@ -62,16 +62,21 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         setting("DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS", False, read_bool),
         context.registry.histogram(
             f"{context.metrics_prefix}_embedding_latency_seconds",
-            "Whole requests for embeddings",
+            "Duration of embedding requests in seconds",
             ("model",),
             read_buckets("EMBEDDING_LATENCY"),
         ),
     )
     for path, handler, operation, variable in (
-        ("/v1/embeddings", pages.embed, Operation("Embeddings", EmbeddingRequest, EmbeddingList), "EMB"),
-        ("/v1/classify", pages.classify, Operation("Classification", ClassifyRequest), "CLASSIFY"),
-        ("/v1/pooling", pages.pool, Operation("A model's pooled output", PoolingRequest), "POOLING"),
-        ("/v1/rerank", pages.rerank, Operation("Documents in order of a query", RerankRequest, RANKING), "RERANK"),
+        ("/v1/embeddings", pages.embed, Operation("Create embeddings", EmbeddingRequest, EmbeddingList), "EMB"),
+        ("/v1/classify", pages.classify, Operation("Classify texts", ClassifyRequest), "CLASSIFY"),
+        ("/v1/pooling", pages.pool, Operation("Get a model's pooled output", PoolingRequest), "POOLING"),
+        (
+            "/v1/rerank",
+            pages.rerank,
+            Operation("Rank documents by relevance to a query", RerankRequest, RANKING),
+            "RERANK",
+        ),
     ):
         said = Operation(operation.summary, operation.body, operation.answer, refusals=ENGINE_REFUSALS)
         routes.hot("POST", path, handler, said, variable=f"DYN_HTTP_SVC_{variable}_PATH")
@@ -79,7 +84,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingPages:
-    """The handlers."""
+    """Handlers of these routes."""
 
     pipeline: Pipeline
     models: Models

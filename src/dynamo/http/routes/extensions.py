@@ -1,10 +1,10 @@
-"""Route extensions: GET routes that a deployment adds to its frontend (serving-plane.md §1.13).
+"""Route extensions: GET routes that a deployment adds to its frontend.
 
     def provide():
         return FrontendRoute("GET", "/ready", lambda context: {"ready": context.has_any_ready_model()})
 
-named by `--frontend-route-extension package.module:provide`, or registered under the entry points
-`dynamo.frontend.routes`. A handler is a plain function: it runs in a thread of its own, so few may run at a time.
+named by `--frontend-route-extension package.module:provide`, or registered under the entry point group
+`dynamo.frontend.routes`. A handler is a synchronous function that runs in a thread of its own; few run at a time.
 """
 
 import asyncio
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GROUP = "dynamo.frontend.routes"
-HANDLER_S = 30.0  # Upstream's: a handler that takes longer is answered for.
-RUNNING_MAX = 16  # A handler that hangs keeps its thread; more of them are refused.
+HANDLER_S = 30.0  # Timeout of a handler, the same as upstream's.
+RUNNING_MAX = 16  # Concurrent handlers. A handler that hangs keeps its thread, so more than these are refused.
 FAILED = {"error": "frontend route extension failed"}
 
 
 class FrontendExtensionContext:
-    """What a handler may know of the frontend, as it is now."""
+    """State of the frontend that a handler may read."""
 
     def __init__(self, models: "Models", is_draining: Callable[[], bool]) -> None:
         self._models = models
         self._is_draining = is_draining
 
     def is_ready(self) -> bool:
-        """Whether the HTTP service has started."""
+        """Return whether the HTTP service has started."""
         return True
 
     def is_cancelled(self) -> bool:
-        """Whether it is shutting down."""
+        """Return whether the frontend is shutting down."""
         return self._is_draining()
 
     def has_any_ready_model(self) -> bool:
@@ -58,16 +58,16 @@ class FrontendExtensionContext:
         return model in self.serving_ready_display_names()
 
     def model_display_names(self) -> list[str]:
-        """Every model that a worker has registered."""
+        """Return the names of all models that a worker has registered."""
         return sorted({one.name for one in self._models.all_sets()})
 
     def serving_ready_display_names(self) -> list[str]:
-        """Those that can be asked."""
+        """Return the names of the models that can serve requests."""
         return sorted({one.name for one in self._models.all_sets() if one.worker_ids()})
 
 
 class FrontendResponse:
-    """An answer with a status of its own."""
+    """Response with a status code of its own."""
 
     def __init__(self, status_code: int, body: object) -> None:
         if not 100 <= status_code <= 999:
@@ -80,10 +80,10 @@ Handler = Callable[[FrontendExtensionContext], object]
 
 
 class FrontendRoute:
-    """One path, and the function that answers it."""
+    """One path and its handler."""
 
     def __init__(self, method: str, path: str, handler: Handler) -> None:
-        """Raises `ValueError` for anything but a GET of a fixed path, `TypeError` for what cannot be called."""
+        """Raise `ValueError` unless it is a GET of a fixed path, `TypeError` if the handler is not callable."""
         if method.upper() != "GET":
             raise ValueError(f"unsupported FrontendRoute method {method!r}; only GET is supported")
         if not path.startswith("/"):
@@ -100,20 +100,22 @@ class FrontendRoute:
 
 
 class Extensions:
-    """The handlers of all extensions, and the threads that they share."""
+    """Handlers of all extensions, and the threads that they share."""
 
     def __init__(self, context: FrontendExtensionContext) -> None:
         self._context = context
         self._running = 0
 
     def add(self, routes: RouteTable, extensions: Sequence[FrontendRoute]) -> None:
-        """Adds them. Raises `ConfigError` for a path that is taken."""
+        """Add the routes. Raise `ConfigError` if a path is in use."""
         taken = {(entry.method, entry.path) for entry in routes.entries}
         for one in extensions:
             if (one.method, one.path) in taken:
-                raise ConfigError(f"--frontend-route-extension: {one.method} {one.path} is a route already")
+                raise ConfigError(
+                    f"--frontend-route-extension: {one.method} {one.path} is already in use by another route"
+                )
             taken.add((one.method, one.path))
-            said = Operation("A route of this deployment", answer={}, refusals=(500, 503))
+            said = Operation("Route of this deployment", answer={}, refusals=(500, 503))
             routes.plain("GET", one.path, self._endpoint(one.handler), said)
 
     def _endpoint(self, handler: Handler) -> PlainHandler:
@@ -142,12 +144,12 @@ class Extensions:
 
 
 def load_extensions(names: Sequence[str]) -> list[FrontendRoute]:
-    """The routes that the named providers give, each asked once. Raises `ConfigError`."""
+    """Call each named provider once and return its routes. Raise `ConfigError`."""
     routes: list[FrontendRoute] = []
     for name in dict.fromkeys(names):
         provide = _provider(name)
         if not callable(provide):
-            raise ConfigError(f"--frontend-route-extension {name}: is nothing that can be called")
+            raise ConfigError(f"--frontend-route-extension {name}: must name a callable")
         try:
             provided: Any = provide()
         except (ValueError, TypeError) as error:
@@ -164,12 +166,14 @@ def _as_routes(name: str, provided: Any) -> list[FrontendRoute]:
     routes = list(provided) if isinstance(provided, Iterable) else [provided]
     for route in routes:
         if not isinstance(route, FrontendRoute):
-            raise ConfigError(f"--frontend-route-extension {name}: gave {route!r}; expected FrontendRoute objects")
+            raise ConfigError(
+                f"--frontend-route-extension {name}: returned {route!r}; must return FrontendRoute objects"
+            )
     return routes
 
 
 def _provider(name: str) -> Any:
-    """The function of that name among the entry points, or at that `module:function`."""
+    """Return the function with that name among the entry points, or at that `module:function`."""
     points = importlib.metadata.entry_points(group=GROUP)
     matches = [point for point in points if point.name == name]
     if len(matches) > 1:
@@ -179,7 +183,7 @@ def _provider(name: str) -> Any:
     module, separator, path = name.partition(":")
     if not separator:
         known = ", ".join(sorted(point.name for point in points)) or "none"
-        raise ConfigError(f"--frontend-route-extension {name}: no such entry point (there are: {known})")
+        raise ConfigError(f"--frontend-route-extension {name}: no such entry point (available: {known})")
     try:
         found: Any = importlib.import_module(module)
         for part in path.split("."):

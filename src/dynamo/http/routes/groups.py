@@ -1,4 +1,4 @@
-"""Route groups: all modules that add routes to the service, in the order in which the OpenAPI document shows them."""
+"""Route groups: all modules that add routes to the service, in the order of the OpenAPI document."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ GROUPS: tuple[RouteGroup, ...] = (
 
 
 def all_routes(context: RouteContext, groups: Sequence[RouteGroup] = GROUPS) -> RouteTable:
-    """The routes of every group."""
+    """Return a table with the routes of every group."""
     table = RouteTable()
     table.asks_keys = context.keys is not None
     for add in groups:

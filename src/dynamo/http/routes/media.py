@@ -1,4 +1,4 @@
-"""Routes of images, speech and videos: requests for workers that make them, and what they make (serving-plane.md §1.2)."""
+"""Routes of images, speech and videos: requests that workers with those outputs serve."""
 
 import asyncio
 from collections.abc import Sequence
@@ -34,31 +34,41 @@ IMAGES = relayed("images", "Images")
 AUDIOS = relayed("audios", "Audios")
 VIDEOS = relayed("videos", "Videos")
 
-THREAD_BYTES_MIN = 1 << 20  # A longer body takes milliseconds to read, which is not for the loop.
+THREAD_BYTES_MIN = 1 << 20  # Decoding a longer body takes milliseconds and would block the event loop.
 NUMBERS = frozenset({"n", "seconds", "output_compression", "partial_images"})
-"""Fields of forms, where everything is text, that are numbers."""
+"""Form fields that are numbers; a form carries them as text."""
 PIECES = frozenset({None, "wav", "pcm"})
-"""Formats that a sound in pieces may have; one whose speed is changed is made whole first."""
+"""Audio formats that can be streamed; audio whose speed is changed is completed first."""
 BINARY: dict[str, Any] = {"type": "string", "format": "binary"}
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
-    """Adds them."""
+    """Add the routes."""
     pages = MediaPages(context.pipeline, context.models)
     for path, handler, operation, variable in (
-        ("/v1/images/generations", pages.images, Operation("Images of a text", ImageRequest, Images), "IMAGES"),
-        ("/v1/images/edits", pages.edits, Operation("Images of an image and a text", ImageRequest, Images), "EDITS"),
+        (
+            "/v1/images/generations",
+            pages.images,
+            Operation("Create images from a text", ImageRequest, Images),
+            "IMAGES",
+        ),
+        ("/v1/images/edits", pages.edits, Operation("Edit an image by a text", ImageRequest, Images), "EDITS"),
         (
             "/v1/audio/speech",
             pages.speech,
-            Operation("A text, spoken", SpeechRequest, BINARY, streams=True, answer_media="audio/wav"),
+            Operation("Create speech from a text", SpeechRequest, BINARY, streams=True, answer_media="audio/wav"),
             "AUDIO_SPEECH",
         ),
-        ("/v1/videos", pages.videos, Operation("A video of a text", VideoRequest, Clips, streams=True), "VIDEOS"),
+        (
+            "/v1/videos",
+            pages.videos,
+            Operation("Create a video from a text", VideoRequest, Clips, streams=True),
+            "VIDEOS",
+        ),
         (
             "/v1/videos/stream",
             pages.frames,
-            Operation("Its frames, as they are made", VideoRequest, BINARY, answer_media="multipart/x-mixed-replace"),
+            Operation("Stream the frames of a video", VideoRequest, BINARY, answer_media="multipart/x-mixed-replace"),
             "VIDEOS_STREAM",
         ),
     ):
@@ -68,7 +78,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MediaPages:
-    """The handlers."""
+    """Handlers of these routes."""
 
     pipeline: Pipeline
     models: Models
@@ -135,7 +145,7 @@ class MediaPages:
 
 
 async def read(exchange: Exchange, kind: type[R]) -> R:
-    """The request, from JSON or from a form; a long one is read in a thread. Raises `InvalidArgument`."""
+    """Return the request, decoded from JSON or a form; a long one in a thread. Raise `InvalidArgument`."""
     body, media = bytes(exchange.body), exchange.header(b"content-type")
     if len(body) < THREAD_BYTES_MIN:
         return read_body(body, media, kind)
@@ -143,7 +153,7 @@ async def read(exchange: Exchange, kind: type[R]) -> R:
 
 
 def read_body(body: bytes, media: bytes | None, kind: type[R]) -> R:
-    """The same, from its parts. Raises `InvalidArgument`."""
+    """Return the request, decoded from a body and its media type. Raise `InvalidArgument`."""
     if media is not None and is_multipart(media):
         return read_media(from_form(read_multipart(body, media)), kind)
     try:
@@ -156,9 +166,9 @@ def read_body(body: bytes, media: bytes | None, kind: type[R]) -> R:
 
 
 def from_form(parts: Sequence[Part]) -> dict[str, Any]:
-    """A form's fields as JSON has them: files are `data:` URLs, the first image is `input_reference`.
+    """Return the fields of a form as in a JSON request: files as `data:` URLs, the first image as `input_reference`.
 
-    Further images and a mask are the engine's own fields. Raises `InvalidArgument`.
+    Further images and a mask become fields of the engine. Raise `InvalidArgument`.
     """
     fields: dict[str, Any] = {}
     images: list[str] = []

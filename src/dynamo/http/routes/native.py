@@ -1,4 +1,4 @@
-"""Routes of the engines' own APIs, where settings ask for them (serving-plane.md §1.1, §1.2)."""
+"""Routes of the engines' own APIs, enabled by settings."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +30,11 @@ from dynamo.serving.served_model import ServedModel
 VLLM = relayed("generate", "", vllm_error)
 SGLANG = relayed("generate", "", sglang_error)
 SGLANG_RESPONSE: dict[str, Any] = {"type": ["object", "array"], "items": {"type": "object"}}
-"""An object, or a list of them where several choices were requested."""
+"""Schema of an object, or of a list of them if several choices were requested."""
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
-    """Adds those that are asked for."""
+    """Add the routes that the settings enable."""
     pages = NativePages(context.pipeline, context.models)
     if setting("DYN_VLLM_ENABLE_INFERENCE_V1_GENERATE", False, read_bool):
         routes.hot(
@@ -61,7 +61,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NativePages:
-    """The handlers."""
+    """Handlers of these routes."""
 
     pipeline: Pipeline
     models: Models
@@ -114,9 +114,9 @@ class NativePages:
 
 
 def capable_model(models: Models, name: str | None, capability: str, access: ModelAccess | None) -> ServedModel:
-    """Return a set whose card lists the capability: that of the name, or any that the caller may use.
+    """Return a set whose card lists the capability: that of the model name, or any that the caller may use.
 
-    Raises `NotFound`, `NotReady` where its workers left just now, and `HttpError` (403) for a model that the caller may not use.
+    Raise `NotFound`, `NotReady` if its workers have just left, and `HttpError` (403) if the caller may not use the model.
     """
     able = [one for one in models.all_sets() if one.card.runtime_config.runtime_data.get(capability) in (True, "true")]
     ready = [one for one in able if one.is_ready and not one.takes_text]

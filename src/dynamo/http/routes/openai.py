@@ -1,4 +1,4 @@
-"""Routes of chat, completions and models: the first part of OpenAI's API (serving-plane.md §1.2)."""
+"""Routes of chats, completions and models, the core of OpenAI's API."""
 
 import time
 from dataclasses import dataclass, field
@@ -21,51 +21,58 @@ from dynamo.text.request_template import RequestTemplate
 
 
 def no_model(name: str) -> ErrorAnswer:
-    """What is said of a model that nobody serves."""
+    """Return the error for a model that no worker serves."""
     return ErrorAnswer(404, f"Model not found: {name!r}", param="model", code="model_not_found")
 
 
 CHAT_REFUSALS = (*ENGINE_REFUSALS, 501)
-"""The last one is for what OpenAI has deprecated."""
+"""501 is the error for fields that OpenAI has deprecated."""
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
-    """Adds them."""
+    """Add the routes."""
     pages = ModelPages(context.models, context.apis.enable_anthropic)
     routes.hot(
         "POST",
         "/v1/chat/completions",
         templated(context.pipeline.handle_chat, context.template, "max_completion_tokens"),
-        Operation("Chat completion", ChatCompletionRequest, ChatCompletion, streams=True, refusals=CHAT_REFUSALS),
+        Operation(
+            "Create a chat completion", ChatCompletionRequest, ChatCompletion, streams=True, refusals=CHAT_REFUSALS
+        ),
         variable="DYN_HTTP_SVC_CHAT_PATH",
     )
     routes.hot(
         "POST",
         "/v1/completions",
         templated(context.pipeline.handle_completion, context.template, "max_tokens"),
-        Operation("Text completion", CompletionRequest, TextCompletion, streams=True, refusals=ENGINE_REFUSALS),
+        Operation(
+            "Create a text completion", CompletionRequest, TextCompletion, streams=True, refusals=ENGINE_REFUSALS
+        ),
         variable="DYN_HTTP_SVC_CMP_PATH",
     )
     routes.plain(
         "GET",
         "/v1/models",
         pages.all_models,
-        Operation("Models served", answer=ModelList),
+        Operation("List the served models", answer=ModelList),
         variable="DYN_HTTP_SVC_MODELS_PATH",
     )
     routes.plain(
-        "GET", "/v1/models/{model:path}/ready", pages.ready, Operation("Can the model be asked?", refusals=(404,))
+        "GET",
+        "/v1/models/{model:path}/ready",
+        pages.ready,
+        Operation("Check whether a model is ready", refusals=(404,)),
     )
     routes.plain(
         "GET",
         "/v1/models/{model:path}",
         pages.one_model,
-        Operation("One model", answer=ModelObject, refusals=(404,)),
+        Operation("Get a model", answer=ModelObject, refusals=(404,)),
     )
 
 
 def templated(handler: HotHandler, template: RequestTemplate | None, limit: str) -> HotHandler:
-    """The handler, behind the request template where there is one."""
+    """Return the handler with the request template applied, if there is one."""
     if template is None:
         return handler
 
@@ -78,11 +85,11 @@ def templated(handler: HotHandler, template: RequestTemplate | None, limit: str)
 
 @dataclass(frozen=True, slots=True)
 class ModelPages:
-    """What is said of the models."""
+    """Handlers of the models' routes."""
 
     models: Models
     speaks_anthropic: bool
-    """Whether a client that says `anthropic-version` is answered in that form."""
+    """Whether a client that sends `anthropic-version` gets Anthropic's form."""
     context_window: int = field(default_factory=lambda: setting("DYN_CONTEXT_WINDOW", 0, int))
     max_output_tokens: int = field(default_factory=lambda: setting("DYN_MAX_OUTPUT_TOKENS", 0, int))
 

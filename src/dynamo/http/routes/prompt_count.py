@@ -1,4 +1,4 @@
-"""Prompt count: how many tokens a chat's prompt has, by the same template and tokenizer that would answer it."""
+"""Prompt count: number of tokens of a chat's prompt, from the same template and tokenizer as a response."""
 
 from functools import partial
 
@@ -11,18 +11,20 @@ from dynamo.text.preprocessor import Preprocessor
 
 
 def counted_model(models: Models, name: str, access: ModelAccess | None) -> ServedModel:
-    """Return the model that answers chats under this name and whose tokenizer is here.
+    """Return the model that serves chats under this name and whose tokenizer the frontend has.
 
-    Raises what `Models.find` raises, and `InvalidArgument`.
+    Raise the errors of `Models.find`, and `InvalidArgument`.
     """
     model = models.find(name, "Chat", access)
     if model.takes_text:
-        raise InvalidArgument(f"the workers of `{name}` take text: only they know how many tokens it is", param="model")
+        raise InvalidArgument(
+            f"model `{name}` is served from text: the frontend cannot count its tokens", param="model"
+        )
     return model
 
 
 async def count_prompt(preprocessor: Preprocessor, chat: ChatCompletionRequest, body_bytes: int = 0) -> int:
-    """Return the number of tokens of its prompt, in a thread where it is long. Raise `InvalidArgument`."""
+    """Return the number of tokens of a chat's prompt, counted in a thread if it is long. Raise `InvalidArgument`."""
     return await preprocessor.rendered(chat, body_bytes, partial(_count, preprocessor, chat))
 
 

@@ -1,4 +1,4 @@
-"""The route of realtime conversations: a WebSocket to a worker that holds them (serving-plane.md §1.2)."""
+"""Route of realtime conversations: forwards a WebSocket to a worker that supports them."""
 
 import asyncio
 import logging
@@ -32,21 +32,21 @@ logger = logging.getLogger(__name__)
 
 REALTIME = relayed("realtime", "Realtime")
 SUBPROTOCOL = b"realtime"
-"""What OpenAI's clients in browsers ask for."""
-EARLY_MAX = 256  # Events that may come before the worker is found.
+"""Subprotocol that OpenAI's browser clients request."""
+EARLY_MAX = 256  # Events that are buffered until the worker is connected.
 NOT_A_SOCKET = ErrorAnswer(400, "Connection header did not include 'upgrade' for a WebSocket", label="validation")
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
-    """Adds it."""
+    """Add the route."""
     pages = RealtimePages(context.pipeline, context.models)
     routes.hot(
         "GET",
         "/v1/realtime",
         pages.connect,
         Operation(
-            "A conversation over a WebSocket",
-            answer={"type": "string", "description": "101: events, as JSON, both ways"},
+            "Hold a realtime conversation over a WebSocket",
+            answer={"type": "string", "description": "101: events, as JSON, in both directions"},
             refusals=(400, 503),
             query={"model": {"type": "string"}},
         ),
@@ -56,7 +56,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RealtimePages:
-    """The handler."""
+    """Handler of the route."""
 
     pipeline: Pipeline
     models: Models
@@ -81,7 +81,7 @@ class RealtimePages:
 
 
 class Talk:
-    """What a client says, and who is to hear it."""
+    """One conversation: validates the client's events and forwards them to the worker."""
 
     def __init__(self, pages: RealtimePages, exchange: Exchange, socket: WebSocket, model: str | None) -> None:
         self._pages = pages
@@ -94,7 +94,7 @@ class Talk:
         self._is_closed = False
 
     def heard(self, message: Message) -> None:
-        """One event."""
+        """Process one client event."""
         if message.op is Op.BINARY:
             self._refuse("binary frames not supported", "invalid_request")
             return
@@ -111,7 +111,7 @@ class Talk:
             self._choose(event)
 
     def closed(self) -> None:
-        """The client left."""
+        """Notify the worker's request that the client has disconnected."""
         self._is_closed = True
         if self._answer is not None:
             self._answer.client_left()
@@ -120,7 +120,7 @@ class Talk:
         name = model_of(event) or self._model
         if name is None:
             self._refuse(
-                "the first event must be a session.update that names a model", "invalid_request", "session.model", event
+                "the first event must be a session.update with a model", "invalid_request", "session.model", event
             )
             return
         self._early.append(event)
@@ -153,7 +153,7 @@ class Talk:
         self._socket.resume_reading()
 
     def _not_opened(self, name: str, error: DynamoException) -> None:
-        """The client may name another model."""
+        """Send an error event and wait for another session.update: the client may name another model."""
         told = answer_to(error)
         self._pages.pipeline.metrics.count_end(REALTIME.endpoint, "", "stream", told.label)
         self._opening = None

@@ -1,4 +1,4 @@
-"""Relayed routes: what all routes share whose requests go to a worker as they are."""
+"""Relayed routes: shared parts of routes whose requests are forwarded to a worker unchanged."""
 
 from typing import NoReturn
 
@@ -11,17 +11,17 @@ from dynamo.serving.served_model import ServedModel
 
 
 def never(*_: object) -> NoReturn:
-    """Stands where a surface of generations makes its answers: a relayed one makes none."""
-    raise AssertionError("a relayed answer has no chunks")
+    """Placeholder for the response factories of a surface: a relayed response has no chunks."""
+    raise AssertionError("a relayed response has no chunks")
 
 
 def relayed(endpoint: str, model_type: str, error_body: ErrorBody = ErrorAnswer.body) -> Surface:
-    """The surface of a relayed endpoint: its label, who serves it, and how its errors are written."""
+    """Return the surface of a relayed endpoint: its label, the type of its models, and the form of its errors."""
     return Surface(endpoint, model_type, response_id=str, chunks=never, body=never, error_body=error_body)
 
 
 def text_model(models: Models, name: str | None, model_type: str, access: ModelAccess | None) -> ServedModel:
-    """Return the set that serves requests of that type as clients write them. Raises what `Models.find` raises."""
+    """Return the set that serves text requests of that type. Raise the errors of `Models.find`."""
     model = models.find(name or "", model_type, access)
     if not model.takes_text:
         raise NotFound(

@@ -1,4 +1,4 @@
-"""Routes of OpenAI's Responses API: answers, token counts, and the answers that are kept (serving-plane.md §1.2)."""
+"""Routes of OpenAI's Responses API: responses, token counts, and stored responses."""
 
 import asyncio
 import time
@@ -64,13 +64,13 @@ from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.postprocessor import FinishedChoice
 
-ITEMS_HERE_MAX = 256  # More are converted in a thread.
+ITEMS_HERE_MAX = 256  # More items are converted in a thread.
 
 P = TypeVar("P", bound=PromptFields)
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
-    """Adds them."""
+    """Add the routes."""
     dropped = Dropped(context.registry, context.metrics_prefix)
     archive = ResponseArchive(open_store(context.apis, dropped), context.registry, context.metrics_prefix)
     routes.on_stop.append(archive.close)
@@ -84,7 +84,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         "POST",
         "/v1/responses",
         pages.handle_response,
-        Operation("Response", ResponseRequest, Response, streams=True, refusals=ENGINE_REFUSALS),
+        Operation("Create a response", ResponseRequest, Response, streams=True, refusals=ENGINE_REFUSALS),
         variable="DYN_HTTP_SVC_RESPONSES_PATH",
         error_body=error_body,
     )
@@ -94,7 +94,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         "/v1/responses",
         socket.connect,
         Operation(
-            "Responses over a WebSocket",
+            "Create responses over a WebSocket",
             answer={"type": "string", "description": "101: `response.create` messages, answered with stream events"},
             refusals=(400, 503),
         ),
@@ -111,23 +111,25 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         "POST",
         "/v1/responses/input_tokens",
         pages.handle_count,
-        Operation("Tokens of a response's input", TokenCountRequest, TokenCount, refusals=ENGINE_REFUSALS),
+        Operation("Count the tokens of a response's input", TokenCountRequest, TokenCount, refusals=ENGINE_REFUSALS),
         error_body=error_body,
     )
     one = "/v1/responses/{id}"
-    routes.plain("GET", one, pages.get, Operation("A response that was kept", answer=Response, refusals=(400, 404)))
-    routes.plain("DELETE", one, pages.delete, Operation("Forget it", answer=ResponseDeleted, refusals=(404,)))
+    routes.plain("GET", one, pages.get, Operation("Get a stored response", answer=Response, refusals=(400, 404)))
+    routes.plain(
+        "DELETE", one, pages.delete, Operation("Delete a stored response", answer=ResponseDeleted, refusals=(404,))
+    )
     query: dict[str, dict[str, Any]] = {
         "limit": {"type": "integer", "minimum": 1, "maximum": 100},
         "order": {"enum": ["asc", "desc"]},
         "after": {"type": "string"},
     }
-    operation = Operation("What it was asked", answer=ItemPage, refusals=(400, 404), query=query)
+    operation = Operation("List the input items of a response", answer=ItemPage, refusals=(400, 404), query=query)
     routes.plain("GET", "/v1/responses/{id}/input_items", pages.items, operation)
 
 
 def open_store(options: ApiOptions, dropped: Dropped) -> ResponseStore | None:
-    """Where responses are kept. Raises `ConfigError`."""
+    """Return the store of responses. Raise `ConfigError`."""
     if options.responses_store == NOWHERE:
         return None
     if options.responses_store == MEMORY:
@@ -136,7 +138,7 @@ def open_store(options: ApiOptions, dropped: Dropped) -> ResponseStore | None:
 
 
 def error_body(error: ErrorAnswer) -> bytes:
-    """OpenAI's form; a field of the chat gets the name it has in the request."""
+    """Return an error in OpenAI's form; a field of the chat gets the name that it has in the request."""
     if error.param is None:
         return error.body()
     first, rest = error.param, ""
@@ -149,14 +151,14 @@ def error_body(error: ErrorAnswer) -> bytes:
 
 
 def error_body_of_format(error: ErrorAnswer) -> bytes:
-    """As `error_body`, for a request that gives the format in `response_format`, as a chat does."""
+    """Return an error as `error_body` does, for a request with `response_format`, the field of a chat."""
     is_format = error.param is not None and error.param.partition(".")[0] == "response_format"
     return error.body() if is_format else error_body(error)
 
 
 @dataclass(frozen=True, slots=True)
 class ResponsePages:
-    """The handlers."""
+    """Handlers of the Responses API."""
 
     pipeline: Pipeline
     models: Models
@@ -249,9 +251,9 @@ class ResponsePages:
         owner: str | None,
         session: ResponseSession | None = None,
     ) -> list[StoredItem]:
-        """Return the conversation before the request's items, of responses that belong to `owner`.
+        """Return the conversation before the request's items, from stored responses of `owner`.
 
-        Raises `NotFound`, and `InvalidArgument` for a tool result without a call.
+        Raise `NotFound`, and `InvalidArgument` for a tool result without a call.
         """
         if previous is None:
             return []
@@ -266,7 +268,7 @@ class ResponsePages:
     async def _chat(
         self, request: PromptFields, items: list[StoredItem], account: Account | None, answer_tokens: int
     ) -> ChatCompletionRequest:
-        """The chat of these items; `truncation: auto` leaves out the oldest where they are too many. Raises `InvalidArgument`."""
+        """Return the chat of these items; `truncation: auto` drops the oldest if they are too many. Raise `InvalidArgument`."""
         chat = (
             to_chat(request, items)
             if len(items) <= ITEMS_HERE_MAX
@@ -288,7 +290,7 @@ class ResponsePages:
         return to_chat(request, without_oldest(items, most))
 
     def _only_model(self, account: Account | None) -> str | None:
-        """Return the model that is meant where the caller may use only one."""
+        """Return the name of the model if the caller may use exactly one, else None."""
         names = [name for name in self.models.served() if account is None or account.may_use(name)]
         return names[0] if len(names) == 1 else None
 
@@ -300,20 +302,20 @@ class ResponsePages:
         owner: str | None,
         response: Response,
     ) -> None:
-        """Store a response with what was `asked` for it, if anything, and remember it for its connection."""
+        """Store a response with its input items, unless these are None, and keep it for its connection."""
         if asked is not None:
             self.archive.keep(response, asked, owner)
         if session is not None:
             session.remember(response, items)
 
-    # What is kept.
+    # Stored responses.
 
     async def get(self, request: Request) -> HttpResponse:
         """GET /v1/responses/{id}."""
         try:
             if request.query_params.get("stream", "false") not in ("false", "0"):
                 raise InvalidArgument(
-                    f"{INVALID}`stream` is not supported by this release: it is kept whole", param="stream"
+                    f"{INVALID}`stream` is not supported for stored responses: they are stored whole", param="stream"
                 )
             return as_json((await self.archive.find(request.path_params["id"], owner_of(request))).response)
         except DynamoException as error:
@@ -363,7 +365,7 @@ def with_optional_items(
 def writer_of(
     request: ResponseRequest, keep: Keep | None, is_stored: bool, response_id: str, model: str, created: int
 ) -> ResponseWriter:
-    """Who writes the response."""
+    """Return the writer of a streamed response."""
     response = to_response(request, response_id, created, is_stored=is_stored)
     return ResponseWriter(response, now=time.time, keep=keep, logprobs=wants_logprobs(request))
 
@@ -376,7 +378,7 @@ def body_of(
     choices: Sequence[FinishedChoice],
     usage: CompletionUsage,
 ) -> bytes:
-    """The whole response."""
+    """Return the body of a whole response."""
     return json_encode(writer(response_id, model, created).whole(choices[0], usage))
 
 
@@ -394,7 +396,7 @@ def compaction_of(
 
 
 def unread(*_: object) -> "ResponseWriter":
-    raise AssertionError("a response has no form before its request was read")
+    raise AssertionError("the form of a response is unknown before its request is decoded")
 
 
 UNREAD = Surface(
@@ -402,8 +404,8 @@ UNREAD = Surface(
     model_type="Chat",
     response_id=lambda _: new_response_id(),
     chunks=unread,
-    body=unread,  # type: ignore[arg-type]  # never called either
+    body=unread,  # type: ignore[arg-type]  # never called before the request is decoded
     error_body=ErrorAnswer.body,  # Until the request is decoded, errors name its own fields.
     always_usage=True,
 )
-"""What all responses have in common."""
+"""Surface of responses until their request is decoded."""

@@ -1,6 +1,6 @@
-"""Responses over a WebSocket: `response.create` messages, answered one after the other with the events of a stream.
+"""Responses over a WebSocket: `response.create` messages, answered in order with the events of a stream.
 
-A response of a connection can be continued by its next request even if it is not stored (`store: false`).
+The next request of a connection can continue a response of the same connection even if it is not stored (`store: false`).
 """
 
 import asyncio
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
     from dynamo.http.routes.table import RouteContext
 
 CREATE = "response.create"
-WAITING_MAX = 16  # Requests that a client may send ahead; it is not read beyond that.
+WAITING_MAX = 16  # Requests that a client may send ahead; reading pauses beyond that.
 IGNORED = ("type", "event_id", "stream")
-"""Fields of the message that are no fields of the request. There is nothing but streams here."""
+"""Fields of the message that are not fields of the request. Every response is streamed."""
 DISALLOWED = ("stream_options", "background")
 OWN_HEADERS = frozenset({b"connection", b"upgrade", b"x-request-id", b"x-dynamo-request-id", b"content-length"})
-"""Headers of the handshake that its requests do not share."""
+"""Headers of the handshake that are not headers of its requests."""
 
-UPGRADE_NEEDED = ErrorAnswer(400, "GET /v1/responses opens a WebSocket: send the headers of an upgrade, or use POST")
+UPGRADE_NEEDED = ErrorAnswer(400, "GET /v1/responses opens a WebSocket: send the upgrade headers, or use POST")
 BINARY = ErrorAnswer(400, "binary messages are not supported: send JSON as text")
 NOT_AN_EVENT = ErrorAnswer(400, f"a message must be a JSON object whose `type` is `{CREATE}`", param="type")
 
 TurnHandler = Callable[[Exchange, ResponseSession], None]
-"""Answers one request, with what its connection remembers."""
+"""Serves one request with the state of its connection."""
 
 
 class TurnAccounts:
-    """Admission of each request of a connection, as if it had come alone."""
+    """Admission of each request of a connection, as for separate HTTP requests."""
 
     def __init__(self, context: "RouteContext") -> None:
         self._keys: Keys | None = context.keys
         self._metrics = KeyMetrics(context.registry, context.metrics_prefix)
 
     def admit(self, owner: str | None) -> Account | ErrorAnswer | None:
-        """Return the account of one request, or why it is refused; None where no keys are asked for."""
+        """Return the account of one request, or the reason for its refusal; None on a server without keys."""
         if owner is None or self._keys is None:
             return None
         caller = self._keys.ring.of_owner(owner)
@@ -65,14 +65,14 @@ class TurnAccounts:
 
 @dataclass(frozen=True, slots=True)
 class ResponsesSocket:
-    """The handler of `GET /v1/responses`."""
+    """Handler of `GET /v1/responses`."""
 
     pipeline: Pipeline
     answer: TurnHandler
     accounts: TurnAccounts
 
     def connect(self, exchange: Exchange) -> None:
-        """Open the WebSocket that the request asks for."""
+        """Open the WebSocket that the request negotiates."""
         key = accept_key(exchange)
         if key is None:
             exchange.refuse(UPGRADE_NEEDED)
@@ -85,13 +85,13 @@ class ResponsesSocket:
 
 
 class Connection:
-    """One WebSocket: its waiting requests, and the one that is being answered."""
+    """One WebSocket: its queued requests, and the one in progress."""
 
     def __init__(self, pages: ResponsesSocket, exchange: Exchange, socket: WebSocket) -> None:
         self._pages = pages
         self._socket = socket
         self._account = exchange.account
-        """The account of the handshake, which is that of the first request too."""
+        """Account of the handshake, also used for the first request."""
         self._owner = None if exchange.account is None else exchange.account.owner
         self._headers = [
             (name, value)
@@ -104,7 +104,7 @@ class Connection:
         self._is_closed = False
 
     def heard(self, message: Message) -> None:
-        """Take one message; see `Listener`."""
+        """Queue one message; see `Listener`."""
         if message.op is Op.BINARY:
             self._refuse(BINARY)
             return
@@ -115,7 +115,7 @@ class Connection:
             self._task = self._pages.pipeline.tasks.start(self._answer_all(), "responses socket")
 
     def closed(self) -> None:
-        """Stop the request that is being answered; see `Listener`."""
+        """Cancel the request in progress; see `Listener`."""
         self._is_closed = True
         self._waiting.clear()
         if self._task is not None:
@@ -132,7 +132,7 @@ class Connection:
             self._task = None
 
     async def _answer(self, data: bytes) -> None:
-        """Answer one message with the events of its response, or with one error."""
+        """Respond to one message with the events of its response, or with one error."""
         event = read_event(data)
         if event is None or event["type"] != CREATE:
             self._refuse(NOT_AN_EVENT)
@@ -169,7 +169,7 @@ class Connection:
         answer(exchange, session)
 
     def _refuse(self, error: ErrorAnswer, exchange: Exchange | None = None) -> None:
-        """Send an error event; its fields have the names that the route of `exchange` gives them."""
+        """Send an error event; the route of `exchange` names its fields."""
         body = error.body() if exchange is None else exchange.error_body(error)
         told: dict[str, Any] = dict(json_decode(body)["error"])
         told["code"] = told["code"] if isinstance(told["code"], str) else told["type"]

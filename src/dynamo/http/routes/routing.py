@@ -1,4 +1,4 @@
-"""Routes that explain the KV router: why this worker, and who is doing what (docs/routing.md). Ours, not upstream's."""
+"""Routes that explain the KV router: its decisions and its view of the workers (docs/routing.md). Not part of upstream."""
 
 import itertools
 from typing import Any
@@ -18,26 +18,26 @@ from dynamo.serving.served_model import ServedModel
 
 DECISIONS_SHOWN = 20
 UUID_CHARS = 36
-DECISIONS_MAX = 256  # As many as a router keeps.
+DECISIONS_MAX = 256  # Number of decisions that a router keeps.
 
 
 class ExplainedDecisions(Struct):
-    """The last decisions of one of a model's routers, newest first."""
+    """Latest decisions of one of a model's routers, newest first."""
 
     model: str
     decisions: list[Explanation]
     worker_type: str = "aggregated"
-    """Whom it chooses: a request of two legs is decided about by two routers."""
+    """Type of the workers that it selects: a disaggregated request is routed by two routers."""
 
 
 class DecisionsAnswer(Struct):
-    """The answer of `GET /routing/decisions`."""
+    """Body of `GET /routing/decisions`."""
 
     models: list[ExplainedDecisions]
 
 
 class RankLoad(Struct):
-    """What one rank was given and has not finished, as the router counts it."""
+    """Unfinished load of one rank, as counted by the router."""
 
     worker_id: int
     dp_rank: int
@@ -45,31 +45,31 @@ class RankLoad(Struct):
     active_blocks: float
     active_requests: int
     held_blocks: int
-    """Blocks that it told of, in all tiers."""
+    """Blocks that the rank reported as cached, in all tiers."""
 
 
 class RouterState(Struct):
-    """One model's router."""
+    """State of one model's router."""
 
     model: str
     policy: str
     waiting_requests: int
     index_blocks: int
     is_guessing: bool
-    """Whether caches are guessed because workers tell nothing of them."""
+    """Whether cached blocks are estimated because workers publish no KV events."""
     ranks: list[RankLoad]
     worker_type: str = "aggregated"
-    """Who they are."""
+    """Type of the workers that it selects."""
 
 
 class StateAnswer(Struct):
-    """The answer of `GET /routing/state`."""
+    """Body of `GET /routing/state`."""
 
     routers: list[RouterState]
 
 
 class RankHolds(Struct):
-    """What one rank holds of a prompt, in blocks; a slower tier's are those beyond the faster ones."""
+    """Blocks of a prompt that one rank caches; a slower tier counts only blocks beyond those of the faster tiers."""
 
     worker_id: int
     dp_rank: int
@@ -79,39 +79,39 @@ class RankHolds(Struct):
 
 
 class SessionPrompt(Struct):
-    """The longest prompt of a session, or of a branch of it."""
+    """Longest prompt of a session, or of a branch of it."""
 
     blocks: int
     held: list[RankHolds]
 
 
 class SessionShown(Struct):
-    """What a session was told so far."""
+    """Prompts of one session."""
 
     session_id: str
     prompts: list[SessionPrompt]
-    """The last used first."""
+    """Prompts, the last used first."""
 
 
 class ModelSessions(Struct):
-    """One model's sessions, the last used first."""
+    """Sessions of one model, the last used first."""
 
     model: str
     sessions: int
-    """All that are known."""
+    """Number of sessions that the router keeps."""
     blocks: int
-    """Of all their prompts."""
+    """Number of blocks of all their prompts."""
     shown: list[SessionShown]
 
 
 class SessionsAnswer(Struct):
-    """The answer of `GET /routing/sessions`."""
+    """Body of `GET /routing/sessions`."""
 
     models: list[ModelSessions]
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
-    """Adds them."""
+    """Add the routes."""
     if setting("DYN_DISABLE_FRONTEND_ADMIN_API", False, read_bool):
         return
     pages = RoutingPages(context.models)
@@ -124,17 +124,17 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         "GET",
         "/routing/decisions",
         pages.decisions,
-        Operation("Why the KV router chose", answer=DecisionsAnswer, refusals=(400, 403, 404), query=query),
+        Operation("Explain the KV router's decisions", answer=DecisionsAnswer, refusals=(400, 403, 404), query=query),
         access=Access.ADMIN,
     )
-    state = Operation("Load and cache of every worker, as the KV router sees them", answer=StateAnswer, refusals=(403,))
+    state = Operation("Show the KV router's load and cache of every worker", answer=StateAnswer, refusals=(403,))
     routes.plain("GET", "/routing/state", pages.state, state, access=Access.ADMIN)
     routes.plain(
         "GET",
         "/routing/sessions",
         pages.sessions,
         Operation(
-            "What sessions were told, and who still holds it",
+            "List sessions, their prompts and the ranks that cache them",
             answer=SessionsAnswer,
             refusals=(400, 403, 404),
             query={"session_id": {"type": "string"}, **{name: query[name] for name in ("model", "limit")}},
@@ -144,13 +144,13 @@ def add(routes: RouteTable, context: RouteContext) -> None:
 
 
 class RoutingPages:
-    """What the KV routers know."""
+    """Handlers that report the state of the KV routers."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
 
     def _routed(self) -> list[ServedModel]:
-        """The prefill's before the decode's."""
+        """Return the models with a KV router; a model's prefill set precedes its decode set."""
         routed = [one for one in self._models.every_set() if one.kv is not None]
         return sorted(routed, key=lambda one: (one.name, one.answers_clients))
 
@@ -162,7 +162,7 @@ class RoutingPages:
             return limit
         model, request_id = wanted.get("model"), wanted.get("request_id")
         if request_id is not None:
-            request_id = request_id[-UUID_CHARS:]  # A response's id, `chatcmpl-…`, is the request's and more.
+            request_id = request_id[-UUID_CHARS:]  # A response's id, `chatcmpl-…`, ends in the request's.
         found = []
         for one in self._routed():
             if model in (None, one.name) and one.kv is not None:
@@ -171,7 +171,7 @@ class RoutingPages:
         if model is not None and not found:
             return refuse(ErrorAnswer(404, f"model {model!r} is not routed by --router-mode kv", param="model"))
         if request_id is not None and not any(one.decisions for one in found):
-            return refuse(ErrorAnswer(404, f"no decision about request {request_id!r} is kept", param="request_id"))
+            return refuse(ErrorAnswer(404, f"no decision for request {request_id!r} is kept", param="request_id"))
         return as_json(DecisionsAnswer(found))
 
     async def state(self, request: Request) -> Response:
@@ -191,15 +191,15 @@ class RoutingPages:
         ]
         if not found:
             return refuse(
-                ErrorAnswer(404, "no sessions are kept: start the frontend with --enable-session-prefix-index")
+                ErrorAnswer(404, "sessions are not tracked: start the frontend with --enable-session-prefix-index")
             )
         if session is not None and not any(one.shown for one in found):
-            return refuse(ErrorAnswer(404, f"no session {session!r} is known", param="session_id"))
+            return refuse(ErrorAnswer(404, f"no such session: {session!r}", param="session_id"))
         return as_json(SessionsAnswer(found))
 
 
 def _limit(request: Request) -> int | Response:
-    """How many are shown at most, or the refusal of what was asked."""
+    """Return the maximum number of entries to show, or the refusal of an invalid limit."""
     text = request.query_params.get("limit", str(DECISIONS_SHOWN))
     if text.isdecimal() and 1 <= int(text) <= DECISIONS_MAX:
         return int(text)
@@ -207,9 +207,9 @@ def _limit(request: Request) -> int | Response:
 
 
 def sessions_of(model: str, router: KvPushRouter, session: str | None, limit: int) -> ModelSessions:
-    """A model's sessions, or one of them."""
+    """Return a model's sessions, or one of them."""
     known = router.machine.sessions
-    assert known is not None, "only routers that keep sessions are asked"
+    assert known is not None, "the router must track sessions"
     names = known.names()[:limit] if session is None else [session]
     shown = [
         SessionShown(
@@ -228,8 +228,8 @@ def sessions_of(model: str, router: KvPushRouter, session: str | None, limit: in
 
 
 def state_of(served: ServedModel) -> RouterState:
-    """What a model's router knows."""
-    assert served.kv is not None, "only routed models are asked"
+    """Return the state of a model's router."""
+    assert served.kv is not None, "the model must have a KV router"
     served.kv.refresh()
     machine = served.kv.machine
     ranks = [

@@ -1,4 +1,4 @@
-"""Routes of the service itself: health, metrics, busy thresholds, its description (serving-plane.md §1.2)."""
+"""Routes of the service itself: health, metrics, busy thresholds, OpenAPI document."""
 
 from typing import Any
 
@@ -18,25 +18,25 @@ from dynamo.routing.busy import Thresholds
 
 
 def add(routes: RouteTable, context: RouteContext) -> None:
-    """Adds them."""
+    """Add the routes."""
     pages = SystemPages(routes, context)
 
     def get(path: str, handler: Any, operation: Operation, word: str) -> None:
         routes.plain("GET", path, handler, operation, variable=f"DYN_HTTP_SVC_{word}_PATH", access=Access.OPEN)
 
-    get("/health", pages.health, Operation("Health, with the instances known", refusals=(503,)), "HEALTH")
-    get("/live", pages.live, Operation("Liveness"), "LIVE")
-    text = Operation("Prometheus metrics", answer={"type": "string"}, answer_media="text/plain")
+    get("/health", pages.health, Operation("Get health and known instances", refusals=(503,)), "HEALTH")
+    get("/live", pages.live, Operation("Get liveness"), "LIVE")
+    text = Operation("Get Prometheus metrics", answer={"type": "string"}, answer_media="text/plain")
     get("/metrics", pages.metrics, text, "METRICS")
     if not setting("DYN_DISABLE_FRONTEND_ADMIN_API", False, read_bool):
-        shown = Operation("Busy thresholds of every model", refusals=(403,))
+        shown = Operation("Get the busy thresholds of every model", refusals=(403,))
         routes.plain("GET", "/busy_threshold", pages.thresholds, shown, access=Access.ADMIN)
         change = Operation(
             "Set a model's busy thresholds", ThresholdsRequest, ThresholdsRequest, refusals=(400, 403, 404), error=SAID
         )
         routes.plain("POST", "/busy_threshold", pages.set_thresholds, change, access=Access.ADMIN)
-    routes.plain("GET", "/openapi.json", pages.openapi, Operation("This document"), access=Access.OPEN)
-    page = Operation("This document, to be read and tried", answer={"type": "string"}, answer_media="text/html")
+    routes.plain("GET", "/openapi.json", pages.openapi, Operation("Get this document"), access=Access.OPEN)
+    page = Operation("Browse and try this API", answer={"type": "string"}, answer_media="text/html")
     routes.plain("GET", "/docs", pages.docs, page, access=Access.OPEN)
     if context.extensions:
         seen = FrontendExtensionContext(context.models, lambda: context.pipeline.is_draining)
@@ -44,11 +44,11 @@ def add(routes: RouteTable, context: RouteContext) -> None:
 
 
 SAID = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
-"""Upstream's form of this route's errors."""
+"""Schema of this route's errors, the same as upstream's."""
 
 
 class SystemPages:
-    """What the service says of itself."""
+    """Handlers that report the state of the service."""
 
     def __init__(self, routes: RouteTable, context: RouteContext) -> None:
         self._routes = routes
@@ -69,7 +69,7 @@ class SystemPages:
             return as_json({"status": "not_ready", "stage": "discovery"}, 503)
         sets = self._models.every_set()
         found = {instance.key: instance for one in sets for instance in one.client.instances()}
-        instances = list(found.values())  # Several models may stand at one endpoint, and one worker serve several.
+        instances = list(found.values())  # Several models may share an endpoint, and one worker serve several.
         endpoints = sorted({f"dyn://{one.endpoint}" for one in sets if one.worker_ids()})
         return as_json({"status": "healthy", "endpoints": endpoints, "instances": instances})
 
@@ -109,7 +109,7 @@ class SystemPages:
         return as_json(wanted)
 
     async def _hear_thresholds(self, text: str) -> str:
-        """A sibling was told other thresholds; what it took is taken."""
+        """Apply the thresholds that another process received."""
         wanted = decode_thresholds(text)
         try:
             await self._models.set_thresholds(wanted.model, wanted.limits())
@@ -135,7 +135,7 @@ class ThresholdsRequest(Struct):
     active_prefill_tokens_threshold_frac: float | None = None
 
     def limits(self) -> Thresholds:
-        """What is to be set. Raises `InvalidArgument`."""
+        """Return the thresholds to set. Raise `InvalidArgument`."""
         return Thresholds(
             active_decode_blocks_threshold=self.active_decode_blocks_threshold,
             active_prefill_tokens_threshold=self.active_prefill_tokens_threshold,

@@ -1,15 +1,15 @@
-"""Routes: what the HTTP service answers, who answers it, and how it is described.
+"""Route table: the routes of the HTTP service, their handlers and their descriptions.
 
-A group of routes is a function in a module of its own (`routes_openai.py`, `routes_system.py`, …), named in
-`route_groups.py`. It adds its routes to the table and takes what it needs from the context:
+A group of routes is a function in a module of its own (`openai.py`, `system.py`, …), named in `groups.py`. It adds its
+routes to the table and takes its dependencies from the context:
 
     def add(routes: RouteTable, context: RouteContext) -> None:
         routes.hot("POST", "/v1/embeddings", handler, Operation("Embeddings", body=EmbeddingRequest, answer=…))
         routes.plain("GET", "/v1/things/{thing}", endpoint, Operation("One thing", answer=Thing))
 
 A *hot* route has a fixed path; its handler gets an `Exchange` with the whole body and writes to the transport itself.
-A *plain* route is a Starlette endpoint; its path may have parameters. What the OpenAPI document says of a route comes
-from its `Operation`, so that the document cannot forget one.
+A *plain* route is a Starlette endpoint; its path may have parameters. The OpenAPI document is generated from the
+`Operation` of each route, so that it covers all of them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -49,16 +49,16 @@ ErrorBody = Callable[[ErrorAnswer], bytes]
 PlainHandler = Callable[[Request], Awaitable[Response]]
 
 PLAIN_BODY_BYTES_MAX = 1 << 20
-"""Of a JSON body on a plain route; the bodies of hot routes have limits of their own (`Limits`)."""
+"""Maximum JSON body of a plain route; the bodies of hot routes have limits of their own (`Limits`)."""
 ENGINE_REFUSALS = (400, 404, 413, 503, 529)
-"""What a route may answer that asks a worker."""
+"""Error statuses of a route that sends requests to workers."""
 
 
 class Access(Enum):
-    """The API key that a route needs, on a server with keys."""
+    """API key that a route requires, on a server with keys."""
 
     OPEN = "open"
-    """None: probes and metrics scrapers use it."""
+    """No key: probes and metrics scrapers use the route."""
     KEY = "key"
     ADMIN = "admin"
     """An admin key: the route changes state for every caller, or shows the requests of other callers."""
@@ -66,23 +66,23 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What the OpenAPI document says of a route."""
+    """Description of a route in the OpenAPI document."""
 
     summary: str
     body: Any = None
-    """The type of the request, or its JSON schema; None where there is no body."""
+    """Type of the request, or its JSON schema; None without a body."""
     answer: Any = None
-    """The type of the response, or its JSON schema; None for any object."""
+    """Type of the response, or its JSON schema; None for any object."""
     streams: bool = False
-    """Whether it answers in server-sent events where the request says so."""
+    """Whether the route can respond with server-sent events."""
     refusals: tuple[int, ...] = ()
-    """The statuses of its errors."""
+    """Statuses of its errors."""
     body_media: str = "application/json"
     answer_media: str = "application/json"
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The JSON schemas of its optional query parameters."""
+    """JSON schemas of its optional query parameters."""
     error: Any = None
-    """The type of its errors; None for OpenAI's form."""
+    """Type of its errors; None for OpenAI's form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +96,27 @@ class RouteEntry:
     is_hot: bool
     access: Access
     error_body: ErrorBody = ErrorAnswer.body
-    """How the errors of its path are written that come before its handler."""
+    """Formats errors of the path that occur before its handler runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteContext:
-    """What the handlers of routes work with."""
+    """Dependencies of route handlers."""
 
     pipeline: "Pipeline"
     models: "Models"
     registry: MetricsRegistry
     is_sound: Callable[[], bool]
-    """Whether all that must go on in the background does."""
+    """Returns whether all required background tasks are running."""
     apis: ApiOptions = field(default_factory=ApiOptions)
     metrics_prefix: str = "dynamo_frontend"
     template: "RequestTemplate | None" = None
-    """What requests ask for that do not say so themselves."""
+    """Defaults for fields that requests omit."""
     extensions: "Sequence[FrontendRoute]" = ()
     siblings: "Siblings | None" = None
-    """The other processes that share this one's port."""
+    """The other processes that share the port of this one."""
     keys: "Keys | None" = None
-    """The keys that are asked for."""
+    """API keys; None on a server without keys."""
 
 
 RouteGroup = Callable[["RouteTable", RouteContext], None]
@@ -128,11 +128,11 @@ class RouteTable:
     def __init__(self) -> None:
         self.entries: list[RouteEntry] = []
         self.asks_keys = False
-        """Whether those that need a key are asked for one."""
+        """Whether routes that need a key require one."""
         self.on_start: list[Callable[[], None]] = []
-        """Called when the service begins to answer."""
+        """Called when the service starts to serve."""
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
-        """Awaited when the service has answered its last request."""
+        """Awaited after the service has sent its last response."""
 
     def hot(
         self,
@@ -144,7 +144,7 @@ class RouteTable:
         variable: str | None = None,
         error_body: ErrorBody = ErrorAnswer.body,
     ) -> None:
-        """A route whose handler writes to the transport. `variable` names the setting that moves its path."""
+        """Add a route whose handler writes to the transport. `variable` names the setting that moves its path."""
         self.entries.append(RouteEntry(method, moved(path, variable), handler, operation, True, Access.KEY, error_body))
 
     def plain(
@@ -163,7 +163,7 @@ class RouteTable:
         self.entries.append(RouteEntry(method, moved(path, variable), handler, operation, False, access))
 
     def hot_handlers(self) -> dict[tuple[bytes, bytes], HotHandler]:
-        """(method, path) to handler, as the protocol looks them up."""
+        """Return the hot handlers by (method, path), for the lookup in the protocol."""
         hot: dict[tuple[bytes, bytes], Any] = {}
         for entry in self.entries:
             if entry.is_hot:
@@ -171,18 +171,18 @@ class RouteTable:
         return hot
 
     def error_bodies(self) -> dict[bytes, ErrorBody]:
-        """The paths whose errors look otherwise than OpenAI's."""
+        """Return the formatters of paths whose errors are not in OpenAI's form."""
         special = [one for one in self.entries if one.error_body is not ErrorAnswer.body]
         return {one.path.encode(): one.error_body for one in special}
 
     def open_paths(self) -> set[bytes]:
-        """The paths that are answered to whoever asks, without a key."""
+        """Return the paths that need no key."""
         return {one.path.encode() for one in self.entries if one.access is Access.OPEN}
 
     def _for_admins(self, handler: PlainHandler) -> PlainHandler:
         """Return a handler that refuses callers without an admin key.
 
-        The check is here and not at the gate, which sees paths before they are unquoted.
+        The check is here and not at the gate, which matches paths before they are unquoted.
         """
 
         async def answer(request: Request) -> Response:
@@ -194,7 +194,7 @@ class RouteTable:
         return answer
 
     def starlette_routes(self) -> list[Route]:
-        """The plain routes; and the hot ones' paths, so that a wrong method gets its 405 and not a 404."""
+        """Return the plain routes, and the paths of the hot ones so that a wrong method gets a 405, not a 404."""
         paths: dict[str, dict[str, PlainHandler]] = {}
         for entry in self.entries:
             handler: Any = _hot_elsewhere if entry.is_hot else entry.handler
@@ -203,7 +203,7 @@ class RouteTable:
 
 
 def _by_method(handlers: Mapping[str, PlainHandler]) -> PlainHandler:
-    """One endpoint for a path, so that the `allow` header of a 405 names every method it has."""
+    """Return one endpoint for a path, so that the `allow` header of a 405 lists all its methods."""
 
     async def answer(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
@@ -213,12 +213,12 @@ def _by_method(handlers: Mapping[str, PlainHandler]) -> PlainHandler:
 
 
 async def _hot_elsewhere(request: Request) -> Response:
-    """Never called with the route's own method: the protocol has taken that out before."""
+    """Placeholder for a hot route, never called with the route's method: the protocol handles those requests first."""
     raise HTTPException(404)
 
 
 async def body_of(request: Request) -> bytes:
-    """Return the body of a plain request. Raises `HttpError` (413) for a long one: only uploads of files are long."""
+    """Return the body of a plain request. Raise `HttpError` (413) if it is too long; only file uploads may be long."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -234,26 +234,26 @@ def account_of(request: Request) -> "Account | None":
 
 
 def owner_of(request: Request) -> str | None:
-    """Return the owner of what a plain request stores or reads, None on a server without keys."""
+    """Return the owner of objects that a plain request stores or reads, None on a server without keys."""
     return owner_of_account(account_of(request))
 
 
 def owner_of_account(account: "Account | None") -> str | None:
-    """Return the owner of what a caller stores or reads, None on a server without keys."""
+    """Return the owner of objects that a caller stores or reads, None on a server without keys."""
     return None if account is None else account.owner
 
 
 def moved(path: str, variable: str | None) -> str:
-    """The path, or the one that the setting puts in its place."""
+    """Return the path, or the one that the setting replaces it with."""
     return path if variable is None else setting(variable, path, str)
 
 
 def as_json(value: object, status: int = 200) -> Response:
-    """A JSON response."""
+    """Return a JSON response."""
     return Response(json_encode(value), status, media_type="application/json")
 
 
 def refuse(error: ErrorAnswer) -> Response:
-    """An error on a plain route."""
+    """Return the response of an error on a plain route."""
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     return Response(error.body(), error.status, headers, media_type="application/json")

@@ -1,11 +1,11 @@
-"""Access: who may ask, how often and for which models. Pure; time is a number it is given.
+"""Access: API keys, their rate limits and their models. Pure; the time is an argument.
 
-A key is kept and looked up as a digest under a secret of this process. How long the comparison of two such digests
-takes says nothing to somebody who cannot compute them, and no log or dump can show a key. What a key may do is in a
-TOML file:
+A key is stored and looked up as a digest under a secret of this process, so that comparison times reveal nothing to a
+client, which cannot compute the digests, and logs and dumps cannot contain a key. The permissions of keys are in a TOML
+file:
 
     [[keys]]
-    name = "team-a"                  # what metrics and logs call it
+    name = "team-a"                  # label in metrics and logs
     key = "sk-…"                     # or key_sha256 = "<the SHA-256 of the key, in hex>"
     requests_per_minute = 600
     tokens_per_minute = 200000
@@ -30,7 +30,7 @@ SECRET = secrets.token_bytes(32)
 MINUTE_S = 60.0
 OWNER = b"dynamo owner of files, batches and responses"
 OWNER_BYTES = 16
-BUSY_RETRY_S = 1  # When another of the same key's requests will end is not known.
+BUSY_RETRY_S = 1  # Time until another concurrent request of the same key ends is unknown.
 
 
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -64,7 +64,7 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return plain
 
     def check(self) -> "KeyLimits":
-        """Raises `ConfigError`."""
+        """Return the entry. Raise `ConfigError` for an invalid limit."""
         for word in ("requests_per_minute", "tokens_per_minute", "concurrent_requests"):
             value = getattr(self, word)
             if value is not None and value < 1:
@@ -73,13 +73,13 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A keys file."""
+    """Content of a keys file."""
 
     keys: tuple[KeyLimits, ...]
 
 
 class Bucket:
-    """So much a minute: what is not used is kept, up to a minute's worth."""
+    """Token bucket: refills by `size` per minute and holds at most `size`."""
 
     __slots__ = ("_at_s", "_left", "_size")
 
@@ -89,18 +89,18 @@ class Bucket:
         self._at_s: float | None = None
 
     def wait_s(self, now: float, amount: float = 0.0) -> float:
-        """How long until `amount` can be taken, or, for 0, until anything is left; 0.0 when it is now."""
+        """Return the seconds until `amount` is available, or, for 0, until anything is left; 0.0 if it is now."""
         self._fill(now)
         missing = max(amount, 1e-9) - self._left
         return 0.0 if missing <= 0 else missing * MINUTE_S / self._size
 
     def take(self, amount: float, now: float) -> None:
-        """May take more than is left: what a request used is known when it has ended."""
+        """Take an amount, which may exceed the rest: the usage of a request is known only when it has ended."""
         self._fill(now)
         self._left -= amount
 
     def resize(self, size: float) -> None:
-        """Another limit from here on."""
+        """Change the limit per minute."""
         self._left = min(self._left, size)
         self._size = size
 
@@ -111,12 +111,12 @@ class Bucket:
 
 
 class Caller:
-    """The holder of a key, and what it has used."""
+    """Owner of a key, with its usage."""
 
     def __init__(self, limits: KeyLimits) -> None:
         self.limits = limits
         self.owner = owner_id(limits.plain_digest())
-        """The owner that is stored with this caller's files, batches and responses."""
+        """Owner that is stored with this caller's files, batches and responses."""
         self.concurrent = 0
         self._requests = None if limits.requests_per_minute is None else Bucket(limits.requests_per_minute)
         self._tokens = None if limits.tokens_per_minute is None else Bucket(limits.tokens_per_minute)
@@ -126,7 +126,7 @@ class Caller:
         return self.limits.name
 
     def admit(self, now: float) -> "TooMuch | None":
-        """One more request, until `release`; or why not."""
+        """Admit one more request, until `release`, or return the exceeded limit."""
         limits = self.limits
         if limits.concurrent_requests is not None and self.concurrent >= limits.concurrent_requests:
             return TooMuch("concurrent_requests", limits.concurrent_requests, BUSY_RETRY_S)
@@ -141,12 +141,12 @@ class Caller:
         return None
 
     def release(self) -> None:
-        """A request that was admitted is over."""
+        """End a request that was admitted."""
         assert self.concurrent > 0, "a request was released twice"
         self.concurrent -= 1
 
     def spend(self, tokens: int, now: float) -> None:
-        """A request used so many tokens."""
+        """Count the tokens that a request used."""
         if self._tokens is not None:
             self._tokens.take(tokens, now)
 
@@ -155,12 +155,12 @@ class Caller:
         return allowed is None or any(fnmatch.fnmatchcase(model, pattern) for pattern in allowed)
 
     def require(self, model: str) -> None:
-        """Raises `HttpError` for a model that is not this caller's."""
+        """Raise `HttpError` if the caller may not use the model."""
         if not self.may_use(model):
             raise HttpError(403, f"This API key may not use the model {model!r}")
 
     def change(self, limits: KeyLimits) -> None:
-        """Take other limits and perhaps another key; what was used stays used."""
+        """Apply other limits and perhaps another key; usage is kept."""
         self.owner = owner_id(limits.plain_digest())
         self._requests = _changed(self._requests, limits.requests_per_minute)
         self._tokens = _changed(self._tokens, limits.tokens_per_minute)
@@ -168,7 +168,7 @@ class Caller:
 
 
 class TooMuch(msgspec.Struct, frozen=True):
-    """Why a request of a known caller is refused."""
+    """Limit that a known caller's request exceeds."""
 
     limit: str
     allowed: int
@@ -179,10 +179,10 @@ class TooMuch(msgspec.Struct, frozen=True):
 
 
 class KeyRing:
-    """All keys."""
+    """All API keys."""
 
     def __init__(self, entries: Iterable[KeyLimits] = ()) -> None:
-        """Raises `ConfigError`."""
+        """Raise `ConfigError` for invalid entries."""
         self._callers: dict[bytes, Caller] = {}
         self.replace(entries)
 
@@ -190,14 +190,14 @@ class KeyRing:
         return len(self._callers)
 
     def replace(self, entries: Iterable[KeyLimits]) -> None:
-        """Other keys from now on; who stays keeps what was used. Raises `ConfigError`, and then nothing changed."""
+        """Replace the keys; callers that remain keep their usage. Raise `ConfigError` and change nothing for invalid ones."""
         known = {caller.name: caller for caller in self._callers.values()}
         found: dict[bytes, KeyLimits] = {}
         names: set[str] = set()
         for entry in entries:
             digest = sealed(entry.check().plain_digest())
             if digest in found or entry.name in names:
-                raise ConfigError(f"key {entry.name!r}: the same name or the same key is there twice")
+                raise ConfigError(f"key {entry.name!r}: duplicate name or key")
             names.add(entry.name)
             found[digest] = entry
         callers: dict[bytes, Caller] = {}
@@ -211,15 +211,15 @@ class KeyRing:
         self._callers = callers
 
     def of_owner(self, owner: str) -> Caller | None:
-        """Return the caller that stored objects belong to, for work that is done on its behalf later."""
+        """Return the caller that owns stored objects, for work that runs on its behalf later."""
         return next((one for one in self._callers.values() if one.owner == owner), None)
 
     def owner_of(self, name: str) -> str | None:
-        """Return the owner of stored objects that belongs to the key of that name."""
+        """Return the owner of stored objects for the key with that name."""
         return next((one.owner for one in self._callers.values() if one.name == name), None)
 
     def find(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller | None:
-        """Whose key a request carries, as OpenAI's clients send it (`authorization`) or Anthropic's (`x-api-key`)."""
+        """Return the caller whose key a request carries, in `authorization` (OpenAI) or `x-api-key` (Anthropic)."""
         for name, value in headers:
             if name == b"authorization" and value[:7].lower() == b"bearer ":
                 presented = value[7:].strip()
@@ -234,15 +234,15 @@ class KeyRing:
 
 
 def sealed(digest: bytes) -> bytes:
-    """A digest that nobody can compute who does not know this process's secret."""
+    """Return a digest that cannot be computed without this process's secret."""
     return hashlib.blake2b(digest, key=SECRET, digest_size=32).digest()
 
 
 def owner_id(plain_digest: bytes) -> str:
     """Return the owner to store with objects of the key that has this SHA-256.
 
-    It follows from the key alone, so that it survives restarts and changes of the order of keys; the key cannot be
-    found from it, nor can the `key_sha256` of a keys file.
+    It is derived from the key alone, so that it survives restarts and changes of the order of keys; neither the key nor the
+    `key_sha256` of a keys file can be derived from it.
     """
     return f"key:{hashlib.blake2b(plain_digest, key=OWNER, digest_size=OWNER_BYTES).hexdigest()}"
 
@@ -260,12 +260,12 @@ def plain_keys(keys: Sequence[str], admin_keys: Sequence[str] = ()) -> list[KeyL
 
 
 def read_keys(text: str, path: str) -> tuple[KeyLimits, ...]:
-    """The entries of a keys file. Raises `ConfigError`; its message shows no key."""
+    """Return the entries of a keys file. Raise `ConfigError`, whose message contains no key."""
     try:
         table: Mapping[str, object] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         where = str(error).rpartition("(")[2].rstrip(")")
-        raise ConfigError(f"--api-keys-file {path}: no TOML ({where})") from None
+        raise ConfigError(f"--api-keys-file {path}: not valid TOML ({where})") from None
     try:
         return msgspec.convert(table, KeysFile).keys
     except msgspec.ValidationError as error:

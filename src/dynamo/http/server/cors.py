@@ -1,4 +1,4 @@
-"""CORS: which web pages of other origins may call this service, and how a browser is told. Pure."""
+"""CORS: allowed origins, and the headers that announce them to browsers. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from dynamo.core.errors import ConfigError
 
 ALLOWED_METHODS = b"GET, POST, PUT, DELETE, OPTIONS"
-REMEMBERED_S = 600  # How long a browser need not ask again; more is not honoured by all of them.
+REMEMBERED_S = 600  # How long browsers cache a preflight response; some browsers ignore longer times.
 
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """The origins that are allowed."""
+    """Allowed origins."""
 
     origins: frozenset[bytes]
 
     @classmethod
     def of(cls, origins: Sequence[str]) -> "Cors | None":
-        """None where none is allowed. Raises `ConfigError` for what is no origin."""
+        """Return the allowed origins, None if there are none. Raise `ConfigError` for an invalid origin."""
         for origin in origins:
             scheme, separator, rest = origin.partition("://")
             if origin != "*" and not (separator and scheme.isalpha() and rest and "/" not in rest and rest.isascii()):
@@ -28,7 +28,7 @@ class Cors:
         return b"*" in self.origins or origin.lower() in self.origins
 
     def headers(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
-        """What every answer to that origin carries. Credentials travel in headers, so none are asked of the browser."""
+        """Return the headers of every response to that origin. API keys are sent in headers, so credentials are not allowed."""
         vary = [(b"vary", b"origin")]
         if origin is None or not self.allows(origin):
             return vary
@@ -40,7 +40,7 @@ class Cors:
         ]
 
     def preflight(self, origin: bytes, wanted_headers: bytes | None) -> list[tuple[bytes, bytes]]:
-        """What the answer to a browser's question before the request carries."""
+        """Return the headers of the response to a preflight request."""
         if not self.allows(origin):
             return self.headers(origin)
         return [
@@ -52,5 +52,5 @@ class Cors:
 
 
 def as_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Headers as they are written."""
+    """Return headers as they are sent."""
     return b"".join(b"%b: %b\r\n" % pair for pair in headers)

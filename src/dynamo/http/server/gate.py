@@ -1,4 +1,4 @@
-"""Gate: what is decided of a request when its headers are there: who asks, whether they may, which origin they have."""
+"""Gate: authentication, rate limits and CORS of a request, evaluated once its headers are complete."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 NO_KEY = ErrorAnswer(
     401,
-    "An API key is needed: send it as 'Authorization: Bearer <key>' or as 'x-api-key: <key>'",
+    "An API key is required: send it as 'Authorization: Bearer <key>' or as 'x-api-key: <key>'",
     code="invalid_api_key",
     label="unauthorized",
 )
@@ -38,7 +38,7 @@ class Account:
 
     @property
     def name(self) -> str:
-        """What metrics and logs call the caller."""
+        """Name of the caller in metrics and logs."""
         return self._caller.name
 
     @property
@@ -48,23 +48,23 @@ class Account:
 
     @property
     def owner(self) -> str:
-        """The owner that is stored with the caller's files, batches and responses."""
+        """Owner that is stored with the caller's files, batches and responses."""
         return self._caller.owner
 
     def require(self, model: str) -> None:
-        """Raises `HttpError` (403) for a model that is not this caller's."""
+        """Raise `HttpError` (403) if the caller may not use the model."""
         self._caller.require(model)
 
     def may_use(self, model: str) -> bool:
         return self._caller.may_use(model)
 
     def spend(self, tokens: int) -> None:
-        """So many tokens were read and written for it."""
+        """Count the tokens that were read and written for the request."""
         self._caller.spend(tokens, self._now())
         self._metrics.tokens(self.name).inc(tokens)
 
     def close(self) -> None:
-        """The request is over. Further calls do nothing."""
+        """End the request. Further calls do nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._caller.release()
@@ -72,12 +72,12 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What was decided of one request."""
+    """Decision about one request."""
 
     refusal: ErrorAnswer | None = None
     is_preflight: bool = False
     headers: Headers = ()
-    """What its answer carries beside its own headers."""
+    """Additional headers of its response."""
     account: Account | None = None
 
 
@@ -85,7 +85,7 @@ OPEN = Passage()
 
 
 class KeyMetrics:
-    """What callers do, by the names of their keys."""
+    """Metrics by the names of API keys."""
 
     def __init__(self, registry: MetricsRegistry, prefix: str) -> None:
         self._requests = registry.counter(f"{prefix}_api_key_requests_total", "Requests admitted", ["key"])
@@ -103,7 +103,7 @@ class KeyMetrics:
 
 
 class Gate:
-    """The keys and origins of one service."""
+    """Authentication and CORS of one service."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Gate:
         self._now = now
 
     def judge(self, method: bytes, path: bytes, headers: Headers) -> Passage:
-        """May this request pass?"""
+        """Decide whether a request is served, refused or answered as a CORS preflight."""
         answer_headers: Headers = ()
         if self._cors is not None:
             origin = value_of(headers, b"origin")
@@ -157,10 +157,10 @@ class Gate:
 
 
 class Keys:
-    """The keys given on the command line, and those of a file that may change while we serve."""
+    """Keys of the command line, and those of a file that is reread when it changes."""
 
     def __init__(self, given: Sequence[str], path: str | None, admin: Sequence[str] = ()) -> None:
-        """Raises `ConfigError`, also for a file without keys where no other key is given."""
+        """Raise `ConfigError`, also for a file without keys if the command line gives none."""
         self._given = plain_keys(given, admin)
         self._path = None if path is None else Path(path)
         self._seen: object = None
@@ -171,26 +171,26 @@ class Keys:
 
     @classmethod
     def of(cls, given: Sequence[str], path: str | None, admin: Sequence[str] = ()) -> "Keys | None":
-        """Return the keys, None where no option of keys is given. Raises `ConfigError`."""
+        """Return the keys, None if no key option is set. Raise `ConfigError`."""
         return cls(given, path, admin) if given or admin or path is not None else None
 
     def owner_of_name(self, name: str) -> str | None:
-        """Return the owner of stored objects that belongs to the keys file's entry of that name.
+        """Return the owner of stored objects for the keys file's entry with that name.
 
-        Keys of flags and variables have names too, which are positions and thus no proof of whose key it is.
+        Keys of flags and variables have names too, but these are positions, which do not identify a key.
         """
         return None if any(one.name == name for one in self._given) else self.ring.owner_of(name)
 
     def refresh(self) -> None:
-        """Reads the file again where it has changed; a file that cannot be used changes nothing."""
+        """Read the file again if it has changed; an invalid file changes nothing."""
         if self._path is None or _stamp(self._path) == self._seen:
             return
         try:
             self.ring.replace(self._all())
         except ConfigError as error:
-            logger.warning("the API keys stay as they were: %s", error)
+            logger.warning("failed to reload API keys, keeping the previous ones: %s", error)
         else:
-            logger.info("API keys read again", extra={"keys": len(self.ring)})
+            logger.info("reloaded API keys", extra={"keys": len(self.ring)})
 
     def _all(self) -> list[KeyLimits]:
         if self._path is None:
@@ -204,7 +204,7 @@ class Keys:
 
 
 def value_of(headers: Headers, wanted: bytes) -> bytes | None:
-    """The first header of that (lower-case) name."""
+    """Return the first header with that (lower-case) name."""
     for name, value in headers:
         if name == wanted:
             return value
@@ -212,7 +212,7 @@ def value_of(headers: Headers, wanted: bytes) -> bytes | None:
 
 
 def _stamp(path: Path) -> object:
-    """What of a file changes when it does."""
+    """Return file attributes that change when the file does."""
     try:
         facts = path.stat()
     except OSError:

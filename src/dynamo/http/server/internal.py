@@ -1,6 +1,6 @@
-"""InternalExchange: a request that this process asks of one of its own routes, without a socket.
+"""InternalExchange: a request of this process to one of its own routes, without a socket.
 
-What a handler writes is kept for the one who asks: as a whole body, or as the events of a stream, as they come.
+The output of the handler is kept for the caller: as a whole body, or as the events of a stream, as they arrive.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from dynamo.http.server.protocol import Exchange, HotHandler
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.request_trace.payload import InternalCapture
 
-UNREAD_BYTES_MAX = 4 << 20  # As for a client: who is this far behind is not reading.
+UNREAD_BYTES_MAX = 4 << 20  # As for a client: a reader that is this far behind has stopped reading.
 
 DATA = b"data: "
 DONE = b"[DONE]"
@@ -28,16 +28,16 @@ def data_of(event: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class InternalAnswer:
-    """A whole answer."""
+    """Complete response."""
 
     status: int
     body: bytes
     error: ErrorAnswer | None = None
-    """What was wrong, where the handler refused the request."""
+    """Error of a request that the handler refused."""
 
 
 class InternalExchange(Exchange):
-    """One request and its answer."""
+    """One internal request and its response."""
 
     __slots__ = ("_answer", "_buffer", "_capture", "_error", "_is_cut", "_unread", "_unread_bytes", "_wake")
 
@@ -69,12 +69,12 @@ class InternalExchange(Exchange):
         self._is_cut = False
         self._wake = asyncio.Event()
 
-    # The one who asks.
+    # Caller interface.
 
     async def whole(self) -> InternalAnswer:
-        """Send the request and return the whole answer; cancellation acts as a client that disconnects.
+        """Send the request and return the complete response; cancellation acts as a client that disconnects.
 
-        A response that was cut off is answered with status 500.
+        An aborted response is returned with status 500.
         """
         self.start()
         try:
@@ -83,15 +83,15 @@ class InternalExchange(Exchange):
         finally:
             self.leave()
         if self._is_cut:
-            error = ErrorAnswer(500, "the response broke off before its end")
+            error = ErrorAnswer(500, "the response ended prematurely")
             return InternalAnswer(error.status, self.error_body(error), error)
         return self._answer or InternalAnswer(200, b"".join(event + b"\n\n" for event in self._unread))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Asks, and gives the data of each server-sent event; without the one that says there are no more.
+        """Send the request and yield the data of each server-sent event except the final `[DONE]`.
 
-        Leaving early is a client's leaving. `refusal` says afterwards what was wrong before the first event.
-        Raises `ResponseTimeout` for a reader that is too slow.
+        Closing the generator early acts as a client that disconnects. `refusal` is the error that occurred before the
+        first event. Raise `ResponseTimeout` if the response is aborted or the reader is too slow.
         """
         self.start()
         try:
@@ -103,7 +103,7 @@ class InternalExchange(Exchange):
                     if data and data != DONE:
                         yield data
                 if self._is_cut:
-                    raise ResponseTimeout("the response was cut off: it broke off, or its reader was too slow")
+                    raise ResponseTimeout("the response was aborted, or its reader was too slow")
                 if self.response_complete:
                     return
                 await self._next()
@@ -112,11 +112,11 @@ class InternalExchange(Exchange):
 
     @property
     def refusal(self) -> ErrorAnswer | None:
-        """What the request was refused for."""
+        """Error with which the handler refused the request."""
         return self._error
 
     def leave(self) -> None:
-        """Nobody wants the answer, or more of it."""
+        """Disconnect: the caller needs no more of the response."""
         if not self.disconnected:
             self.left()
             self._wake.set()
@@ -125,9 +125,9 @@ class InternalExchange(Exchange):
         self._wake.clear()
         await self._wake.wait()
         if self.disconnected and not self._is_cut:
-            raise Cancelled("the request was left")
+            raise Cancelled("the request was cancelled by its caller")
 
-    # The handler.
+    # Handler interface.
 
     def capture(self) -> InternalCapture:
         """Keep a copy of everything that is written from now on."""
@@ -135,15 +135,15 @@ class InternalExchange(Exchange):
         return self._capture
 
     def abort(self) -> None:
-        """End a response that has begun and cannot be completed; the reader gets `ResponseTimeout`."""
+        """Abort a response that has begun and cannot be completed; the reader gets `ResponseTimeout`."""
         self._cut()
 
     def open(self, content_type: bytes) -> None:
-        """Begin a stream of something else than events."""
+        """Begin a stream that does not consist of events."""
         self.response_started = True
 
     def respond(self, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
-        """The whole response at once."""
+        """Send a complete response."""
         if self.disconnected or self.response_complete:
             return
         self.response_started = True
@@ -153,12 +153,12 @@ class InternalExchange(Exchange):
         self._complete()
 
     def refuse(self, error: ErrorAnswer) -> None:
-        """An error before anything was sent."""
+        """Send an error as the complete response."""
         self._error = error
         self.respond(error.status, self.error_body(error))
 
     def write(self, data: bytes) -> None:
-        """Some events of a stream."""
+        """Write events of a stream."""
         if self.disconnected or self.response_complete:
             return
         self.response_started = True
@@ -173,7 +173,7 @@ class InternalExchange(Exchange):
         self._wake.set()
 
     def write_chunk(self, chunk: bytes) -> None:
-        """Some events, framed as HTTP chunks."""
+        """Write events that are framed as HTTP chunks."""
         while chunk:
             size, _, rest = chunk.partition(b"\r\n")
             length = int(size, 16)
@@ -181,7 +181,7 @@ class InternalExchange(Exchange):
             chunk = rest[length + 2 :]
 
     def end(self, data: bytes = b"") -> None:
-        """The last events of a stream."""
+        """Write the last events of a stream and complete it."""
         if self.disconnected or self.response_complete:
             return
         self.write(data)

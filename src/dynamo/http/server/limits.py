@@ -1,4 +1,4 @@
-"""Limits: how much one client may ask of the HTTP service before it is told so, or cut off."""
+"""Limits: maximum connections, sizes and times of clients' requests to the HTTP service."""
 
 import resource
 from dataclasses import dataclass
@@ -10,40 +10,40 @@ from dynamo.core.errors import ConfigError
 Number = TypeVar("Number", int, float)
 
 RESERVED_FILES = 256
-"""Descriptors that are not for clients: workers, discovery, logs."""
+"""File descriptors reserved for workers, discovery and logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of every connection; 0 switches off the one that allows it."""
+    """Limits of all connections and of each; where stated, 0 disables a limit."""
 
     connections: int = 0
-    """How many may be open. 0: as many as the process may have files, less a reserve."""
+    """Maximum open connections. 0: the process's limit of open files, less a reserve."""
     requests_per_connection: int = 0
-    """After so many answers a connection is closed, for a balancer to spread it anew. 0: never."""
+    """Responses after which a connection is closed, so that load balancers redistribute clients. 0: unlimited."""
     header_bytes: int = 64 << 10
-    """The request line and the headers together."""
+    """Maximum size of the request line and the headers together."""
     headers: int = 128
     body_bytes: int = 192 << 20
     bodies_bytes: int = 1 << 30
-    """Of all connections together; what is longer gets a 503. Bodies up to 64 KiB do not count. 0: any number."""
+    """Maximum size of all bodies together; a request beyond it gets a 503. Bodies up to 64 KiB do not count. 0: unlimited."""
     arrival_s: float = 60.0
-    """A request that has not arrived whole by then comes from a client that hangs or attacks. 0: however long."""
+    """Maximum time in which a request must arrive completely. 0: unlimited."""
     keep_alive_s: float = 75.0
-    """Longer than the usual load balancer's 60 s, so that it is never we who close a fresh request."""
+    """Longer than the usual load balancer's 60 s, so that the server never closes a connection that the balancer reuses."""
     unsent_bytes: int = 4 << 20
-    """A client this far behind is not reading: about 20,000 events."""
+    """Unsent bytes after which a client is considered not to read: about 20,000 events."""
     stalled_s: float = 60.0
-    """How long a client may let written bytes wait before it is cut off. 0: however long."""
+    """Maximum time that written bytes wait for the client to read before the connection is cut. 0: unlimited."""
     silence_s: float = 0.0
-    """How long a worker may say nothing before its request ends with a 504. 0: however long."""
+    """Maximum silence of a worker before its request ends with a 504. 0: unlimited."""
     request_s: float = 0.0
-    """How long a request may take from its arrival to its end; then it ends with a 504. 0: however long."""
+    """Maximum time of a request from its arrival to its end, then it ends with a 504. 0: unlimited."""
     comment_s: float = 0.0
-    """After how long a comment is written into an idle stream, so that nobody takes it for dead. 0: never."""
+    """Idle time after which a comment is written into a stream, so that proxies keep it open. 0: never."""
 
     def connections_max(self) -> int:
-        """How many connections may really be open."""
+        """Return the effective maximum of open connections."""
         if self.connections:
             return self.connections
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -53,7 +53,7 @@ class Limits:
 
     @classmethod
     def from_environment(cls) -> "Limits":
-        """The limits that the environment sets. Raises `ConfigError`."""
+        """Return the limits that the environment sets. Raise `ConfigError`."""
         own = cls()
         return cls(
             connections=_number("DYN_HTTP_MAX_CONNECTIONS", own.connections, int),
@@ -75,5 +75,5 @@ class Limits:
 def _number(variable: str, default: Number, read: type[Number], least: int = 0) -> Number:
     value: Number = setting(variable, default, read)
     if not least <= value < float("inf"):
-        raise ConfigError(f"{variable}={value}: expected a number from {least} up")
+        raise ConfigError(f"{variable}={value}: expected a number of at least {least}")
     return value

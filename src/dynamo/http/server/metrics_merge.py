@@ -1,7 +1,7 @@
-"""Metrics merge: the expositions of several processes as if they were one. Pure.
+"""Metrics merge: combines the expositions of several processes into one. Pure.
 
-Counters and histograms are added up, and so are gauges that count something. A gauge that says the same in every
-process (what a model's card says, whether a server is there) is taken from the one where it is highest.
+Counters and histograms are summed, and so are gauges that count. A gauge that is equal in every process (facts of a model
+card, presence of a server) is taken from the process with the highest value.
 """
 
 import re
@@ -14,7 +14,7 @@ _SAME_EVERYWHERE = re.compile(r"_model_|_connected$|_uptime_seconds$|_worker_|_i
 
 
 def merge(texts: Iterable[str]) -> str:
-    """One exposition out of many."""
+    """Return one exposition that combines all of them."""
     families: dict[str, _Family] = {}
     for text in texts:
         family: _Family | None = None
@@ -33,7 +33,7 @@ def merge(texts: Iterable[str]) -> str:
 
 
 class _Family:
-    """All samples of one name, in the order in which they came."""
+    """All samples of one name, in order of appearance."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,11 +1,11 @@
-"""Exchange: one HTTP request and its response, written to the transport without a layer between.
+"""HTTP protocol: `HttpProtocol` and `Exchange`, one HTTP request whose response goes directly to the transport.
 
 uvicorn accepts connections, parses HTTP and runs the ASGI application; `HttpProtocol` takes the few hot routes out
 of that path before an ASGI scope is built. A hot handler gets an `Exchange`: the whole body, and methods that
 write. A server-sent event costs one `transport.write` for all that is ready, instead of a task switch, two dicts
-and two awaits for each (architecture.md §5).
+and two awaits for each.
 
-Everything else about a connection (keep-alive, pipelining, shutdown) stays uvicorn's.
+uvicorn handles everything else of a connection (keep-alive, pipelining, shutdown).
 """
 
 import asyncio
@@ -34,53 +34,53 @@ STATUS_LINES = {
 }
 
 BODY_BYTES_FREE = 64 << 10
-"""Bodies up to this size do not count against the budget of all bodies, so that large ones cannot keep them out."""
+"""Bodies up to this size do not count against the budget of all bodies, so that large ones cannot block them."""
 BODIES_FULL = ErrorAnswer(
     503,
-    "The request bodies that are arriving exceed the limit set by DYN_HTTP_BODIES_LIMIT_MB",
+    "The request bodies in transfer exceed the limit set by DYN_HTTP_BODIES_LIMIT_MB",
     code="too_many_uploads",
     label="overload",
     retry_after_s=1,
 )
 
 FRAMING_BYTES_MAX = 1 << 20
-"""What chunk headers and trailers may cost beside the body, and"""
+"""Maximum bytes of chunk headers and trailers, in addition to FRAMING_SHARE_MAX for each byte of the body."""
 FRAMING_SHARE_MAX = 16
-"""for each of its bytes: one that is sent a byte at a time costs six."""
+"""Maximum framing bytes per byte of the body: a body in chunks of one byte has six."""
 
 LINGER_BYTES_MAX = 512 << 20
-"""How much of a request that was refused early is read and dropped, so that its client gets to reading the refusal;"""
+"""Maximum bytes of a request that are read and dropped after an early refusal, so that its client can read it."""
 LINGER_S, LINGER_IDLE_S = 30.0, 5.0
-"""and for how long, in all and without a byte. A connection that is closed before that is reset, refusal included."""
+"""Maximum seconds of that reading, in all and without a byte. Closing earlier resets the connection, refusal included."""
 PROBES_S = (0.0, 0.02, 0.15, 1.0)
-"""When a client that half-closed its connection is probed. Clients accept few interim responses, Go's five at most."""
+"""Times of probes of a half-closed connection. Clients accept few interim responses, Go's five at most."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 COMMENT = b"3\r\n:\n\n\r\n"
-"""An event stream's comment, as an HTTP chunk."""
+"""Comment of an event stream, as an HTTP chunk."""
 
 HotHandler = Callable[["Exchange"], None]
-"""Called on the loop once a request is whole; it answers now or later, and always ends the exchange."""
+"""Called on the loop once a request is complete; it responds now or later, and always ends the exchange."""
 
 
 class _NoEvent:
-    """Stands in for the asyncio.Event that uvicorn sets on a cycle."""
+    """Substitute for the asyncio.Event that uvicorn sets on a cycle."""
 
     def set(self) -> None:
-        """Nobody waits for it."""
+        """Do nothing: no task waits for the event."""
 
 
 class ConnectionCounts:
-    """What happens to connections, counted."""
+    """Metrics of connections."""
 
     def __init__(self, registry: MetricsRegistry, prefix: str) -> None:
         def counter(word: str, help: str) -> Any:
             return registry.counter(f"{prefix}_http_{word}_total", help).labels()
 
-        self.open = registry.gauge(f"{prefix}_http_connections", "Connections that are open").labels()
-        self.refused = counter("connections_refused", "Connections beyond DYN_HTTP_MAX_CONNECTIONS")
-        self.late = counter("requests_late", "Requests that did not arrive whole in time")
-        self.oversized = counter("requests_oversized", "Requests with too long headers or a too long body")
-        self.slow_readers = counter("slow_readers", "Connections cut because their client did not read")
+        self.open = registry.gauge(f"{prefix}_http_connections", "Open connections").labels()
+        self.refused = counter("connections_refused", "Connections refused beyond DYN_HTTP_MAX_CONNECTIONS")
+        self.late = counter("requests_late", "Requests that did not arrive completely in time")
+        self.oversized = counter("requests_oversized", "Requests whose headers or body were too long")
+        self.slow_readers = counter("slow_readers", "Connections cut because the client did not read")
 
 
 class BodyBudget:
@@ -89,7 +89,7 @@ class BodyBudget:
     __slots__ = ("bytes_max", "held")
 
     def __init__(self, bytes_max: int = 0) -> None:
-        """`bytes_max` 0: any number."""
+        """`bytes_max` 0: unlimited."""
         self.bytes_max = bytes_max
         self.held = 0
 
@@ -99,7 +99,7 @@ class BodyBudget:
 
 
 class Exchange:
-    """One request on a hot route. uvicorn sees it as the connection's current cycle."""
+    """One request on a hot route; for uvicorn, the current cycle of the connection."""
 
     __slots__ = (
         "account",
@@ -134,12 +134,12 @@ class Exchange:
         self.keep_alive = keep_alive
         self.body = bytearray()
         self.held_bytes = 0
-        """How much of the body counts against the budget of all bodies."""
+        """Bytes of the body that count against the budget of all bodies."""
         self.more_body = True
         self.is_refused = False
-        """Whether the response is known already: the body is not kept."""
+        """Whether the response is known already, so that the body is not kept."""
         self.is_cut = False
-        """Whether the rest of the body is not waited for."""
+        """Whether the rest of the body is not awaited."""
         self.takes_interim = False
         """Whether interim (1xx) responses may be sent: HTTP/1.1."""
         self.is_event_stream = False
@@ -149,23 +149,23 @@ class Exchange:
         self.disconnected = False
         self.message_event = _NO_EVENT
         self.account: Account | None = None
-        """Whose request it is, where keys are asked for."""
+        """Account of the caller; None on a server without keys."""
         self.header_bytes = b""
         """Extra response headers, each `name: value\\r\\n`."""
         self.error_body: Callable[[ErrorAnswer], bytes] = ErrorAnswer.body
-        """How this route writes an error."""
+        """Formats an error of this route."""
         self.on_disconnect: Callable[[], None] | None = None
-        """Called once if the client leaves before the response is complete."""
+        """Called once if the client disconnects before the response is complete."""
 
     def header(self, name: bytes) -> bytes | None:
-        """The first header of that (lower-case) name."""
+        """Return the first header with that (lower-case) name."""
         for key, value in self.headers:
             if key == name:
                 return value
         return None
 
     def respond(self, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
-        """The whole response at once."""
+        """Send a complete response."""
         if self.disconnected or self.response_complete:
             return
         close = b"" if self.keep_alive else b"connection: close\r\n"
@@ -181,13 +181,13 @@ class Exchange:
         self._complete()
 
     def refuse(self, error: ErrorAnswer) -> None:
-        """An error before anything was sent."""
+        """Send an error as the complete response."""
         if error.retry_after_s is not None:
             self.header_bytes += b"retry-after: %d\r\n" % error.retry_after_s
         self.respond(error.status, self.error_body(error))
 
     def write(self, data: bytes) -> None:
-        """Some events of a stream; the first call sends the status and the headers with them."""
+        """Write events of a stream; the first call also sends the status and the headers."""
         if not data:
             return  # An empty chunk would end the response.
         chunk = b"%x\r\n%b\r\n" % (len(data), data)
@@ -198,7 +198,7 @@ class Exchange:
         self.write_chunk(chunk)
 
     def open(self, content_type: bytes) -> None:
-        """Begins a stream that is none of events; `write` follows in the same turn of the loop."""
+        """Begin a stream that does not consist of events; `write` follows in the same turn of the loop."""
         if self.disconnected or self.response_started:
             return
         self.response_started = True
@@ -207,7 +207,7 @@ class Exchange:
         self.transport.write(head % (STATUS_LINE[200], content_type, self.header_bytes, close))
 
     def write_chunk(self, chunk: bytes) -> None:
-        """Some events, framed already, of a stream that `write` has begun."""
+        """Write events that are framed already, to a stream that `write` has begun."""
         if self.disconnected or self.response_complete:
             return
         self.transport.write(chunk)
@@ -215,7 +215,7 @@ class Exchange:
             self.protocol.cut_slow_reader()
 
     def end(self, data: bytes = b"") -> None:
-        """The last events of a stream."""
+        """Write the last events of a stream and complete it."""
         if self.disconnected or self.response_complete:
             return
         if not self.response_started:
@@ -234,11 +234,11 @@ class Exchange:
     def capture(self) -> Capture:
         """Keep a copy of everything that is written from now on."""
         tap = Tap(self.transport)
-        self.transport = tap  # type: ignore[assignment]  # a transport as far as exchanges use one
+        self.transport = tap  # type: ignore[assignment]  # implements all transport methods that exchanges use
         return tap
 
     def left(self) -> None:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
         self.disconnected = True
         self._close_account()
         callback, self.on_disconnect = self.on_disconnect, None
@@ -246,14 +246,14 @@ class Exchange:
             callback()
 
     def drop_body(self) -> None:
-        """Free the body: its handler has read it, or it will not be read."""
+        """Free the body, which the handler has read or will not read."""
         self.body = bytearray()
         if self.held_bytes:
             self.protocol.bodies.held -= self.held_bytes
             self.held_bytes = 0
 
     def probe(self) -> None:
-        """Write what a client ignores, to find out whether the peer still has the connection open."""
+        """Write data that the client ignores, to find out whether the peer still has the connection open."""
         if self.disconnected or self.response_complete:
             return
         if self.is_event_stream:
@@ -262,7 +262,7 @@ class Exchange:
             self.transport.write(CONTINUE)
 
     def start(self) -> None:
-        """Runs the handler, once the request is whole and it is its turn."""
+        """Run the handler; called once the request is complete and earlier ones of the connection are answered."""
         if self.is_whole and not self.disconnected:
             self.handler(self)
 
@@ -287,12 +287,12 @@ _NO_EVENT = _NoEvent()
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol with a short way for the hot routes, limits, and a gate."""
+    """uvicorn's HTTP/1.1 protocol with a fast path for the hot routes, limits, and a gate."""
 
     hot_routes: Mapping[tuple[bytes, bytes], HotHandler] = {}
-    """(method, path) to handler."""
+    """Handlers by (method, path)."""
     error_bodies: Mapping[bytes, Callable[[ErrorAnswer], bytes]] = {}
-    """Paths whose errors look otherwise than OpenAI's."""
+    """Formatters of paths whose errors are not in OpenAI's form."""
     limits = Limits()
     connections_max = 1 << 20
     counts: ConnectionCounts
@@ -304,54 +304,54 @@ class HttpProtocol(HttpToolsProtocol):
     """True between the first byte of a request and the end of its headers."""
     head_bytes = 0
     body_bytes = 0
-    """How much of the request's body has come."""
+    """Bytes of the request's body that have arrived."""
     message_bytes = 0
-    """How much was read since its head, whatever it was."""
+    """Bytes read since the request's head, including framing."""
     requests = 0
-    """How many requests this connection has brought."""
+    """Number of requests that this connection has received."""
     is_stalled = False
     """True while the transport's buffer is over its high-water mark."""
     stalled_at = 0.0
-    """The loop's time at which it went over it."""
+    """Loop time at which the buffer exceeded the mark."""
     received_at: float | None = None
-    """The loop's time at which an unfinished request began to arrive, or the connection on which none has yet."""
+    """Loop time at which an incomplete request began to arrive, or at which a connection without one was accepted."""
     is_half_closed = False
-    """Whether the client has ended its side, and waits for the response."""
+    """Whether the client has closed its sending side and waits for the response."""
     is_lingering = False
-    """Whether the last response was sent, and what the client still sends is dropped."""
+    """Whether the last response was sent and further data of the client is dropped."""
     linger_bytes = 0
     lingers_since = 0.0
     lingered_at = 0.0
-    """The loop's time of the last byte that was dropped."""
+    """Loop time of the last byte that was dropped."""
     _probing: asyncio.TimerHandle | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.exchanges: set[Exchange] = set()
-        """The hot requests of this connection that are not answered yet."""
+        """Unanswered hot requests of this connection."""
         self.accounts: set[Account] = set()
-        """The accounts of its plain requests that are not answered yet."""
+        """Accounts of its unanswered plain requests."""
 
-    # The connection.
+    # Connection.
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than we write."""
+        """Note that the client reads more slowly than the server writes."""
         self.is_stalled = True
         self.stalled_at = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The client caught up."""
+        """Note that the client has caught up."""
         self.is_stalled = False
         super().resume_writing()
 
     def cut_slow_reader(self) -> None:
-        """The client has stopped reading: what waits for it is dropped, and its generations end."""
+        """Drop the data of a client that has stopped reading, and end its generations."""
         self.counts.slow_readers.inc()
         self.transport.abort()
 
     def connection_made(self, transport: Any) -> None:
-        """A client is there; it has as long for its first byte as for the rest."""
+        """Accept a client; its first byte has the same time limit as a request."""
         super().connection_made(transport)
         self.received_at = self.loop.time()
         self.counts.open.inc()
@@ -362,7 +362,7 @@ class HttpProtocol(HttpToolsProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End every unfinished exchange, and free what of its requests no handler has."""
+        """End every unfinished exchange, and free the request data that no handler has taken."""
         super().connection_lost(exc)
         self.counts.open.dec()
         if self._probing is not None:
@@ -373,14 +373,14 @@ class HttpProtocol(HttpToolsProtocol):
                 exchange.drop_body()
         self.exchanges.clear()
         self.pipeline.clear()
-        # The exchange refers to this connection: without this, both stay until the garbage collector looks for cycles.
+        # Break the reference cycle with the exchange: both would stay until the garbage collector runs.
         self.cycle = None  # type: ignore[assignment]
         for account in self.accounts:
             account.close()
         self.accounts.clear()
 
     def sweep(self, now_s: float) -> None:
-        """Ends what waits too long: for a request, for the rest of one, or for its client to read."""
+        """End a connection that exceeds a timeout: for a request, for the rest of one, or for its client to read."""
         limits = self.limits
         if self.is_lingering:
             if now_s - self.lingers_since > LINGER_S or now_s - self.lingered_at > LINGER_IDLE_S:
@@ -388,7 +388,7 @@ class HttpProtocol(HttpToolsProtocol):
         elif self.is_stalled and 0 < limits.stalled_s < now_s - self.stalled_at:
             self.cut_slow_reader()
         elif self.pipeline:
-            return  # We do not read what comes behind a request that waits for its turn.
+            return  # Data behind a request that waits for its turn is not read.
         elif self.received_at is not None and 0 < limits.arrival_s < now_s - self.received_at:
             self.counts.late.inc()
             has_begun = self.is_in_head or (self.cycle is not None and not self.cycle.response_complete)
@@ -398,10 +398,10 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.abort()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep the connection for the responses to whole requests; without one, it is closed.
+        """Keep the connection open for the responses to complete requests; close it if there are none.
 
-        A client that only ended its side and one that closed the connection look the same here; writing to the latter
-        fails once its reset has come, so that it is probed.
+        A client that only closed its sending side and one that closed the connection look the same here. Writing to
+        the latter fails once its reset has arrived, so the connection is probed.
         """
         cycle: Any = self.cycle
         is_waiting = cycle is not None and not cycle.response_complete and not cycle.more_body
@@ -420,7 +420,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._probing = self.loop.call_later(wait_s, self._probe, number + 1)
 
     def on_response_complete(self) -> None:
-        """Go on with the next request of the connection, if it may have one."""
+        """Continue with the next request of the connection, if it may have one."""
         if self.is_lingering:
             return
         super().on_response_complete()
@@ -429,9 +429,9 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def linger(self) -> None:
-        """Close the connection once the client has read the last response, as far as that can be known.
+        """Close the connection once the client has probably read the last response.
 
-        To close it while the client sends resets it, and the client loses a response that it has not read.
+        Closing it while the client sends resets it, and the client loses a response that it has not read.
         """
         if self.transport.is_closing() or self.is_lingering:
             return
@@ -444,16 +444,16 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.write_eof()
 
     def shutdown(self) -> None:
-        """Close the connection, or have it closed after the responses under way."""
+        """Close the connection, or have it closed after the responses in progress."""
         if self.is_lingering:
             self.transport.close()
         else:
             super().shutdown()
 
-    # A request as it arrives.
+    # Arrival of a request.
 
     def data_received(self, data: bytes) -> None:
-        """Feeds the parser; counts what of a request's head is there."""
+        """Feed the parser, and count the received bytes of the request."""
         if self.is_lingering:
             self.linger_bytes += len(data)
             self.lingered_at = self.loop.time()
@@ -473,25 +473,25 @@ class HttpProtocol(HttpToolsProtocol):
             if self.message_bytes > FRAMING_BYTES_MAX + FRAMING_SHARE_MAX * self.body_bytes:
                 self.received_at = None
                 self.counts.oversized.inc()
-                self._reject(ErrorAnswer(400, "The body is nearly all chunk headers or trailers"))
+                self._reject(ErrorAnswer(400, "The body consists mostly of chunk headers or trailers"))
 
     def on_message_begin(self) -> None:
-        """A request begins to arrive."""
+        """Begin a request."""
         self.received_at = self.loop.time()
         self.is_in_head = True
         self.head_bytes = self.body_bytes = self.message_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Judges the request; one that asks for another protocol before it sends its body is read as if it did not."""
+        """Evaluate the request; an upgrade offered before a request body is ignored."""
         if self.parser.should_upgrade() and self._has_body():
             self._again = self._head_without_upgrade()
             return
         self._judge()
-        self.headers = []  # What comes after the body are trailers, which nobody asked for.
+        self.headers = []  # Headers after the body are trailers, which are not used.
 
     def _judge(self) -> None:
-        """Decides who answers, and takes a hot route out of the ASGI path."""
+        """Select the handler, and take a hot route out of the ASGI path."""
         self.is_in_head = False
         self.requests += 1
         if self.transport.is_closing() or self.is_lingering:
@@ -502,7 +502,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse_head()
             return
         method, path = self.parser.get_method(), self.url.partition(b"?")[0]
-        if not path.startswith(b"/"):  # `http://host/path` is the same path, as a proxy is asked for it.
+        if not path.startswith(b"/"):  # `http://host/path`, the form of requests to a proxy, is the same path.
             path = httptools.parse_url(self.url).path or b"/"
         handler = self.hot_routes.get((method, path))
         passage = OPEN if self.gate is None else self.gate.judge(method, path, self.headers)
@@ -527,7 +527,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse_body(exchange, self._body_too_long())
 
     def _begin(self, handler: HotHandler, *, keep_alive: bool, awaits_body: bool = True) -> Exchange:
-        """The next request is an exchange; it has its turn when those before it are answered."""
+        """Make an exchange of the next request; it starts when the requests before it are answered."""
         exchange: Any = Exchange(self, handler, keep_alive=keep_alive)
         before, self.cycle = self.cycle, exchange
         self.exchanges.add(exchange)
@@ -539,7 +539,7 @@ class HttpProtocol(HttpToolsProtocol):
         return exchange  # type: ignore[no-any-return]
 
     def on_body(self, body: bytes) -> None:
-        """Gathers the body of a hot request, up to the limit."""
+        """Collect the body of a hot request, up to the limit."""
         exchange: Any = self.cycle
         self.body_bytes += len(body)
         if not isinstance(exchange, Exchange):
@@ -566,7 +566,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse_body(exchange, BODIES_FULL)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """Complete the request, and start it if it is its turn."""
         if self._again is not None:
             return
         self.received_at = None
@@ -580,10 +580,10 @@ class HttpProtocol(HttpToolsProtocol):
                 exchange.start()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """What may be upgraded is a hot route's to decide (`llm.http.websocket`); a body behind the head is read on.
+        """Leave upgrades to the hot routes (`http.server.websocket`); continue to read a body behind the head.
 
-        Java's client asks every server for HTTP/2 like that. The parser, which waits for another protocol then, has
-        left the body out.
+        Java's client offers every server an upgrade to HTTP/2 in this way. The parser has left out the body because it
+        expects another protocol.
         """
         stopped = sys.exc_info()[1]
         if self._again is None or not isinstance(stopped, httptools.HttpParserUpgrade):
@@ -598,7 +598,7 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             super()._start_asgi_task(cycle, app)
 
-    # A plain route's request: uvicorn's own cycle, which learns what was decided of it.
+    # A plain route's request: uvicorn's own cycle, with the gate's decision attached.
 
     def _note_plain(self, passage: Passage) -> None:
         cycle: Any = self.cycle
@@ -626,7 +626,7 @@ class HttpProtocol(HttpToolsProtocol):
         return 0 < self.limits.requests_per_connection <= self.requests
 
     def _is_answering(self) -> bool:
-        """Whether an answer is under way that another one must not be written into, or before."""
+        """Return whether a response is in progress that another one must not interrupt or precede."""
         cycle: Any = self.cycle
         if self.pipeline:
             return True
@@ -644,7 +644,7 @@ class HttpProtocol(HttpToolsProtocol):
         return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in self.headers)  # fmt: skip
 
     def _head_without_upgrade(self) -> bytes:
-        """The head of the request, but for what asks for another protocol."""
+        """Return the head of the request without the headers of the upgrade."""
         kept = [(name, value) for name, value in self.headers if name not in (b"upgrade", b"connection")]
         return b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, as_lines(kept))
 
@@ -666,7 +666,7 @@ class HttpProtocol(HttpToolsProtocol):
         return ErrorAnswer(413, message, code="payload_too_large", label="validation")
 
     def _refuse_body(self, exchange: Exchange, error: ErrorAnswer) -> None:
-        """Refuse a request whose body is not read to its end, when it is its turn."""
+        """Refuse a request whose body is not read to its end, once the responses before it are complete."""
         exchange.keep_alive = False
         exchange.is_refused = exchange.is_cut = exchange.is_whole = True
         exchange.drop_body()
@@ -677,11 +677,11 @@ class HttpProtocol(HttpToolsProtocol):
             exchange.start()
 
     def send_400_response(self, msg: str) -> None:
-        """What is not HTTP is answered in the same form as every other error."""
+        """Refuse malformed HTTP in the same form as every other error."""
         self._reject(ErrorAnswer(400, msg))
 
     def _reject(self, error: ErrorAnswer, *, lingers: bool = True) -> None:
-        """Send why no request is read from this connection any more, and close it."""
+        """Send the reason why no further requests are read from this connection, and close it."""
         if self._is_answering():
             self.transport.abort()
             return
@@ -694,13 +694,13 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     _read = b""
-    """What is being parsed."""
+    """Data that is being parsed."""
     _again: bytes | None = None
-    """The head of a request that asked for another protocol, to be read again without that."""
+    """Head of a request with an upgrade, to be parsed again without it."""
 
 
 def _turn_away(passage: Passage, exchange: Exchange) -> None:
-    """The answer to a request that the gate did not let pass."""
+    """Send the response to a request that the gate did not admit."""
     if passage.refusal is None:
         exchange.respond(204, b"", b"text/plain")
     else:
@@ -708,4 +708,4 @@ def _turn_away(passage: Passage, exchange: Exchange) -> None:
 
 
 def _ignore(exchange: Exchange) -> None:
-    """Nothing is answered any more: the connection is closing."""
+    """Send nothing: the connection is closing."""

@@ -1,6 +1,6 @@
-"""HTTP service: the listening socket, its routes and its end.
+"""HTTP service: the listening socket, its routes and its shutdown.
 
-The token routes run on `Exchange`s (see `llm.http.protocol`); everything else is a small Starlette application.
+The token routes run on `Exchange`s (see `http.server.protocol`); everything else is a small Starlette application.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ from dynamo.text.request_template import RequestTemplate
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 2.0
-TLS_HANDSHAKE_S = 10.0  # Who does not finish it by then is no client.
+TLS_HANDSHAKE_S = 10.0  # Timeout of the handshake.
 
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """What one service does otherwise than the next."""
+    """Options of one service."""
 
     limits: Limits = field(default_factory=Limits.from_environment)
     cors: Cors | None = None
@@ -57,9 +57,9 @@ class HttpOptions:
     siblings: Siblings | None = None
     """The other processes that share the port."""
     identity: Identity | None = None
-    """The listener's certificate, looked at again while it serves."""
+    """Certificate of the listener, reloaded while it serves."""
     groups: Sequence[RouteGroup] = GROUPS
-    """What it answers."""
+    """Groups of routes that it serves."""
 
 
 class HttpService:
@@ -73,7 +73,7 @@ class HttpService:
         is_sound: Callable[[], bool] = lambda: True,
         options: HttpOptions | None = None,
     ) -> None:
-        """`is_sound` says whether all that must go on in the background does; `/health` asks it."""
+        """`is_sound` returns whether all required background tasks are running; `/health` calls it."""
         self._options = options or HttpOptions()
         self._counts = ConnectionCounts(registry, self._options.metrics_prefix)
         self._bodies = BodyBudget(self._options.limits.bodies_bytes)
@@ -102,7 +102,7 @@ class HttpService:
         self._commenter: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Accepts requests on a bound socket."""
+        """Accept requests on a bound socket."""
         config = uvicorn.Config(
             self._application(), loop="none", lifespan="off", interface="asgi3", ws="none", log_config=None, access_log=False,
             proxy_headers=False, timeout_keep_alive=self._options.limits.keep_alive_s,  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ class HttpService:
             self._keep_alive()
 
     async def stop(self, budget_s: float) -> None:
-        """Refuses new requests, lets those under way end within the budget, then closes."""
+        """Refuse new requests, let those in progress end within the budget, and close."""
         await self._pipeline.drain(budget_s)
         for timer in (self._sweeper, self._commenter):
             if timer is not None:
@@ -156,7 +156,7 @@ class HttpService:
         return type("FrontendProtocol", (HttpProtocol,), values)
 
     def _sweep(self) -> None:
-        """Ends what waits too long, and looks whether the keys or the certificate have changed."""
+        """End connections and requests that exceed a timeout, and reload changed keys and certificates."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         for connection in list(self._state.connections):
@@ -174,7 +174,7 @@ class HttpService:
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
 
     def _keep_alive(self) -> None:
-        """Comments on idle streams, at most half an interval late."""
+        """Write comments into idle streams, at most half an interval late."""
         interval_s = self._options.limits.comment_s
         self._pipeline.keep_alive(interval_s)
         self._commenter = asyncio.get_running_loop().call_later(interval_s / 2, self._keep_alive)
@@ -182,7 +182,7 @@ class HttpService:
     def _application(self) -> Starlette:
         handlers: dict[Any, Any] = {HTTPException: not_served, Exception: crashed}
         application = Starlette(routes=self._routes.starlette_routes(), exception_handlers=handlers)
-        application.router.redirect_slashes = False  # To an address made of the client's own `host` header.
+        application.router.redirect_slashes = False  # The redirect would contain the client's own `host` header.
         return application
 
 
@@ -208,10 +208,10 @@ def bind(host: str, port: int, *, shared: bool = False, flag: str = "--http-port
 
 
 def tls_context(certificate: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
-    """The TLS settings of the listener, None for plain HTTP. Raises `ConfigError`."""
+    """Return the TLS settings of the listener, None for plain HTTP. Raise `ConfigError`."""
     if certificate is None and key is None:
         if client_ca is not None:
-            raise ConfigError("--tls-client-ca-cert-path needs --tls-cert-path and --tls-key-path")
+            raise ConfigError("--tls-client-ca-cert-path requires --tls-cert-path and --tls-key-path")
         return None
     if certificate is None or key is None:
         raise ConfigError("--tls-cert-path and --tls-key-path must be given together")
@@ -219,7 +219,7 @@ def tls_context(certificate: str | None, key: str | None, client_ca: str | None)
 
 
 def tls_identity(context: ssl.SSLContext, certificate: str | None, key: str | None) -> Identity:
-    """What reads the listener's certificate again when it was renewed."""
+    """Return the object that reloads the listener's certificate when it was renewed."""
     return Identity(context, *_identity_files(certificate or "", key or ""))
 
 
@@ -228,7 +228,7 @@ def _identity_files(certificate: str, key: str) -> tuple[PemFile, PemFile]:
 
 
 def not_served(request: Request, error: Exception) -> Response:
-    """Unknown paths and wrong methods."""
+    """Return the error of an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return refuse(ErrorAnswer(404, f"Route not found: {request.method} {request.url.path}", code="route_not_found"))
@@ -238,8 +238,8 @@ def not_served(request: Request, error: Exception) -> Response:
 
 
 def crashed(request: Request, error: Exception) -> Response:
-    """Our bug: logged with its traceback, told without it. A client that left while it sent is none."""
+    """Log an unexpected error with its traceback, and return a 500 without it; ignore clients that disconnected."""
     if isinstance(error, ClientDisconnect):
-        return refuse(ErrorAnswer(CLIENT_CLOSED_REQUEST, "The client left"))
+        return refuse(ErrorAnswer(CLIENT_CLOSED_REQUEST, "The client disconnected"))
     logger.error("request failed: %s %s", request.method, request.url.path, exc_info=error)
     return refuse(answer_to(error))

@@ -1,7 +1,7 @@
-"""Siblings: frontend processes that share a port, and what they tell each other: their metrics, and busy thresholds.
+"""Siblings: exchange of metrics and busy thresholds between frontend processes that share a port.
 
-Each listens on a socket in a directory of their own (`dynamo.frontend.workers` makes it). A question is a line; what
-comes back until the end of the connection is its answer.
+Each listens on a socket in a directory of their own (`dynamo.frontend.workers` makes it). A query is a line; its response
+is everything up to the end of the connection.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ from dynamo.http.server.metrics_merge import merge
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 2.0  # One that takes longer hangs, or is just starting; the others' numbers are worth more than its.
+ANSWER_S = 2.0  # A process that takes longer hangs or is starting; its numbers are left out.
 QUESTION_BYTES_MAX = 64 << 10
 SUFFIX = ".sock"
 
 Answer = Callable[[str], Awaitable[str]]
-"""From a question's words to its answer."""
+"""Handler of a query: from its arguments to its response."""
 
 
 class Siblings:
-    """A process among those that share its port."""
+    """One of the processes that share a port."""
 
     def __init__(self, folder: str, index: int) -> None:
         self._folder = Path(folder)
@@ -32,30 +32,30 @@ class Siblings:
         self._answers: dict[str, Answer] = {}
 
     def answer(self, word: str, answer: Answer) -> None:
-        """How questions that begin with this word are answered."""
+        """Register the handler of queries that begin with this word."""
         self._answers[word] = answer
 
     async def start(self) -> None:
-        """Listens. The socket of a process that had this place before is replaced."""
+        """Listen. The socket of an earlier process with the same index is replaced."""
         with contextlib.suppress(FileNotFoundError):
             self._own.unlink()
         self._server = await asyncio.start_unix_server(self._serve, self._own, limit=QUESTION_BYTES_MAX)
 
     async def close(self) -> None:
-        """Listens no more."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
             with contextlib.suppress(FileNotFoundError):
                 self._own.unlink()
 
     async def ask(self, question: str) -> list[str]:
-        """What each of the others says; one that says nothing in time is left out."""
+        """Return the responses of the other processes; one that does not respond in time is left out."""
         others = [path for path in sorted(self._folder.glob(f"*{SUFFIX}")) if path != self._own]
         answers = await asyncio.gather(*(_ask(path, question) for path in others))
         return [answer for answer in answers if answer is not None]
 
     async def metrics(self, own: str) -> str:
-        """The metrics of all of them."""
+        """Return the combined metrics of all processes."""
         return merge([own, *await self.ask("metrics")])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -67,7 +67,7 @@ class Siblings:
                     writer.write((await answer(rest)).encode())
                 await writer.drain()
         except (OSError, ValueError, TimeoutError) as error:
-            logger.debug("a sibling's question was not answered: %r", error)
+            logger.debug("failed to respond to a query of another frontend process: %r", error)
         finally:
             writer.close()
 
@@ -80,7 +80,7 @@ async def _ask(path: Path, question: str) -> str | None:
             writer.write(f"{question}\n".encode())
             return (await reader.read()).decode()
     except (OSError, TimeoutError) as error:
-        logger.debug("sibling %s does not answer: %r", path.name, error)
+        logger.debug("frontend process %s does not respond: %r", path.name, error)
         return None
     finally:
         if writer is not None:

@@ -1,7 +1,7 @@
 """WebSocket: messages over a connection that began as an HTTP request (RFC 6455), no extensions.
 
 `MessageDecoder` is pure: bytes in, messages and control frames out. `WebSocket` takes the connection over from its
-HTTP protocol, which stays responsible for what is counted of connections.
+HTTP protocol, which still maintains the metrics of the connection.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from dynamo.http.server.protocol import Exchange
 logger = logging.getLogger(__name__)
 
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-MESSAGE_BYTES_MAX = 16 << 20  # Minutes of sound; more in one message is a mistake.
-CONTROL_BYTES_MAX = 125  # By the standard.
-PING_S = 20.0  # Who says nothing for so long is asked whether it lives, and has as long again to answer.
-CLOSE_S = 5.0  # For the client's own word after ours.
+MESSAGE_BYTES_MAX = 16 << 20  # Minutes of sound; a longer message is an error.
+CONTROL_BYTES_MAX = 125  # Limit of the standard.
+PING_S = 20.0  # Interval of pings; a client that is silent for one interval after a ping is disconnected.
+CLOSE_S = 5.0  # Maximum wait for the client's close frame after the server's.
 
 
 class Op(enum.IntEnum):
-    """What a frame is."""
+    """Opcodes of frames."""
 
     CONTINUATION = 0
     TEXT = 1
@@ -40,7 +40,7 @@ OPS = frozenset(op.value for op in Op)
 
 
 class Closing(enum.IntEnum):
-    """Why a connection ends."""
+    """Close codes."""
 
     NORMAL = 1000
     GOING_AWAY = 1001
@@ -50,7 +50,7 @@ class Closing(enum.IntEnum):
 
 
 class ProtocolError(Exception):
-    """The peer does not speak as it should; `code` is what it is told."""
+    """Violation of the protocol by the peer; `code` is the close code to send."""
 
     def __init__(self, code: Closing, message: str) -> None:
         super().__init__(message)
@@ -59,14 +59,14 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A whole message, or a control frame."""
+    """A complete message, or a control frame."""
 
     op: Op
     data: bytes
 
 
 class MessageDecoder:
-    """A client's frames, put together."""
+    """Decoder of a client's frames, which assembles messages."""
 
     def __init__(self, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -74,10 +74,10 @@ class MessageDecoder:
         self._parts: list[bytes] = []
         self._parts_bytes = 0
         self._op: Op | None = None
-        """Of the message that has begun."""
+        """Opcode of the message that has begun."""
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """What is complete now. Raises `ProtocolError`."""
+        """Yield the messages that are complete. Raise `ProtocolError`."""
         self._data += data
         while (found := self._frame()) is not None:
             is_last, op, payload = found
@@ -85,34 +85,39 @@ class MessageDecoder:
                 yield Message(op, payload)
                 continue
             if (op is Op.CONTINUATION) is (self._op is None):
-                raise ProtocolError(Closing.PROTOCOL_ERROR, "a message begins within another, or goes on without one")
+                raise ProtocolError(
+                    Closing.PROTOCOL_ERROR,
+                    "data frame out of order: new message within another, or no message to continue",
+                )
             self._op = self._op if op is Op.CONTINUATION else op
             self._parts.append(payload)
             self._parts_bytes += len(payload)
             if is_last:
-                assert self._op is not None, "a message has a kind"
+                assert self._op is not None, "a message has an opcode"
                 whole, kind = b"".join(self._parts), self._op
                 self._parts, self._parts_bytes, self._op = [], 0, None
                 yield Message(kind, whole)
 
     def _frame(self) -> tuple[bool, Op, bytes] | None:
-        """The next frame, taken out of the data; None until it is there."""
+        """Return the next frame and remove it from the data; None if it is incomplete."""
         data = self._data
         if len(data) < 2:
             return None
         first, second = data[0], data[1]
         if first & 0x70 or first & 0x0F not in OPS or not second & 0x80:
-            raise ProtocolError(Closing.PROTOCOL_ERROR, "a frame is unmasked, of no known kind, or extended")
+            raise ProtocolError(
+                Closing.PROTOCOL_ERROR, "frame is unmasked, has an unknown opcode, or uses an extension"
+            )
         op, size, start = Op(first & 0x0F), second & 0x7F, 2
         if op >= Op.CLOSE and (size > CONTROL_BYTES_MAX or not first & 0x80):
-            raise ProtocolError(Closing.PROTOCOL_ERROR, "a control frame is too long, or one of several")
+            raise ProtocolError(Closing.PROTOCOL_ERROR, "control frame is too long or fragmented")
         if size >= 126:
             start += 2 if size == 126 else 8
             if len(data) < start:
                 return None
             size = int.from_bytes(data[2:start], "big")
         if size + self._parts_bytes > self._bytes_max:
-            raise ProtocolError(Closing.TOO_BIG, f"a message exceeds {self._bytes_max >> 20} MB")
+            raise ProtocolError(Closing.TOO_BIG, f"message exceeds {self._bytes_max >> 20} MB")
         if len(data) < start + 4 + size:
             return None
         payload = unmasked(bytes(data[start + 4 : start + 4 + size]), bytes(data[start : start + 4]))
@@ -121,14 +126,14 @@ class MessageDecoder:
 
 
 def unmasked(data: bytes, mask: bytes) -> bytes:
-    """The payload without its mask; the same puts it on. Whole numbers are quicker than a loop."""
+    """Return the payload with the mask removed, or applied: the operation is its own inverse. Faster than a loop."""
     size = len(data)
     key = int.from_bytes((mask * (size // 4 + 1))[:size], "big")
     return (int.from_bytes(data, "big") ^ key).to_bytes(size, "big")
 
 
 def frame(op: Op, data: bytes) -> bytes:
-    """A server's frame: whole and unmasked."""
+    """Return a server's frame: complete and unmasked."""
     size = len(data)
     if size < 126:
         return bytes((0x80 | op, size)) + data
@@ -138,12 +143,12 @@ def frame(op: Op, data: bytes) -> bytes:
 
 
 def close_frame(code: int, reason: str) -> bytes:
-    """The last frame."""
+    """Return a close frame."""
     return frame(Op.CLOSE, code.to_bytes(2, "big") + reason.encode()[: CONTROL_BYTES_MAX - 2])
 
 
 def accept_key(exchange: Exchange) -> bytes | None:
-    """What answers the client's key; None for a request that opens no WebSocket."""
+    """Return the accept value for the client's key; None for a request that opens no WebSocket."""
     words = (exchange.header(b"connection") or b"").lower().split(b",")
     if b"upgrade" not in [word.strip() for word in words]:
         return None
@@ -160,20 +165,20 @@ def accept_key(exchange: Exchange) -> bytes | None:
 
 
 class Listener(Protocol):
-    """Who hears a WebSocket. Everything is called on the loop."""
+    """Receiver of a WebSocket's messages. All methods are called on the loop."""
 
     def heard(self, message: Message) -> None:
-        """A text or a binary message."""
+        """Handle a text or a binary message."""
 
     def closed(self) -> None:
-        """The connection is over, whoever ended it; called once."""
+        """Handle the end of the connection, on either side; called once."""
 
 
 class WebSocket(asyncio.Protocol):
-    """An open connection. It is the tap of whoever reads its messages: see `RequestFrames`."""
+    """An open connection. Readers use it for flow control: see `RequestFrames`."""
 
     def __init__(self, exchange: Exchange, key: bytes, subprotocol: bytes | None = None) -> None:
-        """Answers the handshake; from here on the connection is no HTTP."""
+        """Complete the handshake; from here on the connection is no longer HTTP."""
         self._http = exchange.protocol
         self._transport: Any = exchange.transport
         self._loop = asyncio.get_running_loop()
@@ -191,15 +196,15 @@ class WebSocket(asyncio.Protocol):
         self._transport.write(head + key + b"\r\n" + chosen + exchange.header_bytes + b"\r\n")
 
     def listen(self, listener: Listener) -> None:
-        """Tells what comes from now on."""
+        """Forward messages to the listener from now on."""
         self._listener = listener
         self._transport.set_protocol(self)
         self._timer = self._loop.call_later(PING_S, self._ask)
 
-    # What is said.
+    # Sending.
 
     def send(self, text: bytes) -> None:
-        """A text message; a client that does not read is cut."""
+        """Send a text message; disconnect a client that does not read."""
         if self._is_closing or self._is_over:
             return
         self._transport.write(frame(Op.TEXT, text))
@@ -207,7 +212,7 @@ class WebSocket(asyncio.Protocol):
             self._http.cut_slow_reader()
 
     def close(self, code: int = Closing.NORMAL, reason: str = "") -> None:
-        """Says the last word; the connection ends when the client has said its own, or soon."""
+        """Send a close frame; the connection ends after the client's close frame, or after `CLOSE_S`."""
         if self._is_closing or self._is_over:
             return
         self._is_closing = True
@@ -217,24 +222,24 @@ class WebSocket(asyncio.Protocol):
         self._timer = self._loop.call_later(CLOSE_S, self._transport.abort)
 
     def pause_reading(self) -> None:
-        """Whoever reads the messages is behind."""
+        """Stop reading because the consumer of the messages is behind."""
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Whoever reads the messages has caught up."""
+        """Read again because the consumer of the messages has caught up."""
         if not self._is_over and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    # What is heard.
+    # Receiving.
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes of the client."""
+        """Decode data of the client."""
         self._has_heard = True
         try:
             for message in self._decoder.feed(data):
                 self._apply(message)
         except ProtocolError as error:
-            logger.info("a WebSocket client does not speak as it should: %s", error)
+            logger.info("closing WebSocket: protocol error by the client: %s", error)
             self.close(error.code, str(error))
             self._transport.close()
 
@@ -248,7 +253,7 @@ class WebSocket(asyncio.Protocol):
             self._listener.heard(message)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
+        """End the connection and notify the listener."""
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -258,10 +263,10 @@ class WebSocket(asyncio.Protocol):
             listener.closed()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than is written: `send` watches how much waits."""
+        """Do nothing: `send` checks the number of unsent bytes."""
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Do nothing: `send` checks the number of unsent bytes."""
 
     def _ask(self) -> None:
         if not self._has_heard:

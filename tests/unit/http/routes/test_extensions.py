@@ -107,7 +107,7 @@ def test_a_status_must_be_one() -> None:
 
 
 def test_a_path_that_is_taken_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="GET /x is a route already"):
+    with pytest.raises(ConfigError, match="GET /x is already in use"):
         client(FrontendRoute("GET", "/x", fail), FrontendRoute("GET", "/x", fail))
 
 
@@ -134,8 +134,8 @@ def test_providers_are_found_by_their_path_and_asked_once() -> None:
         ("nobody", "no such entry point"),
         ("no.such.module:provide", "no.such.module|No module named"),
         (f"{__name__}:nothing", "nothing"),
-        (f"{__name__}:pytest", "nothing that can be called"),
-        (f"{__name__}:provide_wrong", "expected FrontendRoute objects"),
+        (f"{__name__}:pytest", "must name a callable"),
+        (f"{__name__}:provide_wrong", "must return FrontendRoute objects"),
     ],
 )
 def test_a_provider_that_cannot_be_used_is_named(name: str, said: str) -> None:

@@ -32,5 +32,5 @@ def test_a_model_whose_workers_take_text_is_counted_by_nobody() -> None:
         def find(self, *_: object) -> "TextModels":
             return self
 
-    with pytest.raises(InvalidArgument, match="take text"):
+    with pytest.raises(InvalidArgument, match="served from text"):
         counted_model(cast(Any, TextModels()), "t", None)

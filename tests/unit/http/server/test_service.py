@@ -33,7 +33,7 @@ def test_a_client_that_leaves_is_no_bug(caplog: pytest.LogCaptureFixture) -> Non
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((None, None, "ca.pem"), "--tls-client-ca-cert-path needs"),
+        ((None, None, "ca.pem"), "--tls-client-ca-cert-path requires"),
         (("cert.pem", None, None), "must be given together"),
         (("none.pem", "none.pem", None), "none.pem"),
     ],
