@@ -1,7 +1,7 @@
-"""KServe v2 over gRPC: text models and tensor models for clients of Triton (serving-plane.md §1.10).
+"""KServe v2 over gRPC: text models and tensor models for clients of Triton.
 
-Lives here: the messages of the protocol, and how requests and answers of models are put into them.
-Must not know: how HTTP clients are answered. Text goes through the pipeline like everybody's.
+Contains the messages of the protocol, and the conversion of requests and responses of models.
+Must not know: HTTP routes. Text requests use the same pipeline as those over HTTP.
 
 Needs the extra `grpc`.
 """

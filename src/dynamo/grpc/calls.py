@@ -1,4 +1,4 @@
-"""Calls: a KServe request asked of a model's workers, and its answers as they come."""
+"""Calls: sends a KServe request to a model's workers and streams the responses."""
 
 import asyncio
 import time
@@ -25,39 +25,39 @@ from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.request_identity import new_id
 from dynamo.serving.served_model import ServedModel
 
-BUILT_HERE_BYTES = 1 << 20  # What is larger is built off the loop: a MiB takes tens of milliseconds.
-SENDS_MAX = 4  # As for text: workers that are offered a request before its error is the client's.
+BUILT_HERE_BYTES = 1 << 20  # Larger messages are built in a thread: a MiB takes tens of milliseconds.
+SENDS_MAX = 4  # Maximum workers that are tried before the client gets the error, as for text.
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Who asks, and how."""
+    """Caller of a request and the kind of call."""
 
     headers: Headers = ()
     account: Account | None = None
     streams: bool = False
-    """Whether there may be several answers."""
+    """Whether there may be several responses."""
 
 
 class Calls:
-    """All requests of one KServe service."""
+    """Requests of one KServe service."""
 
     def __init__(self, pipeline: Pipeline, models: Models) -> None:
         self._pipeline = pipeline
         self._models = models
 
     def find(self, name: str, access: ModelAccess | None) -> ServedModel:
-        """Return the model of that name, of tensors or of text. Raises what `Models.find` raises."""
+        """Return the model with that name, for tensors or for text. Raise the errors of `Models.find`."""
         try:
             return self._models.find(name, TENSORS, access)
         except NotFound:
             return self._models.find(name, COMPLETIONS, access)
 
     async def answers(self, message: Any, asked: Asked) -> AsyncGenerator[Any, None]:
-        """Every `ModelInferResponse` to a `ModelInferRequest`.
+        """Yield every `ModelInferResponse` to a `ModelInferRequest`.
 
-        Raises what is wrong before the first; a failure after it, too, is raised.
+        Raise the errors of the request before the first response, and failures of the worker at any time.
         """
         if self._pipeline.is_draining:
             raise EngineShutdown("the frontend is shutting down")
@@ -70,7 +70,9 @@ class Calls:
     async def _text(self, model: ServedModel, message: Any, asked: Asked) -> AsyncGenerator[Any, None]:
         completion, is_raw = await _built(message, completion_of, message), bool(message.raw_input_contents)
         if completion["stream"] and not asked.streams:
-            raise InvalidArgument("streaming: ModelInfer has one answer; ask ModelStreamInfer", param="streaming")
+            raise InvalidArgument(
+                "streaming: ModelInfer has a single response; use ModelStreamInfer", param="streaming"
+            )
         exchange = InternalExchange(
             self._pipeline.handle_completion,
             await _built(message, body_of, completion),
@@ -119,7 +121,7 @@ class Calls:
     async def _ask(
         self, model: ServedModel, message: Any, request: TensorRequest, record: RequestRecord, asked: Asked
     ) -> AsyncGenerator[TensorResponse, None]:
-        """A worker's answers; before the first of them another worker is asked where that may help."""
+        """Yield a worker's responses; before the first one, retry retryable errors on other workers."""
         body, tried, count = await _built(message, msgpack_encode, request), set[int](), 0
         while True:
             stream = ResponseStream(annotated=False)
@@ -136,14 +138,14 @@ class Calls:
                 tried.add(call.instance_id)
                 async for value in stream:
                     if value is None:
-                        continue  # An event; not for clients.
+                        continue  # An event, which is not sent to clients.
                     count += 1
                     if count > 1 and not asked.streams:
-                        raise Unknown("the worker answered several times where one answer is expected")
+                        raise Unknown("the worker sent several responses to a request for one")
                     record.tokens(1, time.perf_counter())
                     yield await _built(message, _checked, value, request)
                 if not count:
-                    raise Unknown("the worker ended its stream without an answer")
+                    raise Unknown("the worker ended its stream without a response")
             except DynamoException as error:
                 if count or not error.retry_elsewhere or len(tried) >= SENDS_MAX:
                     raise
@@ -154,7 +156,7 @@ class Calls:
 
 
 async def _built(message: Any, build: Callable[..., Any], *values: Any) -> Any:
-    """What `build` makes of the values, without holding up the loop where they are large, as their request is."""
+    """Return the result of `build`, computed in a thread if the request is large."""
     if message.ByteSize() <= BUILT_HERE_BYTES:
         return build(*values)
     return await asyncio.to_thread(build, *values)
@@ -164,13 +166,13 @@ def _checked(value: Any, request: TensorRequest) -> TensorResponse:
     try:
         response = msgspec.convert(value, TensorResponse)
     except (msgspec.ValidationError, *UNREADABLE) as error:
-        raise Unknown(f"the worker's answer is no tensors: {error}") from None
+        raise Unknown(f"malformed tensor response from the worker: {error}") from None
     response.id = request.id
     return response
 
 
 def _told(error: Any) -> ErrorAnswer:
-    """An error that a stream told."""
+    """Return the error that a stream carried."""
     code = error.get("code")
     if error.get("type") == "request_cancelled":
         return answer_to(Cancelled())

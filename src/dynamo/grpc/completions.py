@@ -1,4 +1,4 @@
-"""Completions: a text request of KServe as a completion, and a completion's answer in KServe's outputs. Pure."""
+"""Completions: converts a KServe text request to a completion, and its response to KServe's outputs. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +16,11 @@ TEXT_INPUT = "text_input"
 STREAMING = ("streaming", "stream")
 SET_BY_US = frozenset({"model", "prompt", "stream", "stream_options", "user"})
 FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(CompletionRequest)) - SET_BY_US
-"""What of a completion a request may set by its parameters. Others are no concern of ours, and pass unread."""
+"""Fields of a completion that request parameters may set. Other parameters are ignored."""
 
 
 def completion_of(message: Any) -> dict[str, Any]:
-    """The completion that a `ModelInferRequest` asks for. Raises `InvalidArgument` that names what is wrong."""
+    """Return the completion of a `ModelInferRequest`. Raise `InvalidArgument` that names the invalid field."""
     prompt: str | None = None
     streams = False
     for tensor in request_of(message).tensors:
@@ -32,7 +32,7 @@ def completion_of(message: Any) -> dict[str, Any]:
         else:
             raise InvalidArgument(f"unknown input {name!r}: expected {TEXT_INPUT} or {STREAMING[0]}", param=name)
     if prompt is None:
-        raise InvalidArgument(f"the input {TEXT_INPUT} is missing", param=TEXT_INPUT)
+        raise InvalidArgument(f"missing input {TEXT_INPUT}", param=TEXT_INPUT)
     body: dict[str, Any] = {"model": message.model_name, "prompt": prompt, "stream": streams}
     if message.id:
         body["user"] = message.id
@@ -43,14 +43,14 @@ def completion_of(message: Any) -> dict[str, Any]:
 
 
 def body_of(completion: Mapping[str, Any]) -> bytes:
-    """The same as a client's JSON."""
+    """Return the completion as a client's JSON body."""
     return json_encode(completion)
 
 
 def response_of(response: Mapping[str, Any], request_id: str, *, is_raw: bool = False) -> Any:
     """Return a completion, or a chunk of one, as `ModelInferResponse`: a choice is an element.
 
-    `is_raw`: the client sent raw contents, and reads them. The typed contents are filled as well, as by the released
+    `is_raw`: the client sent raw contents, and expects them. The typed contents are filled as well, as by the released
     frontend; Triton's client cannot convert those with numpy 2.
     """
     message = CLASSES["ModelInferResponse"](
@@ -70,13 +70,13 @@ def _text(tensor: Tensor) -> str:
     try:
         return bytes(_single(tensor, "Bytes")).decode()
     except UnicodeDecodeError:
-        raise InvalidArgument(f"the input {TEXT_INPUT} is no UTF-8", param=TEXT_INPUT) from None
+        raise InvalidArgument(f"input {TEXT_INPUT}: must be UTF-8", param=TEXT_INPUT) from None
 
 
 def _single(tensor: Tensor, data_type: str) -> Any:
     name, metadata = tensor.metadata.name, tensor.metadata
     if metadata.data_type != data_type:
-        raise InvalidArgument(f"the input {name} is {metadata.data_type}: expected {data_type}", param=name)
+        raise InvalidArgument(f"input {name} is {metadata.data_type}: expected {data_type}", param=name)
     if metadata.shape != [1]:
-        raise InvalidArgument(f"the input {name} has the shape {metadata.shape}: expected [1]", param=name)
+        raise InvalidArgument(f"input {name} has the shape {metadata.shape}: expected [1]", param=name)
     return tensor.data.values[0]

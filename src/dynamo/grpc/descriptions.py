@@ -1,4 +1,4 @@
-"""Descriptions: what a client is told of a model's inputs and outputs, made of its card. Pure."""
+"""Descriptions: metadata and configuration of a model's inputs and outputs, derived from its card. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Shown:
 
 TEXT_INPUTS = (Shown("text_input", "BYTES", [1]), Shown("streaming", "BOOL", [1], is_optional=True))
 TEXT_OUTPUTS = (Shown("text_output", "BYTES", [-1]), Shown("finish_reason", "BYTES", [-1]))
-"""Of every model that completes text; each choice is an element of the outputs."""
+"""Outputs of every text model; each choice is an element of the outputs."""
 
 
 class TensorDescription(msgspec.Struct):
@@ -41,17 +41,17 @@ class TensorDescription(msgspec.Struct):
 
 
 class TensorModelConfig(msgspec.Struct):
-    """What a worker says of a model of tensors, on its card."""
+    """Description of a tensor model on its card."""
 
     name: str = ""
     inputs: list[TensorDescription] = []
     outputs: list[TensorDescription] = []
     triton_model_config: bytes | list[int] | None = None
-    """A serialized `ModelConfig`, which then says all there is to say."""
+    """A serialized `ModelConfig`, which replaces the other fields."""
 
 
 def is_tensor(card: ModelDeploymentCard) -> bool:
-    """Whether the model takes tensors. Raises `NotFound` for one that takes neither them nor text."""
+    """Return whether the model takes tensors. Raise `NotFound` if it takes neither tensors nor text."""
     types = card.model_type.split(" | ")
     if TENSORS in types and card.model_input == "Tensor":
         return True
@@ -61,7 +61,7 @@ def is_tensor(card: ModelDeploymentCard) -> bool:
 
 
 def metadata_of(card: ModelDeploymentCard) -> Any:
-    """`ModelMetadataResponse`. Raises `NotFound`, `ConfigError`."""
+    """Return the `ModelMetadataResponse`. Raise `NotFound` and `ConfigError`."""
     name, inputs, outputs = _shown(card)
     message = CLASSES["ModelMetadataResponse"](name=name, versions=[VERSION], platform=PLATFORM)
     for target, shown in ((message.inputs, inputs), (message.outputs, outputs)):
@@ -71,7 +71,7 @@ def metadata_of(card: ModelDeploymentCard) -> Any:
 
 
 def config_of(card: ModelDeploymentCard) -> Any:
-    """`ModelConfigResponse`. Raises `NotFound`, `ConfigError`."""
+    """Return the `ModelConfigResponse`. Raise `NotFound` and `ConfigError`."""
     if is_tensor(card):
         given = _tensor_config(card).triton_model_config
         if given is not None:
@@ -88,7 +88,7 @@ def config_of(card: ModelDeploymentCard) -> Any:
 
 
 def check_tensor_config(value: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for a `tensor_model_config` that says nothing, or something else."""
+    """Raise `ConfigError` for an invalid `tensor_model_config`."""
     card = ModelDeploymentCard(display_name="tensor_model_config", slug="", tensor_model_config=dict(value))
     config = _tensor_config(card)
     if config.triton_model_config is not None:
@@ -129,9 +129,9 @@ def _triton_config(data: bytes, name: str) -> Any:
     try:
         config.ParseFromString(data)
     except DecodeError as error:
-        raise ConfigError(f"triton_model_config of '{name}' is no serialized ModelConfig: {error}") from None
+        raise ConfigError(f"triton_model_config of '{name}' is not a serialized ModelConfig: {error}") from None
     if any(not 0 <= one.data_type < len(DATA_TYPES) for one in (*config.input, *config.output)):
-        raise ConfigError(f"triton_model_config of '{name}' has a data type that does not exist")
+        raise ConfigError(f"triton_model_config of '{name}' has an unknown data type")
     return config
 
 

@@ -1,7 +1,7 @@
 """Messages: the wire types of KServe's open inference protocol, version 2, and of Triton's model configuration.
 
-The table is the protocol: the names, numbers and types that its public specification gives the fields. The classes
-are made of it in a pool of their own, so that a program may also load somebody else's copy of the same messages.
+The table lists the names, numbers and types of the fields in the public specification. The classes are created in a
+separate pool, so that a program may also load another copy of the same messages.
 """
 
 from typing import Any
@@ -62,17 +62,17 @@ TABLE: dict[str, str] = {
     ),
     "ModelConfigResponse": "1 config ModelConfig",
 }
-"""Message to fields: number, name, type. `*` repeats, `%` is a map from text, `|` names the choice that it is one of.
+"""Message to fields: number, name, type. `*` marks a repeated field, `%` a map from text, `|` the field's oneof.
 
-An enumeration is a number on the wire, and here. Of a model's configuration it has the fields that are filled; what
-else a configuration says that somebody serialized passes unread.
+An enumeration is a number, as on the wire. A model's configuration has only the fields that are filled; other fields of
+a serialized configuration are ignored.
 """
 
 DATA_TYPES = (
     "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64",
     "BYTES", "BF16",
 )  # fmt: skip
-"""The enumeration of data types in a model's configuration, by the names that tensors have (there, BYTES is a string)."""
+"""Enumeration of data types in a model's configuration, by the names of tensors' types (BYTES is a string there)."""
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -90,10 +90,10 @@ _SCALARS = {
 
 
 def _file() -> descriptor_pb2.FileDescriptorProto:
-    """The table as protobuf describes files."""
+    """Return the table as a protobuf file descriptor."""
     file = descriptor_pb2.FileDescriptorProto(name="kserve_v2.proto", package=PACKAGE, syntax="proto3")
     made: dict[str, Any] = {}
-    for name in sorted(TABLE, key=lambda name: name.count(".")):  # What holds others comes first.
+    for name in sorted(TABLE, key=lambda name: name.count(".")):  # Enclosing messages come first.
         outer, _, inner = name.rpartition(".")
         message = made[name] = made[outer].nested_type.add() if outer else file.message_type.add()
         message.name = inner
@@ -130,9 +130,9 @@ _pool.Add(_file())
 
 
 def message(name: str) -> Any:
-    """The class of a message. Raises `KeyError`."""
+    """Return the class of a message. Raise `KeyError`."""
     return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
 CLASSES: dict[str, Any] = {name: message(name) for name in TABLE}
-"""Every message by its name in the table."""
+"""All messages by name."""

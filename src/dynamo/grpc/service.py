@@ -1,4 +1,4 @@
-"""KServe service: the gRPC server and its methods (serving-plane.md §1.10)."""
+"""KServe service: the gRPC server and its methods."""
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -23,20 +23,20 @@ from dynamo.serving.pipeline import Pipeline
 try:
     import grpc
 except ImportError:
-    raise ConfigError(f"--kserve-grpc-server: gRPC is missing; install it: {install_command('grpc')}") from None
+    raise ConfigError(f"--kserve-grpc-server: requires gRPC; install it: {install_command('grpc')}") from None
 
 logger = logging.getLogger(__name__)
 
 STREAM = "ModelStreamInfer"
 OPEN_PATHS = frozenset(f"/{SERVICE}/{method}".encode() for method in ("ServerLive", "ServerReady"))
-"""What probes ask, without a key."""
+"""Methods of probes, which need no key."""
 EXTENSIONS = ("model_configuration",)
-REQUESTS_MAX = 8192  # At a time; what comes beyond it is told so.
+REQUESTS_MAX = 8192  # Concurrent requests; further ones are refused.
 
 
 @dataclass(frozen=True, slots=True)
 class KserveOptions:
-    """What one service does otherwise than the next."""
+    """Options of one service."""
 
     host: str = "0.0.0.0"  # noqa: S104 - upstream's default
     port: int = 8787
@@ -48,7 +48,7 @@ class KserveOptions:
 
 
 class KserveService:
-    """KServe's side of one frontend."""
+    """KServe server of one frontend."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class KserveService:
         options: KserveOptions | None = None,
         gate: Gate | None = None,
     ) -> None:
-        """`gate` judges the keys of requests, where there are keys."""
+        """`gate` checks the API keys of requests, if keys are set."""
         self._options = options or KserveOptions()
         self._pipeline = pipeline
         self._calls = Calls(pipeline, models)
@@ -66,10 +66,10 @@ class KserveService:
         self._gate = gate
         self._server: Any = None
         self.port = 0
-        """Where it listens, once it is bound."""
+        """Port of the listener, once it is bound."""
 
     def bind(self) -> int:
-        """Take the port and return it; to be called on the loop. Raises `StartupError` for one that is in use."""
+        """Bind the port and return it; must be called on the loop. Raise `StartupError` if the port is in use."""
         options = self._options
         server = grpc.aio.server(
             options=[
@@ -82,7 +82,7 @@ class KserveService:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
         host = f"[{options.host}]" if ":" in options.host else options.host
-        bind(options.host, options.port).close()  # gRPC writes lines of its own about a port that is in use.
+        bind(options.host, options.port).close()  # Reports a port in use; gRPC would log lines of its own.
         credentials = _credentials(options)
         try:
             if credentials is None:
@@ -91,25 +91,25 @@ class KserveService:
                 port = server.add_secure_port(f"{host}:{options.port}", credentials)
         except RuntimeError as error:
             raise ConfigError(
-                f"--http-port {options.port} (host {options.host}) cannot be used for gRPC: {error}"
+                f"--http-port {options.port} (host {options.host}): cannot be bound for gRPC: {error}"
             ) from None
         self._server = server
         self.port = int(port)
         return self.port
 
     async def start(self) -> None:
-        """Answers requests from here on. Raises what `bind` raises, where it was not called."""
+        """Start to serve requests. Raise the errors of `bind` if it was not called before."""
         if self._server is None:
             self.bind()
         await self._server.start()
         logger.info("KServe ready: %s:%d", self._options.host, self.port)
 
     async def stop(self, budget_s: float) -> None:
-        """Refuses new requests, lets those under way end within the budget, then closes."""
+        """Refuse new requests, let those in progress end within the budget, and close."""
         if self._server is not None:
             await self._server.stop(budget_s)
 
-    # The methods.
+    # Methods.
 
     async def server_live(self, message: Any, account: Account | None) -> Any:
         return CLASSES["ServerLiveResponse"](live=True)
@@ -134,7 +134,7 @@ class KserveService:
         return config_of(self._calls.find(message.name, account).card)
 
     async def model_infer(self, message: Any, headers: Headers) -> Any:
-        """One answer."""
+        """Return the single response of a request."""
         asked = self._admit("ModelInfer", headers, streams=False)
         try:
             async with aclosing(self._calls.answers(message, asked)) as answers:
@@ -142,13 +142,13 @@ class KserveService:
         finally:
             if asked.account is not None:
                 asked.account.close()
-        assert len(whole) == 1, "who does not stream has one answer"
+        assert len(whole) == 1, "a unary call has one response"
         return whole[0]
 
     async def model_stream_infer(self, messages: AsyncIterator[Any], headers: Headers) -> AsyncGenerator[Any, None]:
-        """Request by request, every answer of each.
+        """Process the requests in order and yield all responses of each.
 
-        What is wrong with a request ends the stream in its status; what a worker fails in is told in the stream.
+        An invalid request ends the stream with its status; a failure of a worker is sent as a message of the stream.
         """
         kind = CLASSES["ModelStreamInferResponse"]
         async for message in messages:
@@ -169,7 +169,7 @@ class KserveService:
                     asked.account.close()
 
     def _admit(self, method: str, headers: Headers, *, streams: bool) -> Asked:
-        """Who asks. Raises `Refused` for who may not."""
+        """Return the caller of a request. Raise `Refused` if it may not call the method."""
         if self._gate is None:
             return Asked(headers, None, streams)
         passage = self._gate.judge(b"POST", f"/{SERVICE}/{method}".encode(), headers)
@@ -177,7 +177,7 @@ class KserveService:
             raise Refused(passage.refusal)
         return Asked(headers, passage.account, streams)
 
-    # gRPC's side.
+    # gRPC interface.
 
     def _handlers(self) -> dict[str, Any]:
         described = {
@@ -206,7 +206,7 @@ class KserveService:
         return handlers
 
     def _unary(self, method: Callable[[Any, Headers], Awaitable[Any]]) -> Callable[..., Any]:
-        """Return the request boundary of one method."""
+        """Wrap a unary method with the request boundary."""
 
         async def answer(message: Any, context: Any) -> Any:
             try:
@@ -219,7 +219,7 @@ class KserveService:
     def _described(
         self, name: str, method: Callable[[Any, Account | None], Awaitable[Any]]
     ) -> Callable[[Any, Headers], Awaitable[Any]]:
-        """Return a method that needs a key, but is no request of a model."""
+        """Wrap a method that needs a key, but sends no request to a model."""
 
         async def answer(message: Any, headers: Headers) -> Any:
             account = self._admit(name, headers, streams=False).account
@@ -241,7 +241,7 @@ class KserveService:
 
 
 async def abort(context: Any, error: Exception) -> None:
-    """Ends a request in the status of its error."""
+    """End a request with the status of its error."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
     status, told = status_of(error)
@@ -253,7 +253,7 @@ async def abort(context: Any, error: Exception) -> None:
 
 
 def headers_of(context: Any) -> list[tuple[bytes, bytes]]:
-    """The request's metadata as the headers that they are."""
+    """Return the request's metadata as headers."""
     return [
         (key.lower().encode(), value.encode("latin-1", "replace"))
         for key, value in context.invocation_metadata() or ()
@@ -262,7 +262,7 @@ def headers_of(context: Any) -> list[tuple[bytes, bytes]]:
 
 
 def _credentials(options: KserveOptions) -> Any:
-    """The server's TLS, None for none. Raises `ConfigError`."""
+    """Return the server's TLS credentials, None without TLS. Raise `ConfigError`."""
     if options.certificate is None or options.key is None:
         return None
     try:

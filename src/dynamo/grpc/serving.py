@@ -1,4 +1,4 @@
-"""Serving: a whole KServe frontend inside another program: models, pipeline and gRPC service, from start to end."""
+"""Embedded KServe frontend: models, pipeline and gRPC service inside another program, from start to stop."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from dynamo.serving.pipeline import Pipeline
 
 
 class ServedKserve:
-    """A KServe frontend over a runtime's models, from `start` to `stop`."""
+    """KServe frontend over a runtime's models, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class ServedKserve:
         registry: MetricsRegistry,
         metrics_port: int | None = None,
     ) -> None:
-        """`metrics_port`: where metrics and health are shown, None for nowhere."""
+        """`metrics_port`: port of metrics and health, None for no such port."""
         self._options = options
         self._metrics_port = metrics_port
         metrics = FrontendMetrics(registry, options.metrics_prefix)
@@ -42,11 +42,11 @@ class ServedKserve:
         self._http = HttpService(self._pipeline, self._models, registry, runtime.health.is_sound, http)
 
     def bind(self) -> int:
-        """Takes the port, and returns it. Raises `ConfigError` for one that cannot be had."""
+        """Bind the port and return it. Raise `ConfigError` if it cannot be bound."""
         return self._service.bind()
 
     async def start(self) -> None:
-        """Answers requests from here on. Raises `ConfigError` for a port that cannot be had."""
+        """Start to serve requests. Raise `ConfigError` if a port cannot be bound."""
         self._models.start()
         await self._models.wait_synced(DISCOVERY_WAIT_S)
         await self._service.start()
@@ -55,14 +55,14 @@ class ServedKserve:
             await self._http.start(listener, self._options.tls)
 
     async def stop(self) -> None:
-        """Refuses, lets requests end within `DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS`, closes."""
+        """Refuse new requests, wait up to `DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS` for active ones, and close."""
         budget_s = setting("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS", 5.0, float)
         await asyncio.gather(self._service.stop(budget_s), self._http.stop(budget_s))
         await self._models.close()
 
 
 async def run_kserve(frontend: ServedKserve, *ends: asyncio.Event) -> None:
-    """Starts it, waits for one of the events, stops it."""
+    """Start the frontend, wait for one of the events, and stop it."""
     waits = [asyncio.ensure_future(end.wait()) for end in ends]
     try:
         await frontend.start()

@@ -1,4 +1,4 @@
-"""Statuses: which gRPC status a failure becomes. Pure; the HTTP status, which says the same, is decided first."""
+"""Statuses: map a failure to a gRPC status, by way of its HTTP status. Pure."""
 
 from dynamo.core.errors import DynamoException
 from dynamo.serving.errors import ErrorAnswer, answer_to
@@ -20,7 +20,7 @@ BY_HTTP_STATUS = {
 
 
 class Refused(DynamoException):
-    """A request that was answered with an error already."""
+    """Request that already has an error response."""
 
     def __init__(self, answer: ErrorAnswer) -> None:
         super().__init__(answer.message)
@@ -28,8 +28,8 @@ class Refused(DynamoException):
 
 
 def status_of(error: BaseException) -> tuple[str, str]:
-    """The name of a status, and what is said with it."""
+    """Return the name of the status and its message."""
     answer = error.answer if isinstance(error, Refused) else answer_to(error)
-    if answer.label == "overload":  # Its HTTP status is the operator's choice.
+    if answer.label == "overload":  # Its HTTP status is set by the operator.
         return "RESOURCE_EXHAUSTED", answer.message
     return BY_HTTP_STATUS.get(answer.status, "INTERNAL"), answer.message

@@ -1,8 +1,8 @@
-"""Tensors: KServe's contents, typed or raw, and the same as a worker reads and writes them. Pure.
+"""Tensors: converts KServe's contents, typed or raw, to and from the workers' form. Pure.
 
-A worker is sent `{model, id?, tensors: [{metadata: {name, data_type, shape}, data: {data_type, values}}]}` and answers
-in the same form. Values are flat. A half float is the whole number that its two bytes make, text a list of bytes
-(as observed of the released frontend).
+A worker receives `{model, id?, tensors: [{metadata: {name, data_type, shape}, data: {data_type, values}}]}` and responds
+in the same form. Values are flat. A half float is the integer of its two bytes, text a list of bytes (as observed of
+the released frontend).
 """
 
 import math
@@ -27,23 +27,23 @@ CHOICES = {
     "double_param": "double",
     "uint64_param": "uint64",
 }
-"""A parameter's choice, and its name between frontend and worker."""
+"""Field of a parameter's oneof to the name of its type between frontend and worker."""
 
 Parameter = dict[str, bool | int | float | str]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of elements."""
+    """Type of elements."""
 
     name: str
-    """Between frontend and worker."""
+    """Name between frontend and worker."""
     wire: str
-    """In the protocol."""
+    """Name in the protocol."""
     numpy: str
-    """Its raw bytes, as numpy names them; empty for text."""
+    """numpy name of the type of its raw bytes; empty for text."""
     contents: str
-    """The field of typed contents; empty where there is none."""
+    """Field of typed contents; empty if there is none."""
 
 
 KINDS = (
@@ -67,7 +67,7 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 
 
 class TensorMetadata(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What a tensor is."""
+    """Name, type and shape of a tensor."""
 
     name: str
     data_type: str
@@ -76,7 +76,7 @@ class TensorMetadata(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class TensorData(msgspec.Struct, forbid_unknown_fields=True):
-    """What is in it."""
+    """Values of a tensor."""
 
     data_type: str
     values: list[Any]
@@ -90,18 +90,18 @@ class Tensor(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TensorRequest(msgspec.Struct, kw_only=True):
-    """What a worker is asked."""
+    """Request to a worker."""
 
     id: str | None = None
     model: str
     tensors: list[Tensor]
     parameters: dict[str, Parameter] | UnsetType = UNSET
     outputs: list[dict[str, Any]] | UnsetType = UNSET
-    """The outputs that the client names; a worker may leave out the others."""
+    """Outputs that the client names; a worker may omit the others."""
 
 
 class TensorResponse(msgspec.Struct, kw_only=True):
-    """What it answers."""
+    """Response of a worker."""
 
     id: str | None = None
     model: str
@@ -110,7 +110,7 @@ class TensorResponse(msgspec.Struct, kw_only=True):
 
 
 def request_of(message: Any) -> TensorRequest:
-    """A `ModelInferRequest` for a worker. Raises `InvalidArgument` that names what is wrong."""
+    """Return a `ModelInferRequest` as a worker's request. Raise `InvalidArgument` that names the invalid field."""
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         told = f"raw_input_contents has {len(raw)} elements for {len(message.inputs)} inputs: expected one for each"
@@ -126,7 +126,7 @@ def request_of(message: Any) -> TensorRequest:
 
 
 def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
-    """A map of `InferParameter`. Raises `InvalidArgument` for one without a value."""
+    """Return the values of a map of `InferParameter`. Raise `InvalidArgument` for one without a value."""
     read: dict[str, Parameter] = {}
     for name, one in parameters.items():
         choice = one.WhichOneof("parameter_choice")
@@ -137,9 +137,10 @@ def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
 
 
 def response_message(response: TensorResponse, is_raw: bool) -> Any:
-    """A worker's answer as `ModelInferResponse`; halves have no typed contents, so that all of it is raw beside them.
+    """Return a worker's response as `ModelInferResponse`.
 
-    Raises `Unknown` for an answer that is none.
+    If one output is of half floats, which have no typed contents, all outputs are raw. Raise `Unknown` for a malformed
+    response.
     """
     message = CLASSES["ModelInferResponse"](model_name=response.model, model_version="1", id=response.id or "")
     is_raw = is_raw or any(one.data.data_type in ("Float16", "BFloat16") for one in response.tensors)
@@ -155,12 +156,12 @@ def response_message(response: TensorResponse, is_raw: bool) -> Any:
                 values = [bytes(one) for one in tensor.data.values] if kind.name == BYTES else tensor.data.values
                 getattr(output.contents, kind.contents).extend(values)
     except (TypeError, ValueError, OverflowError, KeyError) as error:
-        raise Unknown(f"the worker's tensors cannot be read: {error}") from None
+        raise Unknown(f"malformed tensors from the worker: {error}") from None
     return message
 
 
 def write_parameters(parameters: Mapping[str, Parameter] | UnsetType | None, target: Any) -> None:
-    """Fills a map of `InferParameter`. Raises `ValueError`."""
+    """Fill a map of `InferParameter`. Raise `ValueError`."""
     for name, value in (parameters or {}).items():
         if len(value) != 1:
             raise ValueError(f"parameter {name!r} is {value!r}: expected one value under its type")
@@ -186,14 +187,14 @@ def _read(message: Any, raw: bytes | None) -> Tensor:
     count = element_count(shape, name)
     values = _typed(message, kind) if raw is None else _unpacked(kind, raw, name)
     if len(values) != count:
-        told = f"inputs[{name!r}]: its shape {shape} has {count} elements, and its contents {len(values)}"
+        told = f"inputs[{name!r}]: its shape {shape} has {count} elements, but its contents {len(values)}"
         raise InvalidArgument(told, param=name)
     parameters = parameters_of(message.parameters) or UNSET
     return Tensor(TensorMetadata(name, kind.name, shape, parameters), TensorData(kind.name, values))
 
 
 def element_count(shape: Sequence[int], name: str) -> int:
-    """How many elements a shape has. Raises `InvalidArgument`."""
+    """Return the number of elements of a shape. Raise `InvalidArgument`."""
     negative = next((one for one in shape if one < 0), None)
     if negative is not None:
         raise InvalidArgument(f"inputs[{name!r}].shape has a negative dimension: {negative}", param=name)
@@ -210,14 +211,14 @@ def _typed(message: Any, kind: Kind) -> list[Any]:
     if beyond(kind, values):
         limits = np.iinfo(kind.numpy)
         raise InvalidArgument(
-            f"inputs[{message.name!r}] has a value that is no {kind.wire}: expected {limits.min} to {limits.max}",
+            f"inputs[{message.name!r}] has a value out of range of {kind.wire}: expected {limits.min} to {limits.max}",
             param=message.name,
         )
     return values
 
 
 def beyond(kind: Kind, values: Sequence[Any]) -> bool:
-    """Whether one of the numbers is too large or too small: typed contents are wider than the types they carry."""
+    """Return whether a number is out of range of the type: fields of typed contents are wider than it."""
     if not values or kind.numpy[1:2] not in ("i", "u"):
         return False
     limits = np.iinfo(kind.numpy)
@@ -229,14 +230,14 @@ def _unpacked(kind: Kind, raw: bytes, name: str) -> list[Any]:
         return _texts(raw, name)
     dtype = np.dtype(kind.numpy)
     if len(raw) % dtype.itemsize:
-        told = f"inputs[{name!r}]: {len(raw)} raw bytes are no multiple of {dtype.itemsize}, the size of {kind.wire}"
+        told = f"inputs[{name!r}]: {len(raw)} raw bytes are not a multiple of {dtype.itemsize}, the size of {kind.wire}"
         raise InvalidArgument(told, param=name)
     values: list[Any] = np.frombuffer(raw, dtype).tolist()
     return values
 
 
 def _texts(raw: bytes, name: str) -> list[list[int]]:
-    """Texts, each behind its length in four bytes."""
+    """Return texts, each of which is preceded by its length in four bytes."""
     texts: list[list[int]] = []
     place = 0
     while place < len(raw):
@@ -252,19 +253,19 @@ def _texts(raw: bytes, name: str) -> list[list[int]]:
 def _checked(tensor: Tensor) -> Kind:
     metadata, data = tensor.metadata, tensor.data
     if metadata.data_type != data.data_type:
-        raise ValueError(f"{metadata.name!r} is {metadata.data_type} and its data {data.data_type}")
+        raise ValueError(f"{metadata.name!r} is {metadata.data_type}, but its data is {data.data_type}")
     kind = BY_NAME.get(metadata.data_type)
     if kind is None:
         raise ValueError(f"{metadata.name!r} is {metadata.data_type!r}: expected one of {', '.join(BY_NAME)}")
     if any(one < 0 for one in metadata.shape) or math.prod(metadata.shape) != len(data.values):
-        raise ValueError(f"{metadata.name!r} has the shape {metadata.shape} and {len(data.values)} values")
+        raise ValueError(f"{metadata.name!r} has the shape {metadata.shape}, but {len(data.values)} values")
     if beyond(kind, [one for one in data.values if isinstance(one, int)]):
-        raise ValueError(f"{metadata.name!r} has a value that is no {kind.wire}")
+        raise ValueError(f"{metadata.name!r} has a value out of range of {kind.wire}")
     return kind
 
 
 def _packed(kind: Kind, values: list[Any]) -> bytes:
-    """Raw bytes. Halves may also be written as the numbers that they are."""
+    """Return raw bytes. Values of half floats may also be given as floats."""
     if kind.name == BYTES:
         return b"".join(LENGTH.pack(len(one)) + bytes(one) for one in values)
     if any(isinstance(one, float) for one in values) and kind.numpy[1] in "iu":
@@ -272,5 +273,5 @@ def _packed(kind: Kind, values: list[Any]) -> bytes:
             return np.array(values, "<f2").tobytes()
         if kind.name == "BFloat16":
             return (np.array(values, "<f4").view("<u4") >> 16).astype("<u2").tobytes()
-        raise ValueError(f"a value of {kind.name} is no whole number")
+        raise ValueError(f"a value of {kind.name} is not an integer")
     return np.array(values, kind.numpy).tobytes()

@@ -44,8 +44,8 @@ def other(name: str, datatype: str, shape: list[int], **contents: Any) -> Any:
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        (request(None), "text_input is missing"),
-        (request(b"\xff"), "no UTF-8"),
+        (request(None), "missing input text_input"),
+        (request(b"\xff"), "must be UTF-8"),
         (other("text_input", "BYTES", [2], bytes_contents=[b"a", b"b"]), r"shape \[2\]: expected \[1\]"),
         (other("text_input", "INT32", [1], int_contents=[1]), "Int32: expected Bytes"),
         (other("streaming", "BYTES", [1], bytes_contents=[b"a"]), "Bytes: expected Bool"),

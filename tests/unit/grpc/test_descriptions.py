@@ -87,8 +87,8 @@ def test_what_is_neither_text_nor_tensors_is_not_found() -> None:
         ({"inputs": [{"name": "a"}]}, "data_type"),
         ({"inputs": [{"name": "a", "data_type": "INT32", "shape": []}]}, "'INT32': expected one of Bool"),
         ({"inputs": 1}, "inputs"),
-        ({"name": "t", "triton_model_config": [255]}, "no serialized ModelConfig"),
-        ({"name": "t", "triton_model_config": [42, 2, 16, 99]}, "data type that does not exist"),
+        ({"name": "t", "triton_model_config": [255]}, "not a serialized ModelConfig"),
+        ({"name": "t", "triton_model_config": [42, 2, 16, 99]}, "an unknown data type"),
     ],
 )
 def test_a_tensor_model_config_that_is_none_is_told(config: Any, told: str) -> None:

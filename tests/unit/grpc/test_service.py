@@ -151,7 +151,7 @@ async def test_who_leaves_a_stream_lets_the_worker_stop() -> None:
 async def test_keys_are_asked_for_where_there_are_keys() -> None:
     async with open_kserve_house(gate_of) as house:
         for ask in (house.infer, house.stream):
-            for headers, told in ((), "needed"), ([(b"x-api-key", b"wrong")], "Incorrect"):
+            for headers, told in ((), "required"), ([(b"x-api-key", b"wrong")], "Incorrect"):
                 with pytest.raises(DynamoException, match=told) as raised:
                     await ask(text_request("hi"), headers=headers)
                 assert status_of(raised.value)[0] == "UNAUTHENTICATED"
