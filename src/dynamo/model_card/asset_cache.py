@@ -1,11 +1,11 @@
-"""AssetCache: the files of a card that lie on a worker, fetched once and kept by what they hash to.
+"""AssetCache: fetches the files of a card from its worker once, and stores them by their hash.
 
     ~/.cache/dynamo/mdc/blobs/<blake3>                          the bytes
     ~/.cache/dynamo/mdc/by-slug/<slug>/<checksum>/<file>        links that give them their names
 
-The layout is upstream's (serving-plane.md §2.4). A blob appears whole or not at all, and only if its bytes hash to its
-name. No part of a path comes from the network: blobs are named by digits, links by the formats that are known here.
-Everything blocks: call it in a thread.
+The layout is the same as upstream's. A blob appears as a whole or not at all, and only if its bytes hash to its name.
+No part of a path comes from the network: blobs are named by digits, links by the formats that are known here.
+All methods block: call them in a thread.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
 PARTIAL = ".partial-"
-PARTIAL_AGE_S = 3600.0  # What a killed process left unfinished; a younger one may be another process's download.
+PARTIAL_AGE_S = 3600.0  # Older partial files come from killed processes; younger ones may be downloads in progress.
 
 NAMES = {
     "hf_config_json": "config.json",
@@ -47,30 +47,30 @@ NAMES = {
     "hf_chat_template_jinja": "chat_template.jinja",
     "hf_chat_template_json": "chat_template.json",
 }
-"""What a file of each format is called."""
+"""File name of each format."""
 
-PROCESSOR_BYTES_MAX = 1 << 20  # A few kilobytes are usual.
+PROCESSOR_BYTES_MAX = 1 << 20  # Usual files have a few kilobytes.
 TAKES_IMAGES = frozenset(("vision_config", "image_token_id", "image_token_index"))
-"""What the config.json of a model says that does."""
+"""Keys of a config.json that mark a model that takes images."""
 
 _CHECKSUM = re.compile(re.escape(CHECKSUM_PREFIX) + r"([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLimits:
-    """Sizes and times."""
+    """Limits of sizes and times."""
 
     file_bytes_max: int = 1 << 30
-    """A tokenizer is tens of megabytes; a gigabyte is no tokenizer."""
+    """Maximum size of one file; tokenizers have tens of megabytes."""
     total_bytes_max: int = 4 << 30
     deadline_s: float = 60.0
-    """For one file, however the worker doles it out."""
+    """Maximum time for one file, whatever the rate of the transfer."""
     silence_s: float = 10.0
-    """For one step of a transfer."""
+    """Maximum time for one step of a transfer."""
 
 
 class AssetCache:
-    """One directory of blobs; any number of processes may share it."""
+    """Directory of blobs, which any number of processes may share."""
 
     def __init__(self, directory: str | None = None, limits: CacheLimits | None = None) -> None:
         self._directory = directory or os.path.join(_home(), ".cache", "dynamo", "mdc")
@@ -78,10 +78,10 @@ class AssetCache:
         self._limits = limits or CacheLimits()
 
     def localise(self, card: ModelDeploymentCard) -> ModelDeploymentCard:
-        """The card with every remote file fetched.
+        """Return the card with every remote file fetched.
 
-        Raises `CannotConnect` when a worker does not hand it over, `InvalidArgument` when what it hands over is not
-        what the card says, `ConfigError` when it cannot be kept.
+        Raise `CannotConnect` if a worker does not send a file, `InvalidArgument` if the content differs from the card's
+        checksum or size, and `ConfigError` if it cannot be stored.
         """
         links = os.path.join("by-slug", slug_of(card.slug) or "_", mdc_sum(card))
 
@@ -96,9 +96,10 @@ class AssetCache:
         return local
 
     def _fetch_processor(self, url: str, config: str) -> None:
-        """Fetches the processor's file of a model that takes images, where its worker shows one beside config.json.
+        """Fetch the image processor's file of a model that takes images, if its worker serves one in config.json's directory.
 
-        No card says what it hashes to: it is small, it is only ever read as JSON, and without it less is known of images.
+        The card has no checksum of the file. This is acceptable because it is small and only parsed as JSON; without it,
+        less is known about images.
         """
         place = os.path.join(os.path.dirname(config), PROCESSOR_FILE)
         if os.path.basename(config) != NAMES["hf_config_json"] or os.path.exists(place):
@@ -115,19 +116,17 @@ class AssetCache:
                 out.write(data)
             os.replace(partial, place)
         except (DynamoException, OSError, ValueError) as error:
-            logger.info("what images become in prompts is not known: %s", error)
+            logger.info("failed to fetch the image processor's file, image tokens in prompts are unknown: %s", error)
 
     def fetch(self, file: FileReference) -> str:
-        """The path of a remote file's bytes, fetched unless they are here. Raises as `localise`."""
+        """Return the path of a remote file's content, fetched unless it is cached. Raise the errors of `localise`."""
         match = _CHECKSUM.fullmatch(file.checksum)
         if match is None:
-            raise InvalidArgument(
-                f"{file.path}: the checksum {file.checksum[:80]!r} is not {CHECKSUM_PREFIX}<64 digits>"
-            )
+            raise InvalidArgument(f"{file.path}: checksum {file.checksum[:80]!r}: must be {CHECKSUM_PREFIX}<64 digits>")
         digest = match[1]
         size_max = self._limits.file_bytes_max
         if file.size is not None and file.size > size_max:
-            raise InvalidArgument(f"{file.path}: {file.size} bytes are announced, at most {size_max} are fetched")
+            raise InvalidArgument(f"{file.path}: size {file.size} exceeds the limit of {size_max} bytes")
         blob = os.path.join(self._blobs, digest)
         try:
             os.makedirs(self._blobs, exist_ok=True)
@@ -139,24 +138,24 @@ class AssetCache:
         return blob
 
     def _is_sound(self, blob: str, digest: str) -> bool:
-        """Whether the blob is here and still what its name says; a use is noted in its modification time."""
+        """Return whether the blob is cached and intact; its modification time records the use."""
         try:
             with open(blob, "rb") as data:
                 hasher = blake3()
                 while chunk := data.read(CHUNK_BYTES):
                     hasher.update(chunk)
             if hasher.hexdigest() != digest:
-                logger.warning("the cached file %s is broken and is fetched again", blob)
+                logger.warning("cached file %s is corrupt; fetching it again", blob)
                 return False
             os.utime(blob)
         except FileNotFoundError:
             return False
         except PermissionError:
-            logger.debug("the cached file %s belongs to somebody else", blob)
+            logger.debug("cached file %s belongs to another user", blob)
         return True
 
     def _download(self, file: FileReference, digest: str, blob: str) -> None:
-        """Writes the blob beside its place and moves it there when it has proved to be the right one."""
+        """Write the content to a temporary file, and rename it to the blob once its hash is verified."""
         began = time.monotonic()
         handle, partial = tempfile.mkstemp(prefix=PARTIAL, dir=self._blobs)
         try:
@@ -173,7 +172,7 @@ class AssetCache:
         logger.info("fetched %s: %d bytes in %.0f ms", file.path, size, (time.monotonic() - began) * 1e3)
 
     def _transfer(self, file: FileReference, take: Callable[[bytes], object], size_max: int | None = None) -> int:
-        """Hands over the body of the URL piece by piece; returns its length."""
+        """Pass the body of the URL to `take` in chunks; return its length."""
         limits = self._limits
         if size_max is None:
             size_max = limits.file_bytes_max if file.size is None else file.size
@@ -190,11 +189,11 @@ class AssetCache:
                 connection.request("GET", (target.path or "/") + (f"?{target.query}" if target.query else ""))
                 response = closing.enter_context(contextlib.closing(connection.getresponse()))
                 if response.status != http.client.OK:
-                    raise CannotConnect(f"{file.path}: the worker answered {response.status}")
+                    raise CannotConnect(f"{file.path}: worker returned HTTP status {response.status}")
                 while chunk := response.read1(CHUNK_BYTES):
                     size += len(chunk)
                     if size > size_max:
-                        raise InvalidArgument(f"{file.path}: more than the {size_max} bytes that it should have")
+                        raise InvalidArgument(f"{file.path}: more than the expected {size_max} bytes")
                     _keep(take, chunk)
         except _NotKept as error:
             raise error.cause from None
@@ -206,11 +205,11 @@ class AssetCache:
         if late.is_set():
             raise CannotConnect(f"{file.path}: not fetched within {limits.deadline_s:g} s")
         if file.size is not None and size != file.size:
-            raise CannotConnect(f"{file.path}: {size} of {file.size} bytes came")
+            raise CannotConnect(f"{file.path}: received {size} of {file.size} bytes")
         return size
 
     def _link(self, directory: str, name: str, blob: str) -> str:
-        """A link to the blob under the name that its format has; the blob itself where there can be no links."""
+        """Return a link to the blob with the file name of its format; the blob itself if links are not possible."""
         word = NAMES.get(name)
         if word is None:
             return blob
@@ -224,12 +223,12 @@ class AssetCache:
             os.symlink(os.path.relpath(blob, place), made)
             os.replace(made, link)
         except OSError as error:
-            logger.debug("no link %s: %s", link, error)
+            logger.debug("failed to link %s: %s", link, error)
             return blob
         return link
 
     def _prune(self, keep: str) -> None:
-        """Removes what was unused longest, down to the limit, and what killed processes left."""
+        """Remove the least recently used blobs down to the limit, and partial files of killed processes."""
         entries = []
         now_s = time.time()
         with os.scandir(self._blobs) as found:
@@ -252,7 +251,7 @@ class AssetCache:
 
 
 class _NotKept(Exception):
-    """Our own disk failed in the middle of a transfer: not the worker's fault."""
+    """Failure of the local disk during a transfer, as opposed to one of the worker."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
@@ -261,11 +260,11 @@ class _NotKept(Exception):
 
 def _check(file: FileReference, seen: str, digest: str) -> None:
     if seen != digest:
-        raise InvalidArgument(f"{file.path}: its bytes hash to {seen}, not to {digest}")
+        raise InvalidArgument(f"{file.path}: content has the hash {seen}, expected {digest}")
 
 
 def _deadline(seconds: float, sock: socket.socket, late: threading.Event) -> threading.Timer:
-    """Whoever reads from this socket hears its end when the time is over."""
+    """Start a timer that shuts the socket down after the given seconds, which ends reads from it."""
 
     def end() -> None:
         late.set()
@@ -290,14 +289,14 @@ def _keep(take: Callable[[bytes], object], chunk: bytes) -> None:
 
 
 def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
-    """A connection to the URL's host. Raises `InvalidArgument` for a URL that names none."""
+    """Return a connection to the URL's host. Raise `InvalidArgument` for a URL without a host."""
     try:
         target = urlsplit(url)
         host, port = target.hostname, target.port
     except ValueError as error:
         raise InvalidArgument(f"{url!r}: {error}") from None
     if not host:
-        raise InvalidArgument(f"{url!r}: it names no host")
+        raise InvalidArgument(f"{url!r}: no host")
     if target.scheme == "https":
         return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=ssl.create_default_context())
     return http.client.HTTPConnection(host, port, timeout=timeout_s)

@@ -1,6 +1,6 @@
-"""Assets: the small files a card refers to, shown by the worker's own system server (serving-plane.md §2.4).
+"""Assets: the small files that a card refers to, served by the worker's own system server.
 
-A worker that has a system server publishes URLs in place of paths, so that frontends need not share its file system.
+A worker with a system server publishes URLs instead of paths, so that frontends need not share its file system.
 """
 
 import os
@@ -15,18 +15,18 @@ from dynamo.protocols.model_card import ChatTemplateFile, FileReference, ModelDe
 
 REMOTE = ("http://", "https://")
 PROCESSOR_FILE = "preprocessor_config.json"
-"""How a model's images are cut up. Cards do not refer to it: it lies beside the model's config.json, wherever that is."""
-MODEL_SUFFIX = "_base"  # Upstream's word for the model itself, where a LoRA adapter would have its name.
+"""Image preprocessing of a model. Cards do not refer to it: it is in the directory of the model's config.json."""
+MODEL_SUFFIX = "_base"  # Upstream's name for the model itself, in place of a LoRA adapter's name.
 
 GROUPS = ("model_info", "tokenizer", "prompt_formatter", "gen_config")
-"""The fields of a card that refer to files by format."""
+"""Fields of a card that refer to files by format."""
 
 ShowFile = Callable[[str, str], str | None]
-"""Shows a file at a path and returns its URL; None where nothing is shown."""
+"""Serves the file at a path under a URL path and returns its URL; None without a system server."""
 
 
 def references(card: ModelDeploymentCard) -> Iterator[tuple[str, FileReference]]:
-    """Every file of a card, with the name of its format."""
+    """Yield every file of a card, with the name of its format."""
     for group in GROUPS:
         yield from (getattr(card, group) or {}).items()
     for name, template in (card.chat_template_file or {}).items():
@@ -34,17 +34,17 @@ def references(card: ModelDeploymentCard) -> Iterator[tuple[str, FileReference]]
 
 
 def is_remote(reference: FileReference) -> bool:
-    """Whether the file lies on the worker and must be fetched."""
+    """Return whether the file is on the worker and must be fetched."""
     return reference.path.startswith(REMOTE)
 
 
 def has_remote(card: ModelDeploymentCard) -> bool:
-    """Whether one of the card's files must be fetched."""
+    """Return whether one of the card's files must be fetched."""
     return any(is_remote(file) for _, file in references(card))
 
 
 def moved(card: ModelDeploymentCard, path_of: Callable[[str, FileReference], str]) -> ModelDeploymentCard:
-    """The same card with its files elsewhere; `path_of` is given each one's format and reference."""
+    """Return the card with other file paths; `path_of` receives the format and the reference of each file."""
 
     def move(name: str, file: FileReference) -> FileReference:
         return msgspec.structs.replace(file, path=path_of(name, file))
@@ -64,9 +64,9 @@ def moved(card: ModelDeploymentCard, path_of: Callable[[str, FileReference], str
 def self_hosted(
     card: ModelDeploymentCard, endpoint: EndpointId, show: ShowFile, wanted: bool | None = None
 ) -> ModelDeploymentCard:
-    """The card with its local files shown by this process, where that has a system server and is not told otherwise.
+    """Return the card with URLs of its local files, served by this process if it has a system server.
 
-    `wanted` is the worker's own word; without one `DYN_SELF_HOST_METADATA` decides, true by default.
+    `wanted` enables or disables this; None uses `DYN_SELF_HOST_METADATA`, which defaults to true.
     """
     if not (setting("DYN_SELF_HOST_METADATA", True, read_bool) if wanted is None else wanted):
         return card
@@ -78,7 +78,7 @@ def self_hosted(
             return file.path
         word = os.path.basename(file.path)
         if shown.setdefault(word, file.path) != file.path:
-            word = f"{name}-{word}"  # A template given by flag may be called like a file of the model.
+            word = f"{name}-{word}"  # A template given by flag may have the same file name as a file of the model.
         return show(f"{prefix}/{quote(word)}", file.path) or file.path
 
     for file in (card.model_info or {}).values():

@@ -1,4 +1,4 @@
-"""ModelCard: builds a model's card from its directory, and finds a model's files from its card.
+"""ModelCard: builds a model's card from its directory, and locates a model's files by its card.
 
 Reading and hashing the files blocks (a 7 MB tokenizer takes about 10 ms): call it at start-up or in a thread.
 """
@@ -21,18 +21,18 @@ from dynamo.protocols.model_card import ChatTemplateFile, FileReference, ModelDe
 CHECKSUM_PREFIX = "blake3:"
 
 TOKENIZER_FILES = ("tokenizer.json", "tiktoken.model")
-"""What a tokenizer's file may be called, the best first; any `*.tiktoken` comes after them."""
+"""Accepted names of a tokenizer's file in order of preference; any `*.tiktoken` comes after them."""
 
 TOKENIZER_KEYS = ("hf_tokenizer_json", "tik_token_model")
-"""Under what a card refers to it: a tokenizer.json, or a tiktoken file."""
+"""Formats of a tokenizer on a card: a tokenizer.json, or a tiktoken file."""
 
 CONTEXT_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-"""Under which of these a config.json states its context length depends on the architecture."""
+"""Keys of the context length in a config.json, which depend on the architecture."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Where a model's small files lie on this machine; None where the model has no such file."""
+    """Paths of a model's small files on this machine; None for a missing file."""
 
     config: str
     tokenizer: str
@@ -42,7 +42,7 @@ class ModelFiles:
 
     @classmethod
     def from_dir(cls, path: str) -> "ModelFiles":
-        """The files of a directory in Hugging Face layout. Raises `ConfigError` naming the first that is missing."""
+        """Return the files of a directory in Hugging Face layout. Raise `ConfigError` naming the first missing file."""
         if not os.path.isdir(path):
             raise ConfigError(f"model directory {path}: no such directory")
         config = _optional(path, "config.json")
@@ -58,7 +58,7 @@ class ModelFiles:
 
     @classmethod
     def from_card(cls, card: ModelDeploymentCard) -> "ModelFiles":
-        """The files a card refers to. Raises `ConfigError` for one that is not on this machine (`AssetCache`)."""
+        """Return the files of a card. Raise `ConfigError` if one is not on this machine (`AssetCache` fetches it)."""
         template = None
         if card.chat_template_file:
             template = next(iter(card.chat_template_file.values())).file.path
@@ -71,7 +71,7 @@ class ModelFiles:
         )
         if not files.config or not files.tokenizer:
             missing = "hf_tokenizer_json" if files.config else "hf_config_json"
-            raise ConfigError(f"model card of {card.display_name}: it refers to no {missing}")
+            raise ConfigError(f"model card of {card.display_name}: has no {missing}")
         for path in (files.config, files.tokenizer, files.tokenizer_config, files.generation_config, template):
             if path is not None and not os.path.isfile(path):
                 raise ConfigError(f"model card of {card.display_name}: {path} is not a file on this machine")
@@ -95,7 +95,7 @@ def build_card(
     router_config: dict[str, Any] | None = None,
     model_aliases: Sequence[str] = (),
 ) -> ModelDeploymentCard:
-    """The card of a model directory. Raises `ConfigError` that names the file that is missing or broken."""
+    """Return the card of a model directory. Raise `ConfigError` that names a missing or malformed file."""
     files = ModelFiles.from_dir(model_dir)
     template = custom_template or files.chat_template
     return ModelDeploymentCard(
@@ -125,10 +125,10 @@ def build_card(
 
 
 def mdc_sum(card: ModelDeploymentCard) -> str:
-    """64 hex digits that are equal for workers that serve the same model in the same way.
+    """Return 64 hex digits that are equal for workers that serve the same model in the same way.
 
-    It covers what a frontend needs to agree on: the names, the contents of the files and how a request is prepared;
-    not where the files lie nor how large one worker's cache is.
+    The sum covers the names, the contents of the files and the preparation of requests, but neither the paths of the
+    files nor the size of a worker's cache.
     """
     from blake3 import blake3
 
@@ -156,12 +156,12 @@ def mdc_sum(card: ModelDeploymentCard) -> str:
 
 
 def slug_of(name: str) -> str:
-    """A model's name as upstream spells it in paths: lower case, anything but letters, digits, - and _ as `_`."""
+    """Return a model's name as in upstream's paths: lower case, anything but letters, digits, - and _ as `_`."""
     return re.sub(r"[^a-z0-9_-]", "_", name.lower()).lstrip("_")
 
 
 def reference(path: str) -> FileReference:
-    """A file's path, checksum and size. Raises `ConfigError` if it cannot be read."""
+    """Return a file's path, checksum and size. Raise `ConfigError` if it cannot be read."""
     from blake3 import blake3
 
     data = read_bytes(path)
@@ -169,7 +169,7 @@ def reference(path: str) -> FileReference:
 
 
 def architectural_context_length(config: Mapping[str, Any]) -> int | None:
-    """The context length a config.json states, None where it states none."""
+    """Return the context length in a config.json, None if it has none."""
     for part in (config, config.get("text_config")):
         for key in CONTEXT_LENGTH_KEYS:
             value = part.get(key) if isinstance(part, dict) else None
@@ -179,7 +179,7 @@ def architectural_context_length(config: Mapping[str, Any]) -> int | None:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """A JSON object from a file. Raises `ConfigError` with the path."""
+    """Return a JSON object from a file. Raise `ConfigError` with the path."""
     try:
         return msgspec.json.decode(read_bytes(path), type=dict[str, Any])
     except UNREADABLE as error:
@@ -187,7 +187,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def read_bytes(path: str) -> bytes:
-    """A file's contents. Raises `ConfigError` with the path."""
+    """Return a file's contents. Raise `ConfigError` with the path."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -196,7 +196,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def _tokenizer_file(directory: str, config: str) -> str:
-    """Where a model's tokenizer lies: in its directory, or for gpt-oss in `TIKTOKEN_ENCODINGS_BASE`."""
+    """Return the tokenizer's path: in the model directory, or for gpt-oss in `TIKTOKEN_ENCODINGS_BASE`."""
     others = sorted(name for name in os.listdir(directory) if name.endswith(".tiktoken"))
     for name in (*TOKENIZER_FILES, *others):
         if (path := _optional(directory, name)) is not None:
@@ -207,7 +207,7 @@ def _tokenizer_file(directory: str, config: str) -> str:
         if path is None:
             raise ConfigError(f"TIKTOKEN_ENCODINGS_BASE={encodings!r}: o200k_base.tiktoken is missing")
         return path
-    raise ConfigError(f"model directory {directory}: tokenizer.json is missing, and there is no tiktoken file")
+    raise ConfigError(f"model directory {directory}: tokenizer.json is missing, and so is a tiktoken file")
 
 
 def _tokenizer_key(card: ModelDeploymentCard) -> str:

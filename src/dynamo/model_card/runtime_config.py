@@ -1,4 +1,4 @@
-"""ModelRuntimeConfig: what a worker's author says of the engine, to be published with the model's card."""
+"""ModelRuntimeConfig: properties of a worker's engine, published with the model's card."""
 
 import json
 from typing import Any
@@ -13,11 +13,11 @@ from dynamo.protocols.model_card import DisaggregatedEndpoint, RuntimeConfig
 ENFORCEMENTS = ("required", "preferred")
 
 TOPOLOGY_TAINTS = "dynamo.topology/"
-"""Taints with this prefix follow from `topology_domains`; nobody sets them."""
+"""Prefix of taints that are derived from `topology_domains` and cannot be set directly."""
 
 
 class ModelRuntimeConfig:
-    """Filled in attribute by attribute; an attribute that does not exist cannot be set."""
+    """Properties that are set attribute by attribute; unknown attributes cannot be set."""
 
     __slots__ = (
         "_tag_policy",
@@ -76,7 +76,7 @@ class ModelRuntimeConfig:
 
     @property
     def structural_tag(self) -> dict[str, Any] | None:
-        """When answers are held to the model's own format of tool calls; None: never."""
+        """Policy that constrains responses to the model's own format of tool calls; None: no constraint."""
         if self._tag_policy is None:
             return None
         config = RuntimeConfig()
@@ -84,11 +84,11 @@ class ModelRuntimeConfig:
         return config.structural_tag or None
 
     def set_structural_tag(self, structural_tag: dict[str, Any] | None) -> None:
-        """Sets that, or with None unsets it. Raises `InvalidArgument` for an option that is not honoured."""
+        """Set the policy, or remove it with None. Raise `InvalidArgument` for an unsupported option."""
         self._tag_policy = None if structural_tag is None else TagPolicy.of(structural_tag)
 
     def set_engine_specific(self, key: str, value: Any) -> None:
-        """Publishes a value of the engine's own; text is read as JSON, as upstream reads it."""
+        """Publish an engine-specific value; text is parsed as JSON, as in upstream."""
         if isinstance(value, str):
             try:
                 value = json.loads(value)
@@ -97,16 +97,16 @@ class ModelRuntimeConfig:
         self.runtime_data[key] = value
 
     def get_engine_specific(self, key: str) -> Any | None:
-        """What was set under that key, None for nothing."""
+        """Return the value of a key, None if it is not set."""
         return self.runtime_data.get(key)
 
     def set_disaggregated_endpoint(self, bootstrap_host: str | None = None, bootstrap_port: int | None = None) -> None:
-        """Where a decode worker's engine meets this prefill worker's."""
+        """Set the address at which decode workers connect to this prefill worker."""
         self.bootstrap_host = bootstrap_host
         self.bootstrap_port = bootstrap_port
 
     def on_card(self) -> RuntimeConfig:
-        """As the model's card has it. Raises `InvalidArgument` for a value that nobody could read."""
+        """Return the configuration in the model card's form. Raise `InvalidArgument` for an invalid value."""
         if self.kv_transfer_enforcement not in (None, *ENFORCEMENTS):
             expected = " or ".join(ENFORCEMENTS)
             raise InvalidArgument(f"kv_transfer_enforcement {self.kv_transfer_enforcement!r}: expected {expected}")
@@ -145,7 +145,7 @@ class ModelRuntimeConfig:
 
 
 def check_taints(taints: set[str]) -> list[str]:
-    """The taints in order. Raises `InvalidArgument` for one that nobody may set."""
+    """Return the taints in order. Raise `InvalidArgument` for a reserved one."""
     reserved = sorted(taint for taint in taints if taint.startswith(TOPOLOGY_TAINTS))
     if reserved:
         raise InvalidArgument(f"taint {reserved[0]!r}: {TOPOLOGY_TAINTS} is reserved for topology_domains")

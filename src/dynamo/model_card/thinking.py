@@ -1,7 +1,7 @@
-"""Thinking: whether a model is to think before it answers, as its chat template is told (serving-plane.md §1.8).
+"""Thinking: decides whether a model reasons before it responds, and sets the chat template's arguments accordingly.
 
-A request may say so in four ways. `thinking` wins, then the template's own arguments, then `reasoning_effort`, then
-what the worker was started with (`--dyn-default-thinking-mode`). All of them become the three names templates know.
+In descending precedence: the request's `thinking`, its template arguments, its `reasoning_effort`, and the worker's
+`--dyn-default-thinking-mode`. All of them become the three arguments that templates use.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from dynamo.protocols.openai import ChatCompletionRequest
 
 ENABLED, DISABLED, ADAPTIVE = "enabled", "disabled", "adaptive"
 DEFAULT_MODE_KEY = "default_thinking_mode"
-"""Where a card's `runtime_data` says what the worker was started with."""
+"""Key of the worker's default mode in a card's `runtime_data`."""
 
-NO_EFFORT = "none"  # The `reasoning_effort` that asks for no reasoning at all.
+NO_EFFORT = "none"  # The `reasoning_effort` that disables reasoning.
 
 _SWITCHES = ("thinking", "enable_thinking")
 
 
 def template_arguments(request: ChatCompletionRequest, default_mode: str | None = None) -> dict[str, Any] | None:
-    """What the request hands to the chat template, None for nothing."""
+    """Return the request's arguments for the chat template, None if there are none."""
     given = request.chat_template_args if request.chat_template_args is not None else request.chat_template_kwargs
     mode = thinking_mode(request)
     if mode is None and not _is_controlled(given):
@@ -35,7 +35,7 @@ def template_arguments(request: ChatCompletionRequest, default_mode: str | None 
 
 
 def thinking_mode(request: ChatCompletionRequest) -> str | None:
-    """What the request says of it, None where it says nothing."""
+    """Return the mode that the request selects, None if it selects none."""
     thinking = request.thinking
     if thinking is not None:
         return _switched(thinking) if isinstance(thinking, bool) else str(thinking.get("type"))

@@ -1,9 +1,9 @@
-"""ToolCallTags: the structural tag that holds a model to its own format of tool calls (serving-plane.md §1.7). Pure.
+"""ToolCallTags: structural tags that constrain a model's tool calls to its own format. Pure.
 
     {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [...]}}
 
-The text up to the trigger is free; from there on it is a call of one of the tools, with arguments that fit its schema.
-For families that are not here a call that must be is asked for as JSON (`dynamo.text.guided`).
+The text up to the trigger is free; after it, the text must be a call of one of the tools, with arguments that match its
+schema. For other model families a required call is constrained to JSON (`dynamo.text.guided`).
 """
 
 import json
@@ -22,21 +22,21 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "reasoning_boundary": ("auto", "backend"),
     "tool_arguments_any_order": (False,),
 }
-"""What a worker may say of structural tags, and which values are honoured. Thoughts are the engine's to leave free."""
+"""Options of structural tags and their supported values. The engine leaves reasoning unconstrained."""
 
 
 @dataclass(frozen=True, slots=True)
 class TagPolicy:
-    """When answers are held to the model's own format of tool calls, and how strictly."""
+    """When tool calls are constrained to the model's own format, and how strictly."""
 
     scope: str = "auto"
-    """`auto`: where a call must be, a tool is strict, or calls may not be several. `always`: wherever there are tools."""
+    """`auto`: if a call is required, a tool is strict, or parallel calls are disabled. `always`: if there are tools."""
     schema: str = "auto"
-    """`auto`: a tool that says it is not strict may be called with anything. `strict`: none may."""
+    """`auto`: the arguments of a tool that is not strict are unconstrained. `strict`: all arguments are constrained."""
 
     @classmethod
     def of(cls, given: Any) -> Self:
-        """Raises `InvalidArgument` that names the option that is wrong."""
+        """Return the policy of a card's options. Raise `InvalidArgument` that names the invalid option."""
         if not isinstance(given, Mapping):
             raise InvalidArgument(f"structural_tag: expected an object, got {given!r}")
         for name, value in given.items():
@@ -44,12 +44,12 @@ class TagPolicy:
                 raise InvalidArgument(f"structural_tag: unknown option {name!r}; expected one of {', '.join(OPTIONS)}")
             if value not in OPTIONS[name] or isinstance(value, bool) != isinstance(OPTIONS[name][0], bool):
                 allowed = ", ".join(map(json.dumps, OPTIONS[name]))
-                raise InvalidArgument(f"structural_tag.{name} {value!r}: this release honours {allowed}")
+                raise InvalidArgument(f"structural_tag.{name} {value!r}: expected one of {allowed}")
         return cls(given.get("scope", "auto"), given.get("schema", "auto"))
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """What the flag `--dyn-structural-tag` says: true, false, or an object, in which the scope is `always`."""
+        """Parse `--dyn-structural-tag`: true, false, or an object, whose scope defaults to `always`."""
         word = text.strip().lower()
         if word in ("false", "off", "no", "0"):
             return None
@@ -63,7 +63,7 @@ class TagPolicy:
 
     @classmethod
     def on(cls, config: RuntimeConfig) -> Self | None:
-        """What a card says, in its present form or the one before."""
+        """Return the policy of a card, in its present form or the one before."""
         given = config.structural_tag
         if isinstance(given, dict):
             return cls(str(given.get("scope", "auto")), str(given.get("schema", "auto")))
@@ -72,7 +72,7 @@ class TagPolicy:
         return cls(config.structural_tag_scope, config.structural_tag_schema)
 
     def put_on(self, config: RuntimeConfig) -> None:
-        """Says it on a card, in both forms, as upstream does."""
+        """Write the policy to a card, in both forms, as upstream does."""
         config.structural_tag = {
             "scope": self.scope,
             "schema": self.schema,
@@ -86,7 +86,7 @@ class TagPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TaggedTool:
-    """A tool as a tag knows it: its name, and what its arguments must be; True is anything."""
+    """Name of a tool and the schema of its arguments; True accepts any arguments."""
 
     name: str
     schema: Any
@@ -94,15 +94,15 @@ class TaggedTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """Which calls a text is to have."""
+    """Allowed tool calls of a response."""
 
     tools: Sequence[TaggedTool]
     is_needed: bool
-    """At least one."""
+    """At least one call."""
     is_single: bool
-    """At most one."""
+    """At most one call."""
     is_named: bool = False
-    """The caller named the tool, which is the only one in `tools`."""
+    """The caller selected the tool, which is the only one in `tools`."""
 
 
 Format = dict[str, Any]
@@ -114,7 +114,7 @@ INKLING = "<|content_invoke_tool_json|>"
 
 
 def structural_tag(parser: str | None, calls: Calls) -> dict[str, Any] | None:
-    """The tag for the calls of a parser's family; None for a family whose format cannot be told this way."""
+    """Return the tag for the calls of a parser's family; None for a family whose format cannot be expressed as a tag."""
     make = FAMILIES.get(parser or "")
     return None if make is None else {"type": "structural_tag", "format": make(calls)}
 
@@ -235,4 +235,4 @@ FAMILIES: Mapping[str, Callable[[Calls], Format]] = {
     "kimi_k2": _kimi_k2,
     "inkling": _inkling,
 }
-"""By the name of the tool-call parser."""
+"""Tag builders by the name of the tool-call parser."""

@@ -1,21 +1,21 @@
-"""Model types: what a model takes, what it is asked for, and which stage of it a worker is (serving-plane.md §2.3)."""
+"""Model types: a model's input, the APIs that it serves, and the stage of a worker."""
 
 import enum
 
 
 class ModelInput(enum.Enum):
-    """What a worker wants to be sent."""
+    """Form of the requests that a worker receives."""
 
     Text = "Text"
-    """The request as the client wrote it; the worker answers with OpenAI's chunks."""
+    """The client's request; the worker responds with OpenAI's chunks."""
     Tokens = "Tokens"
-    """Token ids; the frontend has the template and the tokenizer."""
+    """Token ids; the frontend applies the template and the tokenizer."""
     Tensor = "Tensor"
     """Tensors of a KServe request."""
 
 
 class ModelType(enum.Flag):
-    """What of the OpenAI API a model serves; combine with `|`."""
+    """Parts of the OpenAI API that a model serves; combine with `|`."""
 
     Empty = 0
     Chat = enum.auto()
@@ -30,16 +30,16 @@ class ModelType(enum.Flag):
     Videos = enum.auto()
     Realtime = enum.auto()
     Prefill = enum.auto()
-    """No surface: upstream's older mark of a prefill worker."""
+    """Upstream's older mark of a prefill worker; serves no API."""
 
     @property
     def names(self) -> list[str]:
-        """The types it is made of, in order."""
+        """Names of the combined types, in order."""
         return [one.name for one in ModelType if one.name and one in self]
 
     @property
     def on_card(self) -> str:
-        """As the model's card spells it."""
+        """Form in the model's card."""
         return " | ".join(self.names)
 
     def __str__(self) -> str:

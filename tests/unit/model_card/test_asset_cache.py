@@ -152,7 +152,7 @@ def test_a_worker_that_does_not_hand_it_over_leaves_nothing(
 
 def test_other_bytes_than_the_card_says_are_not_kept(worker: Worker, cache: AssetCache, tmp_path: Path) -> None:
     url = worker.put("/t", DATA[:-1] + b"!")
-    with pytest.raises(InvalidArgument, match="hash to"):
+    with pytest.raises(InvalidArgument, match="has the hash"):
         cache.fetch(reference(url))
     worker.put("/t", DATA + b"!")
     with pytest.raises(InvalidArgument, match="more than"):

@@ -76,7 +76,7 @@ def test_a_card_that_refers_to_an_absent_file_names_it(model_dir: Path, tmp_path
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        (None, "it refers to no hf_tokenizer_json"),
+        (None, "has no hf_tokenizer_json"),
         (
             {"hf_tokenizer_json": FileReference("http://host/x", "blake3:x")},
             "http://host/x is not a file on this machine",

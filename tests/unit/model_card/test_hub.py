@@ -42,16 +42,16 @@ def test_a_path_is_never_asked_of_the_hub(failure: list[Exception], name: str) -
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ConfigError, match="it is a file"):
+    with pytest.raises(ConfigError, match="is a file"):
         resolve_model(str(tmp_path / "model.safetensors"))
 
 
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (LocalEntryNotFoundError("long\nstory"), "the Hugging Face hub cannot be reached"),
+        (LocalEntryNotFoundError("long\nstory"), "the Hugging Face hub is unreachable"),
         (EntryNotFoundError("no entry\nmore"), "no entry"),
-        (OSError("disk full\nmore"), "cannot be fetched from the Hugging Face hub: disk full"),
+        (OSError("disk full\nmore"), "failed to download from the Hugging Face hub: disk full"),
     ],
 )
 def test_what_the_hub_answers_is_told_in_one_line(failure: list[Exception], error: Exception, reason: str) -> None:
@@ -64,5 +64,5 @@ def test_what_the_hub_answers_is_told_in_one_line(failure: list[Exception], erro
 
 
 def test_a_name_that_cannot_be_one_is_told_so() -> None:
-    with pytest.raises(ConfigError, match="not a name the Hugging Face hub could have"):
+    with pytest.raises(ConfigError, match="not a valid name on the Hugging Face hub"):
         resolve_model("--bad--name--")

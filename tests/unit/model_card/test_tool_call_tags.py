@@ -131,7 +131,7 @@ def test_the_flag_is_a_word_or_an_object(text: str, policy: TagPolicy | None) ->
         ("[]", "expected an object"),
         ("null", "expected an object"),
         ('{"mode": "on"}', "unknown option 'mode'; expected one of scope"),
-        ('{"scope": "x"}', 'structural_tag.scope \'x\': this release honours "auto", "always"'),
+        ('{"scope": "x"}', 'structural_tag.scope \'x\': expected one of "auto", "always"'),
         ('{"tool_arguments_any_order": true}', "tool_arguments_any_order True"),
         ('{"tool_arguments_any_order": 0}', "tool_arguments_any_order 0"),
         ('{"exclude_special_tokens": true}', "exclude_special_tokens"),
