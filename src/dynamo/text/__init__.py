@@ -1,5 +1,5 @@
-"""Text in, token ids out, and back.
+"""Text processing: requests to token ids, and token ids back to text.
 
-Lives here: chat templates, tokenizers, the preprocessor, guided decoding, multimodal inputs, answer parsing, the detokenizer.
-Must not import: serving, HTTP, or anything that sends requests.
+Contains chat templates, tokenizers, the preprocessor, guided decoding, multimodal inputs, answer parsing, the
+detokenizer. Must not import serving, HTTP, or anything that sends requests.
 """

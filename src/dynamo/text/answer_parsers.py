@@ -1,4 +1,4 @@
-"""Readers: which parser reads a request's answers, by what the model's card says of its text (serving-plane.md §1.7, §1.8)."""
+"""Readers: the parsers of a request's answers, chosen from the runtime configuration in the model's card."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,26 +22,26 @@ from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-TAIL_TOKENS = 24  # The end of a prompt, in which a template opens or closes the thoughts; more than any marker has.
+TAIL_TOKENS = 24  # End of a prompt where a template opens or closes the reasoning; longer than any marker.
 
 F = TypeVar("F")
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How the answers to one request are read."""
+    """Parsing of the answers to one request."""
 
     make: Callable[[], Parser] | None = None
-    """Makes the parser of one choice; None: all text is content."""
+    """Factory of the parser of one choice; None: all text is content."""
     shown: frozenset[int] = frozenset()
-    """Special tokens that the parser must see."""
+    """Special tokens that the parser needs in its input."""
     finds_thoughts: bool = False
-    """Whether thoughts are told from the rest."""
+    """Whether reasoning is separated from the rest."""
     calls_max: int | None = None
-    """How many calls of a choice are told."""
+    """Maximum number of calls reported per choice."""
 
     def reading(self) -> Reading:
-        """The reading of one choice."""
+        """Return a new reading for one choice."""
         return Reading(None if self.make is None else self.make(), self.calls_max)
 
 
@@ -49,7 +49,7 @@ PLAIN = Reader()
 
 
 class ForcedCalls:
-    """The calls of an answer that was to be JSON; an engine that guides nothing may have called in its own way."""
+    """Tool calls of an answer constrained to JSON; the model's own call format is accepted as well."""
 
     def __init__(self, tool: str | None, own_way: Callable[[], Parser] | None) -> None:
         self._tool = tool
@@ -58,7 +58,7 @@ class ForcedCalls:
         self._chosen: Parser | None = None
 
     def feed(self, text: str) -> list[Event]:
-        """See `Parser.feed`."""
+        """Process more text; see `Parser.feed`."""
         if self._chosen is None:
             text = self._space = self._space + text
             begin = text.lstrip()
@@ -71,17 +71,17 @@ class ForcedCalls:
         return self._chosen.feed(text)
 
     def finish(self) -> list[Event]:
-        """See `Parser.finish`."""
+        """Process the end of the text; see `Parser.finish`."""
         if self._chosen is not None:
             return self._chosen.finish()
         return [Content(self._space)] if self._space else []
 
 
 class Readers:
-    """The readers of one model's answers."""
+    """Answer parsers of one model."""
 
     def __init__(self, config: RuntimeConfig, tokenizer: Tokenizer) -> None:
-        """A parser that is not known is a warning here: the model's text is then shown as it is."""
+        """Find the model's parsers; log a warning for an unknown one, in which case text is passed on unparsed."""
         self._tokenizer = tokenizer
         self._calls = _known(tool_call_family, config.tool_call_parser)
         self._thoughts = _known(reasoning_family, config.reasoning_parser)
@@ -89,11 +89,11 @@ class Readers:
 
     @property
     def finds_thoughts(self) -> bool:
-        """Whether the model's thoughts are told from the rest of its text."""
+        """Whether the model's reasoning is separated from the rest of its text."""
         return self._thoughts is not None
 
     def of_chat(self, request: ChatCompletionRequest, prepared: PreprocessedRequest) -> Reader | None:
-        """How this request's answers are read; None where they are plain text."""
+        """Return the reader of this request's answers; None if they are plain text."""
         make_calls, call_markers = self._calls_of(request, prepared)
         thoughts = self._thoughts
         if make_calls is None and thoughts is None:
@@ -103,10 +103,10 @@ class Readers:
 
         def make() -> Parser:
             if in_channels and thoughts in (None, harmony.THOUGHTS):
-                return harmony.harmony(tools_of(request.tools), is_thinking)  # One parser for all of these channels.
+                return harmony.harmony(tools_of(request.tools), is_thinking)  # One parser handles all channels.
             second = None if make_calls is None else make_calls()
             if thoughts is None:
-                assert second is not None, "somebody reads the text"
+                assert second is not None, "a reader needs a reasoning parser or a call parser"
                 return second
             if second is None:
                 return ThoughtsFirst(thoughts.make(is_thinking), second)
@@ -119,9 +119,9 @@ class Readers:
     def _calls_of(
         self, request: ChatCompletionRequest, prepared: PreprocessedRequest
     ) -> tuple["partial[Parser] | partial[ForcedCalls] | None", tuple[str, ...]]:
-        """What makes the parser of the answer's calls, and the markers it looks for.
+        """Return the factory of the tool call parser and the markers that it looks for.
 
-        A call that was asked for as JSON is read as that; JSON that was asked for otherwise is content.
+        A call constrained to JSON is parsed as JSON; other constrained JSON is content.
         """
         if not request.tools or request.tool_choice == "none":
             return None, ()
@@ -137,11 +137,11 @@ class Readers:
         return own_way, markers
 
     def is_past_thoughts(self, prepared: PreprocessedRequest) -> bool:
-        """Whether the prompt itself has closed the thoughts, as templates do where none are wanted."""
+        """Return whether the prompt itself closes the reasoning, as templates do when reasoning is disabled."""
         return self._thoughts is not None and self._end_of(self._thoughts, prepared.token_ids) is False
 
     def _begins_inside(self, thoughts: ReasoningFamily, request: ChatCompletionRequest, prompt: Sequence[int]) -> bool:
-        """Whether an answer's text begins inside the thoughts: as the end of the prompt says, else as is usual."""
+        """Return whether an answer begins inside the reasoning: as the prompt ends, else as is usual."""
         content = request.messages[-1].content if request.continue_final_message else None
         if isinstance(content, str):
             begun = opened_by_prompt(thoughts, content, is_continued=True)
@@ -151,12 +151,12 @@ class Readers:
         return thoughts.starts_inside if end is None else end
 
     def _end_of(self, thoughts: ReasoningFamily, prompt: Sequence[int]) -> bool | None:
-        """Whether the prompt ends inside the thoughts (True) or has just closed them (False); None: it does not say."""
+        """Return True if the prompt ends inside the reasoning, False if it has just closed it, None if undetermined."""
         end = self._tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
         return opened_by_prompt(thoughts, end)
 
     def _specials_in(self, markers: tuple[str, ...]) -> frozenset[int]:
-        """The special tokens that are a marker or a part of one."""
+        """Return the special tokens that are a marker or part of one."""
         shown = self._shown.get(markers)
         if shown is None:
             spelled = self._tokenizer.token_bytes()
@@ -174,5 +174,5 @@ def _known(find: Callable[[str], F], name: str | None) -> F | None:
     try:
         return find(name)
     except ConfigError as error:
-        logger.warning("a model's text is shown as it is: %s", error)
+        logger.warning("unknown parser: %s; the model's text is passed on unparsed", error)
         return None

@@ -1,7 +1,7 @@
-"""Reading: what a parser finds in one choice's text, kept until the answer takes it.
+"""Reading: the events that a parser finds in one choice's text, buffered until the answer takes them.
 
-Plain choices have none: their text goes from a table to the client without being looked at. A choice is read where the
-model writes thoughts or tool calls, and where the answer's format has no fixed chunk.
+Plain choices have none: their text is copied from a token table to the client without being parsed. A choice is parsed
+if the model writes reasoning or tool calls, or if the answer's format has no fixed chunk.
 """
 
 import random
@@ -13,7 +13,7 @@ from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Parser
 
 
 class ThoughtsFirst:
-    """A parser of thoughts, and behind it one of calls; it knows whether the newest text was thought."""
+    """A reasoning parser followed by a tool call parser; records whether the newest text was reasoning."""
 
     def __init__(self, thoughts: Parser, calls: Parser | None) -> None:
         self._thoughts = thoughts
@@ -21,11 +21,11 @@ class ThoughtsFirst:
         self.is_thought = False
 
     def feed(self, text: str) -> list[Event]:
-        """See `Parser.feed`."""
+        """Process more text; see `Parser.feed`."""
         return self._pass(self._thoughts.feed(text))
 
     def finish(self) -> list[Event]:
-        """See `Parser.finish`."""
+        """Process the end of the text; see `Parser.finish`."""
         found = self._pass(self._thoughts.finish())
         return found if self._calls is None else [*found, *self._calls.finish()]
 
@@ -51,23 +51,23 @@ class Reading:
     )  # fmt: skip
 
     def __init__(self, parser: Parser | None, calls_max: int | None = None) -> None:
-        """Without a parser all text is content. Calls after the last of `calls_max` are not told."""
+        """Without a parser all text is content. Calls beyond `calls_max` are dropped."""
         self._parser = parser
         self._order = parser if isinstance(parser, ThoughtsFirst) else None
         self._calls_max = calls_max
         self.events: list[Event] = []
-        """What was found and not taken yet. Every call has an id."""
+        """Events found and not yet taken. Every call has an id."""
         self.calls = 0
-        """Tool calls so far."""
+        """Number of tool calls so far."""
         self.fresh_tokens = 0
-        """Tokens since the answer took the events."""
+        """Number of tokens since the answer last took the events."""
         self.reasoning_tokens = 0
-        """Tokens that were thoughts, or closed them; as upstream counts, without those that opened them."""
+        """Number of tokens of reasoning and its closing marker; as upstream counts, without the opening marker."""
         self._is_thought = False
-        """Whether the newest event was a thought, where one parser finds everything."""
+        """Whether the newest event was reasoning, if one parser finds everything."""
 
     def feed(self, text: str) -> bool:
-        """The text that one token made certain, which may be none; whether something was found."""
+        """Process the text that one token completed, possibly empty; return whether an event was found."""
         self.fresh_tokens += 1
         found = False
         if text:
@@ -76,14 +76,14 @@ class Reading:
         return found
 
     def close(self, text: str) -> bool:
-        """The last text, of no token of its own; whether something was found."""
+        """Process the last text, which belongs to no token; return whether an event was found."""
         if self._parser is None:
             return bool(text) and self._add([Content(text)])
         found = self._parser.feed(text) if text else []
         return self._add([*found, *self._parser.finish()])
 
     def take(self) -> list[Event]:
-        """The events since the last call; neighbours of one kind are one."""
+        """Return the events since the last call; adjacent events of one kind are merged."""
         events, self.events = joined(self.events), []
         self.fresh_tokens = 0
         return events
@@ -106,12 +106,12 @@ class Reading:
 
 
 def new_call_id() -> str:
-    """The id of a tool call to which the model gave none."""
+    """Return a new id for a tool call to which the model gave none."""
     return f"call-{uuid.UUID(int=random.getrandbits(128), version=4)}"
 
 
 def joined(events: Sequence[Event]) -> list[Event]:
-    """The same events with neighbours of one kind made one: text of one kind, arguments of one call."""
+    """Merge adjacent events of one kind: text of one kind, arguments of one call."""
     whole: list[Event] = []
     parts: list[str] = []
     for event in events:
@@ -135,7 +135,7 @@ def _continues(before: Event, event: Event) -> bool:
 
 
 def _close(whole: list[Event], parts: list[str]) -> None:
-    """The last event is over: it gets the text of all its parts."""
+    """Replace the last event by one with the text of all its parts."""
     last = whole[-1] if whole else None
     if len(parts) > 1 and not isinstance(last, CallBegin | None):
         whole[-1] = replace(last, text="".join(parts))

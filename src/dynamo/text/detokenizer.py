@@ -1,8 +1,8 @@
-"""Detokenizer: ids to text as they come, from a table of bytes.
+"""Detokenizer: incremental conversion of token ids to text, from a table of bytes.
 
-A token alone is often only part of a character, and the start of a stop string is not yet one: both are held back until
-what follows decides. Whoever writes JSON may take `TokenTable.text_json` directly for every token that is complete on
-its own, as long as the request has no stop strings and nothing `is_pending`.
+A token may hold only part of a character, and text that begins like a stop string may turn out not to be one: both are
+held back until later tokens decide. A JSON encoder may use `TokenTable.text_json` directly for every token that is
+complete on its own, as long as the request has no stop strings and nothing `is_pending`.
 """
 
 import enum
@@ -15,7 +15,7 @@ REPLACEMENT = "\ufffd"
 
 
 class Decoding(enum.Enum):
-    """How a tokenizer's tokens become text."""
+    """Conversion of a tokenizer's tokens to text."""
 
     BYTE_LEVEL = "every token is bytes"
     BYTE_FALLBACK = "tokens are text, but for one token per byte"
@@ -32,25 +32,25 @@ class TokenTable:
         skipped: frozenset[int] = frozenset(),
         byte_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`raw` and `text_json` are those of all tokens, as `text_json_of` makes them; copying them is cheap."""
+        """`raw` and `text_json` cover all tokens, as `text_json_of` returns them; copying them is cheap."""
         self.raw: list[bytes] = list(raw)
         """Id to bytes; empty for special tokens that are skipped."""
         self.text_json: list[bytes | None] = list(text_json)
-        """Id to the JSON-escaped UTF-8 of a token that is whole characters; None for one that is not."""
+        """Id to the JSON-escaped UTF-8 of a token that consists of whole characters; None for other tokens."""
         for token_id in skipped:
             self.raw[token_id] = self.text_json[token_id] = b""
         self.skipped = skipped
         self.byte_ids = byte_ids
-        """Tokens of one byte, where the others are text: a broken run of them is replaced byte for byte."""
+        """Byte-fallback tokens of one byte each: in a malformed run of them, every byte is replaced."""
 
 
 def text_json_of(raw: Sequence[bytes]) -> list[bytes | None]:
-    """For each token the JSON-escaped UTF-8 of its bytes, None where they are not whole characters."""
+    """Return for each token the JSON-escaped UTF-8 of its bytes, None if they are not whole characters."""
     return [_json_or_none(data) for data in raw]
 
 
 class Detokenizer:
-    """One answer's text. `push` each id, `flush` at the end; the pieces add up to the text of all ids."""
+    """The text of one answer: `push` each id, then `flush`; the pieces add up to the text of all ids."""
 
     __slots__ = ("_bytes", "_held", "_include_stop", "_raw", "_stops", "_table", "is_pending", "stopped_by")
 
@@ -62,12 +62,12 @@ class Detokenizer:
         self._stops = [_Stop(text) for text in stop]
         self._include_stop = include_stop
         self.is_pending = False
-        """Whether something is held back: the next token must come through `push`."""
+        """Whether text is held back: the next token must go through `push`."""
         self.stopped_by: str | None = None
-        """The stop string that ended the text; nothing follows it."""
+        """The stop string that ended the text; no text follows it."""
 
     def push(self, token_id: int) -> str:
-        """The text that is certain with this token."""
+        """Add a token and return the text that is final with it."""
         if self.stopped_by is not None or token_id >= len(self._raw):
             return ""
         text = self._decode(token_id, self._raw[token_id])
@@ -77,7 +77,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """The text that was held back; a character that never became whole is U+FFFD."""
+        """Return the text held back; an incomplete character becomes U+FFFD."""
         if self.stopped_by is not None:
             return ""
         text, self._bytes = self._replace(self._bytes), b""
@@ -90,7 +90,7 @@ class Detokenizer:
         return released
 
     def _decode(self, token_id: int, raw: bytes) -> str:
-        """The characters that are whole with these bytes."""
+        """Return the characters that are complete with these bytes."""
         if self._table.byte_ids:
             return self._decode_fallback(token_id, raw)
         data = self._bytes + raw if self._bytes else raw
@@ -101,14 +101,14 @@ class Detokenizer:
     def _decode_fallback(self, token_id: int, raw: bytes) -> str:
         if token_id not in self._table.byte_ids:
             if token_id in self._table.skipped:
-                return ""  # As if it were not there: bytes on both sides of it belong together.
+                return ""  # Ignored: the bytes on both sides of it belong together.
             text, self._bytes = self._replace(self._bytes) + raw.decode("utf-8", "replace"), b""
             return text
         data = self._bytes + raw
         try:
             text, used = utf_8_decode(data, "strict", False)
         except UnicodeDecodeError as error:
-            # Everything up to the broken place is certain; what follows may yet begin a character.
+            # All bytes up to the malformed one are final; the following bytes may still begin a character.
             end = error.end
             text, used = data[: error.start].decode() + REPLACEMENT * (end - error.start), end
             rest, more = utf_8_decode(data[used:], "replace", False)
@@ -117,13 +117,13 @@ class Detokenizer:
         return text
 
     def _replace(self, data: bytes) -> str:
-        """Bytes that no character can be made of."""
+        """Return the replacement for bytes that form no character."""
         if not data:
             return ""
         return REPLACEMENT * len(data) if self._table.byte_ids else data.decode("utf-8", "replace")
 
     def _release(self, text: str) -> str:
-        """What of the held text and this is certain not to begin a stop string, or all up to the stop string."""
+        """Return the part of the held text and this text that cannot begin a stop string, or all before one."""
         end = len(text) + 1
         found: _Stop | None = None
         longest = 0
@@ -144,7 +144,7 @@ class Detokenizer:
 
 
 class _Stop:
-    """One stop string and how much of it the text so far ends with (Knuth, Morris and Pratt: linear in the text)."""
+    """One stop string and the length of its prefix at the end of the text (Knuth-Morris-Pratt: linear in the text)."""
 
     __slots__ = ("_borders", "matched", "text")
 
@@ -154,7 +154,7 @@ class _Stop:
         self._borders = _borders(text)
 
     def advance(self, text: str) -> int | None:
-        """Reads on; the position after the stop string if it is completed in this text."""
+        """Scan more text; return the position after the stop string if it is completed in this text."""
         matched = self.matched
         if matched == 0 and self.text[0] not in text:
             return None
@@ -172,7 +172,7 @@ class _Stop:
 
 
 def _borders(text: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    """Return for each prefix the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(text)
     length = 0
     for position in range(1, len(text)):
@@ -185,7 +185,7 @@ def _borders(text: str) -> list[int]:
 
 
 def json_text(text: str) -> bytes:
-    """Text as it stands inside a JSON string, without the quotes."""
+    """Encode text as the inside of a JSON string, without the quotes."""
     return msgspec.json.encode(text)[1:-1]
 
 

@@ -1,7 +1,8 @@
-"""Fill in the middle: the prompt of a completion with a `suffix`, for models that were trained with markers for it. Pure.
+"""Fill in the middle: prompts of completions with a `suffix`, for models trained with markers for it. Pure.
 
-A model is recognised by the markers among its added tokens. The formats are those that the models' makers document:
-prefix, suffix, middle (Qwen, StarCoder, CodeGemma, Granite, GLM, DeepSeek, CodeLlama), or suffix first (Codestral, Seed).
+A model is recognized by the markers among its added tokens. The formats are those documented by the models' authors:
+prefix, suffix, middle (Qwen, StarCoder, CodeGemma, Granite, GLM, DeepSeek, CodeLlama), or suffix first (Codestral,
+Seed).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,16 +13,16 @@ PREFIX, SUFFIX = "prefix", "suffix"
 
 @dataclass(frozen=True, slots=True)
 class FimFormat:
-    """The markers of one family of models, in the order of the prompt."""
+    """Markers of one model family, in the order of the prompt."""
 
     prompt: tuple[str, ...]
-    """Markers, and `PREFIX` and `SUFFIX` where the texts go."""
+    """Markers, with `PREFIX` and `SUFFIX` as placeholders of the texts."""
     ends: tuple[str, ...] = ()
-    """Markers that end the middle, where the tokenizer has them."""
+    """Markers that end the middle, if the tokenizer has them."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The tokens that the prompt needs."""
+        """Return the tokens that the prompt needs."""
         return tuple(part for part in self.prompt if part not in (PREFIX, SUFFIX))
 
 
@@ -74,7 +75,7 @@ class FillInMiddle:
         return None
 
     def token_ids(self, prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
-        """Return the prompt's ids from those of the text before the middle and of the text behind it."""
+        """Return the prompt's ids from those of the text before and the text after the middle."""
         ids: list[int] = []
         for part in self.prompt:
             if isinstance(part, int):

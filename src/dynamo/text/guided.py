@@ -1,10 +1,10 @@
-"""GuidedDecoding: what a request wants its text to look like, as engines are told of it (serving-plane.md §1.7, §2.1). Pure.
+"""GuidedDecoding: the output constraint of a request, in the form sent to engines. Pure.
 
     guided_decoding(request, card.runtime_config)    one constraint, None, or InvalidArgument that names the field
 
-A call that must be (`tool_choice` required or named) comes before `response_format`, and that shares its place with the
-`guided_*` fields: an answer has one form. What an engine cannot compile it refuses itself; here is refused what no
-engine could.
+A mandatory call (`tool_choice` required or named) takes precedence over `response_format`, which excludes the
+`guided_*` fields: an answer has one constraint. Engines reject what they cannot compile; this module rejects only what
+no engine accepts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ from dynamo.protocols.openai import ChatCompletionRequest, CommonRequest
 from dynamo.protocols.openai_ranges import chosen_tool
 from dynamo.text.strict_schemas import check_strict
 
-SCHEMA_BYTES_MAX = 1 << 18  # A schema is read by people; this is a book of them.
+SCHEMA_BYTES_MAX = 1 << 18  # Far above any hand-written schema.
 TEXT_CHARS_MAX = 1 << 16  # Of a regular expression, a grammar or the choices.
 CHOICES_MAX = 4096
-SCHEMAS_MAX = 8192  # Within one; checking them takes a few milliseconds for each thousand.
-DEPTH_MAX = 64  # Of schemas within schemas; compilers recurse.
+SCHEMAS_MAX = 8192  # Schemas nested in one; checking takes a few milliseconds per thousand.
+DEPTH_MAX = 64  # Nesting depth of schemas; compilers recurse.
 
 INVALID = "Validation: "
 MALFORMED = "Failed to deserialize the JSON body into the target type: "
@@ -43,7 +43,7 @@ NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 def guided_decoding(request: CommonRequest, config: RuntimeConfig) -> GuidedDecoding | None:
-    """The constraint of a request for a model; None where its text is free. Raises `InvalidArgument`."""
+    """Return the constraint of a request for a model; None if its text is free. Raise `InvalidArgument`."""
     if not isinstance(request, ChatCompletionRequest):
         return _asked(request)
     for number, tool in enumerate(request.tools or ()):
@@ -53,7 +53,7 @@ def guided_decoding(request: CommonRequest, config: RuntimeConfig) -> GuidedDeco
     if is_call_forced(request):
         given = _given(request)
         if given:
-            message = f"tool_choice says what the text is; it cannot be combined with {FIELDS[given[0]]}"
+            message = f"tool_choice constrains the answer; it cannot be combined with {FIELDS[given[0]]}"
             raise InvalidArgument(f"{INVALID}{message}", param=FIELDS[given[0]])
         return _forced_call(request, config)
     asked = _asked(request)
@@ -63,12 +63,12 @@ def guided_decoding(request: CommonRequest, config: RuntimeConfig) -> GuidedDeco
 
 
 def is_call_forced(request: ChatCompletionRequest) -> bool:
-    """Whether the answer has to be a tool call."""
+    """Return whether the answer must be a tool call."""
     return request.tool_choice == "required" or chosen_tool(request.tool_choice) is not None
 
 
 def form_bytes(request: CommonRequest) -> int:
-    """About how much there is to check of the form that a request asks for."""
+    """Return the approximate size in bytes of the constraints to check."""
     size = 0
     form = request.response_format
     if form is not None and form.type != "text":
@@ -81,11 +81,11 @@ def form_bytes(request: CommonRequest) -> int:
     return size
 
 
-# ---- what the request itself asks for --------------------------------------------------------------------------------
+# ---- constraints of the request itself -------------------------------------------------------------------------------
 
 
 def _given(request: CommonRequest) -> list[str]:
-    """The constraints among the `guided_*` fields; an empty list of choices is none."""
+    """Return the constraints among the `guided_*` fields; an empty list of choices is ignored."""
     given = [kind for kind, field in FIELDS.items() if getattr(request, field) is not None]
     return [kind for kind in given if kind != "choice" or request.guided_choice]
 
@@ -119,7 +119,7 @@ def _several(kinds: Sequence[str], param: str) -> InvalidArgument:
 
 
 def _form(form: Any) -> GuidedDecoding:
-    """`response_format`, which is not `text`."""
+    """Return the constraint of a `response_format` other than `text`."""
     if form.type == "json_object":
         return GuidedDecoding(json={"type": "object"})
     if form.type == "structural_tag":
@@ -143,7 +143,7 @@ def _form(form: Any) -> GuidedDecoding:
 
 
 def _tag(form: Any) -> dict[str, Any]:
-    """A structural tag, in its present form or in the one before."""
+    """Return a structural tag from its current or its previous form."""
     if form.format is not None:
         if not isinstance(form.format, dict):
             _refuse("`response_format.format` must be a JSON object", "response_format.format")
@@ -161,7 +161,7 @@ def _json(schema: Any) -> Any:
         try:
             read = msgspec.json.decode(schema)
         except (msgspec.DecodeError, RecursionError) as error:
-            _refuse(f"guided_json is no JSON schema: {error}", "guided_json")
+            _refuse(f"guided_json is not valid JSON: {error}", "guided_json")
         check_schema(read, "guided_json")
     else:
         check_schema(schema, "guided_json")
@@ -175,7 +175,7 @@ def _regex(pattern: str) -> str:
 
 def _choice(choices: list[str]) -> list[str]:
     if len(choices) > CHOICES_MAX:
-        _refuse(f"guided_choice has {len(choices)} members; at most {CHOICES_MAX} are taken", "guided_choice")
+        _refuse(f"guided_choice has {len(choices)} members; at most {CHOICES_MAX} are allowed", "guided_choice")
     _check_length(sum(map(len, choices)), "guided_choice")
     return choices
 
@@ -222,7 +222,7 @@ def _forced_call(request: ChatCompletionRequest, config: RuntimeConfig) -> Guide
 
 
 def _free_calls(request: ChatCompletionRequest, config: RuntimeConfig) -> GuidedDecoding | None:
-    """Calls that need not be, but that have to fit where they are."""
+    """Return the constraint of optional calls, which must fit the schemas where they occur."""
     policy = TagPolicy.on(config)
     if policy is None:
         return None
@@ -244,7 +244,7 @@ def _free_calls(request: ChatCompletionRequest, config: RuntimeConfig) -> Guided
 
 
 def _tagged(functions: Sequence[Mapping[str, Any]], policy: TagPolicy) -> list[TaggedTool]:
-    """A tool that says it is not strict is held to its schema only where the worker wants it so."""
+    """Return the tools with their tags; `strict: false` lifts a tool's schema unless the policy requires it."""
     tagged = []
     for function in functions:
         parameters = function.get("parameters")
@@ -259,7 +259,7 @@ def _parameters(function: Mapping[str, Any]) -> Any:
 
 
 def calls_schema(functions: Sequence[Mapping[str, Any]], *, is_single: bool) -> dict[str, Any]:
-    """A list of calls, at least one. Definitions move to the top, where references look for them."""
+    """Return the schema of a non-empty list of calls. Definitions move to the root, where references resolve."""
     definitions: dict[str, Any] = {}
     ways = []
     for number, function in enumerate(functions):
@@ -284,11 +284,11 @@ def calls_schema(functions: Sequence[Mapping[str, Any]], *, is_single: bool) -> 
     return schema
 
 
-# ---- what no engine could take ---------------------------------------------------------------------------------------
+# ---- constraints that no engine accepts ------------------------------------------------------------------------------
 
 
 def check_schema(schema: Any, where: str) -> None:
-    """Raises `InvalidArgument` that names the place for what is no JSON schema, or is too large to be served."""
+    """Raise `InvalidArgument` with the location if a value is not a JSON schema or is too large."""
     _check_size(schema, where)
     waiting: list[tuple[Any, str, int]] = [(schema, "", 0)]
     checked = 0
@@ -310,7 +310,7 @@ def check_schema(schema: Any, where: str) -> None:
 
 
 def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    """The schemas within a schema, and the way to each."""
+    """Yield the schemas directly within a schema, with the path to each."""
     for key in SCHEMA_MAPS:
         for name, one in schema.get(key, {}).items():
             yield one, f".{key}.{name}"
@@ -326,34 +326,34 @@ def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
 
 
 def _fault(schema: Mapping[str, Any], whole: Any) -> str | None:
-    """What is wrong with the keywords of one schema."""
+    """Return the error in the keywords of one schema, if any."""
     kind = schema.get("type")
     kinds = kind if isinstance(kind, list) else [] if kind is None else [kind]
     for one in kinds:
         if not isinstance(one, str) or one not in TYPES:
-            return f".type: {str(one)[:80]!r} is no JSON type"
+            return f".type: {str(one)[:80]!r} is not a JSON type"
     for key in SCHEMA_MAPS:
         if not isinstance(schema.get(key, {}), dict):
             return f".{key} must be an object"
     for key in SCHEMA_LISTS:
         if key in schema and (not isinstance(schema[key], list) or not schema[key]):
-            return f".{key} must be a list with a member"
+            return f".{key} must be a non-empty list"
     if "enum" in schema and (not isinstance(schema["enum"], list) or not schema["enum"]):
-        return ".enum must be a list with a member"
+        return ".enum must be a non-empty list"
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
         return ".required must be a list of strings"
     for key in COUNTS:
         value = schema.get(key, 0)
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
-            return f".{key} must be a number from 0"
+            return f".{key} must be a number of at least 0"
     if not isinstance(schema.get("pattern", ""), str):
         return ".pattern must be a string"
     reference = schema.get("$ref", "#")
     if not isinstance(reference, str):
         return ".$ref must be a string"
     if reference.startswith("#/") and not _resolves(whole, reference[2:]):
-        return f".$ref: there is no {reference[:80]!r}"
+        return f".$ref: {reference[:80]!r} does not exist"
     return None
 
 
@@ -366,12 +366,12 @@ def _resolves(whole: Any, pointer: str) -> bool:
         elif isinstance(at, dict) and name in at:
             at = at[name]
         else:
-            return "%" in pointer  # Percent-encoded pointers are for the engine to read.
+            return "%" in pointer  # Percent-encoded pointers are left to the engine.
     return True
 
 
 def _bytes_of(value: Any) -> int:
-    """How large a value is as JSON; too large, where it is nested too deeply to be written."""
+    """Return the size of a value as JSON; more than the maximum if it is nested too deeply to be encoded."""
     try:
         return len(msgspec.json.encode(value))
     except RecursionError:
@@ -381,16 +381,16 @@ def _bytes_of(value: Any) -> int:
 def _check_size(value: Any, where: str) -> None:
     size = _bytes_of(value)
     if size > SCHEMA_BYTES_MAX:
-        _refuse(f"{where} has {size} bytes; at most {SCHEMA_BYTES_MAX} are taken", where)
+        _refuse(f"{where} has {size} bytes; at most {SCHEMA_BYTES_MAX} are allowed", where)
 
 
 def _check_length(chars: int, where: str) -> None:
     if chars > TEXT_CHARS_MAX:
-        _refuse(f"{where} has {chars} characters; at most {TEXT_CHARS_MAX} are taken", where)
+        _refuse(f"{where} has {chars} characters; at most {TEXT_CHARS_MAX} are allowed", where)
 
 
 def _check_pattern(pattern: str, where: str) -> None:
-    """Raises `InvalidArgument` for what is no regular expression in any dialect."""
+    """Raise `InvalidArgument` for text that is not a regular expression in any dialect."""
     _check_length(len(pattern), where)
     fault = _unbalanced(pattern)
     if fault is not None:
@@ -422,7 +422,7 @@ def _unbalanced(pattern: str) -> str | None:
 
 
 def _class_end(pattern: str, start: int) -> int | None:
-    """Where a class of characters ends. A bracket right at its start is one of its members."""
+    """Return the end of a character class. A bracket right after its start is a member."""
     at = start + 1
     at += pattern.startswith("^", at)
     at += pattern.startswith("]", at)
@@ -440,7 +440,7 @@ def _refuse(message: str, param: str) -> NoReturn:
 
 
 def _kind(value: Any) -> str:
-    """The JSON name of a value's type."""
+    """Return the JSON name of a value's type."""
     if value is None:
         return "null"
     kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}

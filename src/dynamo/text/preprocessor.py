@@ -1,8 +1,8 @@
-"""Preprocessor: an OpenAI request into the tokens and options that a worker is asked for (serving-plane.md §1.9, §2.1).
+"""Preprocessor: conversion of an OpenAI request into tokens and options for a worker.
 
-What the request leaves open is filled here, once: sampling from the model's generation config, the ids that end an
-answer from the model. Only a missing `max_tokens` stays open: each engine has its own answer to that (§5.1), the
-context's rest or, for the mocker, a refusal.
+Options that the request omits are filled here, once: sampling from the model's generation config, end-of-sequence ids
+from the model. Only a missing `max_tokens` stays unset: each engine has its own default, the rest of the context or,
+for the mocker, an error.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
 
 T = TypeVar("T")
 
-THREAD_CHARS_MIN = 8192  # About 2,000 tokens, or 2 ms of the library: longer than the loop should be held.
-THREAD_BODY_BYTES = 64 << 10  # A body so long holds tools, media or ids, which `size_of` does not count.
-SHORT_TOKEN_CHARS = 16  # A text with fewer characters for each token of the context is simply tokenized.
-TOKEN_CHARS_MIN = 128  # Vocabularies have tokens of so many spaces; a normalizer may remove more.
-TOOL_CHARS = 500  # What the description of a tool takes in a prompt, roughly; counting would mean writing its JSON.
+THREAD_CHARS_MIN = 8192  # About 2,000 tokens, or 2 ms of the library: too long for the event loop.
+THREAD_BODY_BYTES = 64 << 10  # A body of this size holds tools, media or ids, which `size_of` does not count.
+SHORT_TOKEN_CHARS = 16  # A text with fewer characters per token of the context is tokenized without a length check.
+TOKEN_CHARS_MIN = 128  # Vocabularies have tokens of this many spaces; a normalizer may remove more.
+TOOL_CHARS = 500  # Rough size of a tool's description in a prompt; an exact count would require writing its JSON.
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What a model's generation_config.json says for requests that do not."""
+    """Defaults from a model's generation_config.json for requests that omit them."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -56,7 +56,7 @@ class GenerationDefaults:
 
     @classmethod
     def from_files(cls, files: ModelFiles) -> "GenerationDefaults":
-        """Raises `ConfigError` that names the file and the field."""
+        """Read the defaults. Raise `ConfigError` that names the file and the field."""
         config = read_json(files.config)
         generation = read_json(files.generation_config) if files.generation_config else {}
         path = files.generation_config or files.config
@@ -76,32 +76,32 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 
 class Timings:
-    """Who is told how long things took: on its own loop, wherever they were done."""
+    """Observer of preprocessing durations, called on its own event loop from any thread."""
 
     def __init__(self, observe: Callable[[float, float], None]) -> None:
-        """`observe` is given the seconds of the template and those of the tokenizer."""
+        """`observe` receives the seconds of the template and those of the tokenizer."""
         self.observe = observe
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
 
 
 class Preprocessor:
-    """Requests for one model into requests for its workers."""
+    """Preprocessor of requests for one model."""
 
     def __init__(
         self, files: ModelFiles, card: ModelDeploymentCard, tokenizers: Sequence[str] = tuple(BACKENDS)
     ) -> None:
-        """Reads the model's files: blocks for up to a second. Raises `ConfigError`."""
+        """Read the model's files, which blocks for up to a second. Raise `ConfigError`."""
         self.tokenizer = Tokenizer.from_files(files, tokenizers)
         self.template = ChatTemplate.from_files(files)
         self.defaults = GenerationDefaults.from_files(files)
         self.mdc_sum = mdc_sum(card)
         self.context_length = _context_length(card)
-        """Prompt and output together, in tokens; 0 where nobody states it."""
+        """Maximum of prompt and output together, in tokens; 0 if unknown."""
         self.timings: Timings | None = None
-        """Who is told how long preparing a chat took."""
+        """Observer of the duration of preparing a chat."""
         self.readers = Readers(card.runtime_config, self.tokenizer)
-        """How answers are read."""
+        """Answer parsers of the model."""
         self._files, self._card = files, card
         self._config = card.runtime_config
         mode = card.runtime_config.runtime_data.get(DEFAULT_MODE_KEY)
@@ -111,17 +111,17 @@ class Preprocessor:
 
     @cached_property
     def fill_in_middle(self) -> FillInMiddle | None:
-        """The model's format for a completion with a suffix; None where its tokenizer has no markers for one."""
+        """The model's format for a completion with a suffix; None if its tokenizer has no markers for one."""
         return FillInMiddle.find(self.tokenizer.markers())
 
     @cached_property
     def images(self) -> ImageRouting | None:
-        """What tells a KV router which images a prompt shows; read when the first one does."""
+        """Image routing of the model; loaded for the first prompt with images."""
         source = self._card.source_path
         return image_routing(self._files, source if isinstance(source, str) else None, self._card.display_name)
 
     def chat(self, request: ChatCompletionRequest, budget: Budget = FULL) -> PreprocessedRequest:
-        """Return a chat in tokens. Raise `InvalidArgument`, and `OverBudget` where the template needs more than the budget."""
+        """Return a chat in tokens. Raise `InvalidArgument`, and `OverBudget` if the template exceeds the budget."""
         nvext = request.nvext
         text: str | None = None
         if nvext is not None and nvext.token_data is not None:
@@ -151,7 +151,7 @@ class Preprocessor:
         return prepared
 
     def _add_thinking(self, request: ChatCompletionRequest, prepared: PreprocessedRequest) -> None:
-        """How long the model may think, and where somebody tells its thoughts from its text, what it was asked."""
+        """Set the reasoning budget and, if reasoning is parsed, the template arguments of the reasoning parser."""
         budget = request.thinking_token_budget
         if budget is not None:
             prepared.stop_conditions.max_thinking_tokens = budget
@@ -167,7 +167,7 @@ class Preprocessor:
             prepared.require_reasoning = True
 
     def _add_media(self, request: ChatCompletionRequest, prepared: PreprocessedRequest, text: str | None) -> None:
-        """The worker that fetches images may want to see where the conversation shows them."""
+        """Add the media, and the messages and prompt for workers that locate media in the conversation."""
         prepared.multi_modal_data = media_of(request.messages)
         extra = _extra(prepared)
         extra["messages"] = shown_messages(request.messages)
@@ -175,7 +175,7 @@ class Preprocessor:
             extra["formatted_prompt"] = text
 
     def _told(self, template_s: float, tokenize_s: float) -> None:
-        """Tells how long it took, on the thread of whoever listens."""
+        """Report durations on the observer's thread."""
         if self.timings is None:
             return
         if threading.get_ident() == self.timings.thread:
@@ -184,7 +184,7 @@ class Preprocessor:
             self.timings.loop.call_soon_threadsafe(self.timings.observe, template_s, tokenize_s)
 
     def completion(self, request: CompletionRequest) -> list[PreprocessedRequest]:
-        """A text completion in tokens, one request for each prompt. Raises `InvalidArgument`."""
+        """Return a text completion in tokens, one request per prompt. Raise `InvalidArgument`."""
         wants_echoed_logprobs = request.echo and request.logprobs is not None
         asked = [
             one
@@ -193,7 +193,7 @@ class Preprocessor:
         ]
         best_of = request.best_of if (request.best_of or 1) > (request.n or 1) else None
         output = OutputOptions(
-            # The best are those with the likeliest tokens: where more are made than shown, somebody must say how likely.
+            # `best_of` ranks by token probability, so logprobs are needed if more choices are generated than returned.
             logprobs=0 if request.logprobs is None and best_of is not None else request.logprobs,
             prompt_logprobs=max(asked, default=None),
             skip_special_tokens=request.skip_special_tokens,
@@ -223,19 +223,19 @@ class Preprocessor:
         return made
 
     async def chat_async(self, request: ChatCompletionRequest, body_bytes: int = 0) -> PreprocessedRequest:
-        """`chat`, in a thread where the conversation or the request's body is long; a short one does not suspend."""
+        """Run `chat`, in a thread if the conversation or the request's body is long; a short one does not suspend."""
         return await self.rendered(request, body_bytes, partial(self.chat, request))
 
     async def rendered(self, request: ChatCompletionRequest, body_bytes: int, work: Callable[[Budget], T]) -> T:
-        """Return what `work` makes of a chat's prompt, with the smallest budget that its template needs."""
+        """Return the result of `work` on a chat's prompt, with the smallest budget that its template needs."""
         is_short = body_bytes < THREAD_BODY_BYTES and size_of(request) + form_bytes(request) < THREAD_CHARS_MIN
         with contextlib.suppress(OverBudget):
             return work(QUICK) if is_short else await asyncio.to_thread(work, LONG)
-        # It may wait for a child process, and the threads of the loop are for those that compute.
+        # This may wait for a child process; the loop's thread pool is reserved for computation.
         return await in_daemon_thread(partial(work, FULL), "chat template")
 
     async def completion_async(self, request: CompletionRequest, body_bytes: int = 0) -> list[PreprocessedRequest]:
-        """`completion`, in a thread where the prompts are long; short ones do not suspend."""
+        """Run `completion`, in a thread if the prompts are long; short ones do not suspend."""
         prompt = request.prompt
         if body_bytes >= THREAD_BODY_BYTES:
             return await asyncio.to_thread(self.completion, request)
@@ -249,7 +249,7 @@ class Preprocessor:
         return await asyncio.to_thread(self.completion, request)
 
     def formatted_prompt(self, request: ChatCompletionRequest | CompletionRequest, budget: Budget = FULL) -> str:
-        """Return the text that is tokenized, as the annotation `formatted_prompt` shows it. Raise as `chat`."""
+        """Return the text that is tokenized, as in the annotation `formatted_prompt`. Raise as `chat`."""
         if isinstance(request, CompletionRequest):
             return request.prompt if isinstance(request.prompt, str) else ""
         if request.nvext is not None and request.nvext.use_raw_prompt:
@@ -275,7 +275,7 @@ class Preprocessor:
                 self._check_length(text, "prompt")
         if isinstance(prompt, str):
             return [self.tokenizer.encode(prompt, add_special_tokens=True)]
-        assert prompt, "decoding refuses an empty prompt"
+        assert prompt, "decoding rejects an empty prompt"
         if isinstance(prompt[0], int):
             return [self._checked(prompt, "prompt")]  # type: ignore[arg-type]
         return [
@@ -286,7 +286,7 @@ class Preprocessor:
         ]
 
     def _middle(self, request: CompletionRequest) -> FillInMiddle:
-        """Return the model's format. Raises `InvalidArgument` for a suffix that cannot be honoured."""
+        """Return the model's format. Raise `InvalidArgument` for an unsupported suffix."""
         middle = self.fill_in_middle
         if middle is None:
             raise InvalidArgument(
@@ -295,7 +295,7 @@ class Preprocessor:
                 param="suffix",
             )
         if request.nvext is not None and request.nvext.token_data is not None:
-            raise InvalidArgument("Validation: suffix and nvext.token_data exclude each other", param="suffix")
+            raise InvalidArgument("Validation: suffix and nvext.token_data are mutually exclusive", param="suffix")
         return middle
 
     def _middle_prompts(self, request: CompletionRequest, middle: FillInMiddle) -> list[list[int]]:
@@ -324,14 +324,14 @@ class Preprocessor:
 
     @cached_property
     def _token_chars(self) -> int:
-        """How many characters a token can stand for."""
+        """Return the maximum number of characters of a token."""
         return max(TOKEN_CHARS_MIN, max(map(len, self.tokenizer.token_bytes()), default=0))
 
     def _checked(self, token_ids: list[int], param: str) -> list[int]:
-        """Ids that came from the caller."""
+        """Return ids that came from the client, after checking them."""
         if not token_ids:
             raise InvalidArgument(f"Validation: {param} must not be empty", param=param)
-        self._max_tokens(len(token_ids), None, param)  # Before each of them is looked at.
+        self._max_tokens(len(token_ids), None, param)  # Before the ids are checked one by one.
         if max(token_ids) >= self.tokenizer.vocab_size:
             raise InvalidArgument(
                 f"Validation: {param}: token id {max(token_ids)} is not in the vocabulary of "
@@ -379,7 +379,7 @@ class Preprocessor:
         )
 
     def _max_tokens(self, prompt_tokens: int, asked: int | None, param: str) -> int | None:
-        """How many tokens the answer may have. Raises `InvalidArgument` when the prompt leaves room for none."""
+        """Return the maximum tokens of the answer. Raise `InvalidArgument` if the prompt fills the context."""
         if not self.context_length:
             return asked
         left = self.context_length - prompt_tokens
@@ -409,14 +409,14 @@ class Preprocessor:
 
 
 def _generate_least(prepared: PreprocessedRequest) -> None:
-    """Ask for one token, the fewest that engines generate; the frontend discards it."""
+    """Request one token, the minimum that engines generate; the frontend discards it."""
     prepared.stop_conditions.max_tokens = 1
     prepared.stop_conditions.min_tokens = None
     prepared.sampling_options.guided_decoding = None
 
 
 def size_of(request: ChatCompletionRequest) -> int:
-    """About how many characters the prompt will have."""
+    """Return the approximate number of characters of the prompt."""
     size = TOOL_CHARS * len(request.tools or ())
     for message in request.messages:
         content = message.content
@@ -427,7 +427,7 @@ def size_of(request: ChatCompletionRequest) -> int:
 
 
 def routing_of(nvext: NvExt | None, cache_salt: str | None = None, lora: str | None = None) -> Routing | None:
-    """Where the request may or must go, None where it does not say."""
+    """Return the routing hints and constraints of a request, None if it has none."""
     if nvext is None:
         return Routing(cache_salt=cache_salt, lora_name=lora) if cache_salt or lora else None
     hints = nvext.agent_hints
@@ -452,7 +452,7 @@ def routing_of(nvext: NvExt | None, cache_salt: str | None = None, lora: str | N
 
 
 def is_constrained(request: ChatCompletionRequest) -> bool:
-    """Whether the answer, but not the thoughts before it, has to have a certain form."""
+    """Return whether the answer, without the reasoning before it, is constrained to a form."""
     form = request.response_format
     return (form is not None and form.type != "text") or request.tool_choice not in (None, "none", "auto")
 
@@ -464,7 +464,7 @@ def _extra(prepared: PreprocessedRequest) -> dict[str, Any]:
 
 
 def extra_args_of(request: CommonRequest, cache_salt: str | None = None) -> dict[str, Any]:
-    """What travels to the worker outside the typed fields."""
+    """Return the request fields sent to the worker outside the typed fields."""
     extra: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
     if request.logit_bias:
@@ -492,12 +492,12 @@ def extra_args_of(request: CommonRequest, cache_salt: str | None = None) -> dict
 
 
 def _context_length(card: ModelDeploymentCard) -> int:
-    """The worker's limit; where it publishes none, the architecture's."""
+    """Return the worker's limit; if it publishes none, the architecture's."""
     return card.context_length or card.runtime_config.context_length or card.architectural_max_context_length or 0
 
 
 def _id_list(value: Any) -> Any:
-    """`eos_token_id` is a number, a list of them or nothing."""
+    """Normalize `eos_token_id`, which is a number, a list of them or null."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]

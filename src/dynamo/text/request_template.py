@@ -1,4 +1,4 @@
-"""Request template: what a request asks for that does not say so itself (`--request-template`).
+"""Request template: defaults for fields that a request omits (`--request-template`).
 
 The file is a JSON object with any of `model`, `temperature` and `max_completion_tokens`.
 """
@@ -25,7 +25,7 @@ class RequestTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
     @classmethod
     def read(cls, path: str) -> "RequestTemplate":
-        """Raises `ConfigError`."""
+        """Read the file. Raise `ConfigError`."""
         try:
             template = msgspec.json.decode(Path(path).read_bytes(), type=cls)
         except OSError as error:
@@ -33,17 +33,17 @@ class RequestTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
         except msgspec.ValidationError as error:
             raise ConfigError(f"--request-template {path}: {error}") from None
         except msgspec.DecodeError as error:
-            raise ConfigError(f"--request-template {path}: no JSON ({error})") from None
+            raise ConfigError(f"--request-template {path}: not valid JSON ({error})") from None
         if template.temperature is not None and not 0 <= template.temperature <= 2:
-            raise ConfigError(f"--request-template {path}: temperature is {template.temperature:g}; expected 0 to 2")
+            raise ConfigError(f"--request-template {path}: temperature {template.temperature:g}: must be from 0 to 2")
         if template.max_completion_tokens is not None and template.max_completion_tokens < 1:
             raise ConfigError(f"--request-template {path}: max_completion_tokens must be 1 or more")
         return template
 
     def fill(self, body: bytes, limit: str) -> bytes:
-        """The request with what it leaves open. `limit` is what the route calls the longest answer.
+        """Return the request with the defaults filled in. `limit` is the route's field for the maximum output tokens.
 
-        What is no JSON object stays as it is: the route says what is wrong with it.
+        A body that is not a JSON object is returned unchanged: the route reports the error.
         """
         try:
             request: Any = json.loads(body)

@@ -1,8 +1,8 @@
-"""StrictSchema: what OpenAI's strict mode demands of a tool's parameters, and refuses otherwise. Pure.
+"""StrictSchema: checks of a tool's parameters against the rules of OpenAI's strict mode. Pure.
 
 A strict tool's schema leaves nothing open: every object lists all of its properties, requires them all and allows no
-others. `check_strict(parameters, "get_weather", "tools[0].function.parameters")` raises `InvalidArgument` in the words of
-OpenAI's API, with the place as a JSON pointer.
+others. `check_strict(parameters, "get_weather", "tools[0].function.parameters")` raises `InvalidArgument` with the text
+of OpenAI's API and the location as a JSON pointer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,18 +10,18 @@ from typing import Any
 
 from dynamo.core.errors import InvalidArgument
 
-LEVELS_MAX = 10  # Of objects within objects, as in OpenAI's API.
+LEVELS_MAX = 10  # Nesting depth of objects, as in OpenAI's API.
 TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 UNSUPPORTED = (
     "allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "contains", "minContains",
     "maxContains", "uniqueItems", "unevaluatedItems",
 )  # fmt: skip
 FOREIGN = ("$dynamicRef", "$recursiveRef")
-REFERENCES_MAX = 32  # A chain of references that is longer goes in a circle.
+REFERENCES_MAX = 32  # A longer chain of references is treated as a cycle.
 
 
 class _Fault(Exception):
-    """What is wrong, and where."""
+    """A violation and its location."""
 
     def __init__(self, context: str, what: str) -> None:
         super().__init__(what)
@@ -29,7 +29,7 @@ class _Fault(Exception):
 
 
 def check_strict(parameters: Any, name: str, where: str) -> None:
-    """Raises `InvalidArgument` for parameters that a strict tool may not have."""
+    """Raise `InvalidArgument` for parameters that strict mode does not allow."""
     try:
         _check_root(parameters, parameters, "#")
         _check_all(parameters)
@@ -39,7 +39,7 @@ def check_strict(parameters: Any, name: str, where: str) -> None:
 
 
 def _check_root(schema: Any, whole: Any, context: str) -> None:
-    """The root is an object and nothing else, or refers to one."""
+    """Check that the root is an object and nothing else, or a reference to one."""
     for _ in range(REFERENCES_MAX):
         if not isinstance(schema, Mapping):
             break
@@ -57,7 +57,7 @@ def _check_root(schema: Any, whole: Any, context: str) -> None:
 
 
 def _check_all(whole: Any) -> None:
-    """Checks a schema and all within it."""
+    """Check a schema and all schemas within it."""
     waiting = [(whole, "#", 0)]
     while waiting:
         schema, context, level = waiting.pop()
@@ -70,7 +70,7 @@ def _check_all(whole: Any) -> None:
 
 
 def _check(schema: Mapping[str, Any], whole: Any, context: str) -> bool:
-    """Checks the keywords of one schema; whether it is one of objects."""
+    """Check the keywords of one schema; return whether it describes an object."""
     for key in UNSUPPORTED:
         if key in schema:
             raise _Fault(f"{context}/{key}", "keyword is not supported in strict schemas")
@@ -82,7 +82,7 @@ def _check(schema: Mapping[str, Any], whole: Any, context: str) -> bool:
     if not all(isinstance(one, str) and one in TYPES for one in kinds) or len(set(kinds)) < len(kinds):
         raise _Fault(f"{context}/type", "must name JSON types, each once")
     if "anyOf" in schema and (not isinstance(schema["anyOf"], list) or not schema["anyOf"]):
-        raise _Fault(f"{context}/anyOf", "must be a list with a member")
+        raise _Fault(f"{context}/anyOf", "must be a non-empty list")
     if "$ref" in schema:
         _target(whole, schema["$ref"], f"{context}/$ref")
     is_object = "object" in kinds or "properties" in schema or "patternProperties" in schema
@@ -104,11 +104,11 @@ def _check_object(schema: Mapping[str, Any], context: str) -> None:
             raise _Fault(f"{context}/required", f"must include property '{name}'")
     for name in required:
         if name not in properties:
-            raise _Fault(f"{context}/required", f"names '{name}', which is no property")
+            raise _Fault(f"{context}/required", f"names '{name}', which is not a property")
 
 
 def _inner(schema: Mapping[str, Any], context: str) -> Iterator[tuple[Any, str]]:
-    """The schemas within a schema, and the pointer to each."""
+    """Yield the schemas directly within a schema, with the pointer to each."""
     for key in ("properties", "patternProperties", "$defs", "definitions"):
         inner = schema.get(key)
         if isinstance(inner, Mapping):
@@ -124,7 +124,7 @@ def _inner(schema: Mapping[str, Any], context: str) -> Iterator[tuple[Any, str]]
 
 
 def _target(whole: Any, reference: Any, context: str) -> Any:
-    """What a reference within the document refers to."""
+    """Return the target of a reference within the document."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         raise _Fault(context, "only references within the schema are supported")
     at = whole
@@ -135,5 +135,5 @@ def _target(whole: Any, reference: Any, context: str) -> Any:
         elif isinstance(at, Mapping) and name in at:
             at = at[name]
         else:
-            raise _Fault(context, "what it refers to does not exist")
+            raise _Fault(context, "the reference's target does not exist")
     return at

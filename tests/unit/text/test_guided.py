@@ -248,7 +248,7 @@ def test_a_text_completion_can_be_guided_too() -> None:
         (
             {"response_format": schema_format({"type": "object", "properties": {"a": {"type": "intger"}}})},
             "response_format.json_schema.schema",
-            ".properties.a.type: 'intger' is no JSON type",
+            ".properties.a.type: 'intger' is not a JSON type",
         ),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "needs a `format`"),
         (
@@ -257,7 +257,7 @@ def test_a_text_completion_can_be_guided_too() -> None:
             "must be a JSON object",
         ),
         ({"response_format": {"type": "structural_tag", "structures": 5, "triggers": []}}, "response_format", "needs"),
-        ({"guided_json": "not json"}, "guided_json", "no JSON schema"),
+        ({"guided_json": "not json"}, "guided_json", "not valid JSON"),
         ({"guided_json": 5}, "guided_json", "must be a JSON schema, got number"),
         ({"guided_json": []}, "guided_json", "got array"),
         ({"guided_regex": "a(b"}, "guided_regex", "the parenthesis at 1 is never closed"),
@@ -290,7 +290,7 @@ def test_a_text_completion_can_be_guided_too() -> None:
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}]}
             | {"tool_choice": "required"},
             "tools[0].function.parameters",
-            "'x' is no JSON type",
+            "'x' is not a JSON type",
         ),
     ],
 )
@@ -303,7 +303,7 @@ def test_what_no_engine_could_take_is_refused_by_name(fields: dict[str, Any], pa
 def test_the_tools_of_a_free_call_are_checked_where_they_become_a_grammar() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}
     assert wire(tools=[tool]) is None
-    with pytest.raises(InvalidArgument, match="no JSON type"):
+    with pytest.raises(InvalidArgument, match="is not a JSON type"):
         wire(TAGGED, tools=[tool, STRICT])
 
 
@@ -322,18 +322,18 @@ def test_a_strict_tool_leaves_nothing_open(choice: str) -> None:
         ({"type": 5}, ".type: '5'"),
         ({"properties": []}, ".properties must be an object"),
         ({"properties": {"a": 5}}, ".properties.a must be a JSON schema, got number"),
-        ({"anyOf": []}, ".anyOf must be a list with a member"),
-        ({"oneOf": {}}, ".oneOf must be a list"),
+        ({"anyOf": []}, ".anyOf must be a non-empty list"),
+        ({"oneOf": {}}, ".oneOf must be a non-empty list"),
         ({"anyOf": [{"enum": []}]}, ".anyOf[0].enum"),
         ({"required": "a"}, ".required must be a list of strings"),
         ({"required": [5]}, ".required must be a list of strings"),
-        ({"items": {"minItems": -1}}, ".items.minItems must be a number from 0"),
+        ({"items": {"minItems": -1}}, ".items.minItems must be a number of at least 0"),
         ({"maxLength": "5"}, ".maxLength"),
         ({"maxLength": True}, ".maxLength"),
         ({"maxLength": 1.5}, ".maxLength"),
         ({"pattern": 5}, ".pattern must be a string"),
         ({"$ref": 5}, ".$ref must be a string"),
-        ({"$ref": "#/$defs/Q", "$defs": {"P": {}}}, ".$ref: there is no '#/$defs/Q'"),
+        ({"$ref": "#/$defs/Q", "$defs": {"P": {}}}, ".$ref: '#/$defs/Q' does not exist"),
         ({"items": [{"type": "x"}]}, ".items[0].type"),
         ({"not": None, "if": 5}, ".if must be a JSON schema"),
     ],

@@ -377,7 +377,7 @@ def test_completion_with_a_suffix_is_refused_for_models_without_markers(preproce
 
 
 def test_completion_with_a_suffix_refuses_what_contradicts_it(filling: Preprocessor) -> None:
-    with pytest.raises(InvalidArgument, match="exclude each other"):
+    with pytest.raises(InvalidArgument, match="are mutually exclusive"):
         filling.completion(completion("hi", suffix="x", nvext={"token_data": [1]}))
     with pytest.raises(InvalidArgument, match="echo and suffix"):
         completion("hi", suffix="x", echo=True)

@@ -1,4 +1,4 @@
-"""TemplateChild: renders chat templates in a child process with limits on memory and time (`core.child_pool`)."""
+"""TemplateRenderer: renders chat templates in a child process with limits on memory and time (`core.child_pool`)."""
 
 import hashlib
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from dynamo.core.child_process import serve
 from dynamo.core.errors import InvalidArgument
 from dynamo.text.chat_template.sandbox import BOUNDS_KEY, FULL, Bounds, environment, joined
 
-TEMPLATES_MAX = 8  # Compiled templates that are kept.
+TEMPLATES_MAX = 8  # Number of compiled templates that are cached.
 MESSAGE_CHARS_MAX = 500  # A template's message may quote the whole conversation.
 
 
@@ -38,7 +38,7 @@ class TemplateRenderer:
             return joined(template.root_render_func(template.new_context(values, shared=True)), bounds)
         except MemoryError:
             raise
-        except Exception as error:  # Any failure of an untrusted template is the template's.
+        except Exception as error:  # Any failure of an untrusted template is reported as the template's error.
             raise InvalidArgument((str(error) or type(error).__name__)[:MESSAGE_CHARS_MAX]) from None
 
     def _template(self, source: str) -> Template:

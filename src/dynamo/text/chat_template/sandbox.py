@@ -1,11 +1,12 @@
 """TemplateSandbox: Hugging Face's Jinja environment with bounds on steps, sizes and time. Pure.
 
-A chat template is code that comes with a model. Each rendering has `Bounds`: the turns of its loops, the size of each
-value, the characters it makes in total, and a deadline. Operators, filters and calls check them before they compute.
+A chat template is code that comes with a model. Each rendering has `Bounds`: the iterations of its loops, the size of
+each value, the characters it produces in total, and a deadline. Operators, filters and calls check them before they
+compute.
 
 `QUICK` and `LONG` are for rendering in the serving process. They also restrict a template to the filters and methods
 listed here, whose cost is known; anything else raises `OverBudget`, and the rendering is repeated in a child process
-(`llm.template_child`), whose memory and time the operating system limits as well.
+(`text.chat_template.child`), whose memory and time the operating system limits as well.
 """
 
 import json
@@ -26,15 +27,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-POWER_MAX = 64  # No template counts further.
-INT_BITS_MAX = 512  # Far beyond any count or hash; products of larger numbers take long.
+POWER_MAX = 64  # Far beyond any template's arithmetic.
+INT_BITS_MAX = 512  # Far beyond any count or hash; products of larger numbers are slow.
 INT_MAX = 1 << INT_BITS_MAX
-NODE_CHARS = 8  # What an entry of a list or a dictionary counts, beside its text.
-TIMED_CHARS = 4096  # An operation on so much looks at the clock.
-TIMED_TURNS = 16  # A loop looks at the clock after each so many turns.
+NODE_CHARS = 8  # Characters charged for an entry of a list or a dictionary, in addition to its text.
+TIMED_CHARS = 4096  # An operation on at least this many characters checks the clock.
+TIMED_TURNS = 16  # A loop checks the clock after this many iterations.
 LOCAL_SOURCE_CHARS_MAX = 64 << 10  # The largest known template has about 30,000.
 LOCAL_COMPARISONS_MAX = 500  # Comparisons are not counted while rendering, so their number in the source is bounded.
-DATA_CHARS = 256  # Text of a template this short is not counted within a macro; its turns are.
+DATA_CHARS = 256  # Template text up to this length is not counted within a macro; the macro's calls are.
 QUICK_INDENT_MAX = 8
 QUICK_SEPARATOR_CHARS_MAX = 16
 DATE_FORMAT_CHARS_MAX = 256
@@ -51,9 +52,9 @@ METHODS = frozenset({
 """Methods of built-in types whose cost is bounded by the sizes of their operands."""
 
 PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
-"""Methods of a string that make it as long as an argument demands."""
+"""String methods whose result is as long as an argument requires."""
 WIDE = re.compile(r"\d{7,}|%[-+ #0]*\*|\{[^{}]*\{")
-"""A format that asks for a million characters, or takes the width from a value."""
+"""Pattern of formats with a width of a million or more, or with a width taken from a value."""
 
 
 class Refused(TemplateError):
@@ -61,26 +62,26 @@ class Refused(TemplateError):
 
 
 class OverBudget(TemplateError):
-    """A template needs more than it may have in this process: it is to be rendered in a child process."""
+    """A template needs more than its budget in this process; it must be rendered in a child process."""
 
 
 class Unlisted(OverBudget):
-    """A template uses something that is only allowed in a child process."""
+    """A template uses an operation that is only allowed in a child process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one rendering may use."""
+    """Limits of one rendering."""
 
     turns: int
-    """Turns of loops and calls of macros."""
+    """Iterations of loops and calls of macros."""
     chars: int
-    """Characters that all operations make in total."""
+    """Characters produced by all operations in total."""
     value_chars: int
-    """Characters of one value."""
+    """Maximum characters of one value."""
     seconds: float
     is_local: bool = False
-    """Whether it is for the serving process."""
+    """Whether the budget is for the serving process."""
 
 
 QUICK = Budget(turns=20_000, chars=4 << 20, value_chars=64 << 10, seconds=0.02, is_local=True)
@@ -92,7 +93,7 @@ FULL = Budget(turns=10_000_000, chars=1 << 30, value_chars=64 << 20, seconds=10.
 
 
 class Bounds:
-    """What is left of a budget to one rendering."""
+    """Remaining budget of one rendering."""
 
     __slots__ = ("_chars", "_deadline_s", "_now", "_turns", "budget", "is_local", "value_chars")
 
@@ -107,7 +108,7 @@ class Bounds:
         self._deadline_s = now() + budget.seconds
 
     def loop(self, values: Any) -> Any:
-        """Return the values of a loop that begins. Raise `Refused` or `OverBudget`."""
+        """Return the values to iterate over. Raise `Refused` or `OverBudget`."""
         self._check_time()
         try:
             turns = len(values)
@@ -130,18 +131,18 @@ class Bounds:
         self.step(count)
 
     def call(self) -> None:
-        """Count the call of a macro."""
+        """Count one call of a macro."""
         self.step(1)
         self._check_time()
 
     def step(self, turns: int) -> None:
-        """Count turns of a loop."""
+        """Count iterations of a loop."""
         self._turns -= turns
         if self._turns < 0:
             self.fail(f"its loops and macros take more than {self.budget.turns} steps")
 
     def charge(self, chars: int) -> None:
-        """Count characters that an operation makes or reads."""
+        """Count characters that an operation produces or reads."""
         if chars > self.value_chars:
             self.too_large()
         self._chars -= chars
@@ -151,7 +152,7 @@ class Bounds:
             self._check_time()
 
     def check(self, value: Any) -> Any:
-        """Return the result of an operation, counted."""
+        """Count and return the result of an operation."""
         kind = value.__class__
         if kind is str:
             self.charge(len(value))
@@ -165,7 +166,7 @@ class Bounds:
         return value
 
     def weight(self, value: Any) -> int:
-        """Return about how many characters a value has when it is written. Raise where that is too many."""
+        """Return the approximate number of characters of a value when written. Raise if it is too large."""
         total = 0
         waiting = [value]
         while waiting:
@@ -188,7 +189,7 @@ class Bounds:
         return total
 
     def unlisted(self, what: str) -> None:
-        """Raise `Unlisted` where only listed operations are allowed."""
+        """Raise `Unlisted` if only listed operations are allowed."""
         if self.is_local:
             raise Unlisted(what)
 
@@ -209,7 +210,7 @@ _SCALARS = frozenset({int, float, bool, type(None)})
 
 
 def joined(pieces: Iterable[str], bounds: Bounds) -> str:
-    """Return a prompt of its pieces. Raise as soon as it is too long."""
+    """Join the pieces of a prompt. Raise as soon as it is too long."""
     parts: list[str] = []
     left = bounds.value_chars
     for piece in pieces:
@@ -221,18 +222,18 @@ def joined(pieces: Iterable[str], bounds: Bounds) -> str:
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """Hugging Face's sandbox with bounds, and with a shorter way to the entries of a message."""
+    """Hugging Face's sandbox with bounds, and with faster access to the entries of a message."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """`message.role`: a dictionary's own attributes win, as in Jinja; an entry is found without an exception."""
+        """Look up `message.role`: a dictionary's own attributes win, as in Jinja; entries need no exception."""
         if obj.__class__ is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute]
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute an operator that can make large values of small ones."""
+        """Compute an operator that can produce large values from small ones."""
         bounds: Bounds = context.parent[BOUNDS_KEY]
         if operator == "+":
             if left.__class__ is str and right.__class__ is str:
@@ -271,7 +272,7 @@ class Environment(ImmutableSandboxedEnvironment):
     """Global functions whose cost is bounded."""
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`text.format`, as the sandbox lets it be used."""
+        """Return `text.format` as the sandbox allows it."""
         wrapped = super().wrap_str_format(value)
         if wrapped is not None and WIDE.search(value.__self__):
             raise Refused("it formats text with a width that is not a small number")
@@ -293,11 +294,11 @@ _LOOP, _CHECK, _OUT, _CONCAT = "_dynamo_loop", "_dynamo_check", "_dynamo_out", "
 
 
 class _Counting(NodeTransformer):
-    """Puts checks where Jinja has no hook: loops, literals, slices, `~`, and output that is collected."""
+    """Insert checks where Jinja has no hook: loops, literals, slices, `~`, and output collected into a value."""
 
     def __init__(self) -> None:
         self._collecting = 0
-        """How many macros and blocks, whose output becomes a value, are around the node."""
+        """Number of enclosing macros and blocks whose output becomes a value."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 (Jinja's interface)
         self.generic_visit(node)
@@ -365,7 +366,7 @@ def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
 
 
 class Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what the assistant wrote, for training; rendering ignores it."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text, for training; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's interface)
 
@@ -376,11 +377,11 @@ class Generation(Extension):
 
 
 class BoundedNamespace(Namespace):
-    """`namespace()`: what a template keeps from one turn of a loop to the next."""
+    """`namespace()`: values that a template keeps between iterations of a loop."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
-            raise SecurityError(f"a namespace keeps nothing under {name!r}")
+            raise SecurityError(f"a namespace cannot store {name!r}")
         super().__setitem__(name, value)
 
 
@@ -412,19 +413,19 @@ class _Clock:
 # ---- filters ---------------------------------------------------------------------------------------------------------
 
 FREE_FILTERS = frozenset({"abs", "count", "d", "default", "first", "float", "int", "items", "last", "length"})
-"""Filters whose result is not larger than their input, and which take no time."""
+"""Filters whose result is not larger than their input, in constant time."""
 
 SIZED_FILTERS = frozenset({"capitalize", "lower", "reverse", "safe", "string", "title", "trim", "upper"})
-"""Filters that take time in proportion to a text or a list."""
+"""Filters whose time is proportional to a text or a list."""
 
 LAZY_FILTERS = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
-"""Filters that go through a list; what they call is checked by itself."""
+"""Filters that iterate over a list; the operations they call are checked separately."""
 
 LISTED_FILTERS = frozenset({*SIZED_FILTERS, *LAZY_FILTERS, "dictsort", "join", "list", "replace"})
 
 
 def _bounded(plain: ImmutableSandboxedEnvironment, name: str) -> Callable[..., Any]:
-    """Return one of Jinja's own filters with checks of what it is given and of what it makes."""
+    """Return one of Jinja's own filters with checks of its input and its result."""
     before = _BEFORE.get(name)
     is_listed, is_lazy = name in LISTED_FILTERS, name in LAZY_FILTERS
 
@@ -489,7 +490,7 @@ _BEFORE: Mapping[str, Callable[[Bounds, Any, tuple[Any, ...], Mapping[str, Any]]
     "indent": _before_padding,
     "format": _before_format,
 }
-"""What is checked before a filter computes."""
+"""Check that runs before each filter."""
 
 
 @pass_context
@@ -506,7 +507,7 @@ def _check(context: Context, value: Any) -> Any:
 
 @pass_context
 def _out(context: Context, value: Any) -> Any:
-    """Count a value that is written or copied; a list is part of the request, or was weighed when it was made."""
+    """Count a value that is written or copied; lists belong to the request or were weighed when they were created."""
     if isinstance(value, (str, list, tuple, dict)):
         context.parent[BOUNDS_KEY].charge(len(value))
     return value
@@ -514,7 +515,7 @@ def _out(context: Context, value: Any) -> Any:
 
 @pass_context
 def _concat(context: Context, *values: Any) -> str:
-    """`~`: the texts of values, one after the other."""
+    """Concatenate the texts of values (`~`)."""
     parts = [value if value.__class__ is str else str(value) for value in values]
     context.parent[BOUNDS_KEY].charge(sum(map(len, parts)))
     return "".join(parts)
@@ -529,7 +530,7 @@ def _tojson(
     separators: Iterable[str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja's own filter escapes HTML, and a prompt is not HTML."""
+    """Write plain JSON: Jinja's own filter escapes HTML, and a prompt is not HTML."""
     bounds: Bounds = context.parent[BOUNDS_KEY]
     if indent is not None and (len(indent) if isinstance(indent, str) else indent) > QUICK_INDENT_MAX:
         bounds.unlisted("a wide indent of tojson")

@@ -1,8 +1,8 @@
-"""ChatTemplate: a conversation rendered into a prompt, exactly as Hugging Face renders it.
+"""ChatTemplate: renders a conversation into a prompt, exactly as Hugging Face does.
 
-An ordinary rendering takes 0.1 ms in this process, within bounds (`llm.template_sandbox`). One that exceeds them is
-repeated in a child process, which is killed at its limits (`llm.template_child`). A template that refuses a conversation,
-or fails on it, is the caller's mistake: `InvalidArgument` with the template's own message.
+An ordinary rendering takes 0.1 ms in this process, within bounds (`text.chat_template.sandbox`). One that exceeds them
+is repeated in a child process, which is killed at its limits (`text.chat_template.child`). A template that rejects a
+conversation, or fails on it, is a client error: `InvalidArgument` with the template's own message.
 """
 
 import functools
@@ -56,28 +56,28 @@ RENDER_ERRORS = (
     RecursionError,
     MemoryError,
 )
-"""What a template's code may raise for the values it is given."""
+"""Exceptions that a template's code may raise for the request's values."""
 
 LOAD_ERRORS = (TemplateError, SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
-"""What compiling a template may raise."""
+"""Exceptions that compiling a template may raise."""
 
 SOURCE_CHARS_MAX = 1 << 20  # The largest known template has about 30,000.
 CHILD_MEMORY_BYTES = 1 << 30
 CHILDREN_MAX, CHILDREN_PER_TEMPLATE_MAX = 4, 2
-OVER_BUDGET_PAUSE_S = 2.0  # After a rendering beyond a budget, the next ones begin with the larger one for so long:
-UNLISTED_PAUSE_S = 60.0  # a slow template costs the event loop 1 % at most. What it calls seldom changes.
-PROBE_FAILURES_MAX = 2  # When so many short conversations have failed slowly, no more are tried.
+OVER_BUDGET_PAUSE_S = 2.0  # After a rendering beyond a budget, the next ones begin with the larger one for this time:
+UNLISTED_PAUSE_S = 60.0  # a slow template costs the event loop 1 % at most. Its set of operations rarely changes.
+PROBE_FAILURES_MAX = 2  # After this many slow failures of short conversations, no more are tried.
 PROBE_SLOW_S = 2.0
 
 PROBE = "probe7f3a"
-"""A text that no template writes of itself."""
+"""A text that no template contains."""
 
 FINAL_MARK = "MARK7F3A "
-"""Put after a message that is to be continued. The space shows whether the template strips what it is given."""
+"""Appended to a message that is to be continued. The space shows whether the template strips its content."""
 
 
 class ChatTemplate:
-    """A model's chat templates: the one for conversations, and the one for tools where it has its own."""
+    """A model's chat templates: one for conversations, and optionally one for conversations with tools."""
 
     def __init__(
         self,
@@ -93,18 +93,18 @@ class ChatTemplate:
         self._compiled: dict[str, Any] = {}
         for name, source in self._sources.items():
             self._load(name, source, jinja)
-        # What every rendering knows, in one dictionary: Jinja would merge its globals each time, a third of the work.
+        # Values common to all renderings, in one dictionary: merging Jinja's globals each time takes a third longer.
         self._special_tokens = dict(special_tokens or {})
         self._constants = {**jinja.globals, **self._special_tokens}
         self._quick_from_s = self._long_from_s = 0.0
-        """When a rendering may again begin with the budget, after one that exceeded it."""
+        """Earliest time at which a rendering may again begin with the budget, after one that exceeded it."""
         self._probe_failures = 0
         self._form = self._find_form(templates)
 
     def _load(self, name: str, source: str, jinja: Any) -> None:
-        """Compile a template here or, if it is large, let a child process do so. Raise `ConfigError`."""
+        """Compile a template here or, if it is large, in a child process. Raise `ConfigError`."""
         if len(source) > SOURCE_CHARS_MAX:
-            raise ConfigError(f"chat template: it has {len(source)} characters; at most {SOURCE_CHARS_MAX} are allowed")
+            raise ConfigError(f"chat template: {len(source)} characters; at most {SOURCE_CHARS_MAX} are allowed")
         if not may_be_local(source):
             try:
                 self._in_child(source, None)
@@ -118,7 +118,7 @@ class ChatTemplate:
 
     @classmethod
     def from_files(cls, files: ModelFiles) -> "ChatTemplate | None":
-        """The template of a model, None where it has none. Raises `ConfigError` for one that cannot be read."""
+        """Return the template of a model, None if it has none. Raise `ConfigError` if it cannot be read."""
         config = read_json(files.tokenizer_config) if files.tokenizer_config else {}
         templates = _named_templates(config.get("chat_template"), files.tokenizer_config)
         if files.chat_template:
@@ -138,9 +138,10 @@ class ChatTemplate:
         arguments: Mapping[str, Any] | None = None,
         budget: Budget = FULL,
     ) -> str:
-        """Return the prompt. Raise `InvalidArgument` when the template does not accept the conversation.
+        """Return the prompt. Raise `InvalidArgument` if the template rejects the conversation.
 
-        With `QUICK` or `LONG`, raise `OverBudget` where that is not enough. With `FULL`, wait for a child process then.
+        With `QUICK` or `LONG`, raise `OverBudget` if the budget is exceeded. With `FULL`, wait for a child process
+        instead.
         """
         turns = conversation(messages, self._form)
         if not continue_final_message:
@@ -156,7 +157,7 @@ class ChatTemplate:
         arguments: Mapping[str, Any] | None = None,
         budget: Budget = FULL,
     ) -> str:
-        """Return the prompt of turns that have the template's form already; otherwise as `render`."""
+        """Return the prompt of turns that already have the template's form; otherwise as `render`."""
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         values = {
             "documents": None,
@@ -187,7 +188,7 @@ class ChatTemplate:
         return self._in_child(self._sources[name], {**self._special_tokens, **values})
 
     def _in_child(self, source: str, context: dict[str, Any] | None) -> str:
-        """Render, or only compile, in a child process; block until it is done. Raise `InvalidArgument` or `Overloaded`."""
+        """Render, or only compile, in a child process; block until done. Raise `InvalidArgument` or `Overloaded`."""
         job = {"source": source, "context": context, "now": self._now().isoformat()}
         try:
             prompt: str = _pool().call(job, key=self._key)
@@ -206,7 +207,7 @@ class ChatTemplate:
         return prompt
 
     def _find_form(self, templates: Mapping[str, str]) -> Form:
-        """What the template makes of conversations that differ in one thing."""
+        """Determine the template's form from renderings of conversations that differ in one aspect."""
         has_parts = self._shows([_user([_text(PROBE)])]) and not self._shows([_user(PROBE)])
         has_developers = any("developer" in source for source in templates.values())
         text_arguments = f'{{"{PROBE}":  1}}'
@@ -239,9 +240,9 @@ class ChatTemplate:
         )
 
     def _shows_instructions(self, order: str, has_parts: bool) -> bool:
-        """Whether a conversation of these turns shows what its instructions say: s and S, D of system and developer.
+        """Return whether the prompt shows the instructions; `order`: s and S for system, D for developer.
 
-        Also true of a template that takes no instructions at all.
+        Also true if the template accepts no instructions at all.
         """
         turns = [_TURNS[letter] for letter in order]
         instructions = [turn["content"] for turn in turns if turn["role"] in INSTRUCTIONS]
@@ -253,7 +254,7 @@ class ChatTemplate:
         return len(instructions) > 1 and not self._shows_instructions("su", has_parts)
 
     def _media(self, has_parts: bool) -> frozenset[str]:
-        """The kinds of parts that leave a trace in the prompt."""
+        """Return the kinds of parts that appear in the prompt."""
         bare = self._try([_user([_text(PROBE)])])
         if bare is None or (not has_parts and bare != self._try([_user(PROBE)])):
             return frozenset()
@@ -263,12 +264,12 @@ class ChatTemplate:
         )
 
     def _shows(self, turns: Sequence[Turn], text: str = PROBE) -> bool:
-        """Whether a text in these turns reaches the prompt as it is."""
+        """Return whether a text in these turns appears unchanged in the prompt."""
         found = self._try(turns)
         return found is not None and text in found
 
     def _try(self, turns: Sequence[Turn]) -> str | None:
-        """Return the prompt; None where the template refuses."""
+        """Return the prompt; None if the template rejects the turns."""
         if self._probe_failures >= PROBE_FAILURES_MAX:
             return None
         began_s = time.monotonic()
@@ -281,7 +282,7 @@ class ChatTemplate:
 
 @functools.cache
 def _pool() -> ChildPool:
-    """Return the processes that render templates, for all models."""
+    """Return the pool of processes that render templates, shared by all models."""
     return ChildPool(
         "dynamo.text.chat_template.child",
         deadline_s=FULL.seconds + 1,
@@ -296,7 +297,7 @@ def _refused(reason: str) -> InvalidArgument:
 
 
 def special_tokens_of(tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The special tokens a template may name, as text."""
+    """Return the special tokens that a template may reference, as text."""
     tokens: dict[str, Any] = {}
     for name in SPECIAL_TOKENS:
         value = tokenizer_config.get(name)
@@ -308,7 +309,7 @@ def special_tokens_of(tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 CALLED = "callme7f3a"
-"""The name of a tool that no template mentions of itself."""
+"""Name of a tool that no template mentions."""
 
 TOOL: Turn = {
     "type": "function",
@@ -343,7 +344,7 @@ _TURNS: dict[str, Turn] = {
 
 
 def _append(turn: Turn, text: str) -> str:
-    """Adds to the last text of a turn and returns what that was."""
+    """Append to the last text of a turn and return its previous value."""
     content = "" if turn["content"] is None else turn["content"]
     if isinstance(content, str):
         turn["content"] = content + text
@@ -356,18 +357,18 @@ def _append(turn: Turn, text: str) -> str:
 
 
 def _cut_at_mark(prompt: str, final: str) -> str:
-    """The prompt up to the end of the final message, so that the model goes on writing it."""
+    """Cut the prompt at the end of the final message, so that the model continues it."""
     before, mark, after = prompt.rpartition(FINAL_MARK.rstrip())
     if not mark or final.strip() not in before:
         raise InvalidArgument(
-            "continue_final_message: the chat template does not show the final message as it is",
+            "continue_final_message: the chat template does not show the final message unchanged",
             param="continue_final_message",
         )
     return before if after.startswith(" ") else before.rstrip()
 
 
 def _named_templates(value: Any, path: str | None) -> dict[str, str]:
-    """`chat_template` of a tokenizer_config.json: a string, or a list of named ones."""
+    """Return the templates of `chat_template` in a tokenizer_config.json: a string, or a list of named ones."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -375,7 +376,7 @@ def _named_templates(value: Any, path: str | None) -> dict[str, str]:
     try:
         return msgspec.convert({entry["name"]: entry["template"] for entry in value}, dict[str, str])
     except (TypeError, KeyError, msgspec.ValidationError):
-        raise ConfigError(f"{path}: chat_template is neither a string nor a list of named templates") from None
+        raise ConfigError(f"{path}: chat_template must be a string or a list of named templates") from None
 
 
 def _token_text(token: Any) -> str:

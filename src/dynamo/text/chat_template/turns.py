@@ -1,8 +1,8 @@
-"""Turns: messages as a template sees them. Pure.
+"""Turns: conversion of messages into the form that a chat template expects. Pure.
 
-Templates differ in what they accept: content as text or as parts, arguments as text or as an object, one system turn or
-several. What one of them does is found out once, by what it makes of conversations that differ in one thing (`Form`,
-made by `llm.templates`); where it takes what the client wrote, it is given just that.
+Templates differ in their input: content as text or as parts, arguments as text or as an object, one system turn or
+several. A template's form is determined once, from renderings of conversations that differ in one aspect (`Form`,
+created by `text.chat_template.template`); if the template accepts the client's form, messages are passed unchanged.
 """
 
 import hashlib
@@ -15,39 +15,39 @@ import msgspec
 
 from dynamo.protocols.openai import ContentPart, Message
 
-TEXT_SEPARATOR = "\n"  # Between the text parts of one message, as upstream joins them.
-SYSTEM_SEPARATOR = "\n\n"  # Between several system turns that become one.
+TEXT_SEPARATOR = "\n"  # Joins the text parts of one message, as upstream does.
+SYSTEM_SEPARATOR = "\n\n"  # Joins several system turns into one.
 
 MEDIA = {"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
 """Kind of a part in a request to its kind in a template."""
 
 INSTRUCTIONS = ("system", "developer")
-"""Roles whose turns say how to answer."""
+"""Roles whose turns are instructions."""
 
 SHORT_ID_CHARS = 9
 SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
-"""How the ids of calls look to Mistral's templates."""
+"""Format of call ids that Mistral's templates accept."""
 
 Turn = dict[str, Any]
-"""A message as a template sees it."""
+"""A message in the form passed to a template."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a template expects of a conversation."""
+    """Features of a template's input form."""
 
     has_developers: bool = False
-    """It knows the role `developer`; otherwise developers speak as `system`."""
+    """The role `developer` is supported; otherwise it is mapped to `system`."""
     has_parts: bool = False
     """Content is a list of parts; otherwise it is text."""
     media: frozenset[str] = frozenset()
-    """Kinds of parts beside text that it shows."""
+    """Kinds of parts, besides text, that appear in the prompt."""
     has_several_systems: bool = True
-    """It shows every leading system turn; otherwise they are joined into one."""
+    """Every leading system turn is shown; otherwise they are joined into one."""
     has_late_systems: bool = True
-    """It shows a system turn anywhere; otherwise it is joined to the first."""
+    """A system turn is shown anywhere; otherwise it is joined to the first."""
     has_text_arguments: bool = True
-    """The arguments of a call may be JSON text; otherwise they must be the object."""
+    """The arguments of a call may be JSON text; otherwise they must be an object."""
     has_null_content: bool = False
     """A turn of calls may have no content; otherwise its content is empty text."""
     has_empty_content: bool = True
@@ -55,11 +55,11 @@ class Form:
     has_thoughts_beside_content: bool = True
     """A turn of calls may have content and `thinking`."""
     has_long_ids: bool = True
-    """The id of a call may be any; otherwise it is nine letters and digits."""
+    """The id of a call is unrestricted; otherwise it is nine letters and digits."""
 
 
 def conversation(messages: Sequence[Message], form: Form) -> list[Turn]:
-    """Messages as a template sees them."""
+    """Convert messages into the template's form."""
     turns: list[Turn] = []
     is_leading = True
     for message in messages:
@@ -74,7 +74,7 @@ def conversation(messages: Sequence[Message], form: Form) -> list[Turn]:
 
 
 def _join_instructions(turns: list[Turn], turn: Turn) -> None:
-    """Adds to the instructions at the beginning, or makes them."""
+    """Append to the instructions at the beginning, or add them."""
     if turns[0]["role"] in INSTRUCTIONS:
         turns[0]["content"] = _join(turns[0]["content"], turn["content"])
     else:
@@ -101,7 +101,7 @@ def _turn(message: Message, form: Form) -> Turn:
     if reasoning is not None:
         turn["reasoning_content"] = reasoning
         if form.has_thoughts_beside_content or not (message.tool_calls and turn["content"]):
-            turn["thinking"] = reasoning  # Under which gpt-oss's template looks for it.
+            turn["thinking"] = reasoning  # Key that gpt-oss's template reads.
     return turn
 
 
@@ -123,7 +123,7 @@ def _content(message: Message, form: Form) -> str | list[Turn] | None:
 
 
 def _part(part: ContentPart, form: Form) -> Turn | None:
-    """A part as a template sees it; None for what it has no place for."""
+    """Convert a part into the template's form; None if the template does not support it."""
     kind = MEDIA.get(part.type)
     if kind is None:
         return {"type": "text", "text": _text(part)}
@@ -141,7 +141,7 @@ def _join(first: str | list[Turn], second: str | list[Turn]) -> str | list[Turn]
 
 
 def _arguments(arguments: str | dict[str, Any], form: Form) -> Any:
-    """A call's arguments as a template expects them; text that is no JSON object stays what it is."""
+    """Convert a call's arguments into the template's form; text that is not a JSON object is unchanged."""
     if isinstance(arguments, str) and not form.has_text_arguments:
         try:
             return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
@@ -151,7 +151,7 @@ def _arguments(arguments: str | dict[str, Any], form: Form) -> Any:
 
 
 def _id(call_id: str | None, form: Form) -> str | None:
-    """The id of a call as the template wants it; the same for the call and for its answer."""
+    """Convert the id of a call into the template's form; equal for the call and its result."""
     if call_id is None or form.has_long_ids or SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:SHORT_ID_CHARS]

@@ -1,10 +1,10 @@
-"""Media fetch: the bytes of an image, a video or a sound, by their URL; for whoever must look at them.
+"""Media fetch: download of an image, a video or a sound from its URL, for components that need its bytes.
 
     media = await fetch("https://example.com/cat.png", accepts=("image/",))
 
-The address that was judged is the one that is connected to, so that a name which means another host a moment later
-changes nothing; every redirect is judged anew. What comes is bounded in bytes, before and after decompression, and in
-time. Which sources there are is decided in `llm.media_source`.
+The connection goes to the address that was checked, so that a name that resolves to another host a moment later has no
+effect; every redirect is checked as well. The response is bounded in bytes, before and after decompression, and in
+time. The allowed sources are defined in `text.multimodal.source`.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from dynamo.text.multimodal.source import (
 )
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host. Raises `OSError`."""
+"""Resolver from host and port to addresses. Raises `OSError`."""
 
 PIECE_BYTES = 64 << 10
 HEAD_BYTES_MAX = 64 << 10
-ADDRESSES_MAX = 3  # That are tried, of a host that has more.
+ADDRESSES_MAX = 3  # Addresses of a host that are tried.
 PARTIAL = 206
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 AGENT = "dynamo"
@@ -54,11 +54,11 @@ async def fetch(
     tls: ssl.SSLContext | None = None,
     head_bytes: int | None = None,
 ) -> Media:
-    """What the URL holds. `accepts` are beginnings of content types, none for all.
+    """Return the content of the URL. `accepts` lists prefixes of content types, none for all.
 
-    With `head_bytes` no more is asked of another host than its first bytes.
-    `resolve` and `tls` stand in for the system's name service and its certificates. Raises `InvalidArgument` for what
-    may not be fetched, is too large or too slow, or is not there.
+    With `head_bytes` only that many first bytes are requested from a remote host. `resolve` and `tls` replace the
+    system's name service and certificates. Raise `InvalidArgument` if the source is not allowed, too large, too slow,
+    or missing.
     """
     limits = limits or environment_limits()
     if is_data(url):
@@ -74,7 +74,7 @@ async def fetch(
 
 
 class MediaFetcher:
-    """The same for a whole process: so many at a time, the others wait their turn."""
+    """Fetcher with a process-wide limit on concurrent fetches; further ones wait."""
 
     def __init__(
         self, limits: FetchLimits | None = None, *, resolve: Resolve | None = None, tls: ssl.SSLContext | None = None
@@ -85,19 +85,19 @@ class MediaFetcher:
         self._slots = asyncio.Semaphore(self._limits.concurrency)
 
     async def fetch(self, url: str, *, accepts: tuple[str, ...] = ()) -> Media:
-        """See `fetch`."""
+        """Fetch the content of a URL; see `fetch`."""
         async with self._slots:
             return await fetch(url, self._limits, accepts=accepts, resolve=self._resolve, tls=self._tls)
 
 
 async def system_resolve(host: str, port: int) -> Sequence[str]:
-    """The addresses that the system's name service knows."""
+    """Return the addresses that the system's name service returns."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
 class _Fetch:
-    """One URL, with its redirects."""
+    """Fetch of one URL, with its redirects."""
 
     def __init__(
         self,
@@ -125,12 +125,12 @@ class _Fetch:
             try:
                 url = urllib.parse.urljoin(url, response.location)
             except ValueError:
-                raise InvalidArgument(f"{remote.host} redirects to what is no URL") from None
+                raise InvalidArgument(f"{remote.host} redirects to an invalid URL") from None
         raise InvalidArgument(f"more than {self._limits.redirects_max} redirects")
 
     def _judged(self, response: "_Response") -> Media:
         if not response.is_good:
-            raise InvalidArgument(f"the media's host answered with the status {response.status}")
+            raise InvalidArgument(f"the media's host responded with status {response.status}")
         return Media(bytes(response.body), response.content_type)
 
     async def _ask(self, remote: Remote) -> "_Response":
@@ -152,12 +152,12 @@ class _Fetch:
 
     @contextlib.asynccontextmanager
     async def _connected(self, remote: Remote) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A connection to an address of the host that was judged, and to no other."""
+        """Connect to an address of the host that was checked, and to no other."""
         async with asyncio.timeout(self._limits.connect_timeout_s):
             addresses = await self._resolve(remote.host, remote.port)
         if not addresses:
-            raise OSError("it has no address")
-        for address in addresses:  # One that is not public among them makes the name a trap.
+            raise OSError("the host has no address")
+        for address in addresses:  # A single non-public address is enough to reject the name.
             check_address(address, self._limits)
         tls: Any = None
         if remote.is_tls:
@@ -171,7 +171,7 @@ class _Fetch:
     async def _open(
         self, remote: Remote, addresses: Sequence[str], tls: ssl.SSLContext | None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        last: Exception = OSError("it has no address")
+        last: Exception = OSError("the host has no address")
         for address in addresses:
             try:
                 async with asyncio.timeout(self._limits.connect_timeout_s):
@@ -185,10 +185,10 @@ class _Fetch:
 
 
 class _Response:
-    """An answer as it comes; what is too much of it is not kept. httptools calls its `on_` methods."""
+    """A response as it arrives; bytes above the limit are discarded. httptools calls its `on_` methods."""
 
     def __init__(self, bytes_max: int, accepts: tuple[str, ...], head_bytes: int | None = None) -> None:
-        """`head_bytes`: as many as are wanted; the rest is not waited for."""
+        """`head_bytes`: number of bytes needed; the rest is not awaited."""
         self.status = 0
         self._wanted = head_bytes
         self.location = ""
@@ -206,15 +206,15 @@ class _Response:
 
     @property
     def is_good(self) -> bool:
-        """Whether what was asked for is told."""
+        """Whether the status is successful: 200, or 206 for a request of the first bytes."""
         return self.status == 200 or (self._wanted is not None and self.status == PARTIAL)
 
     def feed(self, piece: bytes) -> None:
-        """Raises `InvalidArgument` for what is too much or not wanted, `HttpParserError` for what is no HTTP."""
+        """Raise `InvalidArgument` for content that is too large or not accepted, `HttpParserError` for invalid HTTP."""
         if self._is_head:
             self._head_bytes += len(piece)
             if self._head_bytes > HEAD_BYTES_MAX + PIECE_BYTES:
-                raise InvalidArgument("the headers of the media's host have no end")
+                raise InvalidArgument("the headers of the media's host are too long")
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserError:
@@ -224,10 +224,10 @@ class _Response:
             raise self._refusal
 
     def end(self) -> None:
-        """The host closed the connection. Raises `EOFError` where that is not how the answer ends."""
+        """Handle the closed connection. Raise `EOFError` if the response is incomplete."""
         is_bounded = "content-length" in self._headers or "chunked" in self._headers.get("transfer-encoding", "")
         if self._is_head or is_bounded:
-            raise EOFError("it closed the connection too early")
+            raise EOFError("the connection was closed too early")
         self._finish()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -235,14 +235,14 @@ class _Response:
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        if self.status < 200:  # What comes before the answer.
+        if self.status < 200:  # An interim response.
             self._headers.clear()
             return
         self._is_head = False
         self.location = self._headers.get("location", "")
         self.content_type = type_of(self._headers.get("content-type", ""))
         if not self.is_good:
-            self.is_complete = True  # Nobody reads what is said beside it.
+            self.is_complete = True  # The body of an error is not read.
             return
         try:
             check_type(self.content_type, self._accepts)
@@ -276,7 +276,7 @@ class _Response:
 
     def _finish(self) -> None:
         if self._inflate is not None and self._refusal is None and not self._inflate.eof:
-            self._refusal = InvalidArgument("the media ends within its compressed data")
+            self._refusal = InvalidArgument("the compressed data of the media is truncated")
         self.is_complete = True
         if self._refusal is not None and self.status:
             self.body.clear()
@@ -288,13 +288,13 @@ class _Response:
 
 
 def _inflater(encoding: str) -> Any:
-    """What undoes a content encoding that was not asked for, None for none. Raises `InvalidArgument`."""
+    """Return a decompressor for an unsolicited content encoding, None for none. Raise `InvalidArgument`."""
     words = [word.strip().lower() for word in encoding.split(",") if word.strip()]
     if words in ([], ["identity"]):
         return None
     if words in (["gzip"], ["x-gzip"], ["deflate"]):
         return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
-    raise InvalidArgument(f"the media comes in the encoding {encoding[:40]!r}, which was not asked for")
+    raise InvalidArgument(f"the media has the unsupported content encoding {encoding[:40]!r}")
 
 
 def _read_file(path: str, limits: FetchLimits) -> Media:
@@ -309,19 +309,19 @@ def _read_file(path: str, limits: FetchLimits) -> Media:
 
 
 def _words(error: BaseException) -> str:
-    """What went wrong, without addresses: which there are behind a name is nobody's business."""
+    """Describe a failure without addresses: the addresses behind a name are not disclosed to clients."""
     match error:
         case ssl.SSLCertVerificationError():
             return "its certificate is not valid for it"
         case ssl.SSLError():
             return "TLS failed"
         case TimeoutError():
-            return "it took too long to connect"
+            return "connecting took too long"
         case socket.gaierror():
-            return "the name is not known"
+            return "the name cannot be resolved"
         case httptools.HttpParserError() | httptools.HttpParserUpgrade():
-            return "it does not speak HTTP"
+            return "the response is not valid HTTP"
         case EOFError():
-            return "it closed the connection too early"
+            return "the connection was closed too early"
         case _:
             return "the connection failed"

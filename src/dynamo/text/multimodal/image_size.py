@@ -1,20 +1,20 @@
-"""ImageSize: how wide and high an image is, read off its first bytes without decoding it."""
+"""ImageSize: width and height of an image, read from its first bytes without decoding it."""
 
 import struct
 from collections.abc import Callable
 
 Size = tuple[int, int]
-"""Width and height."""
+"""Width and height in pixels."""
 
 HEAD_BYTES = 4096
-"""Enough of any image but a JPEG with a large thumbnail or profile before its size."""
+"""Enough for any image but a JPEG with a large thumbnail or profile before its size."""
 
 _JPEG_SIZES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 
 
 def size_of(head: bytes) -> Size | None:
-    """The size of a PNG, JPEG, GIF, WebP or BMP; None for what is none or does not say it within these bytes."""
+    """Return the size of a PNG, JPEG, GIF, WebP or BMP; None for other data or a size beyond these bytes."""
     for magic, read in _READERS:
         if head.startswith(magic):
             try:
@@ -58,7 +58,7 @@ def _webp(head: bytes) -> Size | None:
 def _jpeg(head: bytes) -> Size | None:
     place = 2
     while True:
-        while head[place] != 0xFF:  # Between segments only fill bytes are allowed; others are passed over.
+        while head[place] != 0xFF:  # Between segments only fill bytes are allowed; other bytes are skipped.
             place += 1
         while head[place] == 0xFF:
             place += 1

@@ -1,7 +1,7 @@
-"""ImageTokens: how many placeholder tokens an image becomes in a prompt, by the model's own rule.
+"""ImageTokens: number of placeholder tokens of an image in a prompt, by the model's own rule.
 
 The rules are those of the models' processors (Hugging Face): Qwen-VL scales an image to whole patches within bounds,
-LLaVA to one size. A model of another kind, or without its `preprocessor_config.json`, has none here.
+LLaVA to one size. Other model types, and models without `preprocessor_config.json`, are not supported.
 """
 
 import math
@@ -15,33 +15,33 @@ from dynamo.model_card.assets import PROCESSOR_FILE
 from dynamo.model_card.card import read_json
 from dynamo.text.multimodal.image_size import Size
 
-ASPECT_MAX = 200  # Longer images are refused by Qwen's processor.
-QWEN_MIN, QWEN_MAX = 56 * 56, 28 * 28 * 1280  # Where the processor's file names no bounds.
+ASPECT_MAX = 200  # Qwen's processor rejects longer images.
+QWEN_MIN, QWEN_MAX = 56 * 56, 28 * 28 * 1280  # Defaults if the processor's file has no bounds.
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """One model's rule."""
+    """Image token rule of one model."""
 
     token_id: int
-    """The placeholder, once for each image in what the template writes."""
+    """The placeholder, once per image in the template's output."""
     count: Callable[[Size], int | None]
-    """How many of them an image of that size becomes; None for one that the model does not take."""
+    """Number of tokens for an image of the given size; None if the model does not accept it."""
 
 
 def rule_of(config: dict[str, Any], folders: list[str]) -> ImageTokens:
-    """The rule of a model with this config.json, whose files lie in one of `folders`. Raises `ConfigError`."""
+    """Return the rule of a model with this config.json and its files in one of `folders`. Raise `ConfigError`."""
     kind = str(config.get("model_type"))
     make = next((make for start, make in _RULES if kind.startswith(start)), None)
     if make is None or kind in _OTHERS:
-        raise ConfigError(f"models of type {kind} are not known to it")
+        raise ConfigError(f"the image token rule for model_type {kind} is unknown")
     paths = [os.path.join(folder, PROCESSOR_FILE) for folder in folders]
     path = next((path for path in paths if os.path.isfile(path)), None)
     if path is None:
         raise ConfigError(f"{PROCESSOR_FILE} is missing")
     token_id = config.get("image_token_id", config.get("image_token_index"))
     if not isinstance(token_id, int):
-        raise ConfigError("config.json names no image_token_id")
+        raise ConfigError("config.json has no image_token_id")
     try:
         return ImageTokens(token_id, make(config, read_json(path)))
     except (KeyError, TypeError, ValueError) as error:
@@ -67,7 +67,7 @@ def _qwen(config: dict[str, Any], processor: dict[str, Any]) -> Callable[[Size],
 
 
 def resized(image: Size, unit: int, least: int, most: int) -> Size:
-    """The size in whole `unit`s next to the image's own, of `least` to `most` pixels, about as wide as high."""
+    """Return the nearest size in whole `unit`s, with `least` to `most` pixels and about the same aspect ratio."""
     width, height = (max(unit, round(edge / unit) * unit) for edge in image)
     pixels = image[0] * image[1]
     if width * height > most:
@@ -94,4 +94,4 @@ _RULES: tuple[tuple[str, Callable[[dict[str, Any], dict[str, Any]], Callable[[Si
     ("llava", _llava),
 )
 _OTHERS = frozenset({"llava_next", "llava_onevision", "llava_next_video"})
-"""Kinds whose names begin like one above, and which cut images into tiles."""
+"""Model types whose names begin like one above, but which cut images into tiles."""

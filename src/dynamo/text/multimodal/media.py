@@ -1,6 +1,6 @@
-"""Media: images, videos and sounds of a conversation, carried to the worker by their URLs (serving-plane.md §5.9).
+"""Media: images, videos and sounds of a conversation, passed to the worker by their URLs.
 
-Nothing is fetched here. What a part holds itself travels as a `data:` URL, within its limits.
+Nothing is fetched here. Inline data is sent as a `data:` URL, within its limits.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from dynamo.protocols.openai_ranges import MEDIA_PARTS
 from dynamo.text.multimodal.source import FetchLimits, check_base64, check_data_url, environment_limits, is_data
 
 SCHEMES = ("http://", "https://", "file://")
-"""What workers fetch, and of what hosts, is theirs to say."""
+"""URL schemes for workers to fetch; each worker decides which hosts it allows."""
 ACCEPTS = {"image_url": ("image/",), "video_url": ("video/",), "audio_url": ("audio/",)}
 
 
 def media_of(messages: Sequence[Message], limits: FetchLimits | None = None) -> dict[str, list[dict[str, str]]]:
-    """All media in the order in which the conversation shows them, by kind; empty where there are none.
+    """Return all media in conversation order, by kind; empty if there are none.
 
-    Raises `InvalidArgument` that names the part whose media nobody could fetch or read.
+    Raise `InvalidArgument` that names the part whose media cannot be fetched or read.
     """
     limits = limits or environment_limits()
     found: dict[str, list[dict[str, str]]] = {}
@@ -40,7 +40,7 @@ def media_of(messages: Sequence[Message], limits: FetchLimits | None = None) -> 
 
 
 def check_part(url: str, kind: str, spot: str, limits: FetchLimits) -> None:
-    """Raises `InvalidArgument` for a URL that is none of media; `spot` is its place in the request."""
+    """Raise `InvalidArgument` for a URL that is not valid for media; `spot` is its path in the request."""
     if is_data(url):
         try:
             check_data_url(url, limits, ACCEPTS[kind])
@@ -51,18 +51,18 @@ def check_part(url: str, kind: str, spot: str, limits: FetchLimits) -> None:
 
 
 def check_sound(audio: InputAudio, spot: str, limits: FetchLimits) -> None:
-    """Raises `InvalidArgument` for a sound that is too long or no base64; `spot` is its place in the request."""
+    """Raise `InvalidArgument` for a sound that is too long or not base64; `spot` is its path in the request."""
     try:
         if len(audio.data) > limits.data_url_bytes_max:
-            told = f"it has {len(audio.data)} bytes: expected at most {limits.data_url_bytes_max}"
-            raise InvalidArgument(f"{told} (DYN_MM_MAX_DATA_URL_MB)")  # noqa: TRY301 - told with its place
+            told = f"{len(audio.data)} bytes: expected at most {limits.data_url_bytes_max}"
+            raise InvalidArgument(f"{told} (DYN_MM_MAX_DATA_URL_MB)")  # noqa: TRY301 - the handler adds the path
         check_base64(audio.data)
     except InvalidArgument as error:
         raise InvalidArgument(f"{spot}: {error}", param=spot) from None
 
 
 def has_media(messages: Sequence[Message]) -> bool:
-    """Whether there are any, told quickly."""
+    """Return whether there are any media; cheaper than `media_of`."""
     return any(
         part.type in MEDIA_PARTS or part.type == "input_audio"
         for message in messages
@@ -72,12 +72,12 @@ def has_media(messages: Sequence[Message]) -> bool:
 
 
 def data_url(audio: InputAudio) -> str:
-    """A sound in the request, as a URL."""
+    """Return the `data:` URL of a sound in the request."""
     return f"data:audio/{audio.format};base64,{audio.data}"
 
 
 def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation as the worker is shown it beside its tokens; what is in `data:` URLs is not said twice."""
+    """Return the conversation that the worker receives in addition to the tokens, with `data:` URLs emptied."""
     return [
         {key: value for key, value in msgspec.to_builtins(_without_data(message)).items() if value is not None}
         for message in messages

@@ -1,13 +1,13 @@
-"""MmRouting: what the images, videos and sounds of a prompt mean for its blocks (serving-plane.md §4.6).
+"""MmRouting: block hashes that include the images, videos and sounds of a prompt.
 
-To an engine a picture is a row of equal placeholder tokens, so two prompts with different pictures would have equal
-blocks. Each block is therefore hashed with the hashes of what it shows. Upstream's form, by block:
+To an engine an image is a run of equal placeholder tokens, so two prompts with different images would have equal
+blocks. Each block is therefore hashed together with the hashes of its media. Upstream's form, by block:
 
     [{"mm_objects": [{"mm_hash": 1234, "offsets": [[0, 16]]}]}, None, …]
 
-A frontend that knows how many tokens an image becomes writes the prompt as the engine will have it instead, each
-placeholder replaced by a token that stands for that very image (`ImageRouting`); an engine's events are told in the
-same tokens (`llm.kv_event_publisher`).
+A frontend that can compute the number of tokens of an image expands the prompt as the engine does, with each
+placeholder replaced by a token that is specific to the image (`ImageRouting`); an engine's events are translated into
+the same tokens (`kv_events.publisher`).
 """
 
 import asyncio
@@ -35,35 +35,35 @@ logger = logging.getLogger(__name__)
 
 IMAGES = "image_url"
 PAD_FIRST, PAD_MASK = 1_000_000, (1 << 30) - 1
-"""The tokens that stand for images: above any vocabulary."""
-MORE_HEAD_BYTES = 256 << 10  # Of an image in the request itself, where its first bytes do not tell its size.
-HEAD_TIMEOUT_S = 2.0  # For the first bytes of an image elsewhere; who waits longer for them is better off without.
+"""Range of the tokens that represent images: above any vocabulary."""
+MORE_HEAD_BYTES = 256 << 10  # Of an inline image whose first bytes do not contain its size.
+HEAD_TIMEOUT_S = 2.0  # For the first bytes of a remote image; a longer wait costs more than image-aware routing saves.
 SIZES_MAX = 4096
 BLANK = 0  # Fills the last block, as upstream; no engine's block is equal to it.
 
 
 def hash_of_url(url: str) -> int:
-    """What an image is known by: upstream hashes its URL, also where that holds the image itself."""
+    """Return the hash that identifies an image: upstream hashes its URL, also for inline images."""
     return xxhash.xxh3_64_intdigest(url.encode())
 
 
 def pad_of(mm_hash: int) -> int:
-    """The token that stands for an image in a router's view of a prompt."""
+    """Return the token that represents an image in the routing view of a prompt."""
     return PAD_FIRST + (mm_hash & PAD_MASK)
 
 
 FetchHead = Callable[[str], Awaitable[bytes]]
-"""The first bytes of an image elsewhere. Raises a `DynamoException`."""
+"""Reader of the first bytes of a remote image. Raises a `DynamoException`."""
 
 
 async def fetch_head(url: str) -> bytes:
-    """Over the network, or from the directory that may be read."""
+    """Read from the network, or from the allowed local directory."""
     async with asyncio.timeout(HEAD_TIMEOUT_S):
         return (await fetch(url, accepts=("image/",), head_bytes=HEAD_BYTES)).data
 
 
 class ImageRouting:
-    """Tells the router of a model's prompts which images they show, and where."""
+    """Add the images of a model's prompts, and their positions, to the routing information."""
 
     def __init__(self, rule: ImageTokens, get_head: FetchHead = fetch_head) -> None:
         self._rule = rule
@@ -71,19 +71,19 @@ class ImageRouting:
         self._sizes: OrderedDict[int, Size] = OrderedDict()
 
     async def add(self, request: PreprocessedRequest, block_size: int) -> None:
-        """Adds `mm_routing_info`, where all that a prompt shows is known; otherwise text alone is compared."""
+        """Add `mm_routing_info` if the sizes of all media are known; otherwise routing compares text only."""
         shown = request.multi_modal_data
         if shown is UNSET or shown.keys() != {IMAGES} or request.mm_processor_kwargs is not UNSET:
             return
         urls = [one.get("Url", "") for one in shown[IMAGES]]
         hashes = [hash_of_url(url) for url in urls]
         if request.token_ids.count(self._rule.token_id) != len(urls):
-            logger.warning("a prompt's images are not its placeholders: it is routed by its text")
+            logger.warning("the prompt's images do not match its placeholders; routing compares text only")
             return
         try:
             sizes = await asyncio.gather(*map(self._size, hashes, urls))
         except (DynamoException, TimeoutError, OSError) as error:
-            logger.warning("the size of an image is unknown, its prompt is routed by its text: %s", error or "too late")
+            logger.warning("unknown image size; routing compares text only: %s", error or "timed out")
             return
         counts = [self._rule.count(size) for size in sizes]
         tokens: list[int] = []
@@ -93,7 +93,7 @@ class ImageRouting:
                 tokens.append(token)
                 continue
             mm_hash, count = next(images)
-            tokens += [pad_of(mm_hash)] * (count or 1)  # One that the model will not take stays as it is.
+            tokens += [pad_of(mm_hash)] * (count or 1)  # An image that the model does not accept stays one token.
         whole = len(tokens)
         tokens += [BLANK] * (-whole % block_size)
         request.mm_routing_info = {"routing_token_ids": tokens, "block_mm_infos": [], "expanded_prompt_len": whole}
@@ -105,7 +105,7 @@ class ImageRouting:
         if size is None:
             size = _size_in(url) if is_data(url) else size_of(await self._get_head(url))
             if size is None:
-                raise InvalidArgument("it is no image, or does not say it in its first bytes")
+                raise InvalidArgument("not an image, or its size is not within its first bytes")
             if len(self._sizes) >= SIZES_MAX:
                 self._sizes.popitem(last=False)
         self._sizes[mm_hash] = size
@@ -128,7 +128,7 @@ def _size_in(url: str) -> Size | None:
 
 
 def image_routing(files: ModelFiles, source_path: str | None, name: str) -> ImageRouting | None:
-    """That of a model with these files; None, with a warning, for one whose images nobody here can count."""
+    """Return the image routing of a model; None, with a warning, if the tokens of its images cannot be counted."""
     folders = [os.path.dirname(files.config), *([source_path] if source_path else [])]
     try:
         return ImageRouting(rule_of(read_json(files.config), folders))
@@ -138,7 +138,7 @@ def image_routing(files: ModelFiles, source_path: str | None, name: str) -> Imag
 
 
 def media_of(block_mm_infos: Sequence[Any] | None) -> list[list[int]]:
-    """By block, the hashes of what it shows; empty where no block shows anything. Raises `InvalidArgument`."""
+    """Return by block the hashes of its media; empty if no block has media. Raise `InvalidArgument`."""
     if block_mm_infos is None or not any(info is not None for info in block_mm_infos):
         return []
     return [[] if info is None else _hashes_of(info) for info in block_mm_infos]
@@ -153,7 +153,7 @@ def hashes_of(
     cache_salt: str | None = None,
     is_eagle: bool = False,
 ) -> list[int]:
-    """The hash of each complete block, however it is made up. Raises `InvalidArgument`."""
+    """Return the hash of each complete block, including its media and salts. Raise `InvalidArgument`."""
     if block_size < 1:
         raise InvalidArgument(f"kv_block_size {block_size}: expected 1 or more", param="kv_block_size")
     media, seed = media_of(block_mm_infos), seed_of(lora_name, cache_salt)
@@ -166,7 +166,7 @@ def hashes_of(
 
 
 def tokens_of(request: PreprocessedRequest) -> list[int]:
-    """The prompt as an engine has it that shows images: with as many tokens for each as the frontend counted."""
+    """Return the prompt as a multimodal engine stores it, with as many tokens per image as the frontend counted."""
     info = request.mm_routing_info
     if not isinstance(info, dict):
         return request.token_ids
@@ -179,10 +179,10 @@ def tokens_of(request: PreprocessedRequest) -> list[int]:
 def padded(
     tokens: Sequence[int], block_size: int, block_mm_infos: Sequence[Any], placeholders: Collection[int]
 ) -> tuple[list[int], list[Any]]:
-    """An engine's blocks in the tokens of routers: the placeholders of each image become the token that stands for it.
+    """Translate an engine's blocks into routing tokens: each image's placeholders become the token of that image.
 
-    A block's first run of placeholders is its first image, and so on; what is more than there are images belongs to the
-    last. The second result is the images of those blocks that have no placeholder. Raises `InvalidArgument`.
+    The first run of placeholders in a block is its first image, and so on; extra runs belong to the last image. The
+    second result is the images of blocks without placeholders. Raise `InvalidArgument`.
     """
     made, left = list(tokens), list(block_mm_infos)
     for number, info in enumerate(block_mm_infos):

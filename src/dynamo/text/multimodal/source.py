@@ -1,7 +1,7 @@
-"""Media sources: where an image, a video or a sound of a request may come from, and how large it may be. Pure.
+"""Media sources: allowed origins and maximum sizes of the images, videos and sounds of a request. Pure.
 
-The rules and the variables are upstream's (serving-plane.md §5.9): https, and http only where internal hosts are
-allowed; no host whose address is not public; `data:` within its own limit; files only below a directory that is named.
+The rules and variables are upstream's: https, and http only if internal hosts are allowed; no host with a non-public
+address; `data:` within its own limit; files only below a configured directory.
 """
 
 import base64
@@ -17,11 +17,11 @@ from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
 
 MIB = 1 << 20
-URL_CHARS_MAX = 8192  # As servers take them. What is longer holds its data itself.
-SHOWN_CHARS_MAX = 120  # A message names a URL, not what somebody hides in it.
+URL_CHARS_MAX = 8192  # As servers accept them. Longer URLs contain their data.
+SHOWN_CHARS_MAX = 120  # Enough to identify a URL in a message.
 BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 ANY_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
-"""What servers say of bytes that they know nothing of."""
+"""Content types that servers send for bytes of unknown type."""
 NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 CLOUD_SERVICES = tuple(
     ipaddress.ip_network(text)
@@ -34,7 +34,7 @@ CLOUD_SERVICES = tuple(
         "199.36.153.8/30",
     )
 )
-"""Networks that Python's `is_global` takes for public ones and that only hosts inside a network or cloud reach."""
+"""Networks that Python's `is_global` treats as public, but that only hosts inside a network or cloud reach."""
 METADATA_SERVICES = frozenset(
     ipaddress.ip_address(text)
     for text in (
@@ -52,33 +52,33 @@ METADATA_SERVICES = frozenset(
         "192.0.0.192",  # Oracle, classic
     )
 )
-"""Addresses under which clouds hand credentials to their own hosts; they are never fetched from."""
+"""Addresses under which clouds serve credentials to their own hosts; never fetched from."""
 DATA = re.compile(r"data:(?P<type>[^,;]*)(?P<parameters>(?:;[^,;]*)*),", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How much is fetched, from where, and for how long."""
+    """Limits on the size, origin and duration of fetches."""
 
     file_bytes_max: int = 64 * MIB
     data_url_bytes_max: int = 16 * MIB
-    """Of the whole URL."""
+    """Maximum length of the whole URL."""
     allows_internal: bool = False
-    """Hosts that are not public too, and http."""
+    """Allow hosts that are not public, and http."""
     local_path: str = ""
-    """The directory below which files may be read; empty: none may."""
+    """Directory below which files may be read; empty: none."""
     connect_timeout_s: float = 5.0
     timeout_s: float = 30.0
-    """For all of it, redirects included."""
+    """Timeout of the whole fetch, including redirects."""
     redirects_max: int = 3
     concurrency: int = 50
 
     @classmethod
     def from_environment(cls) -> "FetchLimits":
-        """The limits that the environment sets. Raises `ConfigError`."""
+        """Return the limits set by the environment. Raise `ConfigError`."""
         own = cls()
         if setting("DYN_MM_TRUST_EGRESS_PROXY", False, read_bool):
-            raise ConfigError("DYN_MM_TRUST_EGRESS_PROXY: media are fetched without a proxy in this release")
+            raise ConfigError("DYN_MM_TRUST_EGRESS_PROXY: not supported; media are fetched without a proxy")
         return cls(
             file_bytes_max=_positive("DYN_MM_MAX_FILE_SIZE_MB", own.file_bytes_max // MIB) * MIB,
             data_url_bytes_max=_positive("DYN_MM_MAX_DATA_URL_MB", own.data_url_bytes_max // MIB) * MIB,
@@ -92,22 +92,22 @@ class FetchLimits:
 
 @functools.cache
 def environment_limits() -> FetchLimits:
-    """The same, read once."""
+    """Return the limits of the environment, read once."""
     return FetchLimits.from_environment()
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What a source holds."""
+    """Content of a media source."""
 
     data: bytes
     content_type: str
-    """In lower case, without parameters; empty where nobody says it."""
+    """Content type in lower case, without parameters; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """What is asked of a host."""
+    """A host and the request to send to it."""
 
     is_tls: bool
     host: str
@@ -117,30 +117,30 @@ class Remote:
 
     @property
     def authority(self) -> str:
-        """Host and port, as they are written in a request."""
+        """Host and port in the form of an HTTP request."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
 
 
 def remote_of(url: str, limits: FetchLimits) -> Remote:
-    """The host of a URL and what to ask of it. Raises `InvalidArgument` for what is not fetched."""
+    """Return the host of a URL and the request target. Raise `InvalidArgument` if the URL is not allowed."""
     if len(url) > URL_CHARS_MAX:
         raise InvalidArgument(f"the URL has {len(url)} characters: expected at most {URL_CHARS_MAX}")
     if not url.isascii() or any(character <= " " or character == "\x7f" for character in url):
-        raise InvalidArgument(f"the URL {shown(url)} has characters that no URL has")
+        raise InvalidArgument(f"the URL {shown(url)} has characters that are not allowed in a URL")
     try:
         parts = urllib.parse.urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise InvalidArgument(f"{shown(url)} is no URL") from None
+        raise InvalidArgument(f"{shown(url)} is not a URL") from None
     if parts.scheme not in ("http", "https"):
-        raise InvalidArgument(f"the scheme {shown(parts.scheme)!r} is not fetched: expected https or data")
+        raise InvalidArgument(f"the scheme {shown(parts.scheme)!r} is not allowed: expected https or data")
     if parts.scheme == "http" and not limits.allows_internal:
-        raise InvalidArgument("http is not fetched, only https; DYN_MM_ALLOW_INTERNAL=1 allows it")
+        raise InvalidArgument("http is not allowed, only https; DYN_MM_ALLOW_INTERNAL=1 allows it")
     if not host or "%" in host or "\\" in parts.netloc:
-        raise InvalidArgument(f"{shown(url)} names no host")
+        raise InvalidArgument(f"{shown(url)} has no host")
     if parts.username is not None or parts.password is not None:
-        raise InvalidArgument("a URL with a user's name or password is not fetched")
+        raise InvalidArgument("a URL with a user name or password is not allowed")
     is_tls = parts.scheme == "https"
     target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
     target = "/" + target.lstrip("/") if not target.startswith("/") or target.startswith("//") else target
@@ -148,9 +148,9 @@ def remote_of(url: str, limits: FetchLimits) -> Remote:
 
 
 def check_address(address: str, limits: FetchLimits) -> None:
-    """Raise `InvalidArgument` for an address that this host reaches and hosts outside do not.
+    """Raise `InvalidArgument` for an address that this host can reach but public hosts cannot.
 
-    `limits.allows_internal` allows all of these but metadata services.
+    `limits.allows_internal` allows all of these except metadata services.
     """
     if is_metadata_service(address):
         raise InvalidArgument("the URL's host is a cloud's metadata service")
@@ -159,7 +159,7 @@ def check_address(address: str, limits: FetchLimits) -> None:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is one of the open internet; an address within another is judged as itself."""
+    """Return whether an address is on the public internet; an embedded IPv4 address is checked as itself."""
     ip = _innermost(address)
     if ip is None or ip in METADATA_SERVICES or any(ip in network for network in CLOUD_SERVICES):
         return False
@@ -167,12 +167,12 @@ def is_public(address: str) -> bool:
 
 
 def is_metadata_service(address: str) -> bool:
-    """Return whether a cloud's metadata service has that address."""
+    """Return whether an address belongs to a cloud's metadata service."""
     return _innermost(address) in METADATA_SERVICES
 
 
 def _innermost(address: str) -> "ipaddress.IPv4Address | ipaddress.IPv6Address | None":
-    """Return an address, or the IPv4 address within it; None for text that is no address."""
+    """Return an address, or the IPv4 address embedded in it; None for text that is not an address."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -188,14 +188,14 @@ def _innermost(address: str) -> "ipaddress.IPv4Address | ipaddress.IPv6Address |
 
 
 def check_type(content_type: str, accepts: tuple[str, ...]) -> None:
-    """Raises `InvalidArgument` for what is none of the kinds (`image/`, …); bytes of unknown type are any of them."""
+    """Raise `InvalidArgument` if no accepted kind (`image/`, …) matches; bytes of unknown type match any."""
     if accepts and content_type not in ANY_TYPES and not content_type.startswith(accepts):
         expected = " or ".join(f"{one}*" for one in accepts)
         raise InvalidArgument(f"the content type is {shown(content_type)!r}: expected {expected}")
 
 
 def type_of(header: str) -> str:
-    """A content type without its parameters."""
+    """Return a content type without its parameters."""
     return header.partition(";")[0].strip().lower()
 
 
@@ -204,7 +204,7 @@ def is_data(url: str) -> bool:
 
 
 def check_data_url(url: str, limits: FetchLimits, accepts: tuple[str, ...] = ()) -> "re.Match[str]":
-    """The head of a `data:` URL. Raises `InvalidArgument` for one that is none, or too long."""
+    """Match the head of a `data:` URL. Raise `InvalidArgument` if it is malformed or too long."""
     if len(url) > limits.data_url_bytes_max:
         told = f"the data: URL has {len(url)} bytes: expected at most {limits.data_url_bytes_max}"
         raise InvalidArgument(f"{told} (DYN_MM_MAX_DATA_URL_MB)")
@@ -218,37 +218,37 @@ def check_data_url(url: str, limits: FetchLimits, accepts: tuple[str, ...] = ())
 
 
 def check_base64(text: str) -> None:
-    """Raises `InvalidArgument` for what is no base64. Much faster than to decode it."""
+    """Raise `InvalidArgument` for invalid base64. Much faster than decoding it."""
     body = text.encode("utf-8", "replace")
     data = body.rstrip(b"=")
     if len(body) % 4 or len(body) - len(data) > 2 or data.translate(None, BASE64):
-        raise InvalidArgument("the data is no base64")
+        raise InvalidArgument("the data is not base64")
 
 
 def decode_data_url(url: str, limits: FetchLimits, accepts: tuple[str, ...] = ()) -> Media:
-    """What a `data:` URL holds. Raises `InvalidArgument`."""
+    """Return the content of a `data:` URL. Raise `InvalidArgument`."""
     head = check_data_url(url, limits, accepts)
     text = url[head.end() :]
     try:
         data = base64.b64decode(text, validate=True) if _is_base64(head) else urllib.parse.unquote_to_bytes(text)
     except binascii.Error:
-        raise InvalidArgument("the data is no base64") from None
+        raise InvalidArgument("the data is not base64") from None
     return Media(data, type_of(head["type"]))
 
 
 def local_of(url: str, limits: FetchLimits) -> str:
-    """The path of a `file:` URL. Raises `InvalidArgument` for one that is not to be read."""
+    """Return the path of a `file:` URL. Raise `InvalidArgument` for a file that must not be read."""
     if not limits.local_path:
-        raise InvalidArgument("files are not read; DYN_MM_LOCAL_PATH names a directory from which they are")
+        raise InvalidArgument("files are not read; set DYN_MM_LOCAL_PATH to a directory to allow them")
     path = os.path.realpath(urllib.parse.unquote(urllib.parse.urlsplit(url).path))
     folder = os.path.realpath(limits.local_path)
     if os.path.commonpath([folder, path]) != folder or path == folder:
-        raise InvalidArgument("the file is not below the directory that DYN_MM_LOCAL_PATH names")
+        raise InvalidArgument("the file is not below the directory DYN_MM_LOCAL_PATH")
     return path
 
 
 def shown(text: str) -> str:
-    """A URL, or part of one, as messages have it."""
+    """Shorten a URL, or part of one, for a message."""
     return text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "…"
 
 

@@ -1,1 +1,1 @@
-"""Tokenizers: text to ids, by the first implementation that is available and proved equal."""
+"""Tokenizers: text to ids, by the first available implementation that passes the equality self-test."""

@@ -1,7 +1,7 @@
-"""FastTokens: the optional `fastokens` library behind the same door as our own word tokenizer.
+"""FastTokens: the optional `fastokens` library with the interface of our own word tokenizer.
 
-It does in Rust what `word_tokenizer` does in Python, remembered words included, and takes a tenth of the time. Where
-case folding is involved it follows other rules than `tokenizers`, so only ASCII and settled text is given to it.
+It implements in Rust what `word_tokenizer` implements in Python, including the word cache, in a tenth of the time. Its
+rules for case folding differ from those of `tokenizers`, so only ASCII and settled text is passed to it.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from dynamo.text.tokenizer import split_pattern
 
 
 class FastTokens:
-    """Text to ids for one tokenizer. What it remembers is bounded by the library and not counted here."""
+    """Text to ids for one tokenizer. Its cache is bounded by the library and not counted here."""
 
     frees_the_interpreter = True
     cache_entries = 0
@@ -23,7 +23,7 @@ class FastTokens:
         self._unsettled = split_pattern.unsettled().search
 
     def encode(self, text: str) -> list[int] | None:
-        """The ids, without what a template adds; None for text that only `tokenizers` may judge."""
+        """Return the ids, without a template's additions; None for text that only `tokenizers` may encode."""
         if not text.isascii() and self._unsettled(text):
             return None
         ids: list[int] = self._encode(text).ids
@@ -31,7 +31,7 @@ class FastTokens:
 
 
 def fast_tokens_for(data: bytes) -> FastTokens | str:
-    """The library for a `tokenizer.json`, or why it is not used."""
+    """Return an encoder for a `tokenizer.json`, or the reason why it cannot be used."""
     try:
         import fastokens
     except ImportError:
@@ -40,6 +40,6 @@ def fast_tokens_for(data: bytes) -> FastTokens | str:
         library = fastokens.Tokenizer.from_json_str(data.decode())
         library.no_truncation()
         library.no_padding()
-    except Exception as error:  # It does not say what it raises for a tokenizer that it does not know.
+    except Exception as error:  # The library does not document what it raises for an unsupported tokenizer.
         return str(error)
     return FastTokens(library)

@@ -1,16 +1,15 @@
-r"""PrefixTokens: what comes again is remembered, cut at special tokens; a conversation pays for what is new.
+r"""PrefixTokens: cache of token ids for stretches of text between special tokens; only new stretches are tokenized.
 
-    <|im_start|>system\nBe brief.<|im_end|>      known
-    \n<|im_start|>user\nHello<|im_end|>          seen once: tokenized, and remembered
-    \n<|im_start|>user\nAnd now?<|im_end|>       new: tokenized, and its hash kept
+    <|im_start|>system\nBe brief.<|im_end|>      cached
+    \n<|im_start|>user\nHello<|im_end|>          seen once before: tokenized and cached
+    \n<|im_start|>user\nAnd now?<|im_end|>       new: tokenized, and its hash stored
 
-A tokenizer takes special tokens out of the text before it does anything else, and treats what stands between them each
-for itself: so the ids of a text are those of its stretches, one after the other. Where that might not hold (a special
-token that takes white space with it, or that overlaps another) the text is not cut; and when a tokenizer is loaded it
-is tried (`llm.tokenizer`). May be called from several threads.
+A tokenizer splits off special tokens before any other step and encodes the text between them independently, so the ids
+of a text are the concatenated ids of its stretches. Where that might not hold (a special token that strips white space
+around it, or that overlaps another) the text is not cut; a self-test checks it when a tokenizer is loaded
+(`text.tokenizer.tokenizer`). Thread-safe.
 
-Most prompts come once. They are not remembered, or they would push out those that come again: a stretch is kept when it
-is met the second time.
+Most prompts occur once. Caching them would evict recurring ones, so a stretch is cached at its second occurrence.
 """
 
 import contextlib
@@ -22,40 +21,40 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-BYTES_MAX = 50_000_000  # As upstream: ids of some three million tokens.
-ENTRY_SHARE = 8  # No stretch takes more than this part of it: one document must not push out every conversation.
-ENTRY_BYTES = 200  # Of an entry beside its text and ids: the table, the list, the key.
-SEEN = 1 << 16  # Hashes of what was met once, half a megabyte: of the last turns of some ten thousand conversations.
-ID_BYTES = 8  # Of an id in a list: the number itself is shared.
+BYTES_MAX = 50_000_000  # As upstream: ids of about three million tokens.
+ENTRY_SHARE = 8  # A stretch takes at most 1/8 of the cache, so that one document does not evict every conversation.
+ENTRY_BYTES = 200  # Overhead of an entry in addition to its text and ids: the table, the list, the key.
+SEEN = 1 << 16  # Hashes of stretches seen once, half a megabyte: the last turns of about ten thousand conversations.
+ID_BYTES = 8  # Size of an id in a list: the number itself is shared.
 
 
 class PrefixTokens:
     """Text to ids for one tokenizer."""
 
     def __init__(self, encode: Callable[[str], Sequence[int]], cuts: Sequence[str], bytes_max: int = BYTES_MAX) -> None:
-        """`encode` is asked for stretches that are new; `cuts` are those of `cuts_of`."""
+        """`encode` tokenizes new stretches; `cuts` comes from `cuts_of`."""
         self._encode = encode
         self._cut = re.compile(alternatives(cuts)).finditer
         self._bytes_max = bytes_max
         self._stretches: OrderedDict[str, list[int]] = OrderedDict()
-        """The longest unused first."""
+        """Cached stretches, least recently used first."""
         self._numbers: dict[int, int] = {}
-        """Every id that is in a stretch, so that equal ones are one object."""
+        """Every id in a cached stretch, so that equal ids share one object."""
         self._seen = array("q", bytes(8 * SEEN))
-        """The hashes of stretches that were met, each in its place until another takes it."""
+        """Hashes of stretches seen once, each in its slot until another replaces it."""
         self._lock = threading.Lock()
         self.cache_bytes = 0
-        """About how much memory the stretches take."""
+        """Approximate memory of the cached stretches."""
         self.cache_hits = 0
         self.cache_misses = 0
 
     @property
     def cache_entries(self) -> int:
-        """Remembered stretches."""
+        """Number of cached stretches."""
         return len(self._stretches)
 
     def encode(self, text: str) -> list[int]:
-        """The ids, without what a template adds."""
+        """Return the ids, without a template's additions."""
         ids: list[int] = []
         at = 0
         for cut in self._cut(text):
@@ -78,7 +77,7 @@ class PrefixTokens:
                 self._seen[mark % SEEN] = mark
             return ids
         self.cache_hits += 1
-        with contextlib.suppress(KeyError):  # Another thread may have needed its place.
+        with contextlib.suppress(KeyError):  # Another thread may have evicted it.
             self._stretches.move_to_end(stretch)
         return known
 
@@ -96,9 +95,9 @@ class PrefixTokens:
 
 
 def cuts_of(added_tokens: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The special tokens of a `tokenizer.json` after which its text may be cut; none where that is not certain.
+    """Return the special tokens of a `tokenizer.json` after which text may be cut; none if that is not safe.
 
-    Such a token is found wherever it is written: no other token holds it, or may begin before it and reach into it.
+    Such a token is matched wherever it occurs: no other token contains it, or may start before it and overlap it.
     """
     tokens = list(added_tokens)
     if any(token.get("single_word") for token in tokens):
@@ -117,7 +116,7 @@ def cuts_of(added_tokens: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _overlapped(texts: set[str]) -> set[str]:
-    """Those of the texts that lie inside another, or begin with what another, or themselves, end with."""
+    """Return the texts that lie inside another, or start with the end of another or of themselves."""
     begun_by: dict[str, set[str]] = {}
     for text in texts:
         for length in range(1, len(text)):
@@ -134,7 +133,7 @@ def _overlapped(texts: set[str]) -> set[str]:
 
 
 def alternatives(texts: Sequence[str]) -> str:
-    """A regex for any of these texts that looks at each character once, however many they are."""
+    """Return a regex for any of these texts that reads each character once, however many texts there are."""
     branches: dict[str, list[str]] = {}
     for text in texts:
         if text:

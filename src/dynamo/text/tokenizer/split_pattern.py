@@ -1,9 +1,9 @@
 r"""SplitPattern: a tokenizer's split regex in the standard library's `re`, for text where the two provably agree.
 
 `tokenizers` splits with Oniguruma, whose `\p{L}` and `\s` follow its own version of Unicode. `re` has no `\p{…}`, but
-its classes can be written out. Two translations are made: one for ASCII, and one for the *settled* characters, whose
-category has not changed since Unicode 3.2; text with any other character is left to the library. A pattern that uses
-anything whose meaning might differ between the two engines is not translated at all.
+its classes can be written out. There are two translations: one for ASCII, and one for the *settled* characters, whose
+category has not changed since Unicode 3.2; text with any other character is left to the library. A pattern with syntax
+whose meaning might differ between the two engines is not translated.
 """
 
 import re
@@ -14,47 +14,47 @@ from functools import cache
 ASCII_LIMIT = 0x80
 BMP_LIMIT = 0x10000
 EMOJI = (range(0x1F300, 0x1F650), range(0x1F680, 0x1F6C6))
-"""Assigned in Unicode 6 and 7 and everywhere in chats, so worth an exception from 3.2."""
+"""Assigned in Unicode 6 and 7 and frequent in chats, so an exception to the 3.2 rule."""
 
 FOLDING_INTO_ASCII = frozenset({0x130, 0x131, 0x17F, 0x212A})
 """Letters whose case folds to or from an ASCII letter: `(?i:'s)` may match them in one engine and not in the other."""
 
 NOTHING = "\U0010ffff"
-"""Stands in a class that no settled character belongs to: a noncharacter, itself not settled."""
+"""Member of classes without settled characters: a noncharacter, itself not settled."""
 
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 SPACES_ASCII = "\t\n\x0b\x0c\r "
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""What `ByteLevel` splits with when `use_regex` is set."""
+"""Split pattern of `ByteLevel` with `use_regex`."""
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 CONTRACTIONS_FACTORED = r"(?:'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL]))"
-"""The same for settled characters, but every alternative but one is dismissed by its first character: a third faster."""
+"""The same for settled characters, with all but one alternative rejected by its first character: a third faster."""
 
 Classes = Callable[[str], str]
-"""The inside of a bracket for a property (`L`, `Lu`, …) or for `s`."""
+"""Function from a property (`L`, `Lu`, …) or `s` to the inside of a bracket."""
 
 
 def ascii_pattern(source: str) -> "re.Pattern[str] | None":
-    """The pattern for ASCII text, None if it cannot be translated."""
+    """Return the pattern for ASCII text, None if it cannot be translated."""
     return _compile(source, lambda name: SPACES_ASCII if name == "s" else _members(name, _ascii()))
 
 
 def settled_pattern(source: str) -> "re.Pattern[str] | None":
-    """The pattern for text of settled characters, None if it cannot be translated."""
+    """Return the pattern for text of settled characters, None if it cannot be translated."""
     return _compile(source, lambda name: SPACES if name == "s" else _members(name, settled()))
 
 
 @cache
 def unsettled() -> "re.Pattern[str]":
-    """Matches a character that only the library may judge."""
+    """Return a pattern that matches a character that only the library may encode."""
     return re.compile(f"[^{_ranges(sorted(settled()))}]")
 
 
 @cache
 def settled() -> frozenset[int]:
-    """The code points whose category and normalization are the same in every version of Unicode from 3.2 on."""
+    """Return the code points whose category and normalization are the same in every version of Unicode since 3.2."""
     old, new = unicodedata.ucd_3_2_0.category, unicodedata.category
     codes = {code for code in range(BMP_LIMIT) if old(chr(code)) == new(chr(code)) not in ("Cn", "Cs", "Co")}
     for block in EMOJI:
@@ -71,7 +71,7 @@ def _members(name: str, codes: Iterable[int]) -> str:
 
 
 def _ranges(codes: Iterable[int]) -> str:
-    """Sorted code points as the inside of a bracket."""
+    """Return sorted code points as the inside of a bracket."""
     spans: list[list[int]] = []
     for code in codes:
         if spans and spans[-1][1] == code - 1:
@@ -96,7 +96,7 @@ TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""What both engines read alike. Not here, so never translated: `.`, `^`, `$`, capturing groups, `&&`, look-behind."""
+"""Syntax with equal meaning in both engines. Never translated: `.`, `^`, `$`, capturing groups, `&&`, look-behind."""
 
 
 def _compile(source: str, classes: Classes) -> "re.Pattern[str] | None":
@@ -120,7 +120,7 @@ def _translate(source: str, classes: Classes) -> str | None:
         kind, text = token.lastgroup, token[0]
         if kind in ("open", "shut"):
             if (kind == "open") == is_inside:
-                return None  # A class inside a class, or a bracket that closes nothing.
+                return None  # A class inside a class, or an unmatched closing bracket.
             is_inside = not is_inside
         elif kind == "property":
             text = classes(token["property"])

@@ -1,9 +1,9 @@
-"""TiktokenModel: a tiktoken file (`tiktoken.model`, `qwen.tiktoken`) as a `tokenizer.json`, so that one loader reads both.
+"""TiktokenModel: conversion of a tiktoken file (`tiktoken.model`, `qwen.tiktoken`) to a `tokenizer.json`.
 
-A tiktoken file is a list of tokens by rank. It merges whichever neighbours make the token of the lowest rank; a BPE
-model does the same when it is given every pair that makes a token, in the order of the tokens. What a file does not say,
-where words end and which tokens are special, is told by the model's configuration, or known of its family. Pure but for
-the file.
+A tiktoken file is a list of tokens by rank. It merges the neighbours that form the token of the lowest rank; a BPE
+model with every pair that forms a token, in the order of the tokens, does the same. The split pattern and the special
+tokens are not in the file: they come from the model's configuration, or from tables of model families. Pure but for
+reading files.
 """
 
 import base64
@@ -17,7 +17,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.model_card.card import ModelFiles, read_bytes, read_json
 from dynamo.text.tokenizer.word_tokenizer import byte_of_char
 
-RESERVED_TOKENS = 256  # Ids behind the ranks that have names, if only `<|reserved_token_…|>`.
+RESERVED_TOKENS = 256  # Ids after the ranks that have names, possibly only `<|reserved_token_…|>`.
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -25,7 +25,7 @@ _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
 def _cased(but: str = "") -> str:
-    """Words whose capitals come first, with what may stand before and behind them."""
+    """Return the pattern of words with capitals first, with the allowed characters before and after them."""
     before, upper, lower = r"[^\r\n\p{L}\p{N}]?", f"[{_UPPER}{but}]", f"[{_LOWER}{but}]"
     return f"{before}{upper}*{lower}+{_ENDINGS}?|{before}{upper}+{lower}*{_ENDINGS}?"
 
@@ -40,8 +40,8 @@ PATTERNS: Mapping[str, str] = {
     "qwen": QWEN,
     "gpt_oss": O200K,
 }
-"""How the text is split, by the `model_type` of config.json. Kimi's models name DeepSeek's architecture, whose own models
-have a tokenizer.json."""
+"""Split pattern by the `model_type` of config.json. Kimi's models use DeepSeek's architecture, whose own models have a
+tokenizer.json."""
 
 HARMONY_BASE = 199_998
 HARMONY = {
@@ -56,35 +56,35 @@ HARMONY = {
     14: "<|call|>",
     20: "<|endofprompt|>",
 }
-"""What gpt-oss has behind the ranks of o200k; the others are reserved."""
+"""gpt-oss's special tokens after the ranks of o200k; the other ids are reserved."""
 HARMONY_TOKENS = 1090
 
 QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
-"""What the first Qwen has behind its ranks; its files do not say."""
+"""Special tokens after the ranks of the first Qwen, which its files do not list."""
 
 
 def is_tiktoken(path: str) -> bool:
-    """Whether a tokenizer's file is one of these, by its name."""
+    """Return whether a tokenizer file is a tiktoken file, by its name."""
     return not path.endswith(".json")
 
 
 def tokenizer_json(files: ModelFiles) -> bytes:
-    """The `tokenizer.json` of a model that has a tiktoken file. Raises `ConfigError` with the path."""
+    """Return the `tokenizer.json` of a model with a tiktoken file. Raise `ConfigError` with the path."""
     config = read_json(files.config)
     tokenizer_config = read_json(files.tokenizer_config) if files.tokenizer_config else {}
     model_type = str(config.get("model_type"))
     pattern = tokenizer_config.get("pat_str") or PATTERNS.get(model_type)
     if not isinstance(pattern, str):
         raise ConfigError(
-            f"{files.tokenizer}: how text is split is not known for model_type {model_type!r}; known: "
-            f"{', '.join(sorted(PATTERNS))}. tokenizer_config.json may say it as `pat_str`, or give the model a tokenizer.json"
+            f"{files.tokenizer}: the split pattern for model_type {model_type!r} is unknown; known: "
+            f"{', '.join(sorted(PATTERNS))}. Set `pat_str` in tokenizer_config.json, or add a tokenizer.json"
         )
     ranks = read_ranks(files.tokenizer)
     return convert(ranks, pattern, special_tokens(ranks, tokenizer_config, model_type))
 
 
 def read_ranks(path: str) -> dict[bytes, int]:
-    """The tokens of a tiktoken file: one a line, its bytes in base64 and its rank. Raises `ConfigError` with the path."""
+    """Return the tokens of a tiktoken file: one per line, base64 and rank. Raise `ConfigError` with the path."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(read_bytes(path).splitlines(), 1):
         words = line.split()
@@ -96,14 +96,14 @@ def read_ranks(path: str) -> dict[bytes, int]:
         except (ValueError, binascii.Error):
             raise ConfigError(f"{path}: line {number} is not a token in base64 and its rank") from None
     if not ranks:
-        raise ConfigError(f"{path}: it has no tokens")
+        raise ConfigError(f"{path}: the file has no tokens")
     return ranks
 
 
 def special_tokens(
     ranks: Mapping[bytes, int], tokenizer_config: Mapping[str, Any], model_type: str = ""
 ) -> dict[int, tuple[str, bool]]:
-    """Id to text and whether it is special: what the configuration names, and reserved names up to `RESERVED_TOKENS`."""
+    """Return id to text and whether it is special: configured names, and reserved names up to `RESERVED_TOKENS`."""
     first = max(ranks.values()) + 1
     named: dict[int, tuple[str, bool]] = {}
     given = tokenizer_config.get("added_tokens_decoder")
@@ -124,7 +124,7 @@ def special_tokens(
 
 
 def convert(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[int, tuple[str, bool]]) -> bytes:
-    """The `tokenizer.json`."""
+    """Return the `tokenizer.json`."""
     char_of = {byte: char for char, byte in byte_of_char().items()}
     spelled = {token: "".join([char_of[byte] for byte in token]) for token in ranks}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -151,7 +151,7 @@ def convert(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[int, tup
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": True,
-            # The special tokens too: what is not among these is numbered anew, and ranks may have gaps behind them.
+            # Special tokens too: tokens missing here get new ids, and there may be gaps after the ranks.
             "vocab": {text: token_id for token_id, (text, _) in specials.items()}
             | {spelled[token]: rank for token, rank in ranks.items()},
             "merges": [[spelled[left], spelled[right]] for left, right in _merges(ranks)],
@@ -161,7 +161,7 @@ def convert(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[int, tup
 
 
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Every pair of tokens that makes a token, in the order of what they make."""
+    """Yield every pair of tokens that forms a token, in the order of the results."""
     for token in sorted(ranks, key=ranks.__getitem__):
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]

@@ -1,10 +1,9 @@
-"""Tokenizer: text to ids and back, equal to the `tokenizers` library, and faster where that is proved.
+"""Tokenizer: text to ids and back, equal to the `tokenizers` library, with faster encoders where equality is tested.
 
-`tokenizers` is the definition, and keeps all text that only it may judge. For the rest there are two faster ways, the
-first of which that is there and agrees is taken: the `fastokens` library where it is installed, and our own
-`word_tokenizer` for byte-level BPE. Each is compared with the definition when a tokenizer is loaded, on a corpus made
-for the purpose; one that differs anywhere is not used, and a warning says so. In front of them stands what was
-tokenized before (`prefix_tokens`), proved in the same way.
+`tokenizers` is the reference, and encodes all text that the faster encoders do not support. There are two of these,
+tried in order: the `fastokens` library if installed, and our own `word_tokenizer` for byte-level BPE. Each is compared
+with the reference when a tokenizer is loaded, on a corpus made for the purpose; an encoder that differs anywhere is not
+used, and a warning is logged. A cache of earlier texts (`prefix_tokens`), tested in the same way, precedes them.
 """
 
 import logging
@@ -29,49 +28,50 @@ BACKENDS: Mapping[str, Callable[[dict[str, Any], bytes, Any], "Encoder | str"]] 
     "fastokens": lambda _, data, __: fast_tokens_for(data),
     "words": lambda spec, _, model: word_tokenizer_for(spec, model),
 }
-"""Name to what makes an encoder out of a `tokenizer.json`, parsed and plain, and the library's model of it, or says
-why there is none; the best first."""
+"""Name to a factory, best first. Its arguments are a `tokenizer.json`, parsed and plain, and the library's model; it
+returns an encoder or the reason why there is none."""
 
 CHOICES = ("default", "fastokens", "basetenkenizer")
-"""What may be wished for. `default`: whatever is fastest and agrees. The others are libraries; where one is not there, or
-does not take a model's tokenizer, the default is used if that is allowed. There is no `basetenkenizer` for Python."""
+"""Values of `--tokenizer`. `default`: the fastest encoder that passes the self-test. The others are libraries; if
+one is missing or does not support a model's tokenizer, the default is used if allowed. `basetenkenizer` does not exist
+for Python."""
 
 logger = logging.getLogger(__name__)
 
-LONG_CHARS = 8192  # What takes the library milliseconds; then it must let others run meanwhile.
+LONG_CHARS = 8192  # Takes the library milliseconds, so the library must release the interpreter lock.
 
 SELF_TEST_SEED = 1337
 SELF_TEST_TEXTS = 60
 
-NOT_LATIN = "\uffff"  # Any character that latin-1 has no byte for.
+NOT_LATIN = "\uffff"  # Any character without a latin-1 byte.
 
-META_SPACE = "\u2581"  # How sentencepiece writes a space.
+META_SPACE = "\u2581"  # Space in sentencepiece.
 
 
 class Encoder(Protocol):
-    """A faster way to the library's ids."""
+    """A faster encoder with the library's results."""
 
     frees_the_interpreter: bool
     """Whether other threads run while it encodes a long text."""
 
     @property
     def cache_entries(self) -> int:
-        """Remembered words and stretches of text."""
+        """Number of cached words and stretches of text."""
 
     @property
     def cache_bytes(self) -> int:
-        """About how much memory they take."""
+        """Approximate memory of the cache."""
 
     @property
     def cache_hits(self) -> int:
-        """How often something was remembered."""
+        """Number of cache hits."""
 
     @property
     def cache_misses(self) -> int:
-        """How often it had to be worked out."""
+        """Number of cache misses."""
 
     def encode(self, text: str) -> list[int] | None:
-        """The ids, without what a template adds; None for text that only the library may judge."""
+        """Return the ids, without a template's additions; None for text that only the library may encode."""
 
 
 class Tokenizer:
@@ -85,7 +85,7 @@ class Tokenizer:
         backends: Sequence[str] = tuple(BACKENDS),
         cache_bytes: int = BYTES_MAX,
     ) -> None:
-        """`cache_bytes` bounds what is remembered of earlier texts; 0: nothing."""
+        """`cache_bytes` bounds the cache of earlier texts; 0: no cache."""
         import tokenizers
 
         try:
@@ -107,7 +107,7 @@ class Tokenizer:
         self._affixes = self._find_affixes()
         self._encoder: Encoder | None = None
         self.backend = DEFINITION
-        """Which of `BACKENDS` encodes most text."""
+        """Name of the backend, among `BACKENDS`, that encodes most text."""
         for backend in backends:
             if self._encoder is None and (encoder := self._proved(backend, spec, data, name)) is not None:
                 self._encoder, self.backend = encoder, backend
@@ -115,12 +115,12 @@ class Tokenizer:
 
     @classmethod
     def from_dir(cls, path: str, backends: Sequence[str] = tuple(BACKENDS)) -> "Tokenizer":
-        """The tokenizer of a model directory. Raises `ConfigError`."""
+        """Load the tokenizer of a model directory. Raise `ConfigError`."""
         return cls.from_files(ModelFiles.from_dir(path), backends)
 
     @classmethod
     def from_files(cls, files: ModelFiles, backends: Sequence[str] = tuple(BACKENDS)) -> "Tokenizer":
-        """The tokenizer of a model. Raises `ConfigError` that names the file."""
+        """Load the tokenizer of a model. Raise `ConfigError` that names the file."""
         if is_tiktoken(files.tokenizer):
             data = tokenizer_json(files)
             spec: dict[str, Any] = msgspec.json.decode(data)
@@ -129,7 +129,7 @@ class Tokenizer:
         return cls(spec, data, files.tokenizer, backends, cache_bytes_wanted())
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """The ids of a text; `add_special_tokens` adds what the model expects around a bare prompt (often BOS)."""
+        """Return the ids of a text; `add_special_tokens` adds the tokens expected around a bare prompt (often BOS)."""
         if not add_special_tokens:
             return self._encode(text)
         if self._affixes is None:
@@ -145,7 +145,7 @@ class Tokenizer:
         return self._encode_anew(text) if self._prefixes is None else self._prefixes.encode(text)
 
     def _encode_anew(self, text: str) -> list[int]:
-        """The ids of a text of which nothing is remembered as a whole."""
+        """Return the ids of a text, without the cache of stretches."""
         encoder = self._encoder
         if encoder is None or (len(text) > LONG_CHARS and not encoder.frees_the_interpreter):
             return self.encode_by_library(text)
@@ -153,7 +153,7 @@ class Tokenizer:
         return self.encode_by_library(text) if ids is None else ids
 
     def encode_by_library(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """The definition that `encode` must agree with. A long text keeps no other thread waiting."""
+        """Encode with the reference that `encode` must agree with. A long text does not block other threads."""
         ids: list[int]
         if len(text) > LONG_CHARS:
             ids = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -162,22 +162,22 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence."""
+        """Return the text of a whole sequence."""
         text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary spells it."""
+        """Return the id of a token in the vocabulary's spelling."""
         token_id: int | None = self._library.token_to_id(token)
         return token_id
 
     def markers(self) -> dict[str, int]:
-        """The texts that were added to the vocabulary as tokens of their own, such as `<|im_end|>` or `<think>`."""
+        """Return the added tokens, such as `<|im_end|>` or `<think>`, with their ids."""
         added = self._library.get_added_tokens_decoder().items()
         return {token.content: token_id for token_id, token in added if token.special or token.content.strip()}
 
     def token_bytes(self) -> list[bytes]:
-        """Id to the bytes it stands for in the middle of a text; empty where there is no such id."""
+        """Id to the bytes it represents in the middle of a text; empty for an unused id."""
         if self._token_bytes is None:
             table = [b""] * self.vocab_size
             for token, token_id in self._library.get_vocab(with_added_tokens=True).items():
@@ -186,7 +186,7 @@ class Tokenizer:
         return self._token_bytes
 
     def table(self, skip_special_tokens: bool = True) -> TokenTable:
-        """The detokenizer's table. The first call takes about a microsecond for each token of the vocabulary."""
+        """Return the detokenizer's table. The first call takes about a microsecond per token of the vocabulary."""
         table = self._tables.get(skip_special_tokens)
         if table is None:
             raw = self.token_bytes()
@@ -199,34 +199,34 @@ class Tokenizer:
 
     @property
     def is_fast(self) -> bool:
-        """Whether most text goes another way than through the library."""
+        """Whether most text is encoded by a faster encoder than the library."""
         return self._encoder is not None
 
     @property
     def cache_entries(self) -> int:
-        """Remembered words and stretches of text."""
+        """Number of cached words and stretches of text."""
         return sum(one.cache_entries for one in (self._encoder, self._prefixes) if one is not None)
 
     @property
     def cache_bytes(self) -> int:
-        """About how much memory they take."""
+        """Approximate memory of the cache."""
         return sum(one.cache_bytes for one in (self._encoder, self._prefixes) if one is not None)
 
     @property
     def cache_hits(self) -> int:
-        """How often something was remembered."""
+        """Number of cache hits."""
         return sum(one.cache_hits for one in (self._encoder, self._prefixes) if one is not None)
 
     @property
     def cache_misses(self) -> int:
-        """How often something had to be worked out."""
+        """Number of cache misses."""
         return sum(one.cache_misses for one in (self._encoder, self._prefixes) if one is not None)
 
     def _vocab_size(self) -> int:
         return 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def _find_affixes(self) -> tuple[list[int], list[int]] | None:
-        """What the post-processor puts before and after a text, None if that is not all it does."""
+        """Return the ids that the post-processor adds before and after a text, None if it does anything else."""
         bare, whole = self.encode_by_library("a"), self.encode_by_library("a", add_special_tokens=True)
         for start in range(len(whole) - len(bare) + 1):
             end = start + len(bare)
@@ -237,54 +237,54 @@ class Tokenizer:
         return None
 
     def _proved(self, backend: str, spec: dict[str, Any], data: bytes, name: str) -> Encoder | None:
-        """An encoder that agreed with the library on every text of the self-test."""
+        """Return an encoder that agrees with the library on every text of the self-test."""
         encoder = BACKENDS[backend](spec, data, self._library.model)
         if isinstance(encoder, str):
-            logger.info("%s: not encoded by %s: %s", name, backend, encoder)
+            logger.info("%s: %s is not used: %s", name, backend, encoder)
             return None
         for text in self_test_texts([token["content"] for token in spec.get("added_tokens") or []]):
             ids = encoder.encode(text)
             if ids is not None and ids != self.encode_by_library(text):
-                logger.warning("%s: not encoded by %s, which differs from tokenizers for %r", name, backend, text)
+                logger.warning("%s: %s is not used: its result differs from tokenizers for %r", name, backend, text)
                 return None
         return encoder
 
     def _proved_prefixes(self, spec: dict[str, Any], cache_bytes: int, name: str) -> PrefixTokens | None:
-        """The memory of earlier texts, if texts may be cut at their special tokens."""
+        """Return the cache of earlier texts if texts may be cut at their special tokens."""
         cuts = cuts_of(spec.get("added_tokens") or ())
         if not cuts or not cache_bytes:
             return None
         trial = PrefixTokens(self._encode_anew, cuts, cache_bytes)
-        for text in self_test_texts(cuts) * 2:  # New, and remembered.
+        for text in self_test_texts(cuts) * 2:  # Uncached, then cached.
             if trial.encode(text) != self.encode_by_library(text):
-                logger.warning("%s: tokenized anew each time, as its text may not be cut in %r", name, text)
+                logger.warning("%s: prefix cache disabled: cutting at special tokens changes the ids of %r", name, text)
                 return None
         return PrefixTokens(self._encode_anew, cuts, cache_bytes)
 
 
 def backends_wanted(choice: str, *, falls_back: bool = True) -> tuple[str, ...]:
-    """The backends to try for one of `CHOICES`, the first that agrees being used. Raises `ConfigError`."""
+    """Return the backends to try for one of `CHOICES`; the first that agrees is used. Raise `ConfigError`."""
     if choice not in CHOICES:
-        raise ConfigError(f"--tokenizer {choice}: expected one of {', '.join(CHOICES)}")
+        raise ConfigError(f"--tokenizer {choice}: must be one of {', '.join(CHOICES)}")
     if choice == "default" or (falls_back and choice in BACKENDS):
         return tuple(sorted(BACKENDS, key=lambda name: name != choice))
     if choice in BACKENDS:
         return (choice,)
     if not falls_back:
-        raise ConfigError(f"--tokenizer {choice}: there is no such library for Python")
-    logger.warning("--tokenizer %s: there is no such library for Python; the default is used", choice)
+        raise ConfigError(f"--tokenizer {choice}: this library does not exist for Python")
+    logger.warning("--tokenizer %s: this library does not exist for Python; the default is used", choice)
     return tuple(BACKENDS)
 
 
 def cache_bytes_wanted() -> int:
-    """How much may be remembered of earlier texts: `DYN_TOKENIZER_CACHE`, `DYN_TOKENIZER_CACHE_BYTES`."""
+    """Return the size of the cache of earlier texts in bytes: `DYN_TOKENIZER_CACHE`, `DYN_TOKENIZER_CACHE_BYTES`."""
     if setting("DYN_TOKENIZER_CACHE", "1", str) == "0":
         return 0
     return max(0, setting("DYN_TOKENIZER_CACHE_BYTES", BYTES_MAX, int))
 
 
 def self_test_texts(added_tokens: Sequence[str]) -> list[str]:
-    """Texts that look for trouble: code, white space, digits, contractions, controls, scripts, added tokens."""
+    """Return difficult texts: code, white space, digits, contractions, controls, scripts, added tokens."""
     random_ = random.Random(SELF_TEST_SEED)
     pieces = [
         *"aZ09 \t\n\r\x0b\x0c\x00\x1c\x7f'\"_-.,;:!?(){}[]<>|/\\@#$%^&*+=~`",
@@ -322,7 +322,7 @@ def self_test_texts(added_tokens: Sequence[str]) -> list[str]:
 
 
 def _decoder(decoder: dict[str, Any] | None, name: str) -> tuple[Callable[[str], bytes], Decoding]:
-    """How a token's spelling becomes bytes. Raises `ConfigError` for a kind of decoder that no language model uses."""
+    """Return the conversion of a token's spelling to bytes. Raise `ConfigError` for an unsupported decoder."""
     kinds = _kinds(decoder)
     if kinds == ["ByteLevel"]:
         return _ByteLevel(), Decoding.BYTE_LEVEL
@@ -342,7 +342,7 @@ def _kinds(decoder: dict[str, Any] | None) -> list[str]:
 
 
 class _ByteLevel:
-    """GPT-2's alphabet back to bytes; a token with any other character stands for itself."""
+    """GPT-2's alphabet to bytes; a token with any other character is encoded as UTF-8."""
 
     def __init__(self) -> None:
         alphabet = {ord(char): chr(byte) for char, byte in byte_of_char().items()}
@@ -365,7 +365,7 @@ def _metaspace_bytes(token: str) -> bytes:
 
 
 def _byte_token(token: str) -> int | None:
-    """The byte of a fallback token such as `<0x0A>`, None for any other."""
+    """Return the byte of a fallback token such as `<0x0A>`, None for any other token."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:
             return int(token[3:5], 16)

@@ -1,9 +1,9 @@
-"""WordTokenizer: byte-level BPE one word at a time, each word remembered.
+"""WordTokenizer: byte-level BPE one word at a time, with a cache of words.
 
 `tokenizers` spends most of its time on bookkeeping that a prompt does not need (offsets, alignments, an object per
-token). The tokens of a word depend on the word alone, and words repeat: this splits the text with the same regex, looks
-every word up, and asks the library's own BPE for those it has not met. Equal to the library by construction where a
-tokenizer has the shape described in `word_tokenizer_for`, and checked against it when the tokenizer is loaded.
+token). The tokens of a word depend on the word alone, and words repeat: this module splits the text with the same
+regex, looks every word up, and encodes unknown words with the library's own BPE. Equal to the library by construction
+if a tokenizer has the form described in `word_tokenizer_for`, and compared with it when the tokenizer is loaded.
 """
 
 import re
@@ -15,11 +15,11 @@ from unicodedata import is_normalized
 from dynamo.text.tokenizer import split_pattern
 
 WORDS_MAX = 1 << 16  # In each of two generations. English text has about 30,000 words; code has more.
-WORD_CHARS_MAX = 64  # Longer words hardly ever come again.
+WORD_CHARS_MAX = 64  # Longer words rarely repeat.
 
 
 class WordTokenizer:
-    """Text to ids for one tokenizer. May be called from several threads; the counts are then approximate."""
+    """Text to ids for one tokenizer. Thread-safe; with several threads the counts are approximate."""
 
     frees_the_interpreter = False
 
@@ -44,26 +44,26 @@ class WordTokenizer:
 
     @property
     def cache_entries(self) -> int:
-        """Remembered words."""
+        """Number of cached words."""
         return len(self._words) + len(self._words.older)
 
     @property
     def cache_bytes(self) -> int:
-        """About how much memory they take."""
+        """Approximate memory of the cache."""
         return self._words.cache_bytes
 
     @property
     def cache_hits(self) -> int:
-        """Words that were found."""
+        """Number of words found in the cache."""
         return self._words.asked - self._words.misses
 
     @property
     def cache_misses(self) -> int:
-        """Words that the library was asked for."""
+        """Number of words encoded by the library."""
         return self._words.misses
 
     def encode(self, text: str) -> list[int] | None:
-        """The ids, without a template's additions; None for text that only the library may judge."""
+        """Return the ids, without a template's additions; None for text that only the library may encode."""
         if not text.isascii() and (self._unsettled(text) or (self._is_nfc and not is_normalized("NFC", text))):
             return None
         if self._split_added is None:
@@ -82,16 +82,16 @@ class WordTokenizer:
         return result
 
     def _stretch(self, text: str) -> list[int] | None:
-        """The ids of text without added tokens."""
+        """Return the ids of text without added tokens."""
         words = self._split_ascii(text) if text.isascii() else self._split_settled(text)
         if sum(map(len, words)) != len(text):
-            return None  # The pattern left a gap, and what the library makes of gaps is its own affair.
+            return None  # The pattern left a gap, and the library's treatment of gaps is not reproduced here.
         self._words.asked += len(words)
         return list(chain.from_iterable(map(self._words.__getitem__, words)))
 
 
 class Words(dict[str, tuple[int, ...]]):
-    """Word to ids, asked of the library where unknown. Two generations bound it: when the newer is full the older goes."""
+    """Word to ids; unknown words go to the library. When the newer of two generations is full, the older is dropped."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Words(dict[str, tuple[int, ...]]):
             if len(self) >= WORDS_MAX:
                 self._turn_over()
             self[word] = ids
-            # A str and a tuple have headers of about 50 bytes, a dictionary's entry takes about 100; ids are shared or 32.
+            # A str and a tuple have headers of about 50 bytes, a dictionary entry about 100; ids are shared or 32.
             self._bytes_newer += 200 + len(word) + 40 * len(ids)
         return ids
 
@@ -128,10 +128,10 @@ class Words(dict[str, tuple[int, ...]]):
 
 
 def word_tokenizer_for(spec: Mapping[str, Any], model: Any) -> WordTokenizer | str:
-    """A word tokenizer for a `tokenizer.json`, or why there is none.
+    """Return a word tokenizer for a `tokenizer.json`, or the reason why there is none.
 
-    It takes byte-level BPE with one translatable split regex, no normalizer but NFC, and added tokens that are cut out
-    of the text exactly as written. What comes after, a template that adds tokens, is the caller's business.
+    It supports byte-level BPE with one translatable split regex, no normalizer but NFC, and added tokens that are
+    matched exactly as written. Later steps, such as a template that adds tokens, are left to the caller.
     """
     bpe = spec["model"]
     if bpe.get("type") != "BPE" or any(
@@ -146,10 +146,10 @@ def word_tokenizer_for(spec: Mapping[str, Any], model: Any) -> WordTokenizer | s
         return "its pre-tokenizer is not one split and byte level"
     ascii_words, settled_words = split_pattern.ascii_pattern(source), split_pattern.settled_pattern(source)
     if ascii_words is None or settled_words is None:
-        return "its split regex uses what Python's `re` may read otherwise"
+        return "its split regex may have another meaning in Python's `re`"
     tokens = spec.get("added_tokens") or []
     if any(token.get("lstrip") or token.get("rstrip") or token.get("single_word") for token in tokens):
-        return "an added token takes white space with it or stands only between words"
+        return "an added token strips white space or matches only between words"
     if len({bool(token.get("normalized")) for token in tokens}) > 1:
         return "some added tokens are normalized and others are not"
     if any(not token["content"].isascii() and not is_normalized("NFC", token["content"]) for token in tokens):
@@ -159,7 +159,7 @@ def word_tokenizer_for(spec: Mapping[str, Any], model: Any) -> WordTokenizer | s
 
 
 def byte_of_char() -> dict[str, int]:
-    """GPT-2's alphabet: every byte as a printable character."""
+    """Return GPT-2's alphabet: every byte as a printable character."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     chars = {chr(byte): byte for byte in printable}
@@ -168,7 +168,7 @@ def byte_of_char() -> dict[str, int]:
 
 
 def _normalizer_is_nfc(normalizer: Mapping[str, Any] | None) -> bool | None:
-    """True for NFC, False for none, None for anything else."""
+    """Return True for NFC, False for none, None for anything else."""
     if normalizer is None:
         return False
     if normalizer.get("type") == "NFC":
@@ -180,7 +180,7 @@ def _normalizer_is_nfc(normalizer: Mapping[str, Any] | None) -> bool | None:
 
 
 def _split_source(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
-    """The regex of a pre-tokenizer that splits once and then maps bytes; None for anything else."""
+    """Return the regex of a pre-tokenizer that splits once and then maps bytes; None for anything else."""
     if pre_tokenizer is None:
         return None
     if pre_tokenizer["type"] == "ByteLevel":

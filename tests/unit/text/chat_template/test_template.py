@@ -328,7 +328,7 @@ def test_a_model_may_have_no_template(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [5, [1], [{"name": "default"}], {"default": "x"}])
 def test_a_template_of_the_wrong_shape_names_its_file(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer_config\.json: chat_template is neither"):
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json: chat_template must be"):
         ChatTemplate.from_files(_files(tmp_path, {"chat_template": value}))
 
 

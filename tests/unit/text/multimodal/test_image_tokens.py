@@ -59,8 +59,8 @@ def test_llava_makes_every_image_equally_large(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({}, "models of type None"),
-        ({"model_type": "llava_next"}, "models of type llava_next"),
+        ({}, "model_type None"),
+        ({"model_type": "llava_next"}, "model_type llava_next"),
         ({**QWEN, "image_token_id": None}, "image_token_id"),
         ({**QWEN, "vision_config": {}}, "cannot be read"),
     ],

@@ -179,7 +179,7 @@ def test_a_tokenizer_that_may_not_be_cut_is_found_out(
     spec["normalizer"] = None
     spec["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
     tokenizer = Tokenizer(spec, json.dumps(spec).encode())
-    assert "tokenized anew each time" in caplog.text
+    assert "prefix cache disabled" in caplog.text
     text = "<s>the worker</s>the router"
     assert tokenizer.encode(text) == tokenizer.encode_by_library(text)
     assert tokenizer.cache_entries == 0

@@ -178,7 +178,7 @@ def test_a_difference_found_at_load_is_told_and_the_library_takes_over(
     monkeypatch.setattr(word_tokenizer.WordTokenizer, "encode", lambda self, text: [0] * len(text))
     tokenizer = Tokenizer.from_dir(str(model_dir), ["words"])
     assert not tokenizer.is_fast
-    assert "not encoded by words, which differs from tokenizers" in caplog.text
+    assert "words is not used: its result differs from tokenizers" in caplog.text
     assert tokenizer.encode("hello") == tokenizer.encode_by_library("hello")
 
 
