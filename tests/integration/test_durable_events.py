@@ -280,7 +280,7 @@ async def test_a_snapshot_that_comes_too_late_changes_nothing(
     async with router_of(fleet) as router:
         await router.until_messages(THRESHOLD)
         assert "Failed to upload snapshot" in caplog.text
-        assert "another router's snapshot came first" in caplog.text
+        assert "another router's snapshot was committed first" in caplog.text
         store = SnapshotStore(router.durable._context(), fleet.endpoint)
         pieces = (await store._context.stream_info(store._stream, subjects_filter=store._pieces_of(">"))).state.subjects
         assert pieces is not None

@@ -1,4 +1,4 @@
 """KV cache events: publishing, relaying, subscribing, durable streams and snapshots; forward-pass metrics.
 
-Must not import: routing decisions, serving or HTTP.
+Must not import routing decisions, serving or HTTP.
 """

@@ -1,10 +1,10 @@
-"""KvDump: a few events that lead from nothing to what a cache and the tiers below it held at one moment, made in pieces.
+"""KvDump: minimal list of events that recreate the state of a cache and its lower tiers at one moment, built in steps.
 
-A large cache takes tens of milliseconds to tell, which no stream of tokens should wait for: `work` does a little of it.
+Serializing a large cache takes tens of milliseconds, too long to delay token streams: `work` does a small part of it.
 
-A router places a block behind the one before it, and may keep each tier apart. So tiers are told from the nearest to the
-farthest, each parents first; and a block that something nearer than itself follows is told there as well, and taken
-back at the end.
+A router attaches a block to its parent, and may index each tier separately. Tiers are therefore dumped from the nearest
+to the farthest, parents first; a block with a descendant in a nearer tier is stored in that tier as well, and removed
+at the end.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dynamo.protocols.kv_events import Removed, Stored, StoredBlock, WorkerKvEvent
 
 TIERS = ("device", "host_pinned", "disk", "external")
-"""Where a block can be, from the nearest to the farthest."""
+"""Storage tiers of a block, from the nearest to the farthest."""
 
 _Chain = tuple[int | None, list[int]]
-"""The hash of the block before the first, and the places of blocks that follow each other without a fork."""
+"""The parent hash of the first block, and the indexes of blocks that follow each other without a fork."""
 
 
 class KvDump:
-    """Each block with the hash of the one before it, and a bit for every tier that holds it; some are held by none.
+    """Dump of blocks, each with its parent hash and a bit for every tier that holds it; some are in no tier.
 
-    `tell` makes a change in a tier the event of that number.
+    The last argument creates the event with the given number from a change in a tier.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class KvDump:
         tiers: Sequence[int],
         tell: Callable[[int, Stored | Removed, str], WorkerKvEvent],
     ) -> None:
-        assert len(blocks) == len(parents) == len(tiers), "a block without what comes before it, or where it is"
+        assert len(blocks) == len(parents) == len(tiers), "blocks, parents and tiers must have equal lengths"
         self.events: list[WorkerKvEvent] = []
         self.is_complete = False
         self._blocks = blocks
@@ -41,21 +41,21 @@ class KvDump:
         self._steps = self._make()
 
     def work(self, blocks: int) -> None:
-        """Goes through so many blocks; five times each in all, and once more for each tier beyond the first."""
+        """Process that many blocks; each block is processed five times, and once more per tier beyond the first."""
         for _ in range(blocks):
             if next(self._steps, None) is None:
                 self.is_complete = True
                 return
 
     def complete(self) -> list[WorkerKvEvent]:
-        """All of it, however long it takes."""
+        """Finish the dump, however long it takes, and return its events."""
         for _ in self._steps:
             pass
         self.is_complete = True
         return self.events
 
     def _make(self) -> Iterator[bool]:
-        """Yields after each block."""
+        """Build the events; yield after each block."""
         chains: list[_Chain] = []
         yield from self._find(chains)
         told = [0] * len(self._blocks)
@@ -70,7 +70,7 @@ class KvDump:
         yield from self._take_back(told)
 
     def _find(self, chains: list[_Chain]) -> Iterator[bool]:
-        """The chains, parents first."""
+        """Collect the chains, parents first."""
         following: dict[int | None, list[int]] = {}
         for place, parent_hash in enumerate(self._parents):
             following.setdefault(parent_hash, []).append(place)
@@ -87,7 +87,7 @@ class KvDump:
             chains.append((self._parents[first], chain))
 
     def _reach(self, chains: list[_Chain], told: list[int]) -> Iterator[bool]:
-        """Where each block is to be told: where it is held, and in the nearest tier of all that follows it."""
+        """Compute the tiers to store each block in: those that hold it, and the nearest tier of its descendants."""
         below: dict[int, int] = {}
         for parent_hash, chain in reversed(chains):
             bits = below.pop(self._blocks[chain[-1]].block_hash, 0)

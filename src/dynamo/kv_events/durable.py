@@ -1,12 +1,12 @@
-"""DurableEvents: a router's end of the KV stream (serving-plane.md §4.10, docs/durable-kv-events.md).
+"""DurableEvents: a router's consumer of the durable KV event stream, and its snapshots (docs/durable-kv-events.md).
 
-    begin     a consumer of its own, then the snapshot, then every message that the stream still has
-    follow    a batch is applied, then acknowledged
+    begin     create a consumer, then load the snapshot, then read every message left in the stream
+    follow    apply a batch, then acknowledge it
     condense  lock ▸ dump ▸ upload ▸ commit ▸ sweep ▸ purge ▸ unlock, while the stream is followed
 
-A router may be killed between any two of these: a snapshot names the last event that it knows of each rank, so that
-messages which it covers may come again, and messages are purged only when the snapshot that covers them is durable and
-every router's consumer has acknowledged them. Where something is missing all the same, its worker is asked.
+A router may be killed between any two of these: a snapshot records the last event of each rank, so that messages which
+it covers may be delivered again, and messages are purged only when the snapshot that covers them is durable and every
+router's consumer has acknowledged them. If an event is missing nevertheless, its worker is queried.
 """
 
 import asyncio
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KV_ROUTERS = "v1/kv_routers"
-"""Where routers with a consumer register, so that others know whose consumers are orphans."""
+"""Registry of routers with a consumer, used to find the consumers of routers that are gone."""
 
 BATCH_MAX = 512
-EVENTS_PER_TURN = 64  # As many as are applied before others have a turn of the loop.
+EVENTS_PER_TURN = 64  # Events applied before yielding to the event loop.
 FETCH_S = 0.5
 CHECK_S = 1.0
 ACK_WAIT_S = 30.0
-INACTIVE_S = 60.0  # As upstream's dequeue timeout: the server forgets a router that is gone for so long by itself.
+INACTIVE_S = 60.0  # As upstream's dequeue timeout: the server deletes the consumer of an absent router after this time.
 REQUEST_TIMEOUT_S = 5.0
 UPLOAD_SHUTDOWN_S = 5.0
 DUMP_S, DUMP_AGAIN_S = 60.0, 0.2
-SLICE_S = 0.002  # Of a dump, before others have a turn of the loop.
-CONSUMERS_PAGE = 256  # As many as a server tells at once.
+SLICE_S = 0.002  # Dump time before yielding to the event loop.
+CONSUMERS_PAGE = 256  # Consumers per page of the server's list.
 RETRY_FIRST_S, RETRY_MAX_S = 0.2, 5.0
 
 _numbers = itertools.count()
@@ -59,11 +59,11 @@ decode_event = json_decoder(WorkerKvEvent).decode
 
 
 class Changed(DynamoException):
-    """What was being told changed under the teller."""
+    """The index changed during a dump."""
 
 
 class DurableEvents:
-    """Follows the stream of a component, and keeps it short."""
+    """Follow the event stream of a component, and keep it short."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class DurableEvents:
         resets: bool = False,
         name: str | None = None,
     ) -> None:
-        """`name`: the consumer's; the instance id, with a number from a process's second on. Raises `ConfigError`."""
+        """`name`: of the consumer; the instance id, numbered if a process has several. Raises `ConfigError`."""
         number = next(_numbers)
         self.name = name or (f"{runtime.instance_id:x}-{number}" if number else f"{runtime.instance_id:x}")
         self._runtime = runtime
@@ -89,14 +89,14 @@ class DurableEvents:
         self._connection = runtime.nats_connection("kv_stream")
         self._tasks = TaskOwner(f"durable kv events of {endpoint}")
         self._applied = 0
-        """The last message of the stream that was applied."""
+        """Sequence number of the last applied message of the stream."""
         self._upload: asyncio.Task[None] | None = None
         self._is_caught_up = asyncio.Event()
         prefix = "dynamo_router_kv_stream_"
         registry = runtime.metrics
-        self._heard = registry.counter(prefix + "messages_total", "Messages of the stream that were applied").labels()
-        self._unreadable = registry.counter(prefix + "unreadable_total", "Messages that could not be read").labels()
-        self._uploads = registry.counter(prefix + "snapshots_total", "Snapshots, by how they ended", ("status",))
+        self._heard = registry.counter(prefix + "messages_total", "Applied messages of the stream").labels()
+        self._unreadable = registry.counter(prefix + "unreadable_total", "Malformed messages of the stream").labels()
+        self._uploads = registry.counter(prefix + "snapshots_total", "Snapshot uploads by outcome", ("status",))
 
     @property
     def is_sound(self) -> bool:
@@ -104,19 +104,19 @@ class DurableEvents:
         return self._tasks.is_sound
 
     def start(self) -> None:
-        """Begins; a server that is away is waited for."""
+        """Start following the stream, as soon as the server is available."""
         self._connection.begin()
         self._tasks.supervise(self._run, "stream")
 
     async def caught_up(self) -> None:
-        """Waits until everything that the stream had at the start is applied."""
+        """Wait until all messages that were in the stream at the start are applied."""
         await self._is_caught_up.wait()
 
     async def close(self) -> None:
-        """Waits a moment for an upload, gives it up otherwise, and takes the consumer away."""
+        """Wait briefly for an upload in progress, then cancel it, and delete the consumer."""
         upload = self._upload
         if upload is not None and not upload.done():
-            logger.info("waiting for the upload of a snapshot")
+            logger.info("waiting for a snapshot upload to finish")
             await asyncio.wait({upload}, timeout=UPLOAD_SHUTDOWN_S)
         await self._tasks.cancel_and_wait()
         with contextlib.suppress(*_failures()):
@@ -125,7 +125,7 @@ class DurableEvents:
         await self._runtime.discovery.delete(KV_ROUTERS, self._key(self.name))
         await self._connection.close()
 
-    # The stream.
+    # Stream
 
     async def _run(self) -> None:
         backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
@@ -136,13 +136,13 @@ class DurableEvents:
                 await self._begin()
                 await self._follow()
             except _failures() as error:
-                logger.warning("the stream %s cannot be followed: %s", self._stream, reason(error))
+                logger.warning("failed to follow stream %s: %s; retrying", self._stream, reason(error))
             if time.monotonic() - began > RETRY_MAX_S:
                 backoff.reset()
             await asyncio.sleep(backoff.next(random.random()))
 
     async def _begin(self) -> None:
-        """A consumer first: from then on nothing that it has not read is purged. Then what was purged before."""
+        """Create the consumer, which prevents the purge of unread messages, then load the snapshot of purged ones."""
         context = self._context()
         store = SnapshotStore(context, self._endpoint)
         if self._resets:
@@ -150,7 +150,7 @@ class DurableEvents:
         await ensure_stream(context, self._endpoint)
         if self._resets:
             await context.purge_stream(self._stream)
-            logger.info("the stream %s and its snapshot were reset", self._stream)
+            logger.info("reset stream %s and its snapshot", self._stream)
             self._resets = False
         await store.open()
         await self._runtime.discovery.put(KV_ROUTERS, self._key(self.name), json_encode({"consumer": self.name}))
@@ -177,7 +177,7 @@ class DurableEvents:
             await context.add_consumer(self._stream, config)
 
     async def _follow(self) -> None:
-        """Applies and acknowledges, and looks now and then whether the stream has become too long."""
+        """Apply and acknowledge messages, and check at intervals whether the stream has become too long."""
         context = self._context()
         pulled = await context.pull_subscribe_bind(consumer=self.name, stream=self._stream)
         check_at = time.monotonic() + CHECK_S
@@ -209,7 +209,7 @@ class DurableEvents:
                 told = decode_event(message.data)
             except UNREADABLE as error:
                 self._unreadable.inc()
-                logger.warning("a message of %s cannot be read: %s", self._stream, error)
+                logger.warning("malformed message in stream %s: %s", self._stream, error)
             else:
                 self._view.hear(told)
             self._applied = max(self._applied, message.metadata.sequence.stream)
@@ -218,25 +218,25 @@ class DurableEvents:
         self._heard.inc(len(batch))
 
     async def _check(self, context: "JetStreamContext") -> None:
-        """Begins a snapshot where one is due. The dump lies behind all that this task has fetched."""
-        await context.consumer_info(self._stream, self.name)  # Raises where somebody deleted it: it is made anew.
+        """Start a snapshot if one is due. The dump covers all messages that this task has fetched."""
+        await context.consumer_info(self._stream, self.name)  # Raises if the consumer was deleted.
         state = (await context.stream_info(self._stream)).state
         is_uploading = self._upload is not None and not self._upload.done()
-        # Beyond half of its bounds, the stream would soon lose events that no snapshot covers.
+        # Beyond half of its bounds, the stream might soon drop events that no snapshot covers.
         is_large = state.messages > STREAM_MESSAGES_MAX // 2 or state.bytes > STREAM_BYTES_MAX // 2
         if (state.messages > self._threshold or is_large) and not is_uploading and self._view.is_whole:
             self._upload = self._tasks.start(self._condense(context), "snapshot")
 
-    # Snapshots.
+    # Snapshots
 
     async def _condense(self, context: "JetStreamContext") -> None:
-        """One snapshot, from the lock to the purge; what fails is told and tried again later."""
+        """Create one snapshot, from the lock to the purge; a failure is logged and retried later."""
         store = SnapshotStore(context, self._endpoint)
         lock: Lock | None = None
         try:
             lock = await store.lock(self._owner)
             if lock is None:
-                logger.debug("another router takes the snapshot of %s", self._stream)
+                logger.debug("another router is creating the snapshot of %s", self._stream)
                 return
             await self._upload_all(context, store, lock)
             self._uploads.labels(status="uploaded").inc()
@@ -265,7 +265,7 @@ class DurableEvents:
         await self._purge(context, covered)
 
     async def _dump_whole(self) -> tuple[int, int, list[bytes]]:
-        """The same, once no worker is being asked what it holds. Raises `TimeoutError` where that takes too long."""
+        """Dump the index once no worker query is in progress. Raise `TimeoutError` if that takes too long."""
         async with asyncio.timeout(DUMP_S):
             while True:
                 with contextlib.suppress(Changed):
@@ -275,9 +275,9 @@ class DurableEvents:
                 await asyncio.sleep(DUMP_AGAIN_S)
 
     async def _dump(self) -> tuple[int, int, list[bytes]]:
-        """The last message that is covered, how many events there are, and they as JSON in pieces.
+        """Return the last message covered, the number of events, and the events as JSON in pieces.
 
-        Rank by rank: each rank's part is of one moment, and says of which.
+        Ranks are dumped one by one: each rank's part is consistent and records its last event.
         """
         covered, count = self._applied, 0
         pieces: list[bytes] = []
@@ -293,7 +293,7 @@ class DurableEvents:
         return covered, count, pieces
 
     async def _dump_rank(self, worker_id: int, dp_rank: int) -> list[bytes]:
-        """One rank's events as JSON, in slices; its own events wait meanwhile. Nothing for one that left."""
+        """Return one rank's events as JSON, built in slices while its new events wait; empty for a rank that left."""
         with self._view.standing_still(worker_id, dp_rank) as last_id:
             number, evicted = last_id(), self._index.counts.evicted
             found: list[bytes] = []
@@ -307,7 +307,7 @@ class DurableEvents:
                 if last_id() is None:
                     return []
                 if self._index.counts.evicted != evicted:
-                    raise Changed("the index is full: what was being told of it is gone")
+                    raise Changed("the index overflowed during the dump of a rank")
         await asyncio.sleep(0)
         return found
 
@@ -318,7 +318,7 @@ class DurableEvents:
         await store.commit(info, version)
 
     async def _purge(self, context: "JetStreamContext", covered: int) -> None:
-        """Drops the messages that the snapshot covers, as far as every router has acknowledged them."""
+        """Delete the messages that the snapshot covers, up to the last one acknowledged by every router."""
         until = min([covered, *[one.ack_floor.stream_seq for one in await self._consumers(context) if one.ack_floor]])
         if until > 0:
             await context.purge_stream(self._stream, seq=until + 1)
@@ -327,19 +327,19 @@ class DurableEvents:
     async def _unlock(self, lock: Lock) -> None:
         await lock.release()
 
-    # Other routers, and workers that left.
+    # Other routers, and workers that left
 
     async def _drop_orphans(self, context: "JetStreamContext") -> None:
-        """Deletes the consumers of routers that are gone."""
+        """Delete the consumers of routers that are gone."""
         present = await self._runtime.discovery.snapshot(KV_ROUTERS)
         for one in await self._consumers(context):
             if one.name != self.name and self._key(one.name) not in present:
-                logger.info("the consumer %s of %s is an orphan and is deleted", one.name, self._stream)
+                logger.info("deleting orphaned consumer %s of stream %s", one.name, self._stream)
                 with contextlib.suppress(*_failures()):
                     await context.delete_consumer(self._stream, one.name)
 
     async def _forget_strangers(self) -> None:
-        """Forgets the workers of the component that are gone."""
+        """Remove the component's workers that are gone."""
         prefix = f"{self._endpoint.namespace}/{self._endpoint.component}/"
         present = await self._runtime.discovery.snapshot(INSTANCES)
         workers = {int(key.rpartition("/")[2], 16) for key in present if key.startswith(prefix)}
@@ -365,12 +365,12 @@ class DurableEvents:
 
 
 def reason(error: Exception) -> str:
-    """What went wrong: some errors of the library say nothing but their names."""
+    """Return an error's text with its type, since some errors of the library have no text."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What may go wrong between us and the server."""
+    """Return the exceptions raised when the server or the connection fails."""
     from nats.errors import Error
 
     return Error, DynamoException, OSError, TimeoutError

@@ -1,10 +1,10 @@
-"""EngineEvents: the KV events of an engine that is no worker of ours, followed over its own ZMQ sockets (serving-plane.md §4.12).
+"""EngineEvents: KV events of an external engine, received from its ZMQ sockets, with replay of missed messages.
 
-    engine PUB ──topic, number, payload──▶ hear ──▶ put(event)
-    engine ROUTER ◀──number── ask again ◀── a number is missing; the answer ends with number -1
+    engine PUB ──topic, number, payload──▶ decode ──▶ put(event)
+    engine ROUTER ◀──number── replay request ◀── a number is missing; the replay ends with number -1
 
-Two payloads are read: vLLM's batches (`llm.kv_event_relay`), and our own envelope, of workers that publish without an
-engine of theirs in between. What is missed and cannot be asked for is lost: the rank's holdings are forgotten then.
+Two payload formats are supported: vLLM's batches (`kv_events.relay`), and our own envelope, from workers that publish
+without an engine in between. Messages that cannot be replayed are lost: the rank's blocks are then cleared.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from dynamo.text.multimodal.routing_hashes import hashes_of
 
 logger = logging.getLogger(__name__)
 
-REPLAY_S = 10.0  # Between two messages of a replay: an engine that is silent for so long has no more.
+REPLAY_S = 10.0  # Maximum time between two messages of a replay; the replay ends after it.
 ENVELOPE_FRAMES = 4  # Of our own event plane; an engine's messages have three.
 SCHEMES = ("tcp", "ipc", "inproc")
 
@@ -41,7 +41,7 @@ decode_events = msgpack_decoder(list[WorkerKvEvent]).decode
 
 
 class Status(Enum):
-    """How far a listener is."""
+    """State of a listener."""
 
     PENDING = "pending"
     ACTIVE = "active"
@@ -53,7 +53,7 @@ Put = Callable[[WorkerKvEvent], None]
 
 
 class EngineEvents:
-    """One rank's events: read, numbered, asked for again."""
+    """Events of one rank: decoded, numbered, replayed when missed."""
 
     def __init__(
         self,
@@ -74,24 +74,24 @@ class EngineEvents:
         self._is_eagle = is_eagle
         self._name = name
         self._next: int | None = None
-        """The number that comes next."""
+        """The next expected number."""
         self._last_live = -1
         self._count = 0
         self.gaps = 0
-        """Times that a number was missing."""
+        """Number of gaps in the sequence."""
         self.lost = 0
-        """Messages that nobody could tell again."""
+        """Number of messages that could not be replayed."""
 
     def arrived(self, frames: Sequence[bytes]) -> int | None:
-        """A live message came, to be heard next: the first number that is missing before it; None where none is.
+        """Inspect a live message before it is processed; return the first number missing before it, or None.
 
-        Live messages come in order: one whose number is not higher than the last one's is of an engine started anew.
+        Live messages arrive in order: a number not higher than the last one means that the engine was restarted.
         """
         number = number_of(frames)
         if number is None:
             return None
         if number <= self._last_live:
-            logger.info("%s counts anew: it was restarted", self._name)
+            logger.info("%s restarted: its message numbers start again", self._name)
             self._next = None
             self._clear()
         self._last_live = number
@@ -99,10 +99,10 @@ class EngineEvents:
         return known if number > known else None
 
     def hear(self, frames: Sequence[bytes]) -> None:
-        """One message: topic (or nothing), number, payload. One that was heard before changes nothing."""
+        """Process one message: topic (or empty), number, payload. A duplicate has no effect."""
         number = number_of(frames)
         if number is None:
-            logger.warning("a message of %s that is none: expected topic, number and events", self._name)
+            logger.warning("malformed KV event from %s: expected [topic, sequence, payload]", self._name)
             return
         known = self._next
         if known is not None and number < known:
@@ -111,21 +111,21 @@ class EngineEvents:
             self.gaps += 1
             if known is not None:
                 self.lost += number - known
-                logger.warning("%d messages of %s were lost before number %d", number - known, self._name, number)
+                logger.warning("%d messages from %s were lost before %d", number - known, self._name, number)
                 self._clear()
         self._next = number + 1
         try:
             for told in self.read(frames):
                 self._put(told)
         except DynamoException as error:
-            logger.warning("message %d of %s cannot be read: %s", number, self._name, error)
+            logger.warning("malformed message %d from %s: %s", number, self._name, error)
 
     def _clear(self) -> None:
-        """Who missed an event does not know what is held."""
+        """Clear the rank's blocks: after a lost event the cache state is unknown."""
         self._put(self._numbered(Cleared(), self.dp_rank, "device"))
 
     def read(self, frames: Sequence[bytes]) -> list[WorkerKvEvent]:
-        """The events of one message, as this worker's. Raises `InvalidArgument`."""
+        """Return the events of one message, attributed to this worker. Raise `InvalidArgument`."""
         if len(frames) == ENVELOPE_FRAMES:
             try:
                 own = decode_events(unpack(list(frames)).payload)
@@ -146,7 +146,7 @@ class EngineEvents:
         block_mm_infos: Sequence[Any] | None = None,
     ) -> KvEvent | None:
         if sum(sizes) > len(token_ids):
-            raise InvalidArgument(f"{len(token_ids)} tokens for blocks of {sum(sizes)} together")
+            raise InvalidArgument(f"{len(token_ids)} tokens: the blocks need {sum(sizes)}")
         hashes = hashes_of(
             token_ids, self._block_size, block_mm_infos=block_mm_infos,
             lora_name=lora_name, cache_salt=self._salt, is_eagle=self._is_eagle,
@@ -168,7 +168,7 @@ class EngineEvents:
 
 
 class EngineListener:
-    """Follows one engine's sockets until it is cancelled."""
+    """Receive from one engine's sockets until cancelled."""
 
     def __init__(
         self,
@@ -178,9 +178,9 @@ class EngineListener:
         replay_endpoint: str | None = None,
         gate: asyncio.Event | None = None,
     ) -> None:
-        """Nothing is read before the `gate` opens: what another indexer knows may have to come first.
+        """Nothing is read before the `gate` opens, since state from another indexer may have to be loaded first.
 
-        Raises `InvalidArgument` for an endpoint that is none.
+        Raises `InvalidArgument` for an invalid endpoint.
         """
         self.endpoint = check_endpoint(endpoint)
         self.replay_endpoint = None if replay_endpoint is None else check_endpoint(replay_endpoint)
@@ -190,7 +190,7 @@ class EngineListener:
         self._gate = gate
 
     async def run(self) -> None:
-        """Connects, again and again if the engine comes late, and reads what it says."""
+        """Connect, with retries until the engine is available, and process its messages."""
         import zmq
 
         try:
@@ -209,10 +209,10 @@ class EngineListener:
             raise
         except zmq.ZMQError as error:
             self.status, self.error = Status.FAILED, str(error)
-            logger.warning("the KV events of %s cannot be followed: %s", self.endpoint, error)
+            logger.warning("failed to follow the KV events of %s: %s", self.endpoint, error)
 
     async def _replay(self, context: Any, start: int) -> None:
-        """Asks for what was missed. What does not come in time is lost."""
+        """Request missed messages. Messages that do not arrive in time are lost."""
         import zmq
 
         assert self.replay_endpoint is not None
@@ -229,18 +229,18 @@ class EngineListener:
                     break
                 self.events.hear(replayed(frames))
         except TimeoutError:
-            logger.warning("%s does not tell again what was missed from number %d on", self.replay_endpoint, start)
+            logger.warning("%s did not replay the messages missed since number %d", self.replay_endpoint, start)
         finally:
             socket.close()
 
 
 def replayed(frames: Sequence[bytes]) -> Sequence[bytes]:
-    """A message that was told again, as it was at first: some engines put an empty frame before its three."""
+    """Return a replayed message in its live form: some engines put an empty frame before its three."""
     return frames[1:] if len(frames) == ENVELOPE_FRAMES and not frames[0] else frames
 
 
 def number_of(frames: Sequence[bytes]) -> int | None:
-    """The number of a message; None for one that is none, and for the end of a replay."""
+    """Return the number of a message; None for a malformed message, and for the end of a replay."""
     if len(frames) < 2 or len(frames[-2]) != 8:
         return None
     (number,) = struct.unpack(">q", frames[-2])
@@ -248,7 +248,7 @@ def number_of(frames: Sequence[bytes]) -> int | None:
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Itself. Raises `InvalidArgument` for what ZMQ cannot connect to."""
+    """Return the endpoint. Raise `InvalidArgument` if ZMQ cannot connect to it."""
     scheme, found, rest = endpoint.partition("://")
     if not found:
         raise InvalidArgument(f"invalid ZMQ endpoint `{endpoint}`: missing scheme")

@@ -1,6 +1,6 @@
-"""Forward passes: what every step of an engine computed, told to planners (serving-plane.md §3.4, §5.8).
+"""Forward-pass metrics: one message for each engine step, published for planners.
 
-One message a step, and one of zeros for each second without a step, so that silence always means a worker that is gone.
+A message of zeros is sent for each second without a step, so that silence always means a worker that is gone.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ HEARTBEAT_S = 1.0  # Upstream's.
 RESTED = ForwardPass()
 
 Publish = Callable[[bytes], None]
-"""Sends one message of a topic. Must not block."""
+"""Function that sends one message of a topic. Must not block."""
 
 
 class ForwardPassPublisher:
-    """Numbers the steps of each rank and tells them. Belongs to the running loop."""
+    """Number and publish the steps of each rank. Belongs to the running loop."""
 
     def __init__(self, publish: Publish, worker_id: str, ranks: int = 1, heartbeat_s: float = HEARTBEAT_S) -> None:
         self._publish = publish
@@ -32,7 +32,7 @@ class ForwardPassPublisher:
         ]
 
     def put(self, passed: ForwardPass, dp_rank: int = 0) -> None:
-        """A step ended. Raises `IndexError` for a rank that there is not."""
+        """Publish a finished step. Raise `IndexError` for an unknown rank."""
         counter = self._counters[dp_rank] = self._counters[dp_rank] + 1
         self._told_s[dp_rank] = self._loop.time()
         metrics = ForwardPassMetrics(
@@ -47,12 +47,12 @@ class ForwardPassPublisher:
         self._publish(msgpack_encode(metrics))
 
     def close(self) -> None:
-        """Tells nothing more by itself."""
+        """Stop the heartbeats."""
         for timer in self._timers:
             timer.cancel()
 
     def _beat(self, rank: int) -> None:
-        """A timer for each rank, not one for each step: it looks when the last step was and sleeps on."""
+        """Run one timer per rank, not one per step: it checks the time of the last step and reschedules itself."""
         due_s = self._told_s[rank] + self._heartbeat_s
         if self._loop.time() >= due_s:
             self.put(RESTED, rank)

@@ -1,7 +1,8 @@
-"""PaceListener: how fast workers compute, heard from the metrics of their steps (topic `forward-pass-metrics`).
+"""PaceListener: learns the workers' speed from their forward-pass metrics (topic `forward-pass-metrics`).
 
-The cost function `balanced` weighs seconds, and so wants to know what a prompt token and a step of decoding take; the
-model of prompts under way (`--router-prefill-load-model`) wants to know how long a prompt takes. Workers that do not publish their steps leave the router with the paces that it began with.
+The cost function `balanced` is in seconds, and needs the duration of a prompt token and of a decode step; the model of
+prefill progress (`--router-prefill-load-model`) needs the duration of a prompt. If workers do not publish their steps,
+the router keeps its initial paces.
 """
 
 import logging
@@ -21,7 +22,7 @@ decode = msgpack_decoder(ForwardPassMetrics).decode
 
 
 class PaceListener:
-    """Tells a `Pace`, and a `PrefillModel` where there is one, of every step that the workers of an endpoint publish."""
+    """Update a `Pace`, and a `PrefillModel` if there is one, from every step that an endpoint's workers publish."""
 
     def __init__(
         self, runtime: DistributedRuntime, endpoint: EndpointId, pace: Pace, prefill: PrefillModel | None = None
@@ -32,19 +33,19 @@ class PaceListener:
         self._topic = Topic(runtime, endpoint, FORWARD_PASS_TOPIC, lambda event: self.hear(event.payload))
 
     async def start(self) -> None:
-        """Begins to listen."""
+        """Start listening."""
         await self._topic.start(speaks=False)
 
     async def close(self) -> None:
-        """Ends."""
+        """Stop listening."""
         await self._topic.close()
 
     def hear(self, payload: bytes) -> None:
-        """One step. What cannot be read is left out, and said."""
+        """Process one step; a malformed one is logged and skipped."""
         try:
             step = decode(payload)
         except ValueError as error:
-            logger.warning("a step of %s cannot be read: %s", self._endpoint, error)
+            logger.warning("malformed forward-pass metrics from %s: %s", self._endpoint, error)
             return
         done = step.scheduled_requests
         self._pace.observe(done.sum_prefill_tokens, done.num_decode_requests, done.sum_decode_kv_tokens, step.wall_time)

@@ -1,8 +1,8 @@
-"""KvHoldings: what one rank's KV cache and the tiers below it hold, told by events, and how to tell it again.
+"""KvHoldings: blocks in one rank's KV cache and its lower tiers, built from events, with answers to recovery queries.
 
-Whoever missed an event asks for the newest ones, which are kept as they were, or for all: a few events that lead from
-nothing to the present state (docs/kv-events.md). A block that was evicted before the blocks that follow it is remembered
-as long as they are held, for without it nobody could say where they belong.
+A router that missed an event requests the newest ones, which are kept, or all: a dump of events that recreate the
+present state (docs/kv-events.md). A block that was evicted before its descendants is kept as long as they are cached,
+because their position depends on it.
 """
 
 from collections import deque
@@ -25,12 +25,12 @@ from dynamo.protocols.kv_events import (
 )
 
 RECENT_MAX = 1024  # As upstream: some seconds of a busy worker, longer than an event plane takes to reconnect.
-BLOCKS_MAX = 1 << 18  # Per rank, once for each tier that holds one: a dump of them fits in one message of 32 MiB.
+BLOCKS_MAX = 1 << 18  # Per rank, counted once per tier that holds a block: their dump fits in one message of 32 MiB.
 _BITS = {name: 1 << number for number, name in enumerate(TIERS)}
 
 
 class _Place:
-    """A block and what comes before it."""
+    """A block and its parent."""
 
     __slots__ = ("block", "followers", "parent_hash", "tiers")
 
@@ -39,19 +39,19 @@ class _Place:
         self.parent_hash = parent_hash
         self.followers = 0
         self.tiers = tiers
-        """A bit for each that holds it."""
+        """Bit set of the tiers that hold the block."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingDump:
-    """A dump under way, and the last event that it knows of."""
+    """A dump in progress, and the last event that it covers."""
 
     dump: KvDump
     last_event_id: int
 
 
 class KvHoldings:
-    """The blocks of one rank. Events must be applied in the order of their ids, from 1, with none left out."""
+    """Blocks of one rank. Events must be applied in the order of their ids, from 1, without gaps."""
 
     def __init__(
         self, worker_id: int, dp_rank: int = 0, recent_max: int = RECENT_MAX, blocks_max: int = BLOCKS_MAX
@@ -63,24 +63,24 @@ class KvHoldings:
         self._recent: deque[WorkerKvEvent] = deque(maxlen=recent_max)
         self._places: dict[int, _Place] = {}
         self._more = 0
-        """How often a block is held by another tier as well."""
+        """Sum over all blocks of the tiers beyond the first that hold them."""
 
     def held(self, tier: str = TIERS[0]) -> dict[int, int]:
-        """The tokens hash of each block that a tier holds, by its own hash."""
+        """Return the tokens hash of each block in a tier, by block hash."""
         bit = _BITS[tier]
         return {key: place.block.tokens_hash for key, place in self._places.items() if place.tiers & bit}
 
     def apply(self, told: WorkerKvEvent) -> None:
-        """The next event happened."""
+        """Apply the next event."""
         event = told.event
-        assert event.event_id == self.last_event_id + 1, "an event of the cache was left out"
+        assert event.event_id == self.last_event_id + 1, "event ids must be consecutive"
         self.last_event_id = event.event_id
         self._recent.append(told)
         bit = _BITS.get(told.storage_tier)
         if bit is None:
             return
         if event.data == "cleared":
-            if told.storage_tier == TIERS[0]:  # As routers have it: the engine forgot everything.
+            if told.storage_tier == TIERS[0]:  # As in routers: clearing the device clears all tiers.
                 self._places.clear()
                 self._more = 0
         elif event.data.stored is not None:
@@ -90,17 +90,17 @@ class KvHoldings:
                 self._remove(block_hash, bit)
 
     def answer(self, query: KvSourceQuery) -> KvSourceAnswer:
-        """What a router wants to know."""
+        """Answer a router's recovery query."""
         return self.short_answer(query) or self.told(self.begin_dump())
 
     def short_answer(self, query: KvSourceQuery) -> KvSourceAnswer | None:
-        """The same, None where a dump is needed. The end of a range is not looked at: what is newer helps as well."""
+        """Answer a query without a dump, None if a dump is needed. The range's end is ignored, as newer events help."""
         for name, asked, own in (
             ("worker_id", query.worker_id, self._worker_id),
             ("dp_rank", query.dp_rank, self._dp_rank),
         ):
             if asked != own:
-                return KvSourceAnswer(error=f"{name} {asked}: this source speaks of {own}")
+                return KvSourceAnswer(error=f"{name} {asked}: this source serves {own}")
         start, end, newest = query.start_event_id, query.end_event_id, self.last_event_id
         if start is not None and end is not None and end < start:
             return KvSourceAnswer(invalid_range=KvSourceInvalidRange(start, end))
@@ -112,14 +112,14 @@ class KvHoldings:
         return KvSourceAnswer(events=KvSourceEvents(kept, newest))
 
     def begin_dump(self) -> "PendingDump":
-        """What is held now, to be told when it has been worked through."""
+        """Start a dump of the present state."""
         places = self._places.values()
         blocks, parents = [place.block for place in places], [place.parent_hash for place in places]
         made = KvDump(blocks, parents, [place.tiers for place in places], self._tell)
         return PendingDump(made, self.last_event_id)
 
     def told(self, pending: "PendingDump") -> KvSourceAnswer:
-        """A dump that was begun, and what happened since, so that it is never older than what a router has heard."""
+        """Complete a dump and append later events, so that it is never older than the events a router has received."""
         events = pending.dump.complete()
         last_event_id = pending.last_event_id
         since = self.last_event_id - last_event_id
@@ -131,27 +131,27 @@ class KvHoldings:
         return KvSourceAnswer(dump=KvSourceDump(events, last_event_id))
 
     def dump(self) -> list[WorkerKvEvent]:
-        """Events that lead from nothing to what is held; their ids count from 1 and mean nothing else."""
+        """Return events that recreate the present state; their ids count from 1 and have no other meaning."""
         dump = self.told(self.begin_dump()).dump
-        assert dump is not None, "a dump that is none"
+        assert dump is not None, "the answer must be a dump"
         return dump.events
 
     def validate(self) -> None:
-        """Raises `AssertionError` where the parts disagree."""
+        """Raise `AssertionError` if the parts are inconsistent."""
         followers: dict[int, int] = {}
         for place in self._places.values():
             if place.parent_hash is not None:
-                assert place.parent_hash in self._places, "a block follows one that nobody remembers"
+                assert place.parent_hash in self._places, "the parent of a block is missing"
                 followers[place.parent_hash] = followers.get(place.parent_hash, 0) + 1
         for key, place in self._places.items():
-            assert place.followers == followers.get(key, 0), "a block does not know how many follow it"
-            assert place.tiers or place.followers, "a block is remembered for no reason"
+            assert place.followers == followers.get(key, 0), "the followers of a block are miscounted"
+            assert place.tiers or place.followers, "a block without tiers and followers is kept"
         more = sum(place.tiers.bit_count() - 1 for place in self._places.values() if place.tiers)
         assert self._more == more, "the tiers of the blocks are miscounted"
-        assert len(self._places) + more <= self._blocks_max, "more blocks than there is room for"
+        assert len(self._places) + more <= self._blocks_max, "more blocks than the maximum"
 
     def _store(self, stored: Stored, bit: int) -> None:
-        """Blocks whose predecessor is unknown are nobody's prefix and are left out, here as in a router."""
+        """Store blocks; those with an unknown parent match no prompt and are skipped, as in a router."""
         parent_hash = stored.parent_hash
         for block in stored.blocks:
             place = self._places.get(block.block_hash)
@@ -169,7 +169,7 @@ class KvHoldings:
             parent_hash = block.block_hash
 
     def _follow(self, parent_hash: int | None) -> bool:
-        """Counts one more follower; False where there is nothing to follow."""
+        """Count one more follower of a block; return False if the block is unknown."""
         if parent_hash is None:
             return True
         parent = self._places.get(parent_hash)
@@ -179,7 +179,7 @@ class KvHoldings:
         return True
 
     def _remove(self, block_hash: int, bit: int) -> None:
-        """Forgets it, and the evicted blocks before it that nothing follows any more."""
+        """Remove a block from a tier, and evicted ancestors without remaining followers."""
         place = self._places.get(block_hash)
         if place is None or not place.tiers & bit:
             return

@@ -1,10 +1,11 @@
-"""KV stream: workers' KV events kept by a JetStream server (serving-plane.md §4.10, docs/durable-kv-events.md).
+"""KV stream: workers' KV events stored by a JetStream server (docs/durable-kv-events.md).
 
     worker ──event, JSON──▶ stream namespace-…-component-…-kv-events ──▶ a durable consumer for each router
                                  │ too many messages                          │ their sum
-                                 └── purged up to what everybody has ◀── object radix-state in bucket …-radix-bucket
+                                 └── purged once acknowledged ◀──── object radix-state in bucket …-radix-bucket
 
-What is here is the worker's end and the names; `llm.kv_snapshots` is the router's.
+This module has the worker's publisher and the names; `kv_events.snapshots` and `kv_events.durable` are the router's
+part.
 """
 
 import asyncio
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OBJECT = "radix-state"
-UNSENT_MAX = 65_536  # Events that wait for a server that is away: minutes of a busy worker.
-WINDOW = 256  # Events that are under way to the server at once.
+UNSENT_MAX = 65_536  # Events that wait while the server is unavailable: minutes of a busy worker.
+WINDOW = 256  # Events in flight to the server at once.
 ACK_TIMEOUT_S = 5.0
 DRAIN_S = 2.0
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
-# Bounds of the stream, for when no router purges it. The server then drops the oldest events, which routers see as a gap:
-# they ask the worker. Routers take a snapshot, and purge, long before.
+# Bounds of the stream, for when no router purges it. The server then drops the oldest events; routers detect the gap
+# and query the worker. Routers take a snapshot, and purge, long before.
 STREAM_MESSAGES_MAX = 4_000_000
 STREAM_BYTES_MAX = 1 << 30
 STREAM_AGE_MAX_S = 7 * 86_400.0
@@ -44,32 +45,32 @@ _UNUSUAL = re.compile(r"[^a-z0-9-]")
 
 
 def slug(text: str) -> str:
-    """A name that JetStream takes."""
+    """Return a name that JetStream accepts."""
     return _UNUSUAL.sub("-", text.lower())
 
 
 def component_subject(endpoint: EndpointId) -> str:
-    """What the names begin with: all endpoints of a component share their stream."""
+    """Return the prefix of the names: all endpoints of a component share their stream."""
     return f"namespace.{endpoint.namespace}.component.{endpoint.component}"
 
 
 def stream_name(endpoint: EndpointId) -> str:
-    """The stream of a component's KV events."""
+    """Return the name of the stream of a component's KV events."""
     return slug(f"{component_subject(endpoint)}.kv-events")
 
 
 def bucket_name(endpoint: EndpointId) -> str:
-    """The bucket of their snapshot."""
+    """Return the name of the bucket of the component's snapshot."""
     return slug(f"{component_subject(endpoint)}-radix-bucket")
 
 
 def event_subject(endpoint: EndpointId) -> str:
-    """Where an event is published."""
+    """Return the subject on which events are published."""
     return f"{stream_name(endpoint)}.queue"
 
 
 async def ensure_stream(context: "JetStreamContext", endpoint: EndpointId) -> None:
-    """Make the stream, with bounds, where there is none; one that exists keeps its own."""
+    """Create the stream, with bounds, if it does not exist; an existing one keeps its own bounds."""
     from nats.js.errors import BadRequestError, NotFoundError
 
     name = stream_name(endpoint)
@@ -84,15 +85,15 @@ async def ensure_stream(context: "JetStreamContext", endpoint: EndpointId) -> No
                 max_bytes=STREAM_BYTES_MAX,
                 max_age=STREAM_AGE_MAX_S,
             )
-        except BadRequestError:  # Somebody else made it just now.
+        except BadRequestError:  # Another process has just created it.
             await context.stream_info(name)
 
 
 class KvStreamPublisher:
-    """One process's end of the stream: in order, each event until the server has it."""
+    """Publisher to the stream for one process: sends events in order, each until the server has acknowledged it."""
 
     def __init__(self, runtime: DistributedRuntime, endpoint: EndpointId) -> None:
-        """Raises `ConfigError` where the client library is missing."""
+        """Raise `ConfigError` if the client library is missing."""
         self._endpoint = endpoint
         self._subject = event_subject(endpoint)
         self._connection = runtime.nats_connection("kv_events")
@@ -102,21 +103,21 @@ class KvStreamPublisher:
         self._sent = asyncio.Event()
         prefix = "dynamo_component_kv_stream_"
         self._published = runtime.metrics.counter(
-            prefix + "published_total", "KV events that the stream has taken"
+            prefix + "published_total", "KV events acknowledged by the stream"
         ).labels()
         self._dropped = runtime.metrics.counter(
-            prefix + "dropped_total", "KV events that the stream never got; routers ask the worker for them"
+            prefix + "dropped_total", "KV events that did not reach the stream; routers query the worker for them"
         ).labels()
 
     def start(self) -> None:
-        """Begins to send; a server that is away is waited for."""
+        """Start sending, as soon as the server is available."""
         self._connection.begin()
         self._tasks.supervise(self._send, "send")
 
     def put(self, told: WorkerKvEvent) -> None:
-        """The next event; it is dropped where too many wait, which routers see as a gap."""
+        """Queue the next event; it is dropped if the queue is full, which routers detect as a gap."""
         if len(self._unsent) >= UNSENT_MAX:
-            self._drop("too many wait for the server")
+            self._drop("the queue is full")
             return
         number = told.event
         self._unsent.append((f"{told.worker_id:x}.{number.dp_rank}.{number.event_id}", json_encode(told)))
@@ -124,7 +125,7 @@ class KvStreamPublisher:
         self._sent.clear()
 
     async def flush(self, timeout_s: float = DRAIN_S) -> bool:
-        """Waits until the server has all of it; False where the time does not suffice."""
+        """Wait until the server has all events; return False after the timeout."""
         if not self._unsent:
             return True
         try:
@@ -135,15 +136,15 @@ class KvStreamPublisher:
         return True
 
     async def close(self) -> None:
-        """Sends what waits, if the server is there, and ends."""
+        """Send queued events if the server is available, and stop."""
         if not await self.flush():
-            logger.warning("%d KV events did not reach the stream", len(self._unsent))
+            logger.warning("%d KV events did not reach the stream before the shutdown", len(self._unsent))
         await self._tasks.cancel_and_wait()
         await self._connection.close()
 
     def _drop(self, reason: str) -> None:
         self._dropped.inc()
-        if int(self._dropped.value).bit_count() == 1:  # The first, and each time they have doubled.
+        if int(self._dropped.value).bit_count() == 1:  # Log the first, and each time the number has doubled.
             logger.warning("%d KV events did not reach the stream: %s", int(self._dropped.value), reason)
 
     async def _send(self) -> None:
@@ -156,7 +157,7 @@ class KvStreamPublisher:
             try:
                 await self._send_window(window)
             except (Error, DynamoException, OSError, TimeoutError) as error:
-                logger.warning("KV events cannot be sent to the stream: %s; they are sent again", error or "no answer")
+                logger.warning("failed to send KV events to the stream: %s; retrying", error or "no response")
                 await asyncio.sleep(backoff.next(random.random()))
                 continue
             backoff.reset()
@@ -167,7 +168,7 @@ class KvStreamPublisher:
                 self._sent.set()
 
     async def _send_window(self, window: list[tuple[str, bytes]]) -> None:
-        """Sends some, in order, and returns when the server has them. One it had before it knows by its name."""
+        """Send events in order; return when the server has them. The server drops duplicates by message id."""
         from nats.errors import MaxPayloadError
 
         await self._connection.wait_up()
@@ -178,7 +179,7 @@ class KvStreamPublisher:
             try:
                 acks.append(await context.publish_async(self._subject, body, headers={"Nats-Msg-Id": name}))
             except MaxPayloadError:
-                self._drop(f"one of {len(body)} bytes is larger than the server takes")
+                self._drop(f"an event of {len(body)} bytes exceeds the server's maximum payload")
         async with asyncio.timeout(ACK_TIMEOUT_S):
             await asyncio.gather(*acks)
         self._published.inc(len(acks))

@@ -1,4 +1,4 @@
-"""KvEventPublisher: upstream's way for an engine to tell the routers which blocks it holds (serving-plane.md §5.8)."""
+"""KvEventPublisher: upstream's API for engines to publish the stored and removed blocks of their KV cache."""
 
 import asyncio
 import logging
@@ -24,14 +24,14 @@ EARLY_MAX = 1024  # Messages before the publisher is registered, which takes mil
 
 
 class LoopThread:
-    """The thread of the loop that this is made on. Engines call from threads of their own."""
+    """Thread of the event loop on which this object is created. Engines call from threads of their own."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Runs it there: now if this is it."""
+        """Run `work` on that thread; immediately if it is the current one."""
         if threading.get_ident() == self._thread:
             work()
         else:
@@ -39,7 +39,7 @@ class LoopThread:
 
 
 class LatePublisher:
-    """A publisher of the event plane that can be written to before it is registered. For the loop's thread."""
+    """Publisher of the event plane that accepts messages before it is registered. For the loop's thread."""
 
     def __init__(self, endpoint: Endpoint, topic: str) -> None:
         self._early: list[bytes] = []
@@ -48,7 +48,7 @@ class LatePublisher:
         self._opening = endpoint.runtime.tasks.start(self._open(endpoint, topic), f"publish {topic}")
 
     def publish(self, payload: bytes) -> None:
-        """Sends it, now or as soon as it can be."""
+        """Send a message, immediately or once registered."""
         if self._publisher is not None:
             self._publisher.publish(payload)
         elif len(self._early) < EARLY_MAX:
@@ -57,11 +57,11 @@ class LatePublisher:
             self.dropped += 1
 
     async def opened(self) -> None:
-        """Returns when subscribers can find it."""
+        """Wait until subscribers can find the publisher."""
         await asyncio.shield(self._opening)
 
     async def close(self) -> None:
-        """Leaves the registry. What comes later is not sent."""
+        """Leave the registry. Later messages are not sent."""
         self._opening.cancel()
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
@@ -74,11 +74,11 @@ class LatePublisher:
         for payload in early:
             publisher.publish(payload)
         if self.dropped:
-            logger.warning("%d messages of %s came before it was registered and were dropped", self.dropped, topic)
+            logger.warning("dropped %d messages of %s that came before its registration", self.dropped, topic)
 
 
 class LiveEvents:
-    """Events that are told once, to those who listen or to a stream that keeps them."""
+    """Events without recovery, published on the event plane or sent to a durable stream."""
 
     def __init__(self, endpoint: Endpoint, worker_id: int, stream: KvStreamPublisher | None = None) -> None:
         self._late = None if stream is not None else LatePublisher(endpoint, publishers.KV_EVENTS_TOPIC)
@@ -95,7 +95,7 @@ class LiveEvents:
 
 
 class SourcedEvents:
-    """Events that are told again to a router that missed some: a source for each rank (`llm.kv_source`)."""
+    """Events that a router can recover after a loss: one source per rank (`kv_events.source`)."""
 
     def __init__(
         self, endpoint: Endpoint, worker_id: int, dp_rank: int, stream: KvStreamPublisher | None = None
@@ -104,7 +104,7 @@ class SourcedEvents:
         self._stream = stream
         self._worker_id = worker_id
         self._sources: dict[int, tuple[KvEventSource, asyncio.Task[None]]] = {}
-        self._source(dp_rank)  # Routers ask a rank that has said nothing yet, too.
+        self._source(dp_rank)  # Routers also query a rank without events.
 
     def put(self, event: KvEvent, dp_rank: int, tier: str) -> None:
         self._source(dp_rank).put(event, tier)
@@ -124,13 +124,13 @@ class SourcedEvents:
 
 
 class KvEventPublisher:
-    """Publishes what one rank's cache stores and evicts. May be called from any thread.
+    """Publisher of the blocks that one rank's cache stores and evicts. May be called from any thread.
 
-    With `enable_local_indexer` a router that missed events is told them again; with `zmq_endpoint` this also listens to
-    an engine that publishes its events there (`llm.kv_event_relay`). With `image_token_id` and `video_token_id` the
-    placeholders of what a block shows are told as routers write them (`llm.mm_routing`). `durable_kv_events`, which is
-    ours and without which `DYN_DURABLE_KV_EVENTS` says, sends the events to a stream that keeps them (`llm.kv_stream`).
-    Raises `InvalidArgument` for a block size below 1 and for an argument that this release does not honour.
+    With `enable_local_indexer` routers can recover missed events; with `zmq_endpoint` this also relays events that an
+    engine publishes there (`kv_events.relay`). With `image_token_id` and `video_token_id` media placeholders are
+    replaced by the routing tokens (`text.multimodal.routing_hashes`). `durable_kv_events`, an extension whose default
+    is `DYN_DURABLE_KV_EVENTS`, sends the events to a durable stream (`kv_events.jetstream`). Raises `InvalidArgument`
+    for a block size below 1 and for an unsupported argument.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class KvEventPublisher:
         self._thread = LoopThread()
         self._is_closed = False
         self.closing: asyncio.Task[None] | None = None
-        """Ends when everything was sent, and nobody finds it any more; begun by `shutdown`."""
+        """Task begun by `shutdown`; ends when all events are sent and the publisher has left the registry."""
         self._events: LiveEvents | SourcedEvents
         if durable_kv_events is None:
             durable_kv_events = setting("DYN_DURABLE_KV_EVENTS", False, read_bool)
@@ -195,7 +195,7 @@ class KvEventPublisher:
         is_eagle: bool | None = None,
         cache_salt: str | None = None,
     ) -> None:
-        """Consecutive blocks that can be read now, under the engine's own hashes (signed or unsigned)."""
+        """Publish consecutive stored blocks under the engine's own hashes (signed or unsigned)."""
         event = self._stored(
             token_ids, num_block_tokens, block_hashes, parent_hash,
             block_mm_infos=block_mm_infos, lora_name=lora_name, is_eagle=is_eagle, cache_salt=cache_salt,
@@ -203,11 +203,11 @@ class KvEventPublisher:
         self._put([event] if event.blocks else [])
 
     def publish_removed(self, block_hashes: Sequence[int]) -> None:
-        """Blocks that were evicted."""
+        """Publish evicted blocks."""
         self._put([Removed([unsigned(one) for one in block_hashes])])
 
     def publish_batch(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Several events in order; all are judged before one is published.
+        """Publish several events in order; all are validated before the first is published.
 
         Each is `{"type": "stored" | "removed", …}` with the arguments of `publish_stored` or `publish_removed`.
         """
@@ -228,7 +228,7 @@ class KvEventPublisher:
         self._put(made)
 
     def shutdown(self) -> None:
-        """Leaves the registry; further events are not sent."""
+        """Leave the registry; further events are not sent."""
         self._thread.run(self._shut)
 
     def _shut(self) -> None:
@@ -271,15 +271,15 @@ class KvEventPublisher:
         if len(num_block_tokens) != len(block_hashes):
             raise InvalidArgument(f"{len(num_block_tokens)} block sizes for {len(block_hashes)} block hashes")
         if sum(num_block_tokens) > len(token_ids):
-            raise InvalidArgument(f"{len(token_ids)} tokens for blocks of {sum(num_block_tokens)} together")
+            raise InvalidArgument(f"{len(token_ids)} tokens: the blocks need {sum(num_block_tokens)}")
         whole = 0
         while whole < len(num_block_tokens) and num_block_tokens[whole] == self._block_size:
             whole += 1
         if whole < len(num_block_tokens):
             logger.warning(
-                "KV blocks not published: one has %d tokens, expected %d", num_block_tokens[whole], self._block_size
+                "KV blocks not published: a block has %d tokens, expected %d", num_block_tokens[whole], self._block_size
             )
-        ahead = 1 if is_eagle else 0  # The token behind the last block is hashed with it.
+        ahead = 1 if is_eagle else 0  # The token after the last block is part of its hash.
         shown = block_mm_infos
         if block_mm_infos is not None and self._placeholders:
             token_ids, block_mm_infos = padded(token_ids, self._block_size, block_mm_infos, self._placeholders)
@@ -306,7 +306,7 @@ def compute_block_hash_for_seq(
     is_eagle: bool | None = None,
     cache_namespace: str | None = None,
 ) -> list[int]:
-    """The hash of each complete block's tokens (`llm.mm_routing`). Raises `InvalidArgument`."""
+    """Return the hash of each complete block's tokens (`text.multimodal.routing_hashes`). Raise `InvalidArgument`."""
     return hashes_of(
         tokens,
         kv_block_size,
@@ -318,9 +318,9 @@ def compute_block_hash_for_seq(
 
 
 def _unsent(payload: bytes) -> None:
-    """Where a stream keeps the events, nobody hears them on the event plane."""
+    """Discard a payload: with a durable stream, events are not published on the event plane."""
 
 
 def unsigned(block_hash: int) -> int:
-    """An engine's hash as the wire has it: 64 bits without a sign."""
+    """Convert an engine's hash to the wire format, an unsigned 64-bit number."""
     return int(block_hash) & U64

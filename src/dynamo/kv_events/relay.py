@@ -1,7 +1,7 @@
-"""KV event relay: what an engine says of its cache over a ZMQ socket of its own, made into our events.
+"""KV event relay: conversion of an engine's ZMQ cache events into our events.
 
-The form is vLLM's (serving-plane.md §5.8): three frames, topic, number and msgpack of `[time, [events], dp_rank]`. An
-event is a map with a `type`, or an array that begins with it.
+The format is vLLM's: three frames, topic, number and msgpack of `[time, [events], dp_rank]`. An event is a map with a
+`type`, or an array that begins with it.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ TIERS = {
     "DISK": "disk",
     "REMOTE": "external",
 }
-"""An engine's word for where a block is, and ours."""
+"""Engine names of storage tiers, and ours."""
 
 ARRAYS = {
     "BlockStored": (
@@ -36,20 +36,20 @@ ARRAYS = {
     "BlockRemoved": ("type", "block_hashes", "medium"),
     "AllBlocksCleared": ("type",),
 }  # fmt: skip
-"""The fields of an event that is an array."""
+"""Fields of events in array form."""
 
-UNREAD_MAX = 100_000  # Messages that wait for us, as upstream.
+UNREAD_MAX = 100_000  # Messages queued by ZMQ, as upstream.
 
 MakeStored = Callable[..., KvEvent | None]
-"""Makes an event of tokens, block sizes, hashes, parent, adapter and images; None where nothing can be published."""
+"""Factory of an event from tokens, block sizes, hashes, parent, adapter and images; None to publish nothing."""
 
 IMAGE_DIGITS, IMAGE_ZEROS = 16, "0" * 48
-"""An engine knows an image by the frontend's hash of it, in hexadecimal and filled up; its other names are not minded."""
+"""An image's key is the frontend's hash of it, in hexadecimal and zero-padded; other keys are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """One event, and whose it is."""
+    """One event, and its rank."""
 
     event: KvEvent
     dp_rank: int
@@ -57,7 +57,7 @@ class Relayed:
 
 
 def relayed(payload: bytes, block_tokens: int, dp_rank: int, make_stored: MakeStored) -> list[Relayed]:
-    """The events of one message; `dp_rank` is that of a message without one. Raises `InvalidArgument`."""
+    """Return the events of one message; `dp_rank` is the default for messages without one. Raise `InvalidArgument`."""
     try:
         batch = msgpack_decode(payload)
     except UNREADABLE as error:
@@ -76,7 +76,7 @@ def relayed(payload: bytes, block_tokens: int, dp_rank: int, make_stored: MakeSt
 
 @asynccontextmanager
 async def subscribed(endpoint: str, topic: str = "") -> AsyncIterator[tuple[Any, Any]]:
-    """A ZMQ context, and its socket that hears what an engine publishes there. Raises `ZMQError`."""
+    """Yield a ZMQ context, and its socket subscribed to an engine's messages. Raise `ZMQError`."""
     import zmq
     import zmq.asyncio
 
@@ -94,7 +94,7 @@ async def subscribed(endpoint: str, topic: str = "") -> AsyncIterator[tuple[Any,
 
 
 class KvEventRelay:
-    """Listens to one engine until it is cancelled."""
+    """Relay the events of one engine until cancelled."""
 
     def __init__(
         self,
@@ -115,24 +115,24 @@ class KvEventRelay:
         self._next: int | None = None
 
     async def run(self) -> None:
-        """Connects, again and again if the engine comes late, and passes on what it says."""
+        """Connect, with retries until the engine is available, and relay its messages."""
         async with subscribed(self._endpoint, self._topic) as (_, socket):
             while True:
                 self.hear(await socket.recv_multipart())
 
     def hear(self, frames: Sequence[bytes]) -> None:
-        """One message; one that cannot be read is told and left out, whole."""
+        """Process one message; a malformed one is logged and skipped as a whole."""
         if len(frames) != 3 or len(frames[1]) != 8:
-            logger.warning("a message of %s that is none: expected topic, number and events", self._endpoint)
+            logger.warning("malformed KV event from %s: expected [topic, sequence, payload]", self._endpoint)
             return
         (number,) = struct.unpack(">Q", frames[1])
         if self._next is not None and number > self._next:
-            logger.warning("%d messages of %s were lost before number %d", number - self._next, self._endpoint, number)
+            logger.warning("%d messages from %s were lost before %d", number - self._next, self._endpoint, number)
         self._next = number + 1
         try:
             events = relayed(frames[2], self._block_tokens, self._dp_rank, self._make_stored)
         except DynamoException as error:
-            logger.warning("message %d of %s cannot be read: %s", number, self._endpoint, error)
+            logger.warning("malformed message %d from %s: %s", number, self._endpoint, error)
             return
         for one in events:
             self._put(one.event, one.dp_rank, one.tier)
@@ -168,9 +168,10 @@ def _event(fields: Mapping[str, Any], block_tokens: int, make_stored: MakeStored
 
 
 def shown_in(extra_keys: Any) -> list[Any] | None:
-    """What each block shows, of an engine's extra keys by block; None where none shows anything.
+    """Return the media of each block from an engine's extra keys by block; None if no block has media.
 
-    A key is an image where it is the frontend's hash of one, or begins with it. Others, such as salts and adapters, are not for here.
+    A key is an image if it is the frontend's hash of one, or begins with it. Other keys, such as salts and adapters,
+    are ignored.
     """
     if not isinstance(extra_keys, list):
         return None
@@ -189,7 +190,7 @@ def _shown(keys: list[Any]) -> dict[str, Any] | None:
 
 
 def hash_of(value: int | bytes) -> int:
-    """An engine's block hash as 64 bits: of a longer one, the last eight bytes. Raises `InvalidArgument`."""
+    """Return an engine's block hash as 64 bits: the last eight bytes of a longer one. Raise `InvalidArgument`."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value & (1 << 64) - 1
     if isinstance(value, bytes) and value:

@@ -1,8 +1,8 @@
-"""Snapshots: the sum of a component's KV events as one object, replaced as a whole (serving-plane.md §4.10).
+"""Snapshots: the sum of a component's KV events as one object, replaced atomically.
 
-The object store keeps an object in pieces under a random name, and one message that says which name counts. `write`
-sends the pieces first and that message last, on the condition that nobody replaced it meanwhile: a reader sees the old
-state or the new one, and whoever was too slow changes nothing. A lock keeps two routers from uploading at once.
+The object store keeps an object in pieces under a random name, and one message that names the current object. `send`
+sends the pieces, and `commit` that message on the condition that it was not replaced meanwhile: a reader sees the old
+state or the new one, and a slow writer changes nothing. A lock keeps two routers from uploading at once.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 READS_MAX, READ_EVERY_S = 10, 0.1
 READ_TIMEOUT_S, PIECE_TIMEOUT_S = 30.0, 2.0
 CHUNK_BYTES = 1 << 17
-LOCK_TTL_S = 30.0  # A router that died while it held the lock delays the next snapshot so long.
+LOCK_TTL_S = 30.0  # Delay of the next snapshot after a router died while it held the lock.
 LOCK_KEY = "router-snapshot-lock"
 
 decode_snapshot = json_decoder(list[WorkerKvEvent]).decode
 
 
 class ObjectInfo(msgspec.Struct):
-    """The message that says which pieces are the object."""
+    """The message that names the pieces of the current object."""
 
     name: str
     bucket: str
@@ -54,18 +54,18 @@ decode_info = json_decoder(ObjectInfo).decode
 
 
 class Superseded(DynamoException):
-    """Another router's snapshot came first."""
+    """Another router's snapshot was committed first."""
 
 
 @dataclass(slots=True)
 class Lock:
-    """The right to upload, as long as it is renewed."""
+    """Lock on uploading, valid as long as it is renewed."""
 
     bucket: "KeyValue"
     revision: int
 
     async def renew(self, owner: bytes) -> None:
-        """Raises `Superseded` where it was lost."""
+        """Renew the lock. Raise `Superseded` if it was lost."""
         from nats.js.errors import KeyWrongLastSequenceError
 
         try:
@@ -74,17 +74,17 @@ class Lock:
             raise Superseded("the lock was lost") from None
 
     async def release(self) -> None:
-        """Lets others upload; one that was lost stays whose it is."""
+        """Release the lock; a lost one stays with its new owner."""
         from nats.js.errors import APIError
 
         try:
             await self.bucket.delete(LOCK_KEY, last=self.revision)
         except APIError as error:
-            logger.debug("the snapshot's lock is not ours any more: %s", error)
+            logger.debug("the snapshot's lock was lost before its release: %s", error)
 
 
 class SnapshotStore:
-    """The bucket of one component."""
+    """Snapshot bucket of one component."""
 
     def __init__(self, context: "JetStreamContext", endpoint: EndpointId) -> None:
         self.bucket = bucket_name(endpoint)
@@ -94,16 +94,16 @@ class SnapshotStore:
         self._meta = f"$O.{self.bucket}.M.{base64.urlsafe_b64encode(OBJECT.encode()).decode()}"
 
     async def open(self) -> None:
-        """Makes the bucket where there is none."""
+        """Create the bucket if it does not exist."""
         from nats.js.errors import BadRequestError
 
         try:
             await self._context.create_object_store(bucket=self.bucket)
-        except BadRequestError:  # Somebody else made it just now.
+        except BadRequestError:  # Another process has just created it.
             await self._context.object_store(self.bucket)
 
     async def drop(self) -> None:
-        """Deletes the bucket with all that is in it."""
+        """Delete the bucket with its content."""
         from nats.js.errors import NotFoundError
 
         try:
@@ -112,7 +112,7 @@ class SnapshotStore:
             return
 
     async def read(self) -> list[WorkerKvEvent]:
-        """The snapshot, once two readings agree; nothing where there is none that can be read."""
+        """Return the snapshot, once two readings agree; nothing if there is none or it cannot be read."""
         before: bytes | None = None
         for number in range(READS_MAX):
             if number:
@@ -123,19 +123,19 @@ class SnapshotStore:
             before = found
         else:
             if before is None:
-                logger.warning("the snapshot in %s could not be read: its events are asked for instead", self.bucket)
+                logger.warning("failed to read the snapshot in %s; workers are queried instead", self.bucket)
                 return []
-            logger.warning("the snapshot in %s does not stand still; the last reading is taken", self.bucket)
+            logger.warning("the snapshot in %s keeps changing; using the last reading", self.bucket)
         if not before:
             return []
         try:
             return await asyncio.to_thread(decode_snapshot, before)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            logger.warning("the snapshot in %s cannot be understood: %s", self.bucket, error)
+            logger.warning("malformed snapshot in %s: %s", self.bucket, error)
             return []
 
     async def _read_once(self) -> bytes | None:
-        """What is there: nothing for no snapshot, None where it changed or vanished while it was read."""
+        """Return the object: empty for no snapshot, None if it changed or vanished during the reading."""
         from nats.errors import Error
         from nats.js.errors import NotFoundError
 
@@ -162,7 +162,7 @@ class SnapshotStore:
             await subscription.unsubscribe()
 
     async def lock(self, owner: bytes) -> Lock | None:
-        """The right to upload; None while another router has it."""
+        """Acquire the lock; return None while another router holds it."""
         from nats.js.errors import BadRequestError, KeyWrongLastSequenceError
 
         try:
@@ -175,7 +175,7 @@ class SnapshotStore:
             return None
 
     async def version(self) -> int:
-        """Which snapshot counts; 0 for none."""
+        """Return the version of the current snapshot; 0 for none."""
         from nats.js.errors import NotFoundError
 
         try:
@@ -185,7 +185,7 @@ class SnapshotStore:
         return found.seq or 0
 
     async def send(self, pieces: Sequence[bytes], lock: Lock, owner: bytes) -> ObjectInfo:
-        """Sends the pieces; nobody sees them before `commit` is given what this returns."""
+        """Send the pieces; they are invisible until `commit` is called with the returned value."""
         name, digest, size = secrets.token_hex(11), hashlib.sha256(), 0
         subject = self._pieces_of(name)
         renewed_s = asyncio.get_running_loop().time()
@@ -200,11 +200,11 @@ class SnapshotStore:
         return ObjectInfo(OBJECT, self.bucket, name, size, len(pieces), digest_of(digest))
 
     async def send_piece(self, subject: str, piece: bytes) -> None:
-        """Sends one of them, and returns when the server has it."""
+        """Send one piece, and return when the server has it."""
         await self._context.publish(subject, piece)
 
     async def commit(self, info: ObjectInfo, version: int) -> None:
-        """Makes the pieces the snapshot. Raises `Superseded` where `version` does not count any more."""
+        """Make the pieces the current snapshot. Raise `Superseded` if `version` is not current any more."""
         from nats.js.errors import APIError
 
         headers = {"Nats-Rollup": "sub", "Nats-Expected-Last-Subject-Sequence": str(version)}
@@ -212,10 +212,10 @@ class SnapshotStore:
             await self._context.publish(self._meta, json_encode(info), headers=headers)
         except APIError as error:
             await self._context.purge_stream(self._stream, subject=self._pieces_of(info.nuid))
-            raise Superseded(f"another router's snapshot came first ({error.description})") from None
+            raise Superseded(f"another router's snapshot was committed first ({error.description})") from None
 
     async def sweep(self, info: ObjectInfo) -> None:
-        """Deletes the pieces of former snapshots, and of uploads that never ended."""
+        """Delete the pieces of former snapshots and of unfinished uploads."""
         current = self._pieces_of(info.nuid)
         state = (await self._context.stream_info(self._stream, subjects_filter=self._pieces_of(">"))).state
         for subject in state.subjects or {}:
@@ -227,5 +227,5 @@ class SnapshotStore:
 
 
 def digest_of(found: "hashlib._Hash") -> str:
-    """A digest as the object store writes it."""
+    """Return a digest in the object store's format."""
     return "SHA-256=" + base64.urlsafe_b64encode(found.digest()).decode()

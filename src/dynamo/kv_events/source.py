@@ -1,10 +1,11 @@
-"""KvEventSource: one rank's KV events, published, and told again to a router that missed some (docs/kv-events.md).
+"""KvEventSource: publisher of one rank's KV events that also answers recovery queries (docs/kv-events.md).
 
     engine ──event──▶ holdings ──▶ event plane ──▶ routers
                          ▲                            │ an id is missing, or the source is new
                          └── worker_kv_query_source_… ┘
 
-The holdings hear of an event before the routers do, so that an answer is never older than what a router has heard.
+The holdings are updated before an event is published, so that an answer is never older than the events a router
+received.
 """
 
 import asyncio
@@ -30,16 +31,16 @@ from dynamo.runtime.server import ServeOptions
 
 logger = logging.getLogger(__name__)
 
-BLOCKS_PER_TURN = 2048  # About a millisecond; the 16,384 blocks of a large cache are told within sixteen turns.
+BLOCKS_PER_TURN = 2048  # About a millisecond; the 16,384 blocks of a large cache are dumped within sixteen turns.
 
 
 class KvEventSource:
-    """What a rank's cache holds, for those who listen and for those who ask."""
+    """Publish the changes of a rank's cache, and serve its state to routers."""
 
     def __init__(
         self, endpoint: Endpoint, worker_id: int, dp_rank: int = 0, stream: KvStreamPublisher | None = None
     ) -> None:
-        """`stream`: keeps the events for routers that begin anew; they are sent there in place of the event plane."""
+        """`stream`: durable storage for the events; they are sent there instead of the event plane."""
         self._endpoint = endpoint
         self._stream = stream
         self._worker = WorkerRank(worker_id, dp_rank)
@@ -51,7 +52,7 @@ class KvEventSource:
         self._is_listed = False
 
     async def open(self) -> None:
-        """Lets routers find it: first who answers, then who is to be asked. They begin with all that is held by then."""
+        """Register: first the query endpoint, then the source record. Routers begin with a full dump."""
         endpoint, scope = self._endpoint, EventScope("endpoint", self._endpoint.id)
         runtime = endpoint.runtime
         publisher = self._publisher = await runtime.event_plane.publisher(endpoint.id, KV_EVENTS_TOPIC)
@@ -62,25 +63,25 @@ class KvEventSource:
         await self._list(self._record)
 
     async def join(self) -> None:
-        """Lets routers find it again after `leave`; they begin anew with all that is held by then."""
+        """Register again after `leave`; routers begin again with a dump of the present state."""
         if self._serving is not None and self._record is not None:
             await self._serving.register()
             await self._list(self._record)
 
     def put(self, event: KvEvent, tier: str = "device") -> None:
-        """Something changed in the cache. It is sent with the loop's next turn."""
+        """Apply and publish a change of the cache. It is sent with the loop's next turn."""
         self._events.put(event, self._worker.dp_rank, tier)
 
     def flush(self) -> None:
-        """Sends what has not been sent."""
+        """Send queued events."""
         self._events.flush()
 
     def handle(self, request: Request, reply: Reply) -> None:
-        """A router asks. Raises `InvalidArgument` for what is no query."""
+        """Answer a router's query. Raise `InvalidArgument` for a malformed query."""
         query = decode(request.body, request.codec, KvSourceQuery)
         start = query.start_event_id
         logger.info(
-            "rank %d is asked for its KV events: %s",
+            "KV events of rank %d requested: %s",
             self._worker.dp_rank,
             "all" if start is None else f"from {start} on",
         )
@@ -91,7 +92,7 @@ class KvEventSource:
             _write(reply, answer)
 
     async def _dump(self, reply: Reply) -> None:
-        """Tells all that is held; between two pieces everyone else has a turn of the loop."""
+        """Send a dump of all blocks, yielding to the event loop between two pieces."""
         pending = self.holdings.begin_dump()
         while True:
             pending.dump.work(BLOCKS_PER_TURN)
@@ -103,7 +104,7 @@ class KvEventSource:
         _write(reply, self.holdings.told(pending))
 
     async def leave(self) -> None:
-        """Lets no router find it any more; what still happens is sent to those who listen."""
+        """Leave the registry; later events are still sent to current subscribers."""
         if self._record is not None and self._is_listed:
             self._is_listed = False
             await self._endpoint.discovery.delete(EVENT_SOURCES, self._record.key)
@@ -111,7 +112,7 @@ class KvEventSource:
             await self._serving.unregister()
 
     async def close(self) -> None:
-        """Leaves, sends what is left, and ends."""
+        """Leave the registry, send queued events, and stop."""
         await self.leave()
         self.flush()
         serving, self._serving = self._serving, None
@@ -131,7 +132,7 @@ class KvEventSource:
             self._stream.put(told)
 
     def _publish(self, payload: bytes) -> None:
-        """Before it is open nobody listens; the first dump tells what happened until then."""
+        """Publish a payload. Before the publisher is open there are no subscribers; the first dump covers them."""
         if self._publisher is not None and self._stream is None:
             self._publisher.publish(payload)
 
@@ -142,5 +143,5 @@ def _write(reply: Reply, answer: KvSourceAnswer) -> None:
 
 
 def recovery_endpoint(publisher_id: int) -> str:
-    """The name under which a publisher is asked."""
+    """Return the name of a publisher's query endpoint."""
     return f"worker_kv_query_source_{publisher_id:x}"

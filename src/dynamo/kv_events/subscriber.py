@@ -1,12 +1,12 @@
-"""KvView: a router's picture of what its workers hold, kept whole (docs/kv-events.md).
+"""KvView: a router's view of its workers' cached blocks, with recovery of lost events (docs/kv-events.md).
 
-    v1/event_sources ──new──▶ ask for all ──▶ dump ──▶ index ◀── events in order
-                                  ▲                                 │ an id is missing
-                                  └───────── ask from there on ◀────┘
+    v1/event_sources ──new──▶ query all ──▶ dump ──▶ index ◀── events in order
+                                  ▲                              │ an id is missing
+                                  └──── query from there on ◀────┘
 
-Each rank's events are numbered from 1. A gap is asked for from the last event heard on; while the answer is on its way,
-what comes is kept, and applied behind it. A rank whose source does not answer is known by its live events alone, and
-asked again.
+Each rank's events are numbered from 1. A gap triggers a query from the last received event on; until the answer
+arrives, events are buffered, and applied after it. A rank whose source does not answer is known by its live events
+alone, and is queried again.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ from dynamo.runtime.single_response import OneAnswer
 
 logger = logging.getLogger(__name__)
 
-ASK_TIMEOUT_S = 10.0  # A dump of the largest cache takes a second to make and send.
+ASK_TIMEOUT_S = 10.0  # A dump of the largest cache takes a second to create and send.
 ASK_FIRST_S, ASK_MAX_S = 0.2, 10.0
 HELD_BACK_S = 0.01
-PENDING_MAX = 4096  # Events kept while an answer is on its way: beyond that a new dump costs less.
-EVENTS_PER_TURN = 64  # Events of a dump that are applied before others have a turn: about a millisecond.
+PENDING_MAX = 4096  # Events buffered while a query is in progress: beyond that a new dump costs less.
+EVENTS_PER_TURN = 64  # Events of a dump that are applied before yielding to the event loop: about a millisecond.
 
 decode_source = json_decoder(EventSource).decode
 decode_events = msgpack_decoder(list[WorkerKvEvent]).decode
@@ -46,36 +46,36 @@ Rank = tuple[int, int]
 
 
 class Listener(Protocol):
-    """Who is told what workers hold: a router's machine."""
+    """Receiver of cache changes, for example a router's state."""
 
     def apply(self, told: WorkerKvEvent) -> bool:
-        """A worker's cache changed."""
+        """Apply a change of a worker's cache."""
 
     def forget(self, worker_id: int, dp_rank: int) -> None:
-        """A rank's holdings are unknown; what it holds is told anew."""
+        """Remove a rank's blocks; its present blocks are sent afterwards."""
 
 
 class _Source:
-    """One rank, and how far it was heard."""
+    """State of the events of one rank."""
 
     def __init__(self, record: EventSource | None) -> None:
         self.record = record
         self.last_id = 0
         self.is_partial = False
-        """Whether something was missed that nobody could be asked for."""
+        """Whether events were lost that no source could supply."""
         self.is_held_back = False
-        """Whether what comes has to wait: it is being brought to what was kept, or told to somebody."""
+        """Whether new events must wait, while a snapshot is applied or a dump is created."""
         self.pending: deque[WorkerKvEvent] = deque()
         self.recovery: asyncio.Task[None] | None = None
 
 
 class KvView:
-    """Follows the KV events of one endpoint's workers."""
+    """Follow the KV events of one endpoint's workers."""
 
     def __init__(
         self, runtime: DistributedRuntime, endpoint: EndpointId, listener: Listener, *, is_durable: bool = False
     ) -> None:
-        """`is_durable`: events are kept elsewhere (`llm.kv_durable`), so that who is new need not be asked for all."""
+        """`is_durable`: events are stored elsewhere (`kv_events.durable`), so that new ranks need no full query."""
         self.endpoint = endpoint
         self._asks_new = not is_durable
         self._runtime = runtime
@@ -88,44 +88,44 @@ class KvView:
 
     @property
     def is_sound(self) -> bool:
-        """False while one of its watches has died and is being restarted."""
+        """False while one of its watches has crashed and is being restarted."""
         return self._tasks.is_sound
 
     @property
     def has_sources(self) -> bool:
-        """Whether anybody tells what it holds."""
+        """Whether any event source is registered."""
         return bool(self._sources)
 
     @property
     def is_whole(self) -> bool:
-        """Whether no rank's holdings are being asked for."""
+        """Whether no query is in progress."""
         return all(source.recovery is None and not source.is_held_back for source in self._sources.values())
 
     async def start(self) -> None:
-        """Begins to listen, then to ask: no event can fall between."""
+        """Start listening, then querying: no event is lost in between."""
         self._subscriber = await self._runtime.event_plane.subscriber(self.endpoint, KV_EVENTS_TOPIC)
         self._tasks.supervise(self._listen, "events")
         self._tasks.supervise(self._watch, "sources")
 
     async def close(self) -> None:
-        """Ends."""
+        """Stop."""
         await self._tasks.cancel_and_wait()
         if self._subscriber is not None:
             await self._subscriber.close()
 
     def drop_worker(self, worker_id: int) -> None:
-        """A worker left: what it said is void."""
+        """Remove a worker that left, with its blocks."""
         for rank in [rank for rank in self._sources if rank[0] == worker_id]:
             self._drop(rank)
 
-    # What is kept elsewhere.
+    # Snapshots
 
     def heard(self) -> dict[Rank, int]:
-        """The last event of each rank that was heard of."""
+        """Return the last received event id of each rank."""
         return {rank: source.last_id for rank, source in self._sources.items() if source.last_id}
 
     async def adopt(self, events: Sequence[WorkerKvEvent]) -> None:
-        """Takes what somebody kept of ranks that were heard less of; an event's number is its rank's last."""
+        """Apply stored events of ranks that are less up to date here; the greatest event id is the rank's last."""
         by_rank: dict[Rank, list[WorkerKvEvent]] = {}
         for told in events:
             by_rank.setdefault((told.worker_id, told.event.dp_rank), []).append(told)
@@ -149,9 +149,10 @@ class KvView:
 
     @contextlib.contextmanager
     def standing_still(self, worker_id: int, dp_rank: int) -> Iterator[Callable[[], int | None]]:
-        """Holds a rank's events back, so that what is known of it can be told in pieces.
+        """Hold a rank's events back, so that its state can be dumped in pieces.
 
-        What is yielded says the number of its last event; None for a rank that is unknown, left, or is being asked.
+        Yield a function that returns the rank's last event id; None if the rank is unknown, has left, or is being
+        queried.
         """
         rank = (worker_id, dp_rank)
         source = self._sources.get(rank)
@@ -166,18 +167,18 @@ class KvView:
             self._catch_up(rank, source)
 
     def ask_silent(self) -> None:
-        """All that was kept was told: who is not known by it is asked, now and when it comes."""
+        """After the stored events are applied: query the ranks without events, now and when new ones are registered."""
         self._asks_new = True
         for rank, source in self._sources.items():
             if source.record is not None and not source.last_id and source.recovery is None:
                 self._recover(rank, source, None)
 
     def forget_strangers(self, workers: Collection[int]) -> None:
-        """Forgets the ranks of workers that are not among these and cannot be asked."""
+        """Remove ranks without a source whose workers are not in `workers`."""
         for rank in [rank for rank, one in self._sources.items() if one.record is None and rank[0] not in workers]:
             self._drop(rank)
 
-    # What is heard.
+    # Events
 
     async def _listen(self) -> None:
         assert self._subscriber is not None
@@ -192,13 +193,13 @@ class KvView:
             events = decode_events(event.payload)
         except ValueError as error:
             self._metrics.unreadable.inc()
-            logger.warning("KV events of %s cannot be read: %s", self.endpoint, error)
+            logger.warning("malformed KV events of %s: %s", self.endpoint, error)
             return
         for told in events:
             self.hear(told)
 
     def hear(self, told: WorkerKvEvent) -> None:
-        """One event, in any order and however often."""
+        """Process one event; events may be out of order or duplicated."""
         rank = (told.worker_id, told.event.dp_rank)
         source = self._sources.get(rank)
         if source is None:
@@ -221,7 +222,7 @@ class KvView:
                 return
             source.is_partial = True
             if source.last_id:
-                self._listener.forget(*rank)  # Nobody can be asked what was missed.
+                self._listener.forget(*rank)  # There is no source to query for the lost events.
         self._apply(source, told)
 
     def _apply(self, source: _Source, told: WorkerKvEvent) -> None:
@@ -230,7 +231,7 @@ class KvView:
             event_type=kind_of(told), status="ok" if self._listener.apply(told) else "missed"
         ).inc()
 
-    # Who can be asked.
+    # Sources
 
     async def _watch(self) -> None:
         prefix = topic_prefix(self.endpoint, KV_EVENTS_TOPIC)
@@ -252,7 +253,7 @@ class KvView:
             record = decode_source(value)
         except UNREADABLE as error:
             self._metrics.unreadable.inc()
-            logger.warning("the event source %s cannot be read: %s", key, error)
+            logger.warning("malformed event source record %s: %s", key, error)
             return
         worker = record.metadata.worker
         rank = (worker.worker_id, worker.dp_rank)
@@ -288,7 +289,7 @@ class KvView:
             source.recovery.cancel()
         self._listener.forget(*rank)
 
-    # Asking.
+    # Recovery
 
     def _recover(self, rank: Rank, source: _Source, start: int | None) -> None:
         name = f"holdings of {rank[0]:x}.{rank[1]}"
@@ -302,10 +303,12 @@ class KvView:
                 break
             except (DynamoException, TimeoutError, *UNREADABLE) as error:
                 self._metrics.unanswered.inc()
-                logger.warning("worker %x rank %d does not say what it holds: %s", *rank, error or "no answer in time")
+                logger.warning(
+                    "cannot query worker %x rank %d for KV events: %s; retrying", *rank, error or "timed out"
+                )
             start = None
             await asyncio.sleep(backoff.next(random.random()))
-        while source.is_held_back:  # noqa: ASYNC110 - a moment, and seldom
+        while source.is_held_back:  # noqa: ASYNC110 - short and rare
             await asyncio.sleep(HELD_BACK_S)
         await self._learn(rank, source, answer)
         source.recovery, source.is_partial = None, False
@@ -313,21 +316,21 @@ class KvView:
         self._catch_up(rank, source)
 
     def _catch_up(self, rank: Rank, source: _Source) -> None:
-        """Takes what came meanwhile."""
+        """Process the events buffered meanwhile."""
         pending, source.pending = source.pending, deque()
         if self._sources.get(rank) is source:
             for told in pending:
                 self.hear(told)
 
     async def _learn(self, rank: Rank, source: _Source, answer: KvSourceAnswer) -> None:
-        """Applies an answer, with a turn for others now and then."""
+        """Apply an answer, yielding to the event loop at intervals."""
         if answer.dump is not None:
             self._listener.forget(*rank)
             events, last_id = answer.dump.events, answer.dump.last_event_id
         elif answer.events is not None:
             events, last_id = answer.events.events, answer.events.last_event_id
         else:
-            return  # Nothing newer has happened: what comes next tells whether something is missing.
+            return  # No newer events exist; the next event shows whether one is missing.
         is_whole = answer.dump is not None
         for number, told in enumerate(events, 1):
             if is_whole:
@@ -339,7 +342,7 @@ class KvView:
         source.last_id = last_id
 
     async def _ask(self, rank: Rank, source: _Source, start: int | None) -> KvSourceAnswer:
-        assert source.record is not None, "only who has a source is asked"
+        assert source.record is not None, "only ranks with a source are queried"
         question: dict[str, object] = {
             "worker_id": rank[0],
             "dp_rank": rank[1],
@@ -353,29 +356,23 @@ class KvView:
 
 
 class ViewMetrics:
-    """What was heard, and what had to be asked for."""
+    """Metrics of received events and recovery queries."""
 
     def __init__(self, registry: MetricsRegistry) -> None:
         self.events = registry.counter(
             "dynamo_component_kv_cache_events_applied", "KV events applied", ("event_type", "status")
         )
         prefix = "dynamo_router_kv_"
-        self.gaps = registry.counter(
-            prefix + "event_gaps_total", "Times that an event's number was not the next"
-        ).labels()
+        self.gaps = registry.counter(prefix + "event_gaps_total", "Gaps in the event numbers of a rank").labels()
         self.recoveries = registry.counter(
-            prefix + "recoveries_total", "Times that a rank's holdings were learnt anew"
+            prefix + "recoveries_total", "Completed recoveries of a rank's blocks from its source"
         ).labels()
-        self.unanswered = registry.counter(
-            prefix + "recovery_failures_total", "Questions about holdings without answer"
-        ).labels()
-        self.unreadable = registry.counter(
-            prefix + "unreadable_events_total", "Messages that could not be read"
-        ).labels()
+        self.unanswered = registry.counter(prefix + "recovery_failures_total", "Recovery queries that failed").labels()
+        self.unreadable = registry.counter(prefix + "unreadable_events_total", "Malformed messages").labels()
 
 
 async def ask(runtime: DistributedRuntime, callee: Callee, question: dict[str, object]) -> KvSourceAnswer:
-    """Asks a source what it holds. Raises a `DynamoException`, or what decoding raises."""
+    """Query a source. Raise a `DynamoException`, or a decoding error."""
     target = Target.of(callee)
     receiver = OneAnswer("the source")
     request = Request(f"kv-recovery-{random.getrandbits(64):x}", encode(question, target.codec), target.codec, {}, {})
@@ -385,23 +382,23 @@ async def ask(runtime: DistributedRuntime, callee: Callee, question: dict[str, o
         await plane.connect(target)
         call = plane.send(target, request, receiver, _nobody)
         if call is None:
-            raise StreamIncomplete(f"the connection to {target.address} broke at once")
+            raise StreamIncomplete(f"the connection to {target.address} closed immediately")
     try:
         item = await receiver.first
     except asyncio.CancelledError:
         call.kill()
         raise
     if item.data is None:
-        raise StreamIncomplete(f"the source answered {item.event or 'nothing'}")
+        raise StreamIncomplete(f"unexpected item from the source: {item.event or 'nothing'}")
     answer: KvSourceAnswer = decode(item.data, item.codec, KvSourceAnswer)
     return answer
 
 
 def _nobody(instance_id: int, error: Exception | None) -> None:
-    """How a question ends is seen by who asked it."""
+    """Ignore the end of a query; the caller handles it."""
 
 
 def kind_of(told: WorkerKvEvent) -> str:
-    """The `event_type` label of an event."""
+    """Return the `event_type` label of an event."""
     data = told.event.data
     return "cleared" if isinstance(data, str) else "stored" if data.stored is not None else "removed"

@@ -1,4 +1,4 @@
-"""Topic: one endpoint's messages of one kind, heard and told for as long as somebody cares."""
+"""Topic: subscription to and publication of one endpoint's messages of one kind."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from dynamo.runtime.event_plane.base import Event, Publisher, PublisherGone, Sub
 
 
 class Topic:
-    """A part in it, from `start` to `close`. What `hear` and `gone` raise ends the listening until it is begun anew."""
+    """A topic's subscriber and publisher, from `start` to `close`. Exceptions of handlers restart the subscription."""
 
     def __init__(
         self,
@@ -19,7 +19,7 @@ class Topic:
         hear: Callable[[Event], None],
         gone: Callable[[int], None] | None = None,
     ) -> None:
-        """`gone` is told which publisher left."""
+        """`gone` is called with the id of a publisher that left."""
         self._runtime = runtime
         self._endpoint = endpoint
         self._name = name
@@ -31,11 +31,11 @@ class Topic:
 
     @property
     def is_sound(self) -> bool:
-        """False while nobody is heard."""
+        """False while the subscription is interrupted."""
         return self._tasks.is_sound
 
     async def start(self, *, speaks: bool) -> None:
-        """Begins to listen, and to speak where that is wanted."""
+        """Subscribe, and register as a publisher if `speaks`."""
         plane = self._runtime.event_plane
         self._subscriber = await plane.subscriber(self._endpoint, self._name)
         if speaks:
@@ -43,21 +43,21 @@ class Topic:
         self._tasks.supervise(self._listen, "events")
 
     async def close(self) -> None:
-        """Ends."""
+        """Unsubscribe and leave the registry."""
         await self._tasks.cancel_and_wait()
         for end in (self._subscriber, self._publisher):
             if end is not None:
                 await end.close()
 
     def tell(self, payload: bytes) -> bool:
-        """Says something to all who listen. False before it speaks."""
+        """Publish a message to all subscribers. Return False before the publisher is ready."""
         if self._publisher is None:
             return False
         self._publisher.publish(payload)
         return True
 
     async def _listen(self) -> None:
-        assert self._subscriber is not None, "it listens once it is started"
+        assert self._subscriber is not None, "the subscriber is created by `start`"
         async for heard in self._subscriber:
             if isinstance(heard, Event):
                 self._hear(heard)

@@ -1,7 +1,7 @@
-"""Publishers: what a worker tells the routers: which blocks it holds, and how busy it is (serving-plane.md §3.4, §5.8).
+"""Worker publishers: a worker's KV cache events and load, batched for routers.
 
-Both collect what one turn of the loop brings and send it in one message, so that an engine may call them in every
-step. They write bytes to a function: which event plane carries them is not their concern.
+Both collect the changes of one turn of the loop and send them in one message, so that an engine may call them in every
+step. They write bytes to a function and do not depend on the event plane that carries them.
 """
 
 import asyncio
@@ -16,20 +16,20 @@ KV_EVENTS_TOPIC = "kv-events"
 KV_METRICS_TOPIC = "kv_metrics"
 
 EVENTS_MAX = 1024  # In one message: a long prompt's blocks are one event, so this is many steps of many requests.
-LOAD_INTERVAL_S = 0.1  # A wake-up costs more than the message; routers count by themselves what they place in between.
+LOAD_INTERVAL_S = 0.1  # A wake-up costs more than the message; routers count the requests they place in between.
 
-LOAD_REPEAT_S = 5.0  # Events may be lost; whoever lost one, or came late, knows better after this long.
+LOAD_REPEAT_S = 5.0  # Events may be lost; a subscriber that lost one, or is new, is up to date after this time.
 
 Publish = Callable[[bytes], None]
-"""Sends one message of a topic. Must not block."""
+"""Function that sends one message of a topic. Must not block."""
 
 
 OnKvEvent = Callable[[WorkerKvEvent], None]
-"""Hears of an event before anybody else does."""
+"""Callback that receives an event before it is sent."""
 
 
 class KvEventPublisher:
-    """Numbers the events of each rank and sends them in order."""
+    """Number the events of each rank and send them in order."""
 
     def __init__(self, publish: Publish, worker_id: int, on_event: OnKvEvent | None = None) -> None:
         self._publish = publish
@@ -40,7 +40,7 @@ class KvEventPublisher:
         self._is_scheduled = False
 
     def put(self, event: KvEvent, dp_rank: int = 0, tier: str = "device") -> None:
-        """Goes out with the loop's next turn."""
+        """Queue an event, which is sent with the loop's next turn."""
         event_id = self._last_ids.get(dp_rank, 0) + 1
         self._last_ids[dp_rank] = event_id
         numbered = NumberedKvEvent(event_id, _data(event), dp_rank)
@@ -55,7 +55,7 @@ class KvEventPublisher:
             asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
-        """Sends what has not been sent."""
+        """Send queued events."""
         self._is_scheduled = False
         if self._pending:
             pending, self._pending = self._pending, []
@@ -63,9 +63,9 @@ class KvEventPublisher:
 
 
 class WorkerMetricsPublisher:
-    """Sends the newest load of each rank when it has changed, at most once per interval, and now and then again.
+    """Send the newest load of each rank after a change, at most once per interval, and repeat it periodically.
 
-    The last one is always sent.
+    The last load is always sent.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class WorkerMetricsPublisher:
         self._repeat_timer: asyncio.TimerHandle | None = None
 
     def put(self, load: WorkerLoad) -> None:
-        """At once if nothing was sent for an interval, else when it is over, unless a newer one comes first."""
+        """Send a load immediately if nothing was sent for an interval, else at its end unless replaced."""
         sent = self._sent.get(load.dp_rank)
         if load.dp_rank not in self._newest and sent is not None and _key(sent) == _key(load):
             return
@@ -93,7 +93,7 @@ class WorkerMetricsPublisher:
             self._repeat_timer = asyncio.get_running_loop().call_later(self._repeat_s, self._repeat)
 
     def flush(self) -> None:
-        """Sends what has not been sent."""
+        """Send queued loads."""
         newest, self._newest = self._newest, {}
         self._sent.update(newest)
         self._send(newest.values())
@@ -110,7 +110,7 @@ class WorkerMetricsPublisher:
             self._publish(msgpack_encode(metrics))
 
     def close(self) -> None:
-        """Sends what is left, and nothing later by itself."""
+        """Send queued loads and stop the timers."""
         for timer in (self._timer, self._repeat_timer):
             if timer is not None:
                 timer.cancel()
@@ -118,7 +118,7 @@ class WorkerMetricsPublisher:
         self.flush()
 
     def _repeat(self) -> None:
-        """A frontend that lost the last message before a pause would take an idle worker for a busy one for ever."""
+        """Resend the loads: a frontend that lost the last message before a pause would treat an idle worker as busy."""
         self._send(self._sent.values())
         self._repeat_timer = asyncio.get_running_loop().call_later(self._repeat_s, self._repeat)
 

@@ -36,7 +36,7 @@ async def test_it_hears_every_step_and_leaves_out_what_cannot_be_read(caplog: py
     publisher.publish(step(0.5, num_prefill_requests=1, sum_prefill_tokens=100))
     await listener.close()
     listener.hear(b"\xc1")
-    assert "a step of dynamo.backend.generate cannot be read" in caplog.text
+    assert "malformed forward-pass metrics from dynamo.backend.generate" in caplog.text
     before = pace.prefill_token_s
     for _ in range(50):
         listener.hear(step(1.0, num_prefill_requests=1, sum_prefill_tokens=100))

@@ -40,7 +40,7 @@ async def test_what_waits_for_an_absent_server_is_bounded_and_the_newest_is_drop
         )
     assert [name for name, _ in publisher._unsent] == ["7.0.1", "7.0.2", "7.0.3"]
     assert "dynamo_component_kv_stream_dropped_total 2" in runtime.metrics.render()
-    assert "did not reach the stream: too many wait for the server" in caplog.text
+    assert "did not reach the stream: the queue is full" in caplog.text
     assert not await publisher.flush(0.0)
     publisher._unsent.clear()
     await publisher.close()

@@ -151,8 +151,8 @@ def test_lost_messages_are_told_and_the_rest_goes_on(caplog: pytest.LogCaptureFi
         relay.hear([b"only one"])
         relay.hear([b"", struct.pack(">Q", 9), good])
     assert put == [(Removed([7]), 1, "device")] * 2
-    assert [record.message.split(" of tcp")[0] for record in caplog.records] == [
-        "message 5", "a message", "3 messages",
+    assert [record.message.split(" from tcp")[0] for record in caplog.records] == [
+        "malformed message 5", "malformed KV event", "3 messages",
     ]  # fmt: skip
 
 
