@@ -1,9 +1,10 @@
-"""Text in, tokens to a worker, text back.
+"""Upstream's Python API under `dynamo.llm`: model registration, KV routing and events, entry points, engines in
+process.
 
-Lives here: the preprocessor (template, tokenizer), the pipeline, the detokenizer, the model card, the HTTP service.
-Must not know: engines, and how a worker computes.
+Contains thin classes and functions with upstream's names and arguments; the implementation is in the packages below.
+Must not depend on engines.
 
-The names that upstream's users import from here are loaded when they are asked for.
+Names are imported lazily, on first access.
 """
 
 from dynamo.core.lazy import lazy_names
@@ -54,6 +55,6 @@ _PUBLIC = {
     "with_engine_data": "dynamo.llm.unary",
 }
 _OLDER = {"fetch_llm": "fetch_model", "register_llm": "register_model", "unregister_llm": "unregister_model"}
-"""Upstream's older spellings."""
+"""Upstream's former names."""
 
 __all__, __getattr__, __dir__ = lazy_names(__name__, _PUBLIC, _OLDER)

@@ -1,8 +1,8 @@
-"""Entrypoint: upstream's `make_engine` and `run_input`: an input joined to an engine, and run until it is stopped.
+"""Entrypoint: upstream's `make_engine` and `run_input`, which connect an input to an engine and run until stopped.
 
-Inputs: `http`, a frontend; `grpc`, one that speaks KServe; `text`, a conversation in the terminal; `dyn://ns.comp.ep` (or
-the bare path), a worker at that endpoint. Engines: `Dynamic`, the models that discovery shows, for all but the last; `Echo`, which answers with the
-prompt, and `Mocker`, a simulated engine, for all.
+Inputs: `http`, a frontend; `grpc`, a KServe frontend; `text`, a conversation in the terminal; `dyn://ns.comp.ep` (or
+the bare path), a worker at that endpoint. Engines: `Dynamic`, the discovered models, for all inputs but the last;
+`Echo`, which answers with the prompt, and `Mocker`, a simulated engine, for all inputs.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from dynamo.serving.migration import MigrationPolicy
 
 HTTP_PORT = 8080
 GRPC_PORT = 8787
-OWN_ENDPOINT = "dynamo.backend.generate"  # Where a frontend's own engine serves.
+OWN_ENDPOINT = "dynamo.backend.generate"  # Endpoint of a frontend's own engine.
 
 
 class EngineType(enum.Enum):
-    """What answers."""
+    """Kind of engine."""
 
     Echo = "echo"
     Dynamic = "dynamic"
@@ -40,7 +40,7 @@ class EngineType(enum.Enum):
 
 @dataclass
 class EntrypointArgs:
-    """Upstream's settings of an input and an engine. One that this release does not honour must keep its default."""
+    """Upstream's settings of an input and an engine. Unsupported settings must keep their default."""
 
     engine_type: EngineType
     model_path: str | None = None
@@ -76,7 +76,7 @@ class EntrypointArgs:
     tokenizer_fallback: bool | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InvalidArgument` for what this release does not honour."""
+        """Raise `InvalidArgument` for unsupported settings."""
         if not isinstance(self.engine_type, EngineType):
             raise InvalidArgument(
                 f"engine_type {self.engine_type!r}: expected a member of EngineType", param="engine_type"
@@ -95,18 +95,18 @@ NOT_HONOURED = (
 
 MOCKER_ONLY = ("extra_engine_args", "mocker_engine_args")
 MOCKER = "dynamo.mocker.entrypoint"
-"""Looked up when it is wanted: an engine is above this package, which knows none."""
+"""Imported on demand: engines are in a layer above this package."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """What `make_engine` made, for `run_input`."""
+    """Result of `make_engine`, for `run_input`."""
 
     args: EntrypointArgs
 
 
 async def make_engine(distributed_runtime: DistributedRuntime, args: EntrypointArgs) -> EngineSetup:
-    """Judges the arguments. Raises `ConfigError` for an engine without its model."""
+    """Check the arguments. Raise `ConfigError` for an engine without its model."""
     if args.engine_type is not EngineType.Dynamic and args.model_path is None:
         raise ConfigError(f"model_path: the {args.engine_type.value} engine needs a directory with a tokenizer")
     return EngineSetup(args)
@@ -118,14 +118,14 @@ async def run_input(
     engine_config: EngineSetup,
     frontend_route_extensions: Sequence[FrontendRoute] | None = None,
 ) -> None:
-    """Runs until the runtime shuts down. Raises `ConfigError` for an input that this release does not have."""
+    """Run until the runtime shuts down. Raise `ConfigError` for an unknown input."""
     if frontend_route_extensions and input != "http":
         raise ConfigError(f"input {input}: frontend_route_extensions are for http")
     args, is_worker = engine_config.args, "." in input
     if not is_worker and input not in {"http", "grpc", "text"}:
         raise ConfigError(f"input {input!r}: expected http, grpc, text or dyn://namespace.component.endpoint")
     if args.http_metrics_port is not None and input != "grpc":
-        raise ConfigError(f"http_metrics_port: input {input} has its metrics elsewhere; it is for grpc")
+        raise ConfigError(f"http_metrics_port: must not be set for input {input}; it is for grpc")
     if is_worker and args.engine_type is EngineType.Dynamic:
         raise ConfigError(f"input {input}: a worker needs an engine of its own; Dynamic is for http, grpc and text")
     await distributed_runtime.connect()
@@ -142,7 +142,7 @@ async def run_input(
 
 @contextlib.asynccontextmanager
 async def _serving(runtime: DistributedRuntime, args: EntrypointArgs, path: str) -> AsyncIterator[None]:
-    """The engine of this process, where it has one, serves within."""
+    """Serve this process's engine, if it has one, within the context."""
     if args.engine_type is EngineType.Mocker:
         mocker = await importlib.import_module(MOCKER).serve(runtime, args, path)
         try:
@@ -157,7 +157,7 @@ async def _serving(runtime: DistributedRuntime, args: EntrypointArgs, path: str)
 
 @contextlib.contextmanager
 def _ending(runtime: DistributedRuntime) -> Iterator[asyncio.Event]:
-    """An event that is set when the runtime has shut down."""
+    """Yield an event that is set when the runtime has shut down."""
     ending = asyncio.Event()
     closing = asyncio.ensure_future(runtime.wait_closed())
     closing.add_done_callback(lambda _: ending.set())
@@ -182,7 +182,7 @@ async def _run_http(runtime: DistributedRuntime, args: EntrypointArgs, extension
 
 
 async def _run_grpc(runtime: DistributedRuntime, args: EntrypointArgs) -> None:
-    from dynamo.grpc.service import KserveOptions  # Its library is an extra.
+    from dynamo.grpc.service import KserveOptions  # Requires an optional dependency.
     from dynamo.grpc.serving import ServedKserve, run_kserve
 
     options = _frontend_options(args)
@@ -211,8 +211,8 @@ def _frontend_options(args: EntrypointArgs) -> FrontendOptions:
 
 
 async def _serve_echo(runtime: DistributedRuntime, args: EntrypointArgs, path: str) -> None:
-    """A worker that answers with the prompt, registered for everyone."""
-    assert args.model_path is not None, "make_engine asked for it"
+    """Serve a registered worker that answers with the prompt."""
+    assert args.model_path is not None, "make_engine checks model_path"
     endpoint = runtime.endpoint(path)
     await endpoint.serve(GeneratorHandler(echo, runtime.tasks))
     try:
@@ -233,7 +233,7 @@ async def _serve_echo(runtime: DistributedRuntime, args: EntrypointArgs, path: s
 
 
 async def echo(request: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The prompt's tokens, one by one, within the request's budget."""
+    """Yield the prompt's tokens, one by one, within the request's budget."""
     tokens = request["token_ids"][: (request.get("stop_conditions") or {}).get("max_tokens")]
     for token in tokens:
         yield {"token_ids": [token], "index": 0}

@@ -1,4 +1,4 @@
-"""Exceptions: the error tree under the names and the address that upstream's users import."""
+"""Exceptions: the error classes under upstream's module path and names."""
 
 from dynamo.core.errors import (
     Cancelled,

@@ -1,4 +1,4 @@
-"""FpmDirectPublisher and FpmEventSubscriber: forward-pass metrics under upstream's names (serving-plane.md §5.8)."""
+"""FpmDirectPublisher and FpmEventSubscriber: forward-pass metrics under upstream's names."""
 
 import asyncio
 import queue
@@ -12,7 +12,7 @@ from dynamo.protocols.load import ForwardPass, ForwardPassMetrics, QueuedRequest
 from dynamo.runtime.component import Endpoint
 from dynamo.runtime.event_plane.base import Event
 
-UNREAD_MAX = 10_000  # Messages; an engine of a thousand steps a second and ten seconds of a reader that hangs.
+UNREAD_MAX = 10_000  # Messages: ten seconds of an engine with a thousand steps per second while the reader hangs.
 
 read_metrics = msgpack_decoder(ForwardPassMetrics).decode
 
@@ -21,7 +21,7 @@ RankKey = tuple[str, int]
 
 
 class FpmDirectPublisher:
-    """For an engine that counts its own steps. The heartbeat comes by itself; any thread may publish."""
+    """Publisher for an engine that counts its own steps. Heartbeats are automatic; any thread may publish."""
 
     def __init__(self, endpoint: Endpoint, worker_id: str, dp_size: int = 1) -> None:
         if dp_size < 1:
@@ -48,9 +48,9 @@ class FpmDirectPublisher:
         queued_sum_decode_kv_tokens: int,
         wall_time_secs: float,
     ) -> None:
-        """One step of one rank. Raises `InvalidArgument` for a rank that there is not."""
+        """Publish one step of one rank. Raise `InvalidArgument` for an unknown rank."""
         if not 0 <= dp_rank < self._ranks:
-            raise InvalidArgument(f"dp_rank {dp_rank}: this publisher has {self._ranks}", param="dp_rank")
+            raise InvalidArgument(f"dp_rank {dp_rank}: must be below {self._ranks}", param="dp_rank")
         passed = ForwardPass(
             wall_time_secs,
             ScheduledRequests(
@@ -70,7 +70,7 @@ class FpmDirectPublisher:
         self._thread.run(lambda: None if self._is_closed else self._passes.put(passed, dp_rank))
 
     def shutdown(self) -> None:
-        """Tells nothing more."""
+        """Stop publishing."""
         self._thread.run(self._shut)
 
     def _shut(self) -> None:
@@ -81,7 +81,7 @@ class FpmDirectPublisher:
 
 
 class FpmEventSubscriber:
-    """Hears the steps of every worker of an endpoint: message by message (`recv`), or the newest (`start_tracking`)."""
+    """Receive the steps of all workers of an endpoint: each message (`recv`), or the newest ones (`start_tracking`)."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -93,25 +93,25 @@ class FpmEventSubscriber:
         self._is_closed = False
 
     def recv(self) -> bytes | None:
-        """The next message, None after `shutdown`. Blocks: not for the loop's thread."""
+        """Return the next message, None after `shutdown`. Blocks: not for the loop's thread."""
         if self._is_tracking:
-            raise InvalidArgument("FpmEventSubscriber.recv: not after start_tracking")
+            raise InvalidArgument("FpmEventSubscriber.recv: cannot be called after start_tracking")
         self._thread.run(self._listen)
         return None if self._is_closed and self._unread.empty() else self._unread.get()
 
     def start_tracking(self) -> None:
-        """Remembers the newest message of every rank from here on."""
+        """Keep the newest message of every rank from now on."""
         self._is_tracking = True
         self._thread.run(self._listen)
 
     def get_recent_stats(self) -> dict[RankKey, bytes]:
-        """The newest message by worker id and rank, of workers that are there. Raises before `start_tracking`."""
+        """Return the newest message of each live worker and rank. Raise `InvalidArgument` before `start_tracking`."""
         if not self._is_tracking:
-            raise InvalidArgument("FpmEventSubscriber.get_recent_stats: start_tracking comes first")
+            raise InvalidArgument("FpmEventSubscriber.get_recent_stats: call start_tracking first")
         return dict(self._recent)
 
     def shutdown(self) -> None:
-        """Ends; who waits in `recv` hears None."""
+        """Stop; a caller blocked in `recv` receives None."""
         self._thread.run(self._shut)
 
     def _listen(self) -> None:
@@ -149,7 +149,7 @@ class FpmEventSubscriber:
                 self._recent[key] = event.payload
 
     def _give(self, payload: bytes | None) -> None:
-        """The oldest makes room: what a planner wants to know is how it is now."""
+        """Queue a message; when full, the oldest one is dropped, since planners need the present state."""
         while True:
             try:
                 self._unread.put_nowait(payload)

@@ -1,7 +1,7 @@
-"""HttpService: upstream's OpenAI server for engines that live in the same process.
+"""HttpService: upstream's OpenAI server for engines in the same process.
 
 An engine is an async generator function that takes the client's request and yields OpenAI's chunks. It is served like
-any model that takes text, by a private runtime within the process.
+any model with text input, by a private runtime within the process.
 """
 
 import asyncio
@@ -20,33 +20,33 @@ KINDS = {"chat": CHAT, "completion": COMPLETIONS, "completions": COMPLETIONS}
 
 
 class HttpAsyncEngine(PythonAsyncEngine):
-    """The same; an `HttpError` that it raises is the client's answer, as it is of every engine here."""
+    """An engine of `HttpService`. An `HttpError` that it raises is sent to the client, as for every engine here."""
 
 
 class HttpService:
-    """An OpenAI server. `wait_for_first_item` is always so: the status is sent with the first chunk, or the error's."""
+    """OpenAI server. `wait_for_first_item` is always in effect: the status is sent with the first chunk or error."""
 
     def __init__(self, port: int | None = None, *, wait_for_first_item: bool = False, host: str = "0.0.0.0") -> None:  # noqa: S104
         self._options = FrontendOptions(host=host, port=DEFAULT_PORT if port is None else port)
         self._engines = LocalEngines(CHAT, COMPLETIONS)
         self._ending = asyncio.Event()
         self.port: int | None = None
-        """Where it listens, once it does."""
+        """Port of the server, once it listens."""
 
     def add_chat_completions_model(self, model: str, checksum: str, engine: PythonAsyncEngine) -> None:
-        """Serves /v1/chat/completions of that name by the engine. `checksum` is upstream's; one engine needs none."""
+        """Serve /v1/chat/completions for a model with the engine. `checksum` has no effect (compatibility)."""
         self._engines.add(CHAT, model, engine)
 
     def add_completions_model(self, model: str, checksum: str, engine: PythonAsyncEngine) -> None:
-        """Serves /v1/completions of that name by the engine."""
+        """Serve /v1/completions for a model with the engine."""
         self._engines.add(COMPLETIONS, model, engine)
 
     def remove_chat_completions_model(self, model: str) -> None:
-        """Serves it no more. Raises `InvalidArgument` for a name that is not served."""
+        """Stop serving a model. Raise `InvalidArgument` for a name that is not served."""
         self._engines.remove(CHAT, model)
 
     def remove_completions_model(self, model: str) -> None:
-        """Serves it no more. Raises `InvalidArgument` for a name that is not served."""
+        """Stop serving a model. Raise `InvalidArgument` for a name that is not served."""
         self._engines.remove(COMPLETIONS, model)
 
     def list_chat_completions_models(self) -> list[str]:
@@ -56,14 +56,14 @@ class HttpService:
         return self._engines.names(COMPLETIONS)
 
     def enable_endpoint(self, endpoint_type: str, enabled: bool) -> None:
-        """Shows or hides `chat` or `completions`, which are shown from the start. Raises `InvalidArgument`."""
+        """Show or hide `chat` or `completions`, which are shown by default. Raise `InvalidArgument`."""
         kind = KINDS.get(endpoint_type.lower())
         if kind is None:
             raise InvalidArgument(f"endpoint type {endpoint_type!r}: expected one of {', '.join(KINDS)}")
         self._engines.show(kind, enabled)
 
     async def run(self, runtime: DistributedRuntime) -> None:
-        """Serves until `shutdown`, or until the runtime has shut down."""
+        """Serve until `shutdown`, or until the runtime has shut down."""
         closed = asyncio.Event()
         async with self._engines.serving() as inner:
             frontend = ServedFrontend(inner, self._options, runtime.metrics)
@@ -74,7 +74,7 @@ class HttpService:
                 watching.cancel()
 
     def shutdown(self) -> None:
-        """Ends `run`."""
+        """Stop `run`."""
         self._ending.set()
 
     async def _serve(self, frontend: ServedFrontend, closed: asyncio.Event) -> None:

@@ -1,7 +1,7 @@
-"""KserveGrpcService: upstream's KServe server for engines that live in the same process.
+"""KserveGrpcService: upstream's KServe server for engines in the same process.
 
-An engine of completions takes OpenAI's request and yields its chunks; one of tensors takes and yields tensors
-(`grpc.tensors`). Chat models are known under their names and have no way to be asked: KServe has no conversations.
+A completions engine takes OpenAI's request and yields its chunks; a tensor engine takes and yields tensors
+(`grpc.tensors`). Chat models are listed but cannot be called: KServe has no conversations.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ CHAT, COMPLETIONS, TENSORS = ModelType.Chat, ModelType.Completions, ModelType.Te
 
 
 class KserveGrpcService:
-    """A KServe server."""
+    """KServe gRPC server."""
 
     def __init__(self, port: int | None = None, host: str | None = None) -> None:
         self._host = "0.0.0.0" if host is None else host  # noqa: S104 - upstream's default
@@ -28,14 +28,14 @@ class KserveGrpcService:
         self._engines = LocalEngines(CHAT, COMPLETIONS, TENSORS)
         self._ending = asyncio.Event()
         self.port: int | None = None
-        """Where it listens, once it does."""
+        """Port of the server, once it listens."""
 
     def add_completions_model(self, model: str, checksum: str, engine: PythonAsyncEngine) -> None:
-        """Serves a model of text by the engine. `checksum` is upstream's; one engine needs none."""
+        """Serve a text model with the engine. `checksum` has no effect (compatibility)."""
         self._engines.add(COMPLETIONS, model, engine)
 
     def add_chat_completions_model(self, model: str, checksum: str, engine: PythonAsyncEngine) -> None:
-        """Knows a model of conversations."""
+        """Register a chat model."""
         self._engines.add(CHAT, model, engine)
 
     def add_tensor_model(
@@ -47,7 +47,7 @@ class KserveGrpcService:
         runtime_config: ModelRuntimeConfig | None = None,
         tensor_model_config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Serves a model of tensors by the engine. Raises `ConfigError` for a `tensor_model_config` that is none."""
+        """Serve a tensor model with the engine. Raise `ConfigError` for an invalid `tensor_model_config`."""
         if tensor_model_config is not None:
             from dynamo.grpc.descriptions import check_tensor_config
 
@@ -57,7 +57,7 @@ class KserveGrpcService:
         )
 
     def remove_completions_model(self, model: str) -> None:
-        """Serves it no more. Raises `InvalidArgument` for a name that is not served; so do the next two."""
+        """Stop serving a model. Raise `InvalidArgument` for a name that is not served, as do the next two methods."""
         self._engines.remove(COMPLETIONS, model)
 
     def remove_chat_completions_model(self, model: str) -> None:
@@ -76,8 +76,8 @@ class KserveGrpcService:
         return self._engines.names(TENSORS)
 
     async def run(self, runtime: DistributedRuntime) -> None:
-        """Serves until `shutdown`, or until the runtime has shut down. Raises `ConfigError` for a port taken."""
-        from dynamo.grpc.service import KserveOptions  # The rest is there without its library.
+        """Serve until `shutdown`, or until the runtime has shut down. Raise `ConfigError` for a port in use."""
+        from dynamo.grpc.service import KserveOptions  # Requires an optional dependency.
         from dynamo.grpc.serving import ServedKserve, run_kserve
 
         closed = asyncio.Event()
@@ -92,5 +92,5 @@ class KserveGrpcService:
             watching.cancel()
 
     def shutdown(self) -> None:
-        """Ends `run`."""
+        """Stop `run`."""
         self._ending.set()

@@ -1,4 +1,4 @@
-"""KvRouter: upstream's KV router in Python: a router of one endpoint's workers inside the caller's own process (serving-plane.md §4.13).
+"""KvRouter: upstream's Python API of the KV router, which routes to one endpoint's workers from the caller's process.
 
 router = KvRouter(runtime.endpoint("dynamo.backend.generate"), 16, KvRouterConfig())
 worker_id, dp_rank, overlap_blocks = await router.best_worker(token_ids)
@@ -34,7 +34,7 @@ from dynamo.runtime.streams import ResponseStream
 
 @dataclass
 class RoutingConstraints:
-    """Which workers a request may go to (`required_taints`), and which it would rather (`preferred_taints`, weights)."""
+    """Taints that workers must have (`required_taints`) and that are preferred (`preferred_taints`, with weights)."""
 
     required_taints: set[str] = field(default_factory=set)
     preferred_taints: dict[str, float] = field(default_factory=dict)
@@ -44,20 +44,20 @@ class RoutingConstraints:
         self.preferred_taints = dict(self.preferred_taints or {})
 
     def shown(self) -> dict[str, Any]:
-        """As a request carries it."""
+        """Return the constraints in the form of a request."""
         return {"required_taints": sorted(self.required_taints), "preferred_taints": self.preferred_taints}
 
 
 @dataclass(kw_only=True)
 class LoadThresholdConfig:
-    """When a worker is too loaded to be given more; all off."""
+    """Load thresholds above which a worker receives no more requests; all off by default."""
 
     active_decode_blocks_threshold: float | None = None
     active_prefill_tokens_threshold: int | None = None
     active_prefill_tokens_threshold_frac: float | None = None
 
     def meaning(self) -> Thresholds:
-        """Raises `ValueError` for a value out of range."""
+        """Return the thresholds. Raise `ValueError` for a value out of range."""
         try:
             return Thresholds(
                 active_decode_blocks_threshold=self.active_decode_blocks_threshold,
@@ -70,14 +70,14 @@ class LoadThresholdConfig:
 
 @dataclass
 class _Booked:
-    """A request that its caller sends himself: how far it is, he says."""
+    """A request that the caller sends and whose progress the caller reports."""
 
     tokens: int = 0
     is_over: bool = False
 
 
 class KvRouter:
-    """Chooses workers of one endpoint by what they hold. Raises `ValueError` for a setting that is out of range."""
+    """Choose workers of one endpoint by their cached blocks. Raise `ValueError` for a setting out of range."""
 
     def __init__(
         self,
@@ -109,16 +109,16 @@ class KvRouter:
 
     @property
     def core(self) -> EndpointRouter:
-        """What is behind these names."""
+        """Return the underlying router."""
         return self._router
 
     async def ready(self) -> EndpointRouter:
-        """Returns when who is there already is known. Raises what prevented it."""
+        """Wait until the existing workers are known. Raise the error that prevented it."""
         await asyncio.shield(self._starting)
         return self._router
 
     async def close(self) -> None:
-        """Ends it before its runtime does."""
+        """Stop the router before its runtime does."""
         self._starting.cancel()
         if self._server is not None:
             await self._server.close()
@@ -146,7 +146,7 @@ class KvRouter:
         routing_constraints: RoutingConstraints | None = None,
         response_buffer_size: int = 100,
     ) -> ResponseStream:
-        """Sends a prompt to the worker that is chosen for it; iterate over what is returned."""
+        """Send a prompt to the chosen worker; iterate over the returned stream."""
         request: dict[str, Any] = {"model": model, "token_ids": token_ids}
         routing: dict[str, Any] = {}
         if worker_id is not None:
@@ -173,9 +173,9 @@ class KvRouter:
     async def generate_from_request(
         self, request: Mapping[str, Any], response_buffer_size: int = 100, *, context: Context | None = None
     ) -> ResponseStream:
-        """The same for a request in upstream's words.
+        """Send a request in upstream's wire format; see `generate`.
 
-        `response_buffer_size` is checked and has no effect: how much may wait for a reader is bounded anyway.
+        `response_buffer_size` is validated and has no effect: the buffer of a stream is always bounded.
         """
         if response_buffer_size < 0:
             raise ValueError(f"response_buffer_size {response_buffer_size}: expected 0 or more")
@@ -195,10 +195,10 @@ class KvRouter:
         policy_class: str | None = None,
         cache_namespace: str | None = None,
     ) -> tuple[int, int, int]:
-        """Worker, rank, and the blocks that it holds already.
+        """Return worker, rank, and the number of prompt blocks in its cache.
 
-        With `request_id` the request counts as that worker's until `free`; without, this only asks. `update_indexer`
-        takes the prompt for held there, where caches are guessed.
+        With `request_id` the request is booked on that worker until `free`; without, nothing is booked.
+        `update_indexer` records the prompt as cached there, for approximate indexes.
         """
         router = await self.ready()
         ask = router.ask(
@@ -215,7 +215,7 @@ class KvRouter:
         if request_id is None:
             decision = router.kv.look(ask)
         elif request_id in router.kv.machine.active:
-            raise InvalidArgument(f"request {request_id} is a worker's already", param="request_id")
+            raise InvalidArgument(f"request {request_id} is already booked on a worker", param="request_id")
         else:
             decision = await router.place(ask, _Booked())
         rank = (decision.worker_id, decision.dp_rank)
@@ -230,7 +230,7 @@ class KvRouter:
         lora_name: str | None = None,
         cache_namespace: str | None = None,
     ) -> list[dict[str, int]]:
-        """What each rank would have to do with this prompt beside what it has."""
+        """Return the load that each rank would have with this prompt added."""
         router, ask = await self._asked(token_ids, block_mm_infos, lora_name, cache_namespace)
         return router.potential_loads(ask)
 
@@ -243,26 +243,27 @@ class KvRouter:
         include_shared: bool = True,
         cache_namespace: str | None = None,
     ) -> dict[str, Any]:
-        """How many blocks of a prompt each rank holds, by tier; a slower tier's count includes the faster ones'.
+        """Return the number of prompt blocks cached by each rank, by tier; a slower tier's count includes the faster
+        tiers.
 
-        `router_config_override` and `include_shared` have no effect: no cache is shared here.
+        `router_config_override` and `include_shared` have no effect: this router has no shared cache.
         """
         router, ask = await self._asked(token_ids, block_mm_infos, lora_name, cache_namespace)
         return router.overlap_scores(ask)
 
     async def dump_events(self) -> str:
-        """Events in JSON that lead from nothing to what is known of the caches."""
+        """Return JSON events that recreate the index of cached blocks."""
         router = await self.ready()
         return json_encode(events.dump(router.kv.machine.index)).decode()
 
     async def mark_prefill_complete(self, request_id: str) -> None:
-        """Its first token came. Raises `InvalidArgument` for an unknown request."""
+        """Record the first token of a request. Raise `InvalidArgument` for an unknown request."""
         router = await self.ready()
         if not router.kv.prefilled(request_id):
             raise InvalidArgument(f"Request {request_id} not found", param="request_id")
 
     async def free(self, request_id: str) -> None:
-        """It ended. Raises `InvalidArgument` for an unknown request."""
+        """Record the end of a request. Raise `InvalidArgument` for an unknown request."""
         router = await self.ready()
         if request_id not in router.kv.machine.active:
             raise InvalidArgument(f"Request {request_id} not found", param="request_id")
@@ -282,7 +283,7 @@ class KvRouter:
 
 
 class KvIndexer:
-    """Who holds what, followed from the events of one endpoint's workers."""
+    """Index of cached blocks, built from the events of one endpoint's workers."""
 
     def __init__(self, endpoint: Endpoint, block_size: int) -> None:
         if block_size < 1:
@@ -293,13 +294,13 @@ class KvIndexer:
         self._starting = endpoint.runtime.tasks.start(self._view.start(), f"indexer of {endpoint}")
 
     def find_matches(self, sequence: Sequence[int]) -> OverlapScores:
-        """Who holds how many of these blocks, given their tokens hashes."""
+        """Return the number of these blocks that each rank holds, given their tokens hashes."""
         return OverlapScores(scores_of(self._index, sequence))
 
     def find_matches_for_request(
         self, token_ids: Sequence[int], lora_name: str | None = None, is_eagle: bool | None = None
     ) -> OverlapScores:
-        """Who holds how many blocks of a prompt."""
+        """Return the number of blocks of a prompt that each rank holds."""
         return self.find_matches(
             compute_block_hash_for_seq(token_ids, self._block_size, lora_name=lora_name, is_eagle=is_eagle)
         )
@@ -308,25 +309,25 @@ class KvIndexer:
         return self._block_size
 
     async def ready(self) -> None:
-        """Returns when it listens."""
+        """Wait until the subscription to events is active."""
         await asyncio.shield(self._starting)
 
     async def close(self) -> None:
-        """Ends it before its runtime does."""
+        """Stop the index before its runtime does."""
         self._starting.cancel()
         await self._view.close()
 
     def apply(self, told: WorkerKvEvent) -> bool:
-        """A worker's cache changed (`kv_view.Listener`)."""
+        """Apply a change of a worker's cache (`kv_events.subscriber.Listener`)."""
         return events.apply(self._index, told)
 
     def forget(self, worker_id: int, dp_rank: int) -> None:
-        """A rank's holdings are not known any more (`kv_view.Listener`)."""
+        """Remove a rank's blocks (`kv_events.subscriber.Listener`)."""
         self._index.clear(worker_id, dp_rank)
 
 
 class ApproxKvIndexer:
-    """Who holds what, guessed from what they were given."""
+    """Approximate index of cached blocks, predicted from the requests sent to each rank."""
 
     def __init__(
         self, endpoint: Endpoint, kv_block_size: int, router_ttl_secs: float = 120.0, *, clock: Clock | None = None
@@ -342,7 +343,7 @@ class ApproxKvIndexer:
     def find_matches_for_request(
         self, token_ids: Sequence[int], lora_name: str | None = None, is_eagle: bool | None = None
     ) -> OverlapScores:
-        """Who is taken to hold how many blocks of a prompt."""
+        """Return the predicted number of blocks of a prompt that each rank holds."""
         hashes = compute_block_hash_for_seq(token_ids, self._block_size, lora_name=lora_name, is_eagle=is_eagle)
         scores: dict[tuple[int, int], int] = {}
         for depth, slots in self._predicted.overlap(pack(hashes), self._clock.now()):
@@ -355,7 +356,7 @@ class ApproxKvIndexer:
     async def process_routing_decision_for_request(
         self, tokens: Sequence[int], worker_id: int, dp_rank: int = 0
     ) -> None:
-        """A prompt was sent to a rank."""
+        """Record that a prompt was sent to a rank."""
         rank = (worker_id, dp_rank)
         slot = self._slots.get(rank)
         if slot is None:

@@ -1,4 +1,4 @@
-"""LocalEngines: engines of this very process, each served like a worker's model by a private runtime."""
+"""LocalEngines: engines in this process, each served like a worker's model by a private runtime."""
 
 import asyncio
 import contextlib
@@ -27,14 +27,14 @@ class PythonAsyncEngine:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """An engine, and what its model is registered with beside its name."""
+    """An engine, and the arguments of its model's registration besides the name."""
 
     engine: PythonAsyncEngine
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class LocalEngines:
-    """What is served of which kind. It may change while it is served."""
+    """Served models by kind. May change while they are served."""
 
     def __init__(self, *kinds: ModelType) -> None:
         self._models: dict[ModelType, dict[str, LocalModel]] = {kind: {} for kind in kinds}
@@ -47,25 +47,25 @@ class LocalEngines:
         return sorted(self._models[kind])
 
     def add(self, kind: ModelType, model: str, engine: PythonAsyncEngine, **arguments: Any) -> None:
-        """Serves the model by the engine, in place of the one it had."""
+        """Serve the model with the engine, replacing any previous one."""
         self._models[kind][model] = LocalModel(engine, arguments)
         self._tell(model)
 
     def remove(self, kind: ModelType, model: str) -> None:
-        """Serves it no more. Raises `InvalidArgument` for a name that is not served."""
+        """Stop serving the model. Raise `InvalidArgument` for a name that is not served."""
         if self._models[kind].pop(model, None) is None:
             raise InvalidArgument(f"model {model!r} is not served for {kind}")
         self._tell(model)
 
     def show(self, kind: ModelType, shown: bool) -> None:
-        """Serves the models of a kind, or keeps them back."""
+        """Serve the models of a kind, or hide them."""
         (self._hidden.discard if shown else self._hidden.add)(kind)
         for model in self._models[kind]:
             self._tell(model)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[DistributedRuntime]:
-        """A runtime in which they are all served. Raises `InvalidArgument` for an engine of another event loop."""
+        """Yield a runtime that serves all models. Raise `InvalidArgument` for an engine of another event loop."""
         for models in self._models.values():
             for name, model in models.items():
                 if model.engine.event_loop is not asyncio.get_running_loop():
@@ -84,14 +84,14 @@ class LocalEngines:
             await runtime.shutdown()
 
     def _tell(self, model: str) -> None:
-        """Lets a service that runs already know."""
+        """Update a running service after a change of a model."""
         if self._runtime is not None:
             task = asyncio.get_running_loop().create_task(self._apply(model), name=f"serve {model}")
             self._changes.add(task)
             task.add_done_callback(self._changes.discard)
 
     async def _apply(self, name: str) -> None:
-        """Makes what is served of this model what it should be."""
+        """Register or unregister a model in the runtime to match the present settings."""
         runtime = self._runtime
         if runtime is None:
             return
@@ -110,6 +110,6 @@ class LocalEngines:
 
 
 async def tell_when_closed(runtime: DistributedRuntime, closed: asyncio.Event) -> None:
-    """Sets the event when the runtime has shut down."""
+    """Set the event when the runtime has shut down."""
     await runtime.wait_closed()
     closed.set()

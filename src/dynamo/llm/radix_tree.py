@@ -1,8 +1,8 @@
-"""RadixTree: upstream's Python face of the index: who holds which prefix (serving-plane.md §4.13).
+"""RadixTree: upstream's Python API of the prefix index.
 
-It is `kv_router.index` behind upstream's names. Prompts are lists of tokens hashes (`compute_block_hash_for_seq`), scores
-are by `(worker id, rank)`. One difference is deliberate: blocks behind one that was evicted count again when that one
-returns, where upstream's tree forgets them.
+It wraps `kv_router.index` with upstream's names. Prompts are lists of tokens hashes (`compute_block_hash_for_seq`),
+scores are by `(worker id, rank)`. One difference is deliberate: descendants of an evicted block count again when that
+block returns; upstream's tree drops them.
 """
 
 import threading
@@ -22,23 +22,23 @@ Hash = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class OverlapScores:
-    """How much of a prompt each rank holds. May be awaited too, as older releases wanted it."""
+    """Number of prompt blocks cached by each rank. Awaitable as well, for compatibility with older releases."""
 
     def __init__(self, scores: dict[Rank, int]) -> None:
         self._scores = scores
 
     @property
     def scores(self) -> dict[Rank, int]:
-        """Blocks in a row from the start, by worker id and rank; who holds none is left out."""
+        """Consecutive blocks from the start, by worker id and rank; ranks without any are omitted."""
         return self._scores
 
     @property
     def frequencies(self) -> list[int]:
-        """How often each block was asked for. Nobody counts it here, as upstream does not without expiry."""
+        """Number of requests for each block. Always empty, as in upstream without expiry."""
         return []
 
     def __await__(self) -> Generator[Any, None, "OverlapScores"]:
-        """Itself, at once."""
+        """Return this object immediately."""
         return _at_once(self).__await__()
 
     def __repr__(self) -> str:
@@ -46,7 +46,7 @@ class OverlapScores:
 
 
 class GivenBlock(msgspec.Struct):
-    """A stored block, as a caller writes it."""
+    """A stored block in the caller's JSON."""
 
     block_hash: Hash
     tokens_hash: Hash
@@ -54,7 +54,7 @@ class GivenBlock(msgspec.Struct):
 
 
 class GivenStored(msgspec.Struct):
-    """Stored blocks, as a caller writes them."""
+    """Stored blocks in the caller's JSON."""
 
     blocks: list[GivenBlock]
     parent_hash: Hash | None = None
@@ -62,14 +62,14 @@ class GivenStored(msgspec.Struct):
 
 
 class GivenData(msgspec.Struct):
-    """What happened, as a caller writes it."""
+    """Event data in the caller's JSON."""
 
     stored: GivenStored | None = None
     removed: Removed | None = None
 
 
 class GivenEvent(msgspec.Struct):
-    """An event, as a caller writes it; the rank may be left out."""
+    """An event in the caller's JSON; the rank is optional."""
 
     event_id: int
     data: GivenData | str
@@ -80,19 +80,19 @@ decode_event = json_decoder(GivenEvent).decode
 
 
 class RadixTree:
-    """An index of its own. May be called from any thread."""
+    """A prefix index. May be called from any thread."""
 
     def __init__(self) -> None:
         self._index = KvIndex()
         self._lock = threading.Lock()
 
     def find_matches(self, sequence: Sequence[int], early_exit: bool = False) -> OverlapScores:
-        """Who holds how many of these blocks. `early_exit` has no effect: a look-up is as long as its longest answer."""
+        """Return the number of these blocks that each rank holds. `early_exit` has no effect (compatibility)."""
         with self._lock:
             return OverlapScores(scores_of(self._index, sequence))
 
     def apply_event(self, worker_id: int, kv_cache_event_bytes: bytes) -> None:
-        """Applies an event in JSON. Raises `ValueError` for one that cannot be read, `RuntimeError` for unknown blocks."""
+        """Apply an event in JSON. Raise `ValueError` for a malformed one, `RuntimeError` for unknown blocks."""
         if not isinstance(kv_cache_event_bytes, bytes):
             raise TypeError(f"kv_cache_event_bytes: expected bytes, found {type(kv_cache_event_bytes).__name__}")
         event = read_event(kv_cache_event_bytes)
@@ -103,16 +103,16 @@ class RadixTree:
             raise RuntimeError(f"Failed to apply event: Failed to find {missing}")
 
     def remove_worker(self, worker_id: int) -> None:
-        """Forgets a worker."""
+        """Remove a worker."""
         with self._lock:
             self._index.remove_worker(worker_id)
 
     def clear_all_blocks(self, worker_id: int) -> None:
-        """Forgets what a worker holds."""
+        """Remove all blocks of a worker."""
         self.remove_worker(worker_id)
 
     def dump_tree_as_events(self) -> list[str]:
-        """Events in JSON that lead from nothing to this."""
+        """Return JSON events that recreate this tree."""
         with self._lock:
             return [json_encode(event).decode() for event in events.dump(self._index)]
 
@@ -122,12 +122,12 @@ async def _at_once(scores: OverlapScores) -> OverlapScores:
 
 
 def scores_of(index: KvIndex, sequence: Sequence[int]) -> dict[Rank, int]:
-    """Blocks in a row from the start that each rank holds on its device."""
+    """Return the number of consecutive blocks from the start that each rank holds on its device."""
     return index.depth_by_rank(index.find(pack(sequence)))
 
 
 def read_event(text: bytes) -> NumberedKvEvent:
-    """An event in JSON. Raises `ValueError`."""
+    """Decode an event in JSON. Raise `ValueError`."""
     try:
         given = decode_event(text)
     except msgspec.DecodeError as error:

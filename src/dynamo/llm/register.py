@@ -1,6 +1,6 @@
-"""Registration: attaches a model to an endpoint, for frontends to find (serving-plane.md §2.3).
+"""Registration: attaches a model to an endpoint so that frontends discover it.
 
-Names and arguments are upstream's. An argument that this release cannot honour is an error that names it.
+Names and arguments are upstream's. An unsupported argument raises an error that names it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from dynamo.runtime.component import Endpoint
 
 logger = logging.getLogger(__name__)
 
-BLOCK_TOKENS = 16  # Upstream's, where the engine says nothing.
+BLOCK_TOKENS = 16  # Upstream's default, if the engine reports none.
 
 TEXT_ONLY = (
     ModelType.Classify
@@ -36,7 +36,7 @@ TEXT_ONLY = (
     | ModelType.Videos
     | ModelType.Realtime
 )
-"""What only workers serve that take text: nobody makes tokens of these requests."""
+"""Model types served only by workers with text input: their requests are not tokenized by the frontend."""
 BARE = ModelType.Images | ModelType.Videos | ModelType.Realtime | ModelType.TensorBased
 """Models whose `model_path` may be any name: they are registered without files, as upstream does."""
 
@@ -68,15 +68,15 @@ async def register_model(
     model_aliases: Sequence[str] | None = None,
     skip_model_assets: bool = False,
 ) -> None:
-    """Publishes the model's card; it is served while this process also serves the endpoint.
+    """Publish the model's card; the model is served while this process also serves the endpoint.
 
     With a system server (`DYN_SYSTEM_PORT`) the card's files are fetched from this process, unless `self_host_metadata`
-    is False. `model_path` is a directory, or a name on the Hugging Face hub. With `skip_model_assets`, and for tensors, it is
-    only a name, and the card has no files: for workers that take text.
+    is False. `model_path` is a directory, or a name on the Hugging Face hub. With `skip_model_assets`, and for tensors,
+    it is only a name, and the card has no files: for workers with text input.
 
-    With `lora_name` it is the card of an adapter, which is served beside the model: its name is the adapter's, and its files
-    are those of `base_model_path`. Raises `InvalidArgument` that names a wrong or unsupported argument, `ValueError` for one
-    of these two without the other, `ConfigError` for a model that cannot be read.
+    With `lora_name` it is the card of an adapter, which is served in addition to the model: its name is the adapter's,
+    and its files are those of `base_model_path`. Raise `InvalidArgument` that names a wrong or unsupported argument,
+    `ValueError` for one of these two without the other, `ConfigError` for a model that cannot be read.
     """
     for name, value in {
         "media_decoder": media_decoder,
@@ -125,28 +125,28 @@ async def register_model(
 
 
 async def unregister_model(endpoint: Endpoint, lora_name: str | None = None) -> None:
-    """Takes the model's card away, or an adapter's; requests under way go on."""
+    """Remove the card of the model, or of an adapter; active requests continue."""
     await endpoint.discovery.delete(MODEL_CARDS, card_key(endpoint, "" if lora_name is None else slug_of(lora_name)))
 
 
 async def update_model_taints(endpoint: Endpoint, taints: Iterable[str]) -> None:
-    """Replaces the taints on the card of this process's model. Raises `NotFound` when none is registered."""
+    """Replace the taints on the card of this process's model. Raise `NotFound` if none is registered."""
     wanted = check_taints(set(taints))
     raw = (await endpoint.discovery.snapshot(MODEL_CARDS)).get(endpoint.record_key)
     if raw is None:
-        raise NotFound(f"no model is registered at {endpoint} by this process")
+        raise NotFound(f"this process has not registered a model at {endpoint}")
     record = _decode_record(raw)
     config = msgspec.structs.replace(record.card_json.runtime_config, taints=wanted or UNSET)
     await publish_card(endpoint, msgspec.structs.replace(record.card_json, runtime_config=config))
 
 
 async def fetch_model(remote_name: str, ignore_weights: bool = False) -> str:
-    """The local directory of a model, downloaded where it is not cached. Raises `ConfigError` in one line."""
+    """Return the local directory of a model, downloaded if not cached. Raise `ConfigError` with a one-line message."""
     return await asyncio.to_thread(resolve_model, remote_name, weights=not ignore_weights)
 
 
 def lora_name_to_id(lora_name: str) -> int:
-    """The number by which engines know an adapter, the same on every worker (31 bits)."""
+    """Return the number that identifies an adapter in engines, the same on every worker (31 bits)."""
     from blake3 import blake3
 
     return int.from_bytes(blake3(lora_name.encode()).digest()[:8], "big") & 0x7FFFFFFF
@@ -155,7 +155,7 @@ def lora_name_to_id(lora_name: str) -> int:
 def check_kinds(
     model_input: ModelInput, model_type: ModelType, worker_type: WorkerType, *, skip_model_assets: bool
 ) -> None:
-    """Raises `InvalidArgument` for what does not go together."""
+    """Raise `InvalidArgument` for an invalid combination of arguments."""
     for name, value, kind in (
         ("model_input", model_input, ModelInput),
         ("model_type", model_type, ModelType),
@@ -165,17 +165,17 @@ def check_kinds(
             raise InvalidArgument(f"register_model: {name} {value!r}: expected a {kind.__name__}", param=name)
     if (model_input is ModelInput.Tensor) != (ModelType.TensorBased in model_type):
         raise InvalidArgument(
-            f"register_model: model_input {model_input.name} with model_type {model_type}: Tensor goes with TensorBased",
+            f"register_model: model_input {model_input.name} with model_type {model_type}: Tensor requires TensorBased",
             param="model_input",
         )
     if skip_model_assets and model_input is ModelInput.Tokens and model_type & ~ModelType.Prefill:
         raise InvalidArgument(
-            "register_model: skip_model_assets leaves no tokenizer to make tokens with; expected ModelInput.Text",
+            "register_model: skip_model_assets excludes the tokenizer; expected ModelInput.Text",
             param="skip_model_assets",
         )
     if model_input is ModelInput.Tokens and model_type & TEXT_ONLY:
         raise InvalidArgument(
-            f"register_model: {model_type & TEXT_ONLY} is served by workers that take text; expected ModelInput.Text",
+            f"register_model: {model_type & TEXT_ONLY} requires a worker with text input; expected ModelInput.Text",
             param="model_input",
         )
 
@@ -188,10 +188,10 @@ def bare_card(
     block_tokens: int | None,
     template: str | None,
 ) -> ModelDeploymentCard:
-    """A card without files. Raises `InvalidArgument` for a template, which would be one."""
+    """Return a card without files. Raise `InvalidArgument` for a template, which would be a file."""
     if template is not None:
         raise InvalidArgument(
-            "register_model: custom_template_path needs the model's tokenizer, which skip_model_assets leaves out",
+            "register_model: custom_template_path needs the model's tokenizer, which skip_model_assets excludes",
             param="custom_template_path",
         )
     aliases, routing = common.pop("model_aliases"), common.pop("router_config")
@@ -216,7 +216,7 @@ def full_card(
     block_tokens: int | None,
     template: str | None,
 ) -> ModelDeploymentCard:
-    """The card of a model directory; reads and hashes its files."""
+    """Return the card of a model directory; reads and hashes its files."""
     length = config.context_length or architectural_context_length(read_json(f"{directory}/config.json")) or 0
     return build_card(
         directory,
@@ -230,12 +230,12 @@ def full_card(
 
 
 def card_key(endpoint: Endpoint, suffix: str = "") -> str:
-    """Where the card of this process's model stands, or that of an adapter beside it."""
+    """Return the key of this process's model card, or of the card of an adapter served with it."""
     return f"{endpoint.record_key}/{suffix}" if suffix else endpoint.record_key
 
 
 async def publish_card(endpoint: Endpoint, card: ModelDeploymentCard, suffix: str = "") -> None:
-    """Writes the card of this process's model at that endpoint, or, under a suffix, one that is served beside it."""
+    """Write the card of this process's model at that endpoint, or, with a suffix, of an additional one."""
     record = ModelRecord(
         namespace=endpoint.id.namespace,
         component=endpoint.id.component,

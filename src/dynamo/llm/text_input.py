@@ -1,6 +1,6 @@
-"""Text input: a conversation in this terminal with what a frontend of this very process serves (`run_input`, `text`).
+"""Text input: a conversation in the terminal with a frontend in the same process (`run_input`, `text`).
 
-The questions go the way that every client's go, over HTTP on loopback, so that what is seen is what clients get.
+Messages are sent over HTTP on loopback, so that the output is the same as for other clients.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from dynamo.core.threads import in_daemon_thread
 from dynamo.http.embedded import ServedFrontend
 
 POLL_S = 0.2
-TIMEOUT_S = 600.0  # Between two pieces of an answer; a person who has had enough ends the program.
-UNREAD_MAX = 10_000  # Pieces; far more than a terminal is behind.
+TIMEOUT_S = 600.0  # Between two pieces of an answer; the user may end the program earlier.
+UNREAD_MAX = 10_000  # Pieces; far more than a terminal falls behind.
 EXITS = frozenset({"/exit", "/quit"})
 
 Message = dict[str, str]
 Ask = Callable[[list[Message]], AsyncIterator[str]]
-"""The pieces of an answer to a conversation. Raises `DynamoException` for one that has none."""
+"""Function that yields the pieces of an answer to a conversation. Raises `DynamoException` on failure."""
 
 
 async def converse(read: Callable[[], Awaitable[str]], ask: Ask, out: TextIO) -> None:
-    """Question by question until the input ends or says so. A question without an answer is forgotten."""
+    """Converse until the input ends or is an exit command. A question without an answer is dropped."""
     messages: list[Message] = []
     while line := await read():
         text = line.strip()
@@ -50,7 +50,7 @@ async def converse(read: Callable[[], Awaitable[str]], ask: Ask, out: TextIO) ->
 
 
 async def run_text(frontend: ServedFrontend, model: str | None, ending: asyncio.Event) -> None:
-    """Talks until the input ends or the event is set. The frontend must listen on loopback, without TLS."""
+    """Converse until the input ends or the event is set. The frontend must listen on loopback, without TLS."""
     port = await frontend.start()
     talking = asyncio.ensure_future(_talk(f"http://127.0.0.1:{port}", model))
     ended = asyncio.ensure_future(ending.wait())
@@ -79,7 +79,7 @@ async def _talk(url: str, model: str | None) -> None:
 
 
 def _model(url: str, wanted: str | None) -> str | None:
-    """The model to talk to, None as long as there is none. Without a wish, the first one."""
+    """Return the model to use, None until there is one. By default the first one."""
     with urllib.request.urlopen(f"{url}/v1/models", timeout=TIMEOUT_S) as response:  # noqa: S310 - our own
         names = [one["id"] for one in json.load(response)["data"]]
     if wanted is None:
@@ -88,7 +88,7 @@ def _model(url: str, wanted: str | None) -> str | None:
 
 
 async def answer(url: str, model: str, messages: list[Message]) -> AsyncIterator[str]:
-    """The pieces of an answer as they come. Raises `DynamoException` with the server's words."""
+    """Yield the pieces of an answer as they arrive. Raise `DynamoException` with the server's message."""
     pieces: asyncio.Queue[str] = asyncio.Queue(UNREAD_MAX)
     loop = asyncio.get_running_loop()
 
@@ -124,7 +124,7 @@ def _read_answer(url: str, model: str, messages: list[Message], say: Callable[[s
 
 
 def _piece(chunk: dict[str, Any]) -> str:
-    """The text of a chunk, what was thought included."""
+    """Return the text of a chunk, including reasoning."""
     if "error" in chunk:
         raise DynamoException(str(chunk["error"].get("message", chunk["error"])))
     deltas = [choice["delta"] for choice in chunk.get("choices", ())]

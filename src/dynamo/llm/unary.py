@@ -1,4 +1,4 @@
-"""Unary: token endpoints that answer in one piece: served, and asked."""
+"""Unary: server and client of token endpoints that answer with a single message."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from dynamo.runtime.unary import RoundRobinClient, serve_unary_endpoint
 
 @dataclass(frozen=True)
 class UnaryChatModel:
-    """A chat model whose handler gives its whole answer at once, served at `<service_name>.app.generate`."""
+    """A chat model whose handler returns its whole answer at once, served at `<service_name>.app.generate`."""
 
     model_path: str
     service_name: str
     public_model_name: str | None = None
-    """What clients ask for; the service's name by default."""
+    """Name that clients use; the service's name by default."""
     chat_template: Path | None = None
 
     async def serve(self, runtime: DistributedRuntime, handler: Callable[..., Awaitable[Any]]) -> None:
-        """Registers the model and serves `async handler(request, *, context)`; returns after the shutdown."""
+        """Register the model and serve `async handler(request, *, context)`; return after the shutdown."""
         endpoint = runtime.endpoint(f"{self.service_name}.app.generate")
         await register_model(
             ModelInput.Tokens,
@@ -40,22 +40,22 @@ class UnaryChatModel:
 
 
 class LLMUnaryClient:
-    """Asks a token endpoint and waits for all of its one choice."""
+    """Client of a token endpoint that waits for the whole answer, a single choice."""
 
     def __init__(self, client: RoundRobinClient) -> None:
         self._client = client
 
     @classmethod
     async def connect(cls, runtime: DistributedRuntime, endpoint_name: str) -> "LLMUnaryClient":
-        """A client of that endpoint, as soon as somebody serves it."""
+        """Return a client of that endpoint, once an instance serves it."""
         client = await runtime.endpoint(endpoint_name).client()
         await client.wait_for_instances()
         return cls(client)
 
     async def complete(self, request: Mapping[str, Any], *, context: Context | None = None) -> dict[str, Any]:
-        """The last output, with the token ids of all of them.
+        """Return the last output, with the token ids of all outputs.
 
-        Raises `InvalidArgument` for several choices or logprobs, `Unknown` for a stream that is no single choice.
+        Raise `InvalidArgument` for several choices or logprobs, `Unknown` for a stream that is not a single choice.
         """
         check_request(request)
         outputs = await self._client.round_robin(request, annotated=False, context=context)
@@ -68,27 +68,27 @@ class LLMUnaryClient:
 
 
 def check_request(request: Mapping[str, Any]) -> None:
-    """Raises `InvalidArgument` for what cannot be answered in one piece."""
+    """Raise `InvalidArgument` for a request that cannot be answered in a single message."""
     sampling = _mapping(request.get("sampling_options") or {}, "sampling_options")
     output = _mapping(request.get("output_options") or {}, "output_options")
     if sampling.get("n") not in (None, 1):
         raise InvalidArgument(f"sampling_options.n {sampling['n']}: expected 1", param="n")
     for name in ("logprobs", "prompt_logprobs"):
         if output.get(name) is not None:
-            raise InvalidArgument(f"output_options.{name}: logprobs cannot be answered in one piece", param=name)
+            raise InvalidArgument(f"output_options.{name}: logprobs are not supported in unary responses", param=name)
 
 
 async def joined(outputs: AsyncIterator[Any]) -> dict[str, Any]:
-    """The last of a choice's outputs, with the token ids of all. Raises `Unknown`."""
+    """Return the last output of a choice, with the token ids of all outputs. Raise `Unknown`."""
     token_ids: list[int] = []
     last: dict[str, Any] | None = None
     async for output in outputs:
         if last is not None:
-            raise Unknown("the endpoint said more after its finish reason")
+            raise Unknown("the endpoint sent more after its finish reason")
         if not isinstance(output, Mapping) or not isinstance(output.get("token_ids"), list):
-            raise Unknown(f"the endpoint said {output!r}: expected an output with token_ids")
+            raise Unknown(f"the endpoint sent {output!r}: expected an output with token_ids")
         if output.get("index") not in (None, 0):
-            raise Unknown(f"the endpoint answered choice {output['index']}: expected 0")
+            raise Unknown(f"the endpoint sent choice {output['index']}: expected 0")
         token_ids += output["token_ids"]
         if output.get("finish_reason") is not None:
             last = dict(output)
@@ -98,11 +98,11 @@ async def joined(outputs: AsyncIterator[Any]) -> dict[str, Any]:
 
 
 def with_engine_data(completion: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of an output with more of `engine_data`. Raises `InvalidArgument` for a key that is there already."""
+    """Return a copy of an output with `values` added to `engine_data`. Raise `InvalidArgument` for an existing key."""
     before = _mapping(completion.get("engine_data") or {}, "engine_data")
     twice = sorted(before.keys() & _mapping(values, "values").keys())
     if twice:
-        raise InvalidArgument(f"engine_data has {', '.join(twice)} already")
+        raise InvalidArgument(f"engine_data already has {', '.join(twice)}")
     return {**completion, "engine_data": {**before, **values}} if values else dict(completion)
 
 

@@ -1,4 +1,4 @@
-"""WorkerMetricsPublisher: upstream's way for an engine to tell the routers how busy it is (serving-plane.md §5.8)."""
+"""WorkerMetricsPublisher: upstream's API for engines to publish their load to the routers."""
 
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import InvalidArgument
@@ -9,7 +9,7 @@ from dynamo.runtime.component import Endpoint
 
 
 class WorkerMetricsPublisher:
-    """Publishes the load of each rank. May be called from any thread once the endpoint is known."""
+    """Publish the load of each rank. May be called from any thread once the endpoint exists."""
 
     def __init__(self) -> None:
         self._late: LatePublisher | None = None
@@ -18,7 +18,7 @@ class WorkerMetricsPublisher:
         self._sent: dict[int, KvMetrics] = {}
 
     async def create_endpoint(self, endpoint: Endpoint) -> None:
-        """Begins to publish about this endpoint; routers find it when this returns."""
+        """Start publishing for this endpoint; routers can find the publisher when this returns."""
         self._worker_id = endpoint.connection_id()
         self._thread = LoopThread()
         self._late = LatePublisher(endpoint, KV_METRICS_TOPIC)
@@ -27,9 +27,9 @@ class WorkerMetricsPublisher:
     def publish(
         self, dp_rank: int | None = None, active_decode_blocks: int | None = None, kv_used_blocks: int | None = None
     ) -> None:
-        """The newest load of a rank; what has not changed is not sent again. Raises `InvalidArgument` too early."""
+        """Publish a rank's load; an unchanged one is not sent. Raise `InvalidArgument` before `create_endpoint`."""
         if self._late is None or self._thread is None:
-            raise InvalidArgument("WorkerMetricsPublisher.publish: create_endpoint comes first")
+            raise InvalidArgument("WorkerMetricsPublisher.publish: call create_endpoint first")
         load = KvMetrics(
             worker_id=self._worker_id,
             dp_rank=dp_rank or 0,

@@ -66,7 +66,7 @@ def test_engine_data_is_added_to_and_never_replaced() -> None:
     assert with_engine_data(LAST, {}) == LAST
     more = with_engine_data({**LAST, "engine_data": {"a": 1}}, {"b": 2})
     assert more["engine_data"] == {"a": 1, "b": 2}
-    with pytest.raises(InvalidArgument, match="a already"):
+    with pytest.raises(InvalidArgument, match="already has a"):
         with_engine_data(more, {"a": 3})
     with pytest.raises(InvalidArgument):
         with_engine_data({**LAST, "engine_data": 5}, {"a": 3})
