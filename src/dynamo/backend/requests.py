@@ -87,7 +87,7 @@ class Requests:
             self._is_quiet.set()
 
 
-class Life:
+class EngineLiveness:
     """State of the engine: reports its death to the host once, unless the engine is being stopped."""
 
     def __init__(self) -> None:

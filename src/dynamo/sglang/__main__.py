@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from dynamo.backend.worker import run_worker
 from dynamo.core.config import exit_on_config_error
-from dynamo.sglang.config import engine_words, read_command_line
+from dynamo.sglang.config import engine_arguments, read_command_line
 from dynamo.sglang.engine import SglangEngine
 from dynamo.sglang.library import check_installed, load_library
 
@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, rest = read_command_line(sys.argv[1:] if argv is None else argv)
     check_installed()
     library = load_library()
-    args = library.read_server_args(engine_words(config, rest))
+    args = library.read_server_args(engine_arguments(config, rest))
     if args.node_rank > 0:
         library.Engine(server_args=args)  # Computes for the first node, and returns when that has ended.
         return 0

@@ -70,11 +70,11 @@ def read_command_line(argv: Sequence[str]) -> tuple[SglangConfig, list[str]]:
     return from_namespace(SglangConfig, namespace), rest
 
 
-def engine_words(config: SglangConfig, rest: Sequence[str]) -> list[str]:
+def engine_arguments(config: SglangConfig, rest: Sequence[str]) -> list[str]:
     """Return SGLang's command line: the given arguments, and the role, which SGLang and the worker both need."""
     role = config.role
-    words = [] if role is DisaggregationMode.AGGREGATED else ["--disaggregation-mode", role.value]
-    return [*rest, *words]
+    role_flags = [] if role is DisaggregationMode.AGGREGATED else ["--disaggregation-mode", role.value]
+    return [*rest, *role_flags]
 
 
 def wants_forward_passes(variables: Mapping[str, str]) -> bool:

@@ -58,16 +58,16 @@ class Controls:
     def __init__(
         self,
         engine: Any,
-        words: Any,
+        messages: Any,
         host: EngineHost,
         *,
         has_training: bool = False,
         own: Sequence[EngineRoute] = (),
     ) -> None:
-        """Set `engine`, SGLang's `Engine`, and `words`, its `io_struct`; `own` are additional methods."""
+        """Set `engine`, SGLang's `Engine`, and `messages`, its `io_struct`; `own` are additional methods."""
         self._engine = engine
         self._manager = engine.tokenizer_manager
-        self._words = words
+        self._messages = messages
         self._host = host
         self._panel = Panel()
         self._released: set[str] = set()
@@ -109,7 +109,7 @@ class Controls:
         return {"status": "success", "message": "KV cache cleared"}
 
     async def start_profile(self, body: dict[str, Any]) -> dict[str, Any]:
-        await self._manager.start_profile(self._word("ProfileReq", body))
+        await self._manager.start_profile(self._message("ProfileReq", body))
         return {"status": "ok", "message": "Profiling started"}
 
     async def stop_profile(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Controls:
 
     async def release_memory_occupation(self, body: dict[str, Any]) -> dict[str, Any]:
         tags = tags_of(body)
-        message = self._word("ReleaseMemoryOccupationReqInput", {"tags": tags})
+        message = self._message("ReleaseMemoryOccupationReqInput", {"tags": tags})
         was_whole = not self._released
         if was_whole:
             await out_of_service(self._host)
@@ -137,7 +137,7 @@ class Controls:
         if not self._released:
             return {"status": "ok", "message": "Memory is not released"}
         tags = tags_of(body)
-        message = self._word("ResumeMemoryOccupationReqInput", {"tags": tags})
+        message = self._message("ResumeMemoryOccupationReqInput", {"tags": tags})
         await self._manager.resume_memory_occupation(message, None)
         self._released -= set(tags or MEMORY_TAGS)
         if self._released:
@@ -152,7 +152,7 @@ class Controls:
 
     def _update(self, name: str, word: str) -> Work:
         async def run(body: dict[str, Any]) -> dict[str, Any]:
-            result = await getattr(self._manager, name)(self._word(word, body), None)
+            result = await getattr(self._manager, name)(self._message(word, body), None)
             if not result[0]:
                 return {"status": "error", "message": str(result[1])}
             return {"status": "ok", "message": str(result[1] or "Weights updated")}
@@ -164,7 +164,7 @@ class Controls:
         if version is None:
             raise InvalidArgument("new_version is missing")
         fields = {name: value for name, value in body.items() if name not in ("new_version", "weight_version")}
-        message = self._word("UpdateWeightVersionReqInput", {**fields, "new_version": str(version)})
+        message = self._message("UpdateWeightVersionReqInput", {**fields, "new_version": str(version)})
         await self._manager.update_weight_version(message)
         return {"status": "ok", "version": str(version)}
 
@@ -177,11 +177,11 @@ class Controls:
         mode = body.get("mode", "abort")
         if mode not in ("abort", "retract", "in_place"):
             raise InvalidArgument(f"mode {mode!r}: expected abort, retract or in_place")
-        await self._manager.pause_generation(self._word("PauseGenerationReqInput", {"mode": mode}))
+        await self._manager.pause_generation(self._message("PauseGenerationReqInput", {"mode": mode}))
         return {"status": "ok", "message": "Engine paused"}
 
     async def resume_generation(self, body: dict[str, Any]) -> dict[str, Any]:
-        await self._manager.continue_generation(self._word("ContinueGenerationReqInput", body))
+        await self._manager.continue_generation(self._message("ContinueGenerationReqInput", body))
         return {"status": "ok", "message": "Engine resumed"}
 
     async def flush_cache(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -205,10 +205,10 @@ class Controls:
 
     # SGLang's requests.
 
-    def _word(self, name: str, body: dict[str, Any]) -> Any:
+    def _message(self, name: str, body: dict[str, Any]) -> Any:
         """Return a request object of SGLang. Raise `InvalidArgument` for unknown fields."""
         try:
-            return getattr(self._words, name)(**body)
+            return getattr(self._messages, name)(**body)
         except TypeError as error:
             raise InvalidArgument(str(error)) from None
 

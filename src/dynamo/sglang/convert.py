@@ -230,6 +230,6 @@ def refuse_media_options(request: PreprocessedRequest) -> None:
             raise InvalidArgument(f"{name} of a request is not supported by SGLang's engine", param=name)
 
 
-def shows(request: PreprocessedRequest) -> bool:
+def has_media(request: PreprocessedRequest) -> bool:
     """Return whether the prompt contains media."""
     return request.multi_modal_data is not UNSET and bool(request.multi_modal_data)

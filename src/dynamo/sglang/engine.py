@@ -25,7 +25,7 @@ from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.backend.health import watch
 from dynamo.backend.listeners import PassListener
 from dynamo.backend.media import media_items
-from dynamo.backend.requests import STOP_S, Life, Requests
+from dynamo.backend.requests import STOP_S, EngineLiveness, Requests
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument
 from dynamo.core.locked_directory import LockedDirectory
@@ -36,9 +36,9 @@ from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.runtime.request_plane.base import Reply
 from dynamo.sglang.config import STORE_EVENTS_VARIABLE, SglangConfig, wants_forward_passes
 from dynamo.sglang.controls import Controls, read_engine_route
-from dynamo.sglang.convert import Answer, Limits, refuse_media_options, shows, to_arguments
+from dynamo.sglang.convert import Answer, Limits, has_media, refuse_media_options, to_arguments
 from dynamo.sglang.events import kv_listeners, publisher_of
-from dynamo.sglang.handshake import Meeting, decode_meeting, prefill_meeting
+from dynamo.sglang.handshake import SglangBootstrap, decode_bootstrap, prefill_bootstrap
 from dynamo.sglang.hicache import layout_of
 from dynamo.sglang.library import Library
 from dynamo.sglang.lora import adapters_of
@@ -63,8 +63,8 @@ class SglangEngine:
         self._args = args
         self._library = library
         self._role = config.role
-        self._life = Life()
-        self._tasks = TaskOwner("sglang", on_crash=lambda _name, error: self._life.die(error))
+        self._liveness = EngineLiveness()
+        self._tasks = TaskOwner("sglang", on_crash=lambda _name, error: self._liveness.die(error))
         self._requests = Requests(self._tasks)
         self._ids: dict[Reply, set[str]] = {}
         """SGLang's ids of the choices of each request."""
@@ -80,14 +80,16 @@ class SglangEngine:
         path = await asyncio.to_thread(self._resolve)
         publisher = publisher_of(args.kv_events_config)
         self._adjust()
-        self._life.began(host.fail)
+        self._liveness.began(host.fail)
         died = RuntimeError("SGLang reported that one of its processes failed")
-        listen = self._closing.enter_context(sigquit_handler(asyncio.get_running_loop(), lambda: self._life.die(died)))
+        listen = self._closing.enter_context(
+            sigquit_handler(asyncio.get_running_loop(), lambda: self._liveness.die(died))
+        )
         self._engine = engine = await asyncio.to_thread(self._make)
         manager = engine.tokenizer_manager
         manager.auto_create_handle_loop()
         listen()
-        if self._life.is_dead:
+        if self._liveness.is_dead:
             raise died
         self._limits = Limits(
             context_length=manager.context_len,
@@ -102,7 +104,7 @@ class SglangEngine:
         block = args.page_size or 1
         reporter = LoadReporter(manager, host, block, is_busy=lambda: len(self._requests) > 0)
         self._tasks.start(reporter.run(), "load")
-        self._tasks.start(watch(self._look, self._life.die), "health")
+        self._tasks.start(watch(self._look, self._liveness.die), "health")
         if args.enable_metrics:
             host.metrics.add_text(library.render_metrics)
         is_prefill = self._role is DisaggregationMode.PREFILL
@@ -136,27 +138,27 @@ class SglangEngine:
         )
 
     def submit(self, request: PreprocessedRequest, reply: Reply) -> None:
-        self._life.check()
+        self._liveness.check()
         logger.debug("New Request ID: %s", reply.request_id)
-        if shows(request) and not self._config.enable_multimodal:
+        if has_media(request) and not self._config.enable_multimodal:
             kinds = ", ".join(request.multi_modal_data or ())
             raise InvalidArgument(
                 f"{kinds} parts: this worker was started without --enable-multimodal", param="messages"
             )
-        if shows(request):
+        if has_media(request):
             refuse_media_options(request)
         if self._role is DisaggregationMode.PREFILL:
-            meeting = self._meeting_of_prefill(request)
+            bootstrap = self._prefill_bootstrap(request)
             request = prefill_request(request)
-            arguments = to_arguments(request, self._limits) | meeting.words()
+            arguments = to_arguments(request, self._limits) | bootstrap.fields()
             self._adapters.of(arguments.get("lora_path"))
-            self._requests.begin(self._prefill(request, arguments, meeting, reply), reply)
+            self._requests.begin(self._prefill(request, arguments, bootstrap, reply), reply)
             return
         if self._role is DisaggregationMode.DECODE:
             request = one_choice(request)
         arguments = to_arguments(request, self._limits)
         if self._role is DisaggregationMode.DECODE:
-            arguments |= self._decode_words(request)
+            arguments |= self._decode_arguments(request)
         self._adapters.of(arguments.get("lora_path"))
         self._requests.begin(self._answer(request, arguments, reply), reply)
 
@@ -176,7 +178,7 @@ class SglangEngine:
         await self._requests.drain()
 
     async def stop(self) -> None:
-        self._life.stopped()
+        self._liveness.stopped()
         await self._tasks.cancel_and_wait(STOP_S)
         engine, self._engine = self._engine, None
         if engine is not None:
@@ -235,7 +237,7 @@ class SglangEngine:
             "input_ids": WARM_UP_PROMPT,
             "sampling_params": {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True},
             "stream": True,
-            **Meeting(self._library.fake_bootstrap_host, self._args.disaggregation_bootstrap_port, 0).words(),
+            **SglangBootstrap(self._library.fake_bootstrap_host, self._args.disaggregation_bootstrap_port, 0).fields(),
         }
         try:
             async with asyncio.timeout(WARM_UP_S):
@@ -263,7 +265,7 @@ class SglangEngine:
             "token_ids": [1],
             "stop_conditions": {"max_tokens": 1, "ignore_eos": True},
             "sampling_options": {"temperature": 0.0},
-            "bootstrap_info": Meeting(self._library.fake_bootstrap_host, 0, 0).words(),
+            "bootstrap_info": SglangBootstrap(self._library.fake_bootstrap_host, 0, 0).fields(),
         }
 
     async def _look(self) -> None:
@@ -274,20 +276,20 @@ class SglangEngine:
 
     # Requests.
 
-    def _meeting_of_prefill(self, request: PreprocessedRequest) -> Meeting:
-        return prefill_meeting(request, own_address(), self._args.disaggregation_bootstrap_port)
+    def _prefill_bootstrap(self, request: PreprocessedRequest) -> SglangBootstrap:
+        return prefill_bootstrap(request, own_address(), self._args.disaggregation_bootstrap_port)
 
-    def _decode_words(self, request: PreprocessedRequest) -> dict[str, Any]:
+    def _decode_arguments(self, request: PreprocessedRequest) -> dict[str, Any]:
         """Return the decode engine's additional arguments about the prefill."""
-        words = decode_meeting(request).words()
+        fields = decode_bootstrap(request).fields()
         routing = request.routing
         if routing is not None and routing.prefill_dp_rank is not None:
-            words["disagg_prefill_dp_rank"] = routing.prefill_dp_rank
-        return words
+            fields["disagg_prefill_dp_rank"] = routing.prefill_dp_rank
+        return fields
 
     async def _chunks(self, request: PreprocessedRequest, arguments: dict[str, Any], reply: Reply) -> Any:
         """Yield SGLang's chunks, and record its id of each choice for cancellation."""
-        if shows(request):
+        if has_media(request):
             items = await media_items(media_of(request), as_data_url)
             arguments = arguments | {MEDIA[kind]: shown for kind, shown in items.items()}
         if self._requests.is_dropped(reply):
@@ -324,7 +326,7 @@ class SglangEngine:
         self._finish(answer, reply)
 
     async def _prefill(
-        self, request: PreprocessedRequest, arguments: dict[str, Any], meeting: Meeting, reply: Reply
+        self, request: PreprocessedRequest, arguments: dict[str, Any], bootstrap: SglangBootstrap, reply: Reply
     ) -> None:
         """Compute a prompt for a decode worker.
 
@@ -333,7 +335,7 @@ class SglangEngine:
         """
         answer = Answer(request)
         if bootstrap_of(request) is None:
-            reply.item(prefill_output([], meeting.words(), finish_reason="length"))
+            reply.item(prefill_output([], bootstrap.fields(), finish_reason="length"))
             reply.finish()
             self._requests.answered(reply)
             async for chunk in await self._engine.async_generate(**arguments, rid=reply.request_id):
@@ -343,7 +345,9 @@ class SglangEngine:
         async for chunk in self._chunks(request, arguments, reply):
             last = answer.take(chunk)
         if last is not None and last.finish_reason is not None:
-            reply.item(prefill_output(last.token_ids, meeting.words(), last.completion_usage, finish_reason="length"))
+            reply.item(
+                prefill_output(last.token_ids, bootstrap.fields(), last.completion_usage, finish_reason="length")
+            )
         self._finish(answer, reply)
 
     def _finish(self, answer: Answer, reply: Reply) -> None:

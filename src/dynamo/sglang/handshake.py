@@ -17,46 +17,46 @@ HOST, PORT, ROOM = "bootstrap_host", "bootstrap_port", "bootstrap_room"
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class SglangBootstrap:
     """A bootstrap room of a prefill worker."""
 
     host: str
     port: int
     room: int
 
-    def words(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields in SGLang's format, as they are sent to the decode worker."""
         return {HOST: self.host, PORT: self.port, ROOM: self.room}
 
 
-def prefill_meeting(request: PreprocessedRequest, host: str, port: int) -> Meeting:
+def prefill_bootstrap(request: PreprocessedRequest, host: str, port: int) -> SglangBootstrap:
     """Return the room at which a prefill worker waits for decode: the router's room, or a new one."""
     given = bootstrap_of(request)
     if given is not None:
-        return Meeting(given.bootstrap_host, given.bootstrap_port, given.bootstrap_room)
-    return Meeting(host, port, random.getrandbits(63))
+        return SglangBootstrap(given.bootstrap_host, given.bootstrap_port, given.bootstrap_room)
+    return SglangBootstrap(host, port, random.getrandbits(63))
 
 
-def decode_meeting(request: PreprocessedRequest) -> Meeting:
+def decode_bootstrap(request: PreprocessedRequest) -> SglangBootstrap:
     """Return the room of a decode request's prefill. Raise `InvalidArgument` for a request without one.
 
     SGLang's decode workers cannot compute prompts.
     """
     given = bootstrap_of(request)
     if given is not None:
-        return Meeting(given.bootstrap_host, given.bootstrap_port, given.bootstrap_room)
+        return SglangBootstrap(given.bootstrap_host, given.bootstrap_port, given.bootstrap_room)
     result = prefill_result_of(request)
     if result is None:
         raise InvalidArgument("SGLang's decode workers cannot compute a prompt themselves", param="prefill_result")
-    return read_meeting(result.disaggregated_params)
+    return parse_bootstrap(result.disaggregated_params)
 
 
-def read_meeting(params: Any) -> Meeting:
+def parse_bootstrap(params: Any) -> SglangBootstrap:
     """Return the room in a prefill result. Raise `InvalidArgument` for a result not from an SGLang prefill worker."""
     if isinstance(params, Mapping):
         host, port, room = params.get(HOST), params.get(PORT), params.get(ROOM)
         if isinstance(host, str) and isinstance(port, int) and isinstance(room, int):
-            return Meeting(host, port, room)
+            return SglangBootstrap(host, port, room)
     raise InvalidArgument(
         f"prefill_result: {str(params)[:80]!r}: expected {HOST}, {PORT} and {ROOM}", param="prefill_result"
     )

@@ -66,13 +66,13 @@ def load_library() -> Library:
     )
 
 
-def _read_server_args(words: Sequence[str]) -> Any:
+def _read_server_args(argv: Sequence[str]) -> Any:
     from sglang.srt.server_args import prepare_server_args
 
     stderr = io.StringIO()
     try:
         with contextlib.redirect_stderr(stderr):
-            return prepare_server_args(list(words))
+            return prepare_server_args(list(argv))
     except SystemExit:
         lines = stderr.getvalue().strip().splitlines() or ["cannot parse the server arguments"]
         raise ConfigError(

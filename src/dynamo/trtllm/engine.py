@@ -20,7 +20,7 @@ from dynamo.backend.asked import refusal_of
 from dynamo.backend.disagg import DisaggregationMode, prefill_output, prefill_request, prefill_result_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.backend.health import watch
-from dynamo.backend.requests import STOP_S, Life, Requests
+from dynamo.backend.requests import STOP_S, EngineLiveness, Requests
 from dynamo.core.errors import ConfigError, EngineShutdown
 from dynamo.core.tasks import TaskOwner
 from dynamo.model_card.card import architectural_context_length, read_json
@@ -49,8 +49,8 @@ class TrtllmEngine:
         self._patches = patches
         self._library = library
         self._role = config.role
-        self._life = Life()
-        self._tasks = TaskOwner("trtllm", on_crash=lambda _name, error: self._life.die(error))
+        self._liveness = EngineLiveness()
+        self._tasks = TaskOwner("trtllm", on_crash=lambda _name, error: self._liveness.die(error))
         self._requests = Requests(self._tasks)
         self._results: dict[Reply, Any] = {}
         self._llm: Any = None
@@ -67,7 +67,7 @@ class TrtllmEngine:
         path = await asyncio.to_thread(resolve_model, config.model)
         args = engine_args(config, path, self._patches)
         self._llm = llm = await asyncio.to_thread(self._make, args)
-        self._life.began(host.fail)
+        self._liveness.began(host.fail)
         ranks = args["tensor_parallel_size"] if args["enable_attention_dp"] else 1
         settings = llm.args
         self._limits = Limits(
@@ -83,7 +83,7 @@ class TrtllmEngine:
             self._tasks.start(follow(llm.get_kv_cache_events_async, publish), "KV events")
         if config.publish_metrics:
             self._tasks.start(follow(llm.get_stats_async, StepReporter(host).on_step), "statistics")
-        self._tasks.start(watch(self._look, self._life.die), "health")
+        self._tasks.start(watch(self._look, self._liveness.die), "health")
         controls = Controls(llm, host, args)
         self._adapters = self._lora(args)
         return EngineConfig(
@@ -102,7 +102,7 @@ class TrtllmEngine:
         )
 
     def submit(self, request: PreprocessedRequest, reply: Reply) -> None:
-        self._life.check()
+        self._liveness.check()
         is_prefill = self._role is DisaggregationMode.PREFILL
         logger.debug("%s Request ID: %s", "Prefill" if is_prefill else "Decode", reply.request_id)
         if is_prefill:
@@ -129,7 +129,7 @@ class TrtllmEngine:
         await self._requests.drain()
 
     async def stop(self) -> None:
-        self._life.stopped()
+        self._liveness.stopped()
         await self._tasks.cancel_and_wait(STOP_S)
         llm, self._llm = self._llm, None
         if llm is not None:

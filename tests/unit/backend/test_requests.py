@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.unit.vllm.conftest import Heard
 
-from dynamo.backend.requests import Life, Requests
+from dynamo.backend.requests import EngineLiveness, Requests
 from dynamo.core.errors import EngineShutdown, Unknown
 from dynamo.core.tasks import TaskOwner
 
@@ -55,7 +55,7 @@ async def test_a_dropped_request_hears_nothing_more_and_is_cut_at_last(requests:
 
 
 def test_an_engine_dies_once_and_not_while_it_is_stopped() -> None:
-    life, told = Life(), []
+    life, told = EngineLiveness(), []
     life.die(RuntimeError("before it began"))
     life.began(told.append)
     life.check()
@@ -64,7 +64,7 @@ def test_an_engine_dies_once_and_not_while_it_is_stopped() -> None:
     assert [str(one) for one in told] == ["a"]
     with pytest.raises(EngineShutdown):
         life.check()
-    other = Life()
+    other = EngineLiveness()
     other.began(told.append)
     other.stopped()
     other.die(RuntimeError("c"))

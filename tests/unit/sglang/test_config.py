@@ -4,14 +4,14 @@ import pytest
 
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.core.errors import ConfigError
-from dynamo.sglang.config import engine_words, read_command_line
+from dynamo.sglang.config import engine_arguments, read_command_line
 
 
 def test_what_is_not_ours_is_sglangs() -> None:
     config, rest = read_command_line(["--model-path", "x", "--enable-rl", "--tp", "2"])
     assert config.enable_rl
     assert rest == ["--model-path", "x", "--tp", "2"]
-    assert engine_words(config, rest) == rest
+    assert engine_arguments(config, rest) == rest
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_what_is_not_ours_is_sglangs() -> None:
 def test_the_role_is_told_to_both_sides(mode: str, role: DisaggregationMode) -> None:
     config, rest = read_command_line(["--disaggregation-mode", mode])
     assert config.role is role
-    assert engine_words(config, rest) == ([] if mode == "null" else ["--disaggregation-mode", mode])
+    assert engine_arguments(config, rest) == ([] if mode == "null" else ["--disaggregation-mode", mode])
 
 
 @pytest.mark.parametrize(

@@ -283,8 +283,8 @@ async def test_an_adapter_that_sglang_does_not_take_is_refused(start: Start) -> 
 
 async def test_a_dead_engine_is_told_once_and_takes_nothing_more(start: Start) -> None:
     running = await start()
-    running.engine._life.die(RuntimeError("gone"))
-    running.engine._life.die(RuntimeError("again"))
+    running.engine._liveness.die(RuntimeError("gone"))
+    running.engine._liveness.die(RuntimeError("again"))
     assert [str(error) for error in running.host.failed] == ["gone"]
     with pytest.raises(EngineShutdown):
         running.engine.submit(request(), Heard())
