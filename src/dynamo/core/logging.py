@@ -49,7 +49,8 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 def parse_filters(text: str) -> tuple[int, dict[str, int]]:
     """Return the default level and the level of each named target. Raises `ConfigError` for an unknown level."""
-    level, targets = logging.INFO, {}
+    level = logging.INFO
+    targets: dict[str, int] = {}
     for part in text.split(","):
         name, equals, word = part.strip().rpartition("=")
         if not word:
