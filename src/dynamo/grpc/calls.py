@@ -31,7 +31,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CallContext:
     """Caller of a request and the kind of call."""
 
     headers: Headers = ()
@@ -54,30 +54,30 @@ class Calls:
         except NotFound:
             return self._models.find(name, COMPLETIONS, access)
 
-    async def answers(self, message: Any, asked: Asked) -> AsyncGenerator[Any, None]:
+    async def answers(self, message: Any, context: CallContext) -> AsyncGenerator[Any, None]:
         """Yield every `ModelInferResponse` to a `ModelInferRequest`.
 
         Raise the errors of the request before the first response, and failures of the worker at any time.
         """
         if self._pipeline.is_draining:
             raise EngineShutdown("the frontend is shutting down")
-        model = self.find(message.model_name, asked.account)
-        ask = self._tensors if is_tensor(model.card) else self._text
-        async with aclosing(ask(model, message, asked)) as answers:
+        model = self.find(message.model_name, context.account)
+        respond = self._tensors if is_tensor(model.card) else self._text
+        async with aclosing(respond(model, message, context)) as answers:
             async for answer in answers:
                 yield answer
 
-    async def _text(self, model: ServedModel, message: Any, asked: Asked) -> AsyncGenerator[Any, None]:
+    async def _text(self, model: ServedModel, message: Any, context: CallContext) -> AsyncGenerator[Any, None]:
         completion, is_raw = await _built(message, completion_of, message), bool(message.raw_input_contents)
-        if completion["stream"] and not asked.streams:
+        if completion["stream"] and not context.streams:
             raise InvalidArgument(
                 "streaming: ModelInfer has a single response; use ModelStreamInfer", param="streaming"
             )
         exchange = InternalExchange(
             self._pipeline.handle_completion,
             await _built(message, body_of, completion),
-            asked.headers,
-            asked.account,
+            context.headers,
+            context.account,
         )
         if not completion["stream"]:
             answer = await exchange.whole()
@@ -89,26 +89,26 @@ class Calls:
             async for event in events:
                 chunk = json_decode(event)
                 if "error" in chunk:
-                    raise Refused(_told(chunk["error"]))
+                    raise Refused(_error_of(chunk["error"]))
                 if chunk["choices"]:
                     yield response_of(chunk, message.id, is_raw=is_raw)
         if exchange.refusal is not None:
             raise Refused(exchange.refusal)
 
-    async def _tensors(self, model: ServedModel, message: Any, asked: Asked) -> AsyncGenerator[Any, None]:
+    async def _tensors(self, model: ServedModel, message: Any, context: CallContext) -> AsyncGenerator[Any, None]:
         request = await _built(message, request_of, message)
         model.admit()
         record = RequestRecord(
             self._pipeline.metrics,
             "tensor",
             model.name,
-            stream=asked.streams,
+            stream=context.streams,
             started_s=time.perf_counter(),
             request_id=new_id(),
         )
         label = "cancelled"
         try:
-            async with aclosing(self._ask(model, message, request, record, asked)) as responses:
+            async with aclosing(self._send(model, message, request, record, context)) as responses:
                 async for response in responses:
                     yield await _built(message, response_message, response, bool(message.raw_input_contents))
             label = ""
@@ -118,8 +118,8 @@ class Calls:
         finally:
             record.close(label, None, time.perf_counter())
 
-    async def _ask(
-        self, model: ServedModel, message: Any, request: TensorRequest, record: RequestRecord, asked: Asked
+    async def _send(
+        self, model: ServedModel, message: Any, request: TensorRequest, record: RequestRecord, context: CallContext
     ) -> AsyncGenerator[TensorResponse, None]:
         """Yield a worker's responses; before the first one, retry retryable errors on other workers."""
         body, tried, count = await _built(message, msgpack_encode, request), set[int](), 0
@@ -140,7 +140,7 @@ class Calls:
                     if value is None:
                         continue  # An event, which is not sent to clients.
                     count += 1
-                    if count > 1 and not asked.streams:
+                    if count > 1 and not context.streams:
                         raise Unknown("the worker sent several responses to a request for one")
                     record.tokens(1, time.perf_counter())
                     yield await _built(message, _checked, value, request)
@@ -171,7 +171,7 @@ def _checked(value: Any, request: TensorRequest) -> TensorResponse:
     return response
 
 
-def _told(error: Any) -> ErrorAnswer:
+def _error_of(error: Any) -> ErrorAnswer:
     """Return the error that a stream carried."""
     code = error.get("code")
     if error.get("type") == "request_cancelled":

@@ -10,7 +10,7 @@ import dynamo
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.extras import install_command
-from dynamo.grpc.calls import Asked, Calls, Headers
+from dynamo.grpc.calls import CallContext, Calls, Headers
 from dynamo.grpc.descriptions import PLATFORM, config_of, is_tensor, metadata_of
 from dynamo.grpc.messages import CLASSES, SERVICE
 from dynamo.grpc.statuses import Refused, status_of
@@ -135,13 +135,13 @@ class KserveService:
 
     async def model_infer(self, message: Any, headers: Headers) -> Any:
         """Return the single response of a request."""
-        asked = self._admit("ModelInfer", headers, streams=False)
+        call_context = self._admit("ModelInfer", headers, streams=False)
         try:
-            async with aclosing(self._calls.answers(message, asked)) as answers:
+            async with aclosing(self._calls.answers(message, call_context)) as answers:
                 whole = [answer async for answer in answers]
         finally:
-            if asked.account is not None:
-                asked.account.close()
+            if call_context.account is not None:
+                call_context.account.close()
         assert len(whole) == 1, "a unary call has one response"
         return whole[0]
 
@@ -152,30 +152,30 @@ class KserveService:
         """
         kind = CLASSES["ModelStreamInferResponse"]
         async for message in messages:
-            asked = self._admit(STREAM, headers, streams=True)
+            call_context = self._admit(STREAM, headers, streams=True)
             has_begun = False
             try:
-                async with aclosing(self._calls.answers(message, asked)) as answers:
+                async with aclosing(self._calls.answers(message, call_context)) as answers:
                     async for answer in answers:
                         has_begun = True
                         yield kind(infer_response=answer)
             except DynamoException as error:
-                status, told = status_of(error)
+                status, text = status_of(error)
                 if not has_begun and status != "INTERNAL":
                     raise
-                yield kind(error_message=told, infer_response=CLASSES["ModelInferResponse"](id=message.id))
+                yield kind(error_message=text, infer_response=CLASSES["ModelInferResponse"](id=message.id))
             finally:
-                if asked.account is not None:
-                    asked.account.close()
+                if call_context.account is not None:
+                    call_context.account.close()
 
-    def _admit(self, method: str, headers: Headers, *, streams: bool) -> Asked:
+    def _admit(self, method: str, headers: Headers, *, streams: bool) -> CallContext:
         """Return the caller of a request. Raise `Refused` if it may not call the method."""
         if self._gate is None:
-            return Asked(headers, None, streams)
-        passage = self._gate.judge(b"POST", f"/{SERVICE}/{method}".encode(), headers)
-        if passage.refusal is not None:
-            raise Refused(passage.refusal)
-        return Asked(headers, passage.account, streams)
+            return CallContext(headers, None, streams)
+        decision = self._gate.judge(b"POST", f"/{SERVICE}/{method}".encode(), headers)
+        if decision.refusal is not None:
+            raise Refused(decision.refusal)
+        return CallContext(headers, decision.account, streams)
 
     # gRPC interface.
 
@@ -244,12 +244,12 @@ async def abort(context: Any, error: Exception) -> None:
     """End a request with the status of its error."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    status, told = status_of(error)
+    status, text = status_of(error)
     if isinstance(error, DynamoException):
         logger.info("request refused", extra={"status": status, "error": str(error)})
     else:
         logger.error("request failed", exc_info=error)
-    await context.abort(grpc.StatusCode[status], told)
+    await context.abort(grpc.StatusCode[status], text)
 
 
 def headers_of(context: Any) -> list[tuple[bytes, bytes]]:

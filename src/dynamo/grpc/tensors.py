@@ -113,8 +113,8 @@ def request_of(message: Any) -> TensorRequest:
     """Return a `ModelInferRequest` as a worker's request. Raise `InvalidArgument` that names the invalid field."""
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
-        told = f"raw_input_contents has {len(raw)} elements for {len(message.inputs)} inputs: expected one for each"
-        raise InvalidArgument(told, param="raw_input_contents")
+        problem = f"raw_input_contents has {len(raw)} elements for {len(message.inputs)} inputs: expected one for each"
+        raise InvalidArgument(problem, param="raw_input_contents")
     tensors = [_read(one, raw[place] if raw else None) for place, one in enumerate(message.inputs)]
     return TensorRequest(
         id=message.id or None,
@@ -187,8 +187,8 @@ def _read(message: Any, raw: bytes | None) -> Tensor:
     count = element_count(shape, name)
     values = _typed(message, kind) if raw is None else _unpacked(kind, raw, name)
     if len(values) != count:
-        told = f"inputs[{name!r}]: its shape {shape} has {count} elements, but its contents {len(values)}"
-        raise InvalidArgument(told, param=name)
+        problem = f"inputs[{name!r}]: its shape {shape} has {count} elements, but its contents {len(values)}"
+        raise InvalidArgument(problem, param=name)
     parameters = parameters_of(message.parameters) or UNSET
     return Tensor(TensorMetadata(name, kind.name, shape, parameters), TensorData(kind.name, values))
 
@@ -203,8 +203,8 @@ def element_count(shape: Sequence[int], name: str) -> int:
 
 def _typed(message: Any, kind: Kind) -> list[Any]:
     if not kind.contents:
-        told = f"inputs[{message.name!r}]: {kind.wire} has no typed contents; send it in raw_input_contents"
-        raise InvalidArgument(told, param=message.name)
+        problem = f"inputs[{message.name!r}]: {kind.wire} has no typed contents; send it in raw_input_contents"
+        raise InvalidArgument(problem, param=message.name)
     values = list(getattr(message.contents, kind.contents))
     if kind.name == BYTES:
         return [list(one) for one in values]
@@ -230,8 +230,10 @@ def _unpacked(kind: Kind, raw: bytes, name: str) -> list[Any]:
         return _texts(raw, name)
     dtype = np.dtype(kind.numpy)
     if len(raw) % dtype.itemsize:
-        told = f"inputs[{name!r}]: {len(raw)} raw bytes are not a multiple of {dtype.itemsize}, the size of {kind.wire}"
-        raise InvalidArgument(told, param=name)
+        problem = (
+            f"inputs[{name!r}]: {len(raw)} raw bytes are not a multiple of {dtype.itemsize}, the size of {kind.wire}"
+        )
+        raise InvalidArgument(problem, param=name)
     values: list[Any] = np.frombuffer(raw, dtype).tolist()
     return values
 

@@ -64,7 +64,7 @@ class RealtimeAnswer(BaseAnswer):
         self._call = call
         self._codec = self._model.client.codec_of(call.instance_id)
 
-    def tell_worker(self, event: dict[str, Any]) -> None:
+    def forward(self, event: dict[str, Any]) -> None:
         """Forward one client event to the worker."""
         if not self.is_over:
             self._frames.add(encode(event, self._codec))
@@ -101,8 +101,8 @@ class RealtimeAnswer(BaseAnswer):
         else:
             self._not_an_event(event)
 
-    def _not_an_event(self, said: Any) -> None:
-        logger.warning("worker of model %s sent %.80r: expected an event with a type", self._model.name, said)
+    def _not_an_event(self, value: Any) -> None:
+        logger.warning("worker of model %s sent %.80r: expected an event with a type", self._model.name, value)
         self._socket.send(json_encode(error_event("Internal server error", SERVER_ERROR)))
 
     def on_end(self) -> None:

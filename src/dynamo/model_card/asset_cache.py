@@ -104,12 +104,12 @@ class AssetCache:
         place = os.path.join(os.path.dirname(config), PROCESSOR_FILE)
         if os.path.basename(config) != NAMES["hf_config_json"] or os.path.exists(place):
             return
-        beside = FileReference(urljoin(url, PROCESSOR_FILE), "", None)
+        processor = FileReference(urljoin(url, PROCESSOR_FILE), "", None)
         data = bytearray()
         try:
             if not TAKES_IMAGES.intersection(read_json(config)):
                 return
-            self._transfer(beside, data.extend, PROCESSOR_BYTES_MAX)
+            self._transfer(processor, data.extend, PROCESSOR_BYTES_MAX)
             json_decode(bytes(data))
             handle, partial = tempfile.mkstemp(prefix=PARTIAL, dir=os.path.dirname(place))
             with os.fdopen(handle, "wb") as out:

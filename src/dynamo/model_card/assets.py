@@ -82,7 +82,7 @@ def self_hosted(
         return show(f"{prefix}/{quote(word)}", file.path) or file.path
 
     for file in (card.model_info or {}).values():
-        beside = os.path.join(os.path.dirname(file.path), PROCESSOR_FILE)
-        if not is_remote(file) and os.path.isfile(beside):
-            show(f"{prefix}/{PROCESSOR_FILE}", beside)
+        processor = os.path.join(os.path.dirname(file.path), PROCESSOR_FILE)
+        if not is_remote(file) and os.path.isfile(processor):
+            show(f"{prefix}/{PROCESSOR_FILE}", processor)
     return moved(card, url_of)

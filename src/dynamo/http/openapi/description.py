@@ -48,7 +48,7 @@ def describe(routes: RouteTable) -> dict[str, Any]:
         path = PATH_PARAMETER.sub(r"{\1}", entry.path)
         operation = paths.setdefault(path, {})[entry.method.lower()] = _operation(entry, refs)
         if routes.asks_keys and entry.access is not Access.OPEN:
-            _ask_key(operation)
+            _require_key(operation)
     components: dict[str, Any] = {"schemas": {**schemas, "Error": ERROR}}
     if routes.asks_keys:
         components["securitySchemes"] = SECURITY
@@ -60,7 +60,7 @@ def describe(routes: RouteTable) -> dict[str, Any]:
     }
 
 
-def _ask_key(operation: dict[str, Any]) -> None:
+def _require_key(operation: dict[str, Any]) -> None:
     """Add to an operation the security requirement of an API key, and the errors of a missing or wrong one."""
     operation["security"] = [{name: []} for name in SECURITY]
     for status in KEY_REFUSALS:
@@ -91,28 +91,28 @@ def _describe_fields(properties: dict[str, Any], kind: type[msgspec.Struct]) -> 
 
 
 def _operation(entry: RouteEntry, refs: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    said = entry.operation
-    answer = {said.answer_media: {"schema": _schema(said.answer, refs)}}
-    if said.streams:
+    described = entry.operation
+    answer = {described.answer_media: {"schema": _schema(described.answer, refs)}}
+    if described.streams:
         answer["text/event-stream"] = {
             "schema": {"description": "Server-sent events"}
         }  # No type: some tools show the body as text, others as objects.
     operation: dict[str, Any] = {
-        "summary": said.summary,
+        "summary": described.summary,
         "operationId": re.sub(r"\W+", "_", f"{entry.method.lower()}{entry.path}").strip("_"),
         "responses": {"200": {"description": "Success", "content": answer}},
     }
-    if said.body is not None:
+    if described.body is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": {said.body_media: {"schema": _schema(said.body, refs)}},
+            "content": {described.body_media: {"schema": _schema(described.body, refs)}},
         }
     parameters = [_parameter(name, "path", {"type": "string"}) for name in PATH_PARAMETER.findall(entry.path)]
-    parameters += [_parameter(name, "query", schema) for name, schema in said.query.items()]
+    parameters += [_parameter(name, "query", schema) for name, schema in described.query.items()]
     if parameters:
         operation["parameters"] = parameters
-    error = {"$ref": REF.format(name="Error")} if said.error is None else _schema(said.error, refs)
-    for status in said.refusals:
+    error = {"$ref": REF.format(name="Error")} if described.error is None else _schema(described.error, refs)
+    for status in described.refusals:
         operation["responses"][str(status)] = _refusal(status, error)
     return operation
 

@@ -108,11 +108,11 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         keys = context.keys
         names = None if keys is None else keys.owner_of_name
         store = BatchStore(apis.batch_dir, apis.batch_limits, owner_of_name=names)
-        asker = Asker(routes, context)
+        line_runner = LineRunner(routes, context)
         runner = BatchRunner(
             store,
-            asker.ask,
-            Slots(apis.batch_concurrency, lambda: max(0, context.pipeline.inflight - asker.asking)),
+            line_runner.run,
+            Slots(apis.batch_concurrency, lambda: max(0, context.pipeline.inflight - line_runner.running)),
             may_run=lambda: not context.pipeline.is_draining,
         )
         gauge = context.registry.gauge(
@@ -167,14 +167,14 @@ def guarded(handler: PlainHandler) -> PlainHandler:
         except DynamoException as error:
             return refuse(answer_to(error))
         except OSError as error:
-            told = StorageError.of(error, "Files and batches cannot be stored or read now")
+            problem = StorageError.of(error, "Files and batches cannot be stored or read now")
             logger.warning("%s %s failed: %s", request.method, request.url.path, error)
-            return refuse(answer_to(told))
+            return refuse(answer_to(problem))
 
     return answer
 
 
-class Asker:
+class LineRunner:
     """Runner of batch lines: sends each to the route that client requests use."""
 
     def __init__(self, routes: RouteTable, context: RouteContext) -> None:
@@ -184,10 +184,10 @@ class Asker:
         self._lines = context.registry.counter(
             f"{context.metrics_prefix}_batch_lines_total", "Batch lines completed", ["status"]
         )
-        self.asking = 0
+        self.running = 0
         """Number of lines that are running."""
 
-    async def ask(self, line: BatchLine, owner: str | None) -> Asked:
+    async def run(self, line: BatchLine, owner: str | None) -> Asked:
         """Run one line for the API key that owns its batch, within that key's limits."""
         request_id = str(uuid.uuid4())
         account: Account | None = None
@@ -203,11 +203,11 @@ class Asker:
         handler = self._routes.hot_handlers()[b"POST", path.encode()]
         headers = [PRIORITY, (b"x-dynamo-request-id", request_id.encode())]
         exchange = InternalExchange(handler, json_encode(line.body), headers, account)
-        self.asking += 1
+        self.running += 1
         try:
             answer = await exchange.whole()
         finally:
-            self.asking -= 1
+            self.running -= 1
         is_overload = answer.error is not None and answer.error.label == "overload"
         if answer.status == 503 or is_overload:
             return Asked(answer.status, b"", request_id, 0.0)
@@ -293,8 +293,8 @@ class BatchPages:
         owner, now = owner_of(request), int(time.time())
         file = await asyncio.to_thread(self.store.file, wanted.input_file_id, owner)
         if file.purpose != UPLOADED:
-            told = f"input_file_id: {file.id} has the purpose {file.purpose!r}: expected '{UPLOADED}'"
-            raise InvalidArgument(told, param="input_file_id")
+            problem = f"input_file_id: {file.id} has the purpose {file.purpose!r}: expected '{UPLOADED}'"
+            raise InvalidArgument(problem, param="input_file_id")
         batch = BatchObject(
             id=new_id("batch_"),
             endpoint=wanted.endpoint,
@@ -323,8 +323,8 @@ class BatchPages:
         """POST /v1/batches/{id}/cancel."""
         batch = await self._batch(request)
         if BatchRecord(batch=batch).has_ended:
-            told = f"Cannot cancel a batch with status '{batch.status}'"
-            return refuse(ErrorAnswer(409, told, code="batch_has_ended"))
+            problem = f"Cannot cancel a batch with status '{batch.status}'"
+            return refuse(ErrorAnswer(409, problem, code="batch_has_ended"))
         await asyncio.to_thread(self.store.cancel, batch.id)
         self.runner.nudge()
         return as_json(await self._batch(request))
@@ -337,22 +337,22 @@ class BatchPages:
 def checked(wanted: BatchRequest) -> BatchRequest:
     """Return the request. Raise `InvalidArgument` that names the invalid field."""
     if wanted.endpoint not in ENDPOINTS:
-        told = f"endpoint {wanted.endpoint!r}: expected one of {', '.join(ENDPOINTS)}"
-        raise InvalidArgument(told, param="endpoint")
+        problem = f"endpoint {wanted.endpoint!r}: expected one of {', '.join(ENDPOINTS)}"
+        raise InvalidArgument(problem, param="endpoint")
     if wanted.completion_window != COMPLETION_WINDOW:
-        told = f"completion_window {wanted.completion_window!r}: expected '{COMPLETION_WINDOW}'"
-        raise InvalidArgument(told, param="completion_window")
+        problem = f"completion_window {wanted.completion_window!r}: expected '{COMPLETION_WINDOW}'"
+        raise InvalidArgument(problem, param="completion_window")
     metadata = wanted.metadata or {}
     if (
         len(metadata) > METADATA_MAX
         or any(len(key) > METADATA_KEY_MAX for key in metadata)
         or any(len(value) > METADATA_VALUE_MAX for value in metadata.values())
     ):
-        told = (
+        problem = (
             f"metadata: expected at most {METADATA_MAX} pairs, of at most {METADATA_KEY_MAX} and {METADATA_VALUE_MAX}"
             " characters"
         )
-        raise InvalidArgument(told, param="metadata")
+        raise InvalidArgument(problem, param="metadata")
     after = wanted.output_expires_after
     if after is not None:
         lifetime_s(after.anchor, after.seconds, "output_expires_after")
@@ -366,8 +366,8 @@ def lifetime_s(anchor: Any, seconds: Any, param: str = "expires_after") -> int:
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"{param}: {error}", param=param) from None
     if after.anchor != "created_at" or not EXPIRES_S_MIN <= after.seconds <= EXPIRES_S_MAX:
-        told = f"{param}: expected the anchor created_at and {EXPIRES_S_MIN} to {EXPIRES_S_MAX} seconds"
-        raise InvalidArgument(told, param=param)
+        problem = f"{param}: expected the anchor created_at and {EXPIRES_S_MIN} to {EXPIRES_S_MAX} seconds"
+        raise InvalidArgument(problem, param=param)
     return after.seconds
 
 

@@ -78,8 +78,8 @@ def add(routes: RouteTable, context: RouteContext) -> None:
             "RERANK",
         ),
     ):
-        said = Operation(operation.summary, operation.body, operation.answer, refusals=ENGINE_REFUSALS)
-        routes.hot("POST", path, handler, said, variable=f"DYN_HTTP_SVC_{variable}_PATH")
+        described = Operation(operation.summary, operation.body, operation.answer, refusals=ENGINE_REFUSALS)
+        routes.hot("POST", path, handler, described, variable=f"DYN_HTTP_SVC_{variable}_PATH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,35 +112,35 @@ class EmbeddingPages:
         decode = partial(decode_embedding, ignore_unknown=self.ignores_unknown)
         request = await decoded(exchange.body, decode, "embeddings")
         model = self.models.find(request.model, EMBEDDINGS.model_type, exchange.account)
-        asked: object = request
+        payload: object = request
         tokens = None
         if not model.takes_text:
             model.admit()
-            asked = work = await work_of(request, model.preprocessor, special=self.adds_special_tokens)
+            payload = work = await work_of(request, model.preprocessor, special=self.adds_special_tokens)
             tokens = PreprocessedRequest(model.name, list(itertools.chain.from_iterable(work.token_ids)))
         form = EmbeddingForm(
             model.name, len(inputs_of(request.input)), request.encoding_format, takes_text=model.takes_text
         )
         observe = self.latency.labels(model=model.name).observe
-        body = partial(_packed, asked)
+        body = partial(_packed, payload)
         await self.pipeline.relay(exchange, EMBEDDINGS.endpoint, model, body, form, on_success=observe, tokens=tokens)
 
     async def _classify(self, exchange: Exchange) -> None:
         decode = partial(decode_classify, ignore_unknown=self.ignores_unknown)
         request = await decoded(exchange.body, decode, "classify")
-        await self._ask(exchange, request, CLASSIFY.endpoint, CLASSIFY.model_type, ListForm())
+        await self._relay(exchange, request, CLASSIFY.endpoint, CLASSIFY.model_type, ListForm())
 
     async def _pool(self, exchange: Exchange) -> None:
         decode = partial(decode_pooling, ignore_unknown=self.ignores_unknown)
         request = await decoded(exchange.body, decode, "pooling")
-        await self._ask(exchange, request, POOLING.endpoint, POOLING.model_type, PoolingForm(request))
+        await self._relay(exchange, request, POOLING.endpoint, POOLING.model_type, PoolingForm(request))
 
     async def _rerank(self, exchange: Exchange) -> None:
         decode = partial(decode_rerank, ignore_unknown=self.ignores_unknown)
         request = await decoded(exchange.body, decode, "rerank")
-        await self._ask(exchange, request, RERANK.endpoint, RERANK.model_type, RankForm())
+        await self._relay(exchange, request, RERANK.endpoint, RERANK.model_type, RankForm())
 
-    async def _ask(
+    async def _relay(
         self,
         exchange: Exchange,
         request: ClassifyRequest | PoolingRequest | RerankRequest,
@@ -152,5 +152,5 @@ class EmbeddingPages:
         await self.pipeline.relay(exchange, endpoint, model, partial(_packed, request), form)
 
 
-def _packed(asked: object, _request_id: str) -> bytes:
-    return msgpack_encode(asked)
+def _packed(payload: object, _request_id: str) -> bytes:
+    return msgpack_encode(payload)

@@ -115,8 +115,8 @@ class Extensions:
                     f"--frontend-route-extension: {one.method} {one.path} is already in use by another route"
                 )
             taken.add((one.method, one.path))
-            said = Operation("Route of this deployment", answer={}, refusals=(500, 503))
-            routes.plain("GET", one.path, self._endpoint(one.handler), said)
+            operation = Operation("Route of this deployment", answer={}, refusals=(500, 503))
+            routes.plain("GET", one.path, self._endpoint(one.handler), operation)
 
     def _endpoint(self, handler: Handler) -> PlainHandler:
         async def answer(request: Request) -> Response:
@@ -136,8 +136,8 @@ class Extensions:
     def _call(self, handler: Handler) -> Response:
         self._running += 1
         try:
-            said = handler(self._context)
-            status, body = (said.status_code, said.body) if isinstance(said, FrontendResponse) else (200, said)
+            result = handler(self._context)
+            status, body = (result.status_code, result.body) if isinstance(result, FrontendResponse) else (200, result)
             return Response(json_encode(body), status, media_type="application/json")
         finally:
             self._running -= 1

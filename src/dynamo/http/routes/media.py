@@ -72,8 +72,8 @@ def add(routes: RouteTable, context: RouteContext) -> None:
             "VIDEOS_STREAM",
         ),
     ):
-        said = replace(operation, refusals=ENGINE_REFUSALS)
-        routes.hot("POST", path, handler, said, variable=f"DYN_HTTP_SVC_{variable}_PATH")
+        described = replace(operation, refusals=ENGINE_REFUSALS)
+        routes.hot("POST", path, handler, described, variable=f"DYN_HTTP_SVC_{variable}_PATH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,13 @@ class MediaPages:
 
     async def _images(self, exchange: Exchange) -> None:
         request = await read(exchange, ImageRequest)
-        await self._ask(exchange, IMAGES, request, ImagesForm())
+        await self._relay(exchange, IMAGES, request, ImagesForm())
 
     async def _edits(self, exchange: Exchange) -> None:
         request = await read(exchange, ImageRequest)
         if not request.input_reference:
             raise InvalidArgument("input_reference is required for /v1/images/edits", param="input_reference")
-        await self._ask(exchange, IMAGES, request, ImagesForm())
+        await self._relay(exchange, IMAGES, request, ImagesForm())
 
     async def _speech(self, exchange: Exchange) -> None:
         request = await read(exchange, SpeechRequest)
@@ -120,18 +120,18 @@ class MediaPages:
         in_pieces = request.data_source != "url" and request.response_format in PIECES and request.speed in (None, 1.0)
         if in_pieces:
             request.nvext = {**(request.nvext or {}), "frontend_accepts_audio_chunks": True}
-        await self._ask(exchange, AUDIOS, request, SpeechForm(as_events=as_events), stream=in_pieces)
+        await self._relay(exchange, AUDIOS, request, SpeechForm(as_events=as_events), stream=in_pieces)
 
     async def _videos(self, exchange: Exchange) -> None:
         request = await read(exchange, VideoRequest)
         stream = bool(request.stream)
-        await self._ask(exchange, VIDEOS, request, VideoEventsForm() if stream else VideosForm(), stream=stream)
+        await self._relay(exchange, VIDEOS, request, VideoEventsForm() if stream else VideosForm(), stream=stream)
 
     async def _frames(self, exchange: Exchange) -> None:
         request = await read(exchange, VideoRequest)
-        await self._ask(exchange, VIDEOS, request, FramesForm(), stream=True)
+        await self._relay(exchange, VIDEOS, request, FramesForm(), stream=True)
 
-    async def _ask(
+    async def _relay(
         self,
         exchange: Exchange,
         surface: Surface,
@@ -201,5 +201,5 @@ def _value(name: str, part: Part) -> Any:
     return text
 
 
-def _packed(asked: object, _request_id: str) -> bytes:
-    return msgpack_encode(asked)
+def _packed(payload: object, _request_id: str) -> bytes:
+    return msgpack_encode(payload)

@@ -75,7 +75,7 @@ class NativePages:
         self.pipeline.start(exchange, SGLANG, self._sglang(exchange))
 
     async def _vllm(self, exchange: Exchange) -> None:
-        request, said = await decoded(exchange.body, decode_vllm, "vllm")
+        request, fields = await decoded(exchange.body, decode_vllm, "vllm")
         model = capable_model(self.models, request.model, VLLM_CAPABILITY, exchange.account)
         wants_logprobs = request.sampling_params.logprobs is not None
         options = request.stream_options or VllmStreamOptions()
@@ -93,20 +93,20 @@ class NativePages:
 
         def make(request_id: str) -> PreprocessedRequest:
             form.request_id = form.request_id or request_id
-            work = vllm_work(request, said, request_id)
+            work = vllm_work(request, fields, request_id)
             work.model = model.name
             return work
 
         await self.pipeline.relay(exchange, VLLM.endpoint, model, make, form, stream=request.stream)
 
     async def _sglang(self, exchange: Exchange) -> None:
-        request, said = await decoded(exchange.body, decode_sglang, "sglang")
+        request, fields = await decoded(exchange.body, decode_sglang, "sglang")
         model = capable_model(self.models, request.model, SGLANG_CAPABILITY, exchange.account)
         form = (SglangForm if request.stream else SglangWholeForm)(len(request.input_ids), request.rid)
 
         def make(request_id: str) -> PreprocessedRequest:
             form.request_id = form.request_id or request_id
-            work = sglang_work(request, said, request_id)
+            work = sglang_work(request, fields, request_id)
             work.model = model.name
             return work
 

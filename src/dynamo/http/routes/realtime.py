@@ -93,7 +93,7 @@ class Talk:
         self._answer: RealtimeAnswer | None = None
         self._is_closed = False
 
-    def heard(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """Process one client event."""
         if message.op is Op.BINARY:
             self._refuse("binary frames not supported", "invalid_request")
@@ -102,7 +102,7 @@ class Talk:
         if event is None:
             self._refuse("malformed JSON frame", "invalid_request")
         elif self._answer is not None:
-            self._answer.tell_worker(event)
+            self._answer.forward(event)
         elif self._opening is not None:
             self._early.append(event)
             if len(self._early) > EARLY_MAX:
@@ -110,7 +110,7 @@ class Talk:
         else:
             self._choose(event)
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         """Notify the worker's request that the client has disconnected."""
         self._is_closed = True
         if self._answer is not None:
@@ -149,13 +149,13 @@ class Talk:
             return
         self._answer = answer
         while self._early:
-            answer.tell_worker(self._early.popleft())
+            answer.forward(self._early.popleft())
         self._socket.resume_reading()
 
     def _not_opened(self, name: str, error: DynamoException) -> None:
         """Send an error event and wait for another session.update: the client may name another model."""
-        told = answer_to(error)
-        self._pages.pipeline.metrics.count_end(REALTIME.endpoint, "", "stream", told.label)
+        failure = answer_to(error)
+        self._pages.pipeline.metrics.count_end(REALTIME.endpoint, "", "stream", failure.label)
         self._opening = None
         event = self._early.popleft()
         self._early.clear()
@@ -163,7 +163,7 @@ class Talk:
         if isinstance(error, NotFound):
             self._refuse(f"unknown model: {name}", "model_not_found", "session.model", event)
         else:
-            self._socket.send(json_encode(error_event(told.message, SERVER_ERROR, told.code)))
+            self._socket.send(json_encode(error_event(failure.message, SERVER_ERROR, failure.code)))
 
     def _refuse(self, message: str, code: str, param: str | None = None, event: dict[str, Any] | None = None) -> None:
         about = None if event is None else event.get("event_id")

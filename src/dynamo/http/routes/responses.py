@@ -188,11 +188,11 @@ class ResponsePages:
         if session is not None:
             request.stream = True
         account = exchange.account
-        asked, before = await self._items(request, given, account, session)
-        items = [*before, *asked]
+        input_items, before = await self._items(request, given, account, session)
+        items = [*before, *input_items]
         chat = await self._chat(request, items, account, request.max_output_tokens or 1)
         is_stored = self.archive.is_open and request.store is not False
-        keep = partial(self._keep, asked if is_stored else None, items, session, owner_of_account(account))
+        keep = partial(self._keep, input_items if is_stored else None, items, session, owner_of_account(account))
         writer = partial(writer_of, request, keep, is_stored)
         surface = replace(UNREAD, chunks=writer, body=partial(body_of, writer))
         await self.pipeline.converse(exchange, chat, surface)
@@ -203,8 +203,8 @@ class ResponsePages:
         exchange.error_body = error_body
         account = exchange.account
         request.model = request.model or self._only_model(account)
-        asked, before = await self._items(request, given, account)
-        chat = await self._chat(request, [*before, *asked], account, 1)
+        input_items, before = await self._items(request, given, account)
+        chat = await self._chat(request, [*before, *input_items], account, 1)
         preprocessor = counted_model(self.models, chat.model, account).preprocessor
         exchange.respond(200, json_encode(TokenCount(await count_prompt(preprocessor, chat, len(exchange.body)))))
 
@@ -216,9 +216,9 @@ class ResponsePages:
         if request.input is None and request.previous_response_id is None:
             raise InvalidArgument(f"{MALFORMED}missing field `input`", param="input")
         owner = owner_of_account(account)
-        asked = await self.archive.resolve(given, owner)
-        before = await self._before(request.previous_response_id, asked, owner)
-        items = [*before, *asked]
+        input_items = await self.archive.resolve(given, owner)
+        before = await self._before(request.previous_response_id, input_items, owner)
+        items = [*before, *input_items]
         context_length = counted_model(self.models, request.model, account).preprocessor.context_length
         tokens_max = min(SUMMARY_TOKENS_MAX, context_length // 4) if context_length else SUMMARY_TOKENS_MAX
         summary = ResponseRequest(
@@ -241,13 +241,13 @@ class ResponsePages:
     ) -> tuple[list[StoredItem], list[StoredItem]]:
         """Return the request's items and the conversation before them. Raise `InvalidArgument` and `NotFound`."""
         owner = owner_of_account(account)
-        asked = await self.archive.resolve(given, owner)
-        return asked, await self._before(request.previous_response_id, asked, owner, session)
+        input_items = await self.archive.resolve(given, owner)
+        return input_items, await self._before(request.previous_response_id, input_items, owner, session)
 
     async def _before(
         self,
         previous: str | None,
-        asked: Sequence[StoredItem],
+        input_items: Sequence[StoredItem],
         owner: str | None,
         session: ResponseSession | None = None,
     ) -> list[StoredItem]:
@@ -262,7 +262,7 @@ class ResponsePages:
             if session is not None and not self.archive.is_open:
                 raise previous_not_found(previous)
             before = await self.archive.history(previous, owner)
-        check_results(before, asked)
+        check_results(before, input_items)
         return before
 
     async def _chat(
@@ -277,13 +277,13 @@ class ResponsePages:
         if request.truncation != "auto":
             return chat
         preprocessor = counted_model(self.models, chat.model, account).preprocessor
-        room = preprocessor.context_length - min(answer_tokens, preprocessor.context_length // 2)
-        if not preprocessor.context_length or await count_prompt(preprocessor, chat) <= room:
+        input_tokens_max = preprocessor.context_length - min(answer_tokens, preprocessor.context_length // 2)
+        if not preprocessor.context_length or await count_prompt(preprocessor, chat) <= input_tokens_max:
             return chat
         fewest, most = 1, len(items) - 1
         while fewest < most:
             middle = (fewest + most) // 2
-            if await count_prompt(preprocessor, to_chat(request, without_oldest(items, middle))) <= room:
+            if await count_prompt(preprocessor, to_chat(request, without_oldest(items, middle))) <= input_tokens_max:
                 most = middle
             else:
                 fewest = middle + 1
@@ -296,15 +296,15 @@ class ResponsePages:
 
     def _keep(
         self,
-        asked: Sequence[StoredItem] | None,
+        input_items: Sequence[StoredItem] | None,
         items: Sequence[StoredItem],
         session: ResponseSession | None,
         owner: str | None,
         response: Response,
     ) -> None:
-        """Store a response with its input items, unless these are None, and keep it for its connection."""
-        if asked is not None:
-            self.archive.keep(response, asked, owner)
+        """Store a response with its input items, unless `input_items` is None, and keep it for its connection."""
+        if input_items is not None:
+            self.archive.keep(response, input_items, owner)
         if session is not None:
             session.remember(response, items)
 

@@ -103,7 +103,7 @@ class Connection:
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    def heard(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """Queue one message; see `Listener`."""
         if message.op is Op.BINARY:
             self._refuse(BINARY)
@@ -114,7 +114,7 @@ class Connection:
         if self._task is None:
             self._task = self._pages.pipeline.tasks.start(self._answer_all(), "responses socket")
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         """Cancel the request in progress; see `Listener`."""
         self._is_closed = True
         self._waiting.clear()
@@ -151,9 +151,9 @@ class Connection:
         exchange = InternalExchange(handler, body, self._headers, admitted)
         is_failed = False
         try:
-            async for said in exchange.events():
-                is_failed = is_failed or said.startswith(b'{"type":"response.failed"')
-                self._socket.send(said)
+            async for chunk in exchange.events():
+                is_failed = is_failed or chunk.startswith(b'{"type":"response.failed"')
+                self._socket.send(chunk)
         except DynamoException as error:
             self._refuse(answer_to(error))
             is_failed = True
@@ -171,6 +171,6 @@ class Connection:
     def _refuse(self, error: ErrorAnswer, exchange: Exchange | None = None) -> None:
         """Send an error event; the route of `exchange` names its fields."""
         body = error.body() if exchange is None else exchange.error_body(error)
-        told: dict[str, Any] = dict(json_decode(body)["error"])
-        told["code"] = told["code"] if isinstance(told["code"], str) else told["type"]
-        self._socket.send(json_encode({"type": "error", "status": error.status, "error": told}))
+        fields: dict[str, Any] = dict(json_decode(body)["error"])
+        fields["code"] = fields["code"] if isinstance(fields["code"], str) else fields["type"]
+        self._socket.send(json_encode({"type": "error", "status": error.status, "error": fields}))

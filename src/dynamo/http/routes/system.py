@@ -32,7 +32,11 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         shown = Operation("Get the busy thresholds of every model", refusals=(403,))
         routes.plain("GET", "/busy_threshold", pages.thresholds, shown, access=Access.ADMIN)
         change = Operation(
-            "Set a model's busy thresholds", ThresholdsRequest, ThresholdsRequest, refusals=(400, 403, 404), error=SAID
+            "Set a model's busy thresholds",
+            ThresholdsRequest,
+            ThresholdsRequest,
+            refusals=(400, 403, 404),
+            error=THRESHOLDS_ERROR,
         )
         routes.plain("POST", "/busy_threshold", pages.set_thresholds, change, access=Access.ADMIN)
     routes.plain("GET", "/openapi.json", pages.openapi, Operation("Get this document"), access=Access.OPEN)
@@ -43,7 +47,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         Extensions(seen).add(routes, context.extensions)
 
 
-SAID = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+THRESHOLDS_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 """Schema of this route's errors, the same as upstream's."""
 
 
@@ -59,7 +63,7 @@ class SystemPages:
         self._siblings = context.siblings
         if self._siblings is not None:
             self._siblings.answer("metrics", self._own_metrics)
-            self._siblings.answer("thresholds", self._hear_thresholds)
+            self._siblings.answer("thresholds", self._on_thresholds)
 
     async def health(self, request: Request) -> Response:
         """GET /health."""
@@ -105,10 +109,10 @@ class SystemPages:
         except (InvalidArgument, ValueError) as error:
             return as_json({"error": str(error)}, 400)
         if self._siblings is not None:
-            await self._siblings.ask(f"thresholds {json_encode(wanted).decode()}")
+            await self._siblings.query(f"thresholds {json_encode(wanted).decode()}")
         return as_json(wanted)
 
-    async def _hear_thresholds(self, text: str) -> str:
+    async def _on_thresholds(self, text: str) -> str:
         """Apply the thresholds that another process received."""
         wanted = decode_thresholds(text)
         try:

@@ -71,7 +71,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class AuthDecision:
     """Decision about one request."""
 
     refusal: ErrorAnswer | None = None
@@ -81,7 +81,7 @@ class Passage:
     account: Account | None = None
 
 
-OPEN = Passage()
+OPEN = AuthDecision()
 
 
 class KeyMetrics:
@@ -121,7 +121,7 @@ class Gate:
         self._keys = keys
         self._now = now
 
-    def judge(self, method: bytes, path: bytes, headers: Headers) -> Passage:
+    def judge(self, method: bytes, path: bytes, headers: Headers) -> AuthDecision:
         """Decide whether a request is served, refused or answered as a CORS preflight."""
         answer_headers: Headers = ()
         if self._cors is not None:
@@ -129,31 +129,31 @@ class Gate:
             answer_headers = self._cors.headers(origin)
             if method == b"OPTIONS" and origin is not None and value_of(headers, b"access-control-request-method"):
                 wanted = value_of(headers, b"access-control-request-headers")
-                return Passage(is_preflight=True, headers=self._cors.preflight(origin, wanted))
+                return AuthDecision(is_preflight=True, headers=self._cors.preflight(origin, wanted))
         if self._keys is None or path in self._open_paths:
-            return Passage(headers=answer_headers) if answer_headers else OPEN
+            return AuthDecision(headers=answer_headers) if answer_headers else OPEN
         return self._judge_key(self._keys.ring, headers, answer_headers)
 
-    def _judge_key(self, ring: KeyRing, headers: Headers, answer_headers: Headers) -> Passage:
+    def _judge_key(self, ring: KeyRing, headers: Headers, answer_headers: Headers) -> AuthDecision:
         caller = ring.find(headers)
         if caller is None:
             is_named = value_of(headers, b"authorization") or value_of(headers, b"x-api-key")
             self._metrics.refused("", "wrong_key" if is_named else "no_key")
             challenge = (b"www-authenticate", b"Bearer")
-            return Passage(WRONG_KEY if is_named else NO_KEY, headers=[*answer_headers, challenge])
+            return AuthDecision(WRONG_KEY if is_named else NO_KEY, headers=[*answer_headers, challenge])
         too_much = caller.admit(self._now())
         if too_much is not None:
             self._metrics.refused(caller.name, too_much.limit)
-            told = ErrorAnswer(
+            refusal = ErrorAnswer(
                 429,
                 str(too_much),
                 code="rate_limit_exceeded",
                 label="rate_limit",
                 retry_after_s=too_much.retry_after_s,
             )
-            return Passage(told, headers=answer_headers)
+            return AuthDecision(refusal, headers=answer_headers)
         self._metrics.admitted(caller.name)
-        return Passage(headers=answer_headers, account=Account(caller, self._metrics, self._now))
+        return AuthDecision(headers=answer_headers, account=Account(caller, self._metrics, self._now))
 
 
 class Keys:

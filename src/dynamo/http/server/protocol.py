@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.server.cors import as_lines
-from dynamo.http.server.gate import OPEN, Account, Gate, Passage
+from dynamo.http.server.gate import OPEN, Account, AuthDecision, Gate
 from dynamo.http.server.limits import Limits
 from dynamo.serving.errors import CLIENT_CLOSED_REQUEST, OVERLOADED, ErrorAnswer
 from dynamo.serving.request_trace.payload import Capture, Tap
@@ -93,7 +93,7 @@ class BodyBudget:
         self.bytes_max = bytes_max
         self.held = 0
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Return whether the bodies are within the limit."""
         return not self.bytes_max or self.held <= self.bytes_max
 
@@ -505,13 +505,13 @@ class HttpProtocol(HttpToolsProtocol):
         if not path.startswith(b"/"):  # `http://host/path`, the form of requests to a proxy, is the same path.
             path = httptools.parse_url(self.url).path or b"/"
         handler = self.hot_routes.get((method, path))
-        passage = OPEN if self.gate is None else self.gate.judge(method, path, self.headers)
-        if passage.refusal is not None or passage.is_preflight:
-            handler = partial(_turn_away, passage)
+        decision = OPEN if self.gate is None else self.gate.judge(method, path, self.headers)
+        if decision.refusal is not None or decision.is_preflight:
+            handler = partial(_turn_away, decision)
         length = self._content_length()
         if handler is None and length <= self.limits.body_bytes:
             super().on_headers_complete()
-            self._note_plain(passage)
+            self._note_plain(decision)
             return
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         is_too_long = length > self.limits.body_bytes
@@ -519,9 +519,9 @@ class HttpProtocol(HttpToolsProtocol):
             handler or _ignore, keep_alive=keep_alive and not self._is_last(), awaits_body=not is_too_long
         )
         exchange.takes_interim = self.parser.get_http_version() == "1.1"
-        exchange.is_refused = passage.refusal is not None
-        exchange.account = passage.account
-        exchange.header_bytes = as_lines(passage.headers)
+        exchange.is_refused = decision.refusal is not None
+        exchange.account = decision.account
+        exchange.header_bytes = as_lines(decision.headers)
         exchange.error_body = self.error_bodies.get(path, ErrorAnswer.body)
         if is_too_long:
             self._refuse_body(exchange, self._body_too_long())
@@ -562,7 +562,7 @@ class HttpProtocol(HttpToolsProtocol):
         elif size > BODY_BYTES_FREE:
             self.bodies.held += size - exchange.held_bytes
             exchange.held_bytes = size
-            if not self.bodies.has_room():
+            if not self.bodies.has_capacity():
                 self._refuse_body(exchange, BODIES_FULL)
 
     def on_message_complete(self) -> None:
@@ -600,16 +600,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     # A plain route's request: uvicorn's own cycle, with the gate's decision attached.
 
-    def _note_plain(self, passage: Passage) -> None:
+    def _note_plain(self, decision: AuthDecision) -> None:
         cycle: Any = self.cycle
         if self._is_last():
             cycle.keep_alive = False
-        if passage.headers:
-            cycle.default_headers = [*cycle.default_headers, *passage.headers]
-        if passage.account is not None:
-            self.accounts.add(passage.account)
-            self.scope["state"]["account"] = passage.account
-            cycle.on_response = partial(self._plain_complete, passage.account)
+        if decision.headers:
+            cycle.default_headers = [*cycle.default_headers, *decision.headers]
+        if decision.account is not None:
+            self.accounts.add(decision.account)
+            self.scope["state"]["account"] = decision.account
+            cycle.on_response = partial(self._plain_complete, decision.account)
 
     def _plain_complete(self, account: Account) -> None:
         account.close()
@@ -699,12 +699,12 @@ class HttpProtocol(HttpToolsProtocol):
     """Head of a request with an upgrade, to be parsed again without it."""
 
 
-def _turn_away(passage: Passage, exchange: Exchange) -> None:
+def _turn_away(decision: AuthDecision, exchange: Exchange) -> None:
     """Send the response to a request that the gate did not admit."""
-    if passage.refusal is None:
+    if decision.refusal is None:
         exchange.respond(204, b"", b"text/plain")
     else:
-        exchange.refuse(passage.refusal)
+        exchange.refuse(decision.refusal)
 
 
 def _ignore(exchange: Exchange) -> None:

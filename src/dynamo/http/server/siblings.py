@@ -48,15 +48,15 @@ class Siblings:
             with contextlib.suppress(FileNotFoundError):
                 self._own.unlink()
 
-    async def ask(self, question: str) -> list[str]:
+    async def query(self, question: str) -> list[str]:
         """Return the responses of the other processes; one that does not respond in time is left out."""
         others = [path for path in sorted(self._folder.glob(f"*{SUFFIX}")) if path != self._own]
-        answers = await asyncio.gather(*(_ask(path, question) for path in others))
+        answers = await asyncio.gather(*(_query(path, question) for path in others))
         return [answer for answer in answers if answer is not None]
 
     async def metrics(self, own: str) -> str:
         """Return the combined metrics of all processes."""
-        return merge([own, *await self.ask("metrics")])
+        return merge([own, *await self.query("metrics")])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -72,7 +72,7 @@ class Siblings:
             writer.close()
 
 
-async def _ask(path: Path, question: str) -> str | None:
+async def _query(path: Path, question: str) -> str | None:
     writer = None
     try:
         async with asyncio.timeout(ANSWER_S):

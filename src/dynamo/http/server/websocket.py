@@ -167,10 +167,10 @@ def accept_key(exchange: Exchange) -> bytes | None:
 class Listener(Protocol):
     """Receiver of a WebSocket's messages. All methods are called on the loop."""
 
-    def heard(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """Handle a text or a binary message."""
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         """Handle the end of the connection, on either side; called once."""
 
 
@@ -186,7 +186,7 @@ class WebSocket(asyncio.Protocol):
         self._listener: Listener | None = None
         self._is_closing = False
         self._is_over = False
-        self._has_heard = True
+        self._has_received = True
         self._timer: asyncio.TimerHandle | None = None
         exchange.response_started = True
         head = (
@@ -199,7 +199,7 @@ class WebSocket(asyncio.Protocol):
         """Forward messages to the listener from now on."""
         self._listener = listener
         self._transport.set_protocol(self)
-        self._timer = self._loop.call_later(PING_S, self._ask)
+        self._timer = self._loop.call_later(PING_S, self._ping)
 
     # Sending.
 
@@ -234,7 +234,7 @@ class WebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Decode data of the client."""
-        self._has_heard = True
+        self._has_received = True
         try:
             for message in self._decoder.feed(data):
                 self._apply(message)
@@ -250,7 +250,7 @@ class WebSocket(asyncio.Protocol):
             self.close(Closing.NORMAL)
             self._transport.close()
         elif message.op is not Op.PONG and not self._is_closing and self._listener is not None:
-            self._listener.heard(message)
+            self._listener.on_message(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the connection and notify the listener."""
@@ -260,7 +260,7 @@ class WebSocket(asyncio.Protocol):
         self._http.connection_lost(error)
         listener, self._listener = self._listener, None
         if listener is not None:
-            listener.closed()
+            listener.on_close()
 
     def pause_writing(self) -> None:
         """Do nothing: `send` checks the number of unsent bytes."""
@@ -268,10 +268,10 @@ class WebSocket(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Do nothing: `send` checks the number of unsent bytes."""
 
-    def _ask(self) -> None:
-        if not self._has_heard:
+    def _ping(self) -> None:
+        if not self._has_received:
             self._transport.abort()
             return
-        self._has_heard = False
+        self._has_received = False
         self._transport.write(frame(Op.PING, b""))
-        self._timer = self._loop.call_later(PING_S, self._ask)
+        self._timer = self._loop.call_later(PING_S, self._ping)

@@ -21,7 +21,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.frontend.config import FrontendConfig
 from dynamo.http.routes.api_options import ApiOptions
-from dynamo.http.routes.batches import Asker
+from dynamo.http.routes.batches import LineRunner
 from dynamo.http.routes.groups import all_routes
 from dynamo.http.routes.table import RouteContext, RouteTable
 from dynamo.http.server.gate import Account, KeyMetrics, Keys
@@ -274,23 +274,23 @@ async def test_each_key_sees_and_asks_what_is_its_own(tmp_path: Path) -> None:
 async def test_a_line_is_asked_within_the_limits_of_its_key(tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text(KEYS + '[[keys]]\nname = "eve"\nkey = "eve-secret"\nrequests_per_minute = 1\n')
     async with served(tmp_path / "batches", Keys([], str(tmp_path / "keys.toml"))) as one:
-        asker = Asker(one.table, one.context)
+        line_runner = LineRunner(one.table, one.context)
         line = read_line(json.dumps(chat("a")).encode())
         assert one.keys is not None
         eve = one.keys.ring.owner_of("eve")
-        assert (await asker.ask(line, eve)).status == 200
-        later = await asker.ask(line, eve)
+        assert (await line_runner.run(line, eve)).status == 200
+        later = await line_runner.run(line, eve)
         assert later.status == 429 and later.retry_after_s
-        gone = await asker.ask(line, "key:of-another-key")
+        gone = await line_runner.run(line, "key:of-another-key")
         assert (gone.status, gone.retry_after_s) == (401, None)
 
 
 async def test_a_line_that_nobody_can_take_now_is_to_be_asked_again(tmp_path: Path) -> None:
     async with served(tmp_path) as one:
-        asker = Asker(one.table, one.context)
+        line_runner = LineRunner(one.table, one.context)
         await one.house.pipeline.drain(0.0)
-        answer = await asker.ask(read_line(json.dumps(chat("a")).encode()), None)
-        assert (answer.status, answer.retry_after_s, asker.asking) == (503, 0.0, 0)
+        answer = await line_runner.run(read_line(json.dumps(chat("a")).encode()), None)
+        assert (answer.status, answer.retry_after_s, line_runner.running) == (503, 0.0, 0)
 
 
 async def test_without_a_directory_it_is_said_how_there_would_be_one() -> None:

@@ -71,7 +71,7 @@ class Scene:
         self.open.append(exchange)
 
     def say(self, **event: Any) -> None:
-        self.connection.heard(Message(Op.TEXT, json.dumps(event).encode()))
+        self.connection.on_message(Message(Op.TEXT, json.dumps(event).encode()))
 
 
 async def settle() -> None:
@@ -134,7 +134,7 @@ async def test_connection_that_closes_stops_its_request_and_drops_the_waiting_on
         scene.say(type="response.create", model=NAME, input="a")
         scene.say(type="response.create", model=NAME, input="b")
         await settle()
-        scene.connection.closed()
+        scene.connection.on_close()
         await settle()
         assert scene.open[0].disconnected
         assert len(scene.bodies) == 1
@@ -143,8 +143,8 @@ async def test_connection_that_closes_stops_its_request_and_drops_the_waiting_on
 async def test_connection_refuses_what_is_no_request() -> None:
     async with open_house() as house:
         scene = Scene(house)
-        scene.connection.heard(Message(Op.BINARY, b"x"))
-        scene.connection.heard(Message(Op.TEXT, b"{"))
+        scene.connection.on_message(Message(Op.BINARY, b"x"))
+        scene.connection.on_message(Message(Op.TEXT, b"{"))
         scene.say(type="other")
         scene.say(type="response.create", stream_options={})
         await settle()

@@ -33,16 +33,16 @@ async def test_one_scrape_sees_everybody(others: list[Siblings]) -> None:
 
 
 async def test_a_question_reaches_all_others(others: list[Siblings]) -> None:
-    assert await others[1].ask("say it again") == ["heard it again", "heard it again"]
+    assert await others[1].query("say it again") == ["heard it again", "heard it again"]
 
 
 async def test_who_is_gone_is_left_out_and_takes_its_place_again(others: list[Siblings], tmp_path: Path) -> None:
     await others[2].close()
     (tmp_path / "2.sock").touch()
-    assert await others[0].ask("say x") == ["heard x"]
+    assert await others[0].query("say x") == ["heard x"]
     await others[2].start()
-    assert await others[0].ask("say x") == ["heard x", "heard x"]
+    assert await others[0].query("say x") == ["heard x", "heard x"]
 
 
 async def test_what_is_no_question_gets_no_answer(others: list[Siblings]) -> None:
-    assert await others[0].ask("nonsense") == ["", ""]
+    assert await others[0].query("nonsense") == ["", ""]

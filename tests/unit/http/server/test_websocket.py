@@ -191,10 +191,10 @@ class Ear:
         self.heard_messages: list[Message] = []
         self.closes = 0
 
-    def heard(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         self.heard_messages.append(message)
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         self.closes += 1
 
 
@@ -248,11 +248,11 @@ async def test_a_client_that_does_not_read_is_cut() -> None:
 
 async def test_a_client_that_says_nothing_is_asked_and_then_left() -> None:
     socket, line, _ = opened()
-    socket._ask()
+    socket._ping()
     assert line.data == frame(Op.PING, b"")
     socket.data_received(client_frame(Op.PONG, b""))
-    socket._ask()
+    socket._ping()
     assert "abort" not in line.said
-    socket._ask()
+    socket._ping()
     assert "abort" in line.said
     socket.connection_lost(None)
