@@ -46,7 +46,7 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     admin: bool = False
 
     def plain_digest(self) -> bytes:
-        """Return the SHA-256 of the key. Raises `ConfigError`."""
+        """Return the SHA-256 of the key. Raise `ConfigError`."""
         if (self.key is None) == (self.key_sha256 is None):
             raise ConfigError(f"key {self.name!r}: expected either key or key_sha256")
         if self.key is not None:

@@ -189,7 +189,7 @@ class HttpService:
 def bind(host: str, port: int, *, shared: bool = False, flag: str = "--http-port") -> socket.socket:
     """Return a bound socket; a shared one lets other processes of this program bind the same port.
 
-    Raises `StartupError`, which names the flag, when the port is in use or the host is not one of this machine.
+    Raise `StartupError`, which names the flag, when the port is in use or the host is not one of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
