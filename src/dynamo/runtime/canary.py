@@ -73,23 +73,23 @@ class Canary:
 class CanaryReply(ReplyBase):
     """Reply to a health check; it succeeds with at least one element and no error."""
 
-    __slots__ = ("error", "has_spoken", "over")
+    __slots__ = ("error", "has_responded", "over")
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)
         self.error: BaseException | None = None
-        self.has_spoken = False
+        self.has_responded = False
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def token(self, token_id: int) -> None:
-        self.has_spoken = True
+        self.has_responded = True
 
     def item(self, value: Any) -> None:
         reason = value.finish_reason if isinstance(value, EngineOutput) else _finish_reason(value)
         if reason is not None and reason.startswith("error"):
             self.error = Unknown(reason)
         else:
-            self.has_spoken = True
+            self.has_responded = True
 
     def write_end(self) -> None:
         """Complete the check; there is no caller to notify."""
@@ -114,10 +114,10 @@ async def check(served: Served, body: bytes, codec: str, timeout_s: float) -> Ba
     await asyncio.wait({reply.over}, timeout=timeout_s)
     if not reply.over.done():
         reply.kill()
-        return None if reply.has_spoken else ResponseTimeout(f"no response within {timeout_s:g} s")
+        return None if reply.has_responded else ResponseTimeout(f"no response within {timeout_s:g} s")
     if reply.error is not None:
         return reply.error
-    return None if reply.has_spoken else Unknown("empty response")
+    return None if reply.has_responded else Unknown("empty response")
 
 
 async def watch(

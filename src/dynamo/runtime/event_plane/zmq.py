@@ -24,7 +24,7 @@ from dynamo.protocols.discovery import (
 from dynamo.runtime.discovery.base import Delete, Discovery, Put, Synced
 from dynamo.runtime.event_plane.envelope import Envelope
 from dynamo.runtime.event_plane.zmq_broker import BrokerPublisher, Brokers, BrokerSubscriber
-from dynamo.runtime.event_plane.zmq_sockets import ZmqListener, ZmqSpeaker
+from dynamo.runtime.event_plane.zmq_sockets import ZmqPublisherSocket, ZmqSubscriberSocket
 from dynamo.runtime.request_plane.tcp import local_address
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class ZmqEventPlane:
         self._context.destroy(linger=0)
 
 
-class ZmqPublisher(ZmqSpeaker):
+class ZmqPublisher(ZmqPublisherSocket):
     """Publisher with a bound socket and its registry record."""
 
     def __init__(self, context: Any, discovery: Discovery, clock: Clock, topic: str) -> None:
@@ -100,7 +100,7 @@ class ZmqPublisher(ZmqSpeaker):
         self._socket.close()
 
 
-class ZmqSubscriber(ZmqListener):
+class ZmqSubscriber(ZmqSubscriberSocket):
     """Subscriber with one socket, connected to every registered publisher of a topic."""
 
     def __init__(self, context: Any, discovery: Discovery, endpoint: EndpointId, topic: str) -> None:
@@ -117,9 +117,9 @@ class ZmqSubscriber(ZmqListener):
         """Return False while the crashed watch for publishers is being restarted."""
         return self._tasks.is_sound
 
-    def hears(self, envelope: Envelope) -> bool:
+    def accepts(self, envelope: Envelope) -> bool:
         """Accept events of registered publishers only."""
-        return super().hears(envelope) and envelope.publisher_id in self._publishers
+        return super().accepts(envelope) and envelope.publisher_id in self._publishers
 
     async def close(self) -> None:
         if not self._socket.closed:

@@ -12,7 +12,7 @@ from dynamo.core.clock import Clock
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import ConfigError
 from dynamo.protocols.discovery import EndpointId
-from dynamo.runtime.event_plane.zmq_sockets import ZmqListener, ZmqSpeaker
+from dynamo.runtime.event_plane.zmq_sockets import ZmqPublisherSocket, ZmqSubscriberSocket
 
 FORMAT = "expected xsub=<url>[;<url>...],xpub=<url>[;<url>...]"
 
@@ -46,7 +46,7 @@ class Brokers:
         return None
 
 
-class BrokerPublisher(ZmqSpeaker):
+class BrokerPublisher(ZmqPublisherSocket):
     """Publisher connected to every broker."""
 
     def __init__(self, context: Any, brokers: Brokers, clock: Clock, endpoint: EndpointId, topic: str) -> None:
@@ -57,7 +57,7 @@ class BrokerPublisher(ZmqSpeaker):
         self._socket.close()
 
 
-class BrokerSubscriber(ZmqListener):
+class BrokerSubscriber(ZmqSubscriberSocket):
     """Subscriber with one socket, connected to every broker."""
 
     is_sound = True

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 EVENTS_PER_TICK_MAX = 256  # Limits the time per loop iteration, so that response streams are not delayed.
 
 
-class ZmqSpeaker:
+class ZmqPublisherSocket:
     """Publisher socket: numbers the events and sends them without blocking."""
 
     def __init__(self, context: Any, clock: Clock, topic: str, sent_as: str) -> None:
@@ -46,7 +46,7 @@ class ZmqSpeaker:
             logger.warning("publisher %x: dropped an event of topic %s: socket queue full", self.id, self._topic)
 
 
-class ZmqListener(Backlog):
+class ZmqSubscriberSocket(Backlog):
     """Subscriber socket whose events are read into the backlog."""
 
     def __init__(self, context: Any, topic: str, sent_as: str) -> None:
@@ -64,7 +64,7 @@ class ZmqListener(Backlog):
         self._descriptor = self._socket.getsockopt(zmq.FD)
         self._loop.add_reader(self._descriptor, self._read)
 
-    def hears(self, envelope: Envelope) -> bool:
+    def accepts(self, envelope: Envelope) -> bool:
         """Return whether an event has this subscriber's topic: ZMQ matches topics by prefix."""
         return envelope.topic == self._topic
 
@@ -92,5 +92,5 @@ class ZmqListener(Backlog):
         except InvalidArgument as error:
             logger.warning("ignoring malformed event of topic %s: %s", self._topic, error)
             return
-        if frames[0] == self._sent_as and self.hears(envelope):
+        if frames[0] == self._sent_as and self.accepts(envelope):
             self.add(envelope.publisher_id, envelope.sequence, envelope.payload)

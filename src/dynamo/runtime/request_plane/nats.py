@@ -224,13 +224,13 @@ class Caller:
 
     # Callbacks of `UpstreamCall` -----------------------------------------------------------------------------------
 
-    def dialled_in(self, call: UpstreamCall) -> None:
+    def on_response_started(self, call: UpstreamCall) -> None:
         self._unacknowledged.discard(call)
         self._unanswered.discard(call)
 
     def forget(self, call: UpstreamCall) -> None:
         self.response_listener.waiting.pop(call.subject, None)
-        self.dialled_in(call)
+        self.on_response_started(call)
 
     def _acknowledged(self, message: "Msg") -> None:
         call = self.response_listener.waiting.get(message.subject.rpartition(".")[2])

@@ -18,7 +18,7 @@ CANCELLED = 4
 OnReplyDone = Callable[["ReplyBase", BaseException | None], None]
 
 
-NOBODYS_BYTES = Counter()
+UNASSIGNED_BYTES = Counter()
 """Byte counter of replies that are not assigned to an endpoint yet."""
 
 
@@ -30,7 +30,7 @@ class ReplyBase(ABC):
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self._state = OPEN
-        self.bytes_sent = NOBODYS_BYTES
+        self.bytes_sent = UNASSIGNED_BYTES
         """Counter of bytes sent to the caller."""
         self._callbacks: list[Callable[[], None]] = []
         self._on_done: OnReplyDone | None = None

@@ -11,7 +11,7 @@ from dynamo.core.codec import JSON, MSGPACK, UNREADABLE, msgpack_encode
 from dynamo.core.errors import ConnectionTimeout, Disconnected, InvalidArgument, Unknown
 from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, MovableReceiver, OnDone, Receiver, Request, Target
-from dynamo.runtime.request_plane.tcp.common import NEVER_SPOKE, AckWatch, TcpLimits, TcpMetrics, tune
+from dynamo.runtime.request_plane.tcp.common import NO_VALID_FRAME_HINT, AckWatch, TcpLimits, TcpMetrics, tune
 from dynamo.runtime.request_plane.tcp.keep_alive import LOOKS, KeepAlive
 from dynamo.runtime.request_plane.tcp.liveness_probe import LivenessProbe
 from dynamo.runtime.request_plane.wire_errors import from_wire
@@ -109,7 +109,7 @@ class BatchedLink(asyncio.Protocol):
             self._look_timer.cancel()
         why = f"connection to worker {self.address} lost" + (f": {error}" if error else "")
         if not self._received:
-            why += NEVER_SPOKE
+            why += NO_VALID_FRAME_HINT
         while self._calls:  # The receiver of the error may kill another of these calls.
             self._end(next(iter(self._calls.values())), Disconnected(why))
 
@@ -274,17 +274,17 @@ class BatchedLink(asyncio.Protocol):
 
     def _first_token(self, call: BatchedCall, token_id: int) -> None:
         """Replace the receiver until the first token, so that later tokens skip the latency measurement."""
-        self._answer_begins(call)
+        self._on_response_started(call)
         call.receiver.on_token(token_id)
 
-    def _answer_begins(self, call: BatchedCall) -> None:
+    def _on_response_started(self, call: BatchedCall) -> None:
         if call.sent_at is not None:
             self._metrics.first_response.observe(self._loop.time() - call.sent_at)
             call.sent_at = None
             self._on_token[call.stream] = call.receiver.on_token
 
     def _deliver_item(self, call: BatchedCall, flags: int, data: bytes) -> None:
-        self._answer_begins(call)
+        self._on_response_started(call)
         item = Item(data, JSON if flags & frame.ITEM_JSON else MSGPACK)
         try:
             call.receiver.on_item(item)

@@ -15,7 +15,7 @@ from dynamo.core.codec import JSON, UNREADABLE, encode, msgpack_encode
 from dynamo.core.errors import DynamoException, InvalidArgument
 from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Bare, Request
-from dynamo.runtime.request_plane.reply import CLOSED, LATE, NOBODYS_BYTES, ReplyBase
+from dynamo.runtime.request_plane.reply import CLOSED, LATE, UNASSIGNED_BYTES, ReplyBase
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics, peer_of, tune
 from dynamo.runtime.request_plane.tcp.unfinished import UnfinishedFrames
 from dynamo.runtime.request_plane.wire_errors import to_wire
@@ -109,7 +109,7 @@ class BatchedSession(asyncio.Protocol):
         self._last: list[bytes] = []
         self._ends = array("I")
         self.late: list[BatchedReply] = []
-        self._token_bytes = NOBODYS_BYTES
+        self._token_bytes = UNASSIGNED_BYTES
         self.is_scheduled = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -267,5 +267,5 @@ class BatchedSession(asyncio.Protocol):
         if not self.is_scheduled:
             self.schedule()
         served.start(Request(head.id, body, head.codec, head.headers, head.metadata), reply)
-        if self._token_bytes is NOBODYS_BYTES:
+        if self._token_bytes is UNASSIGNED_BYTES:
             self._token_bytes = reply.bytes_sent

@@ -35,7 +35,7 @@ class TcpLimits:
         return 2 * self.message_bytes_max
 
 
-NEVER_SPOKE = ", before any valid frame; set the same DYN_TCP_TLS_* for both processes"
+NO_VALID_FRAME_HINT = ", before any valid frame; set the same DYN_TCP_TLS_* for both processes"
 """Hint for connections that close before any valid frame: a TLS server closes connections without a handshake."""
 
 

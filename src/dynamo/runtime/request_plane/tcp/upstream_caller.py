@@ -28,7 +28,7 @@ from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, OnDone, Receiver, Request, Target
 from dynamo.runtime.request_plane.request_frames import RequestFrames
-from dynamo.runtime.request_plane.tcp.common import NEVER_SPOKE, AckWatch, TcpLimits, TcpMetrics, peer_of, tune
+from dynamo.runtime.request_plane.tcp.common import NO_VALID_FRAME_HINT, AckWatch, TcpLimits, TcpMetrics, peer_of, tune
 from dynamo.runtime.request_plane.tcp.unfinished import UnfinishedFrames
 from dynamo.runtime.request_plane.tcp.upstream_wire import (
     KILL,
@@ -63,7 +63,7 @@ class CallOwner(Protocol):
     address: str
     """Address of the worker, for messages."""
 
-    def dialled_in(self, call: "UpstreamCall") -> None:
+    def on_response_started(self, call: "UpstreamCall") -> None:
         """Handle the start of the response."""
 
     def forget(self, call: "UpstreamCall") -> None:
@@ -92,9 +92,9 @@ class UpstreamCall:
         self.is_over = False
         self.is_stopped = False
 
-    def dialled_in(self, connection: "ResponseConnection") -> None:
+    def on_response_started(self, connection: "ResponseConnection") -> None:
         self.connection = connection
-        self._link.dialled_in(self)
+        self._link.on_response_started(self)
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -267,7 +267,7 @@ class ResponseConnection(asyncio.Protocol):
             self.leave(KILL)
             return
         self._call = call
-        call.dialled_in(self)
+        call.on_response_started(self)
         if call.is_stopped:
             self.send_control(STOP)
 
@@ -347,7 +347,7 @@ class UpstreamLink(asyncio.Protocol):
         self._on_close(self)
         why = f"connection to worker {self.address} lost" + (f": {error}" if error else "")
         if not self._has_received:
-            why += NEVER_SPOKE
+            why += NO_VALID_FRAME_HINT
         for call in self._unanswered.close():
             call.end(Disconnected(why))
 
@@ -384,7 +384,7 @@ class UpstreamLink(asyncio.Protocol):
         self._transport.write(data)
         return call
 
-    def dialled_in(self, call: UpstreamCall) -> None:
+    def on_response_started(self, call: UpstreamCall) -> None:
         """Handle the start of the response."""
         self._unanswered.discard(call)
 
