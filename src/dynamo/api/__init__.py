@@ -1,4 +1,4 @@
-"""Dialects of the API beside OpenAI chat and completions: Responses, Anthropic Messages, batches, native generate.
+"""API formats other than OpenAI chat and completions: Responses, Anthropic Messages, batches, native generate.
 
 Must not import: HTTP servers.
 """

@@ -1,4 +1,4 @@
-"""ChatParts: pieces of a chat as the converters of other APIs write them."""
+"""Constructors of chat request parts, shared by the converters of other APIs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def function_tool(
     strict: bool | None = None,
     input_examples: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """A tool as a chat offers it, and as its template shows it; what is not said is left out."""
+    """Return a tool in chat form, as shown to the chat template; unset fields are omitted."""
     function: dict[str, Any] = {"name": name}
     if description is not None:
         function["description"] = description
@@ -31,17 +31,17 @@ def function_tool(
 
 
 def chosen_function(name: str) -> dict[str, Any]:
-    """The choice of one tool."""
+    """Return the tool choice of one function."""
     return {"type": "function", "function": {"name": name}}
 
 
 def image_part(url: str, detail: str | None = None) -> ContentPart:
-    """An image of a message."""
+    """Return the content part of an image."""
     image = {"url": url} if detail is None else {"url": url, "detail": detail}
     return msgspec.convert({"type": "image_url", "image_url": image}, ContentPart)
 
 
 def refuse_callers(allowed_callers: Sequence[str] | None, where: str) -> None:
-    """Raises `InvalidArgument` for a tool that only other tools may call."""
+    """Raise `InvalidArgument` for a tool that only other tools may call."""
     if allowed_callers is not None and "direct" not in allowed_callers:
         refuse(f"{where}.allowed_callers", "without `direct` is not supported by this release")

@@ -1,7 +1,7 @@
-"""Blocks: the events of one answer as a row of blocks, each opened, filled and closed before the next.
+"""Content blocks: the parsed events of one answer as a sequence of blocks, each closed before the next one opens.
 
-Responses call them items, Anthropic content blocks; both want the same row. Pure: `BlockRow` is told what parsers find
-and says what happens to the row; a format's writer turns that into its own events.
+The Responses API calls them items, Anthropic content blocks; both need the same sequence. Pure: `BlockRow` turns parser
+events into changes of the sequence, and the writer of a format turns those into its own events.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,11 @@ from enum import Enum
 from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
 
 NO_ARGUMENTS = "{}"
-"""The JSON text of a call that was given none."""
+"""JSON arguments of a call without arguments."""
 
 
 class BlockKind(Enum):
-    """What a block holds."""
+    """Kind of a block."""
 
     TEXT = "text"
     THOUGHT = "thought"
@@ -24,30 +24,30 @@ class BlockKind(Enum):
 
 @dataclass(slots=True)
 class Block:
-    """One block as far as it has come."""
+    """One block, as far as received."""
 
     index: int
     kind: BlockKind
     name: str = ""
-    """The tool that is called."""
+    """Name of the called tool."""
     call_id: str = ""
     parts: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """All of it so far."""
+        """Return its text so far."""
         return "".join(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A block begins."""
+    """Change: a block is opened."""
 
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """More text of the open block."""
+    """Change: text is appended to the open block."""
 
     block: Block
     text: str
@@ -55,7 +55,7 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A block is complete, or `is_cut` off."""
+    """Change: a block is closed, either complete or cut off (`is_cut`)."""
 
     block: Block
     is_cut: bool = False
@@ -65,10 +65,10 @@ Change = Opened | Grown | Closed
 
 
 class BlockRow:
-    """The blocks of one answer.
+    """Blocks of one answer.
 
-    Blank text opens no block: between two calls, or before one, it is layout of the model's format. It is kept back
-    until other text follows it.
+    Blank text opens no block: between two calls, or before one, it is layout of the model's format. It is withheld until
+    other text follows.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class BlockRow:
         self._open: Block | None = None
         self._blank = ""
         self._call = -1
-        """The number of the open call."""
+        """Index of the open call."""
 
     @property
     def has_calls(self) -> bool:
@@ -85,11 +85,11 @@ class BlockRow:
 
     @property
     def is_only_text(self) -> bool:
-        """Whether there was nothing but text so far."""
+        """Whether all blocks so far are text."""
         return all(block.kind is BlockKind.TEXT for block in self.blocks)
 
     def take(self, events: Sequence[Event]) -> Iterator[Change]:
-        """What these events do to the row."""
+        """Yield the changes caused by parsed events."""
         for event in events:
             match event:
                 case Content():
@@ -103,7 +103,7 @@ class BlockRow:
                     yield from self._grow(BlockKind.CALL, event.text)
 
     def more_text(self, events: Sequence[Event]) -> Block | None:
-        """The open block, if nothing happens but that its text goes on: the short way of most tokens."""
+        """Append to an open text block and return it, if that is the only change: the fast path of most tokens."""
         block = self._open
         if block is None or block.kind is not BlockKind.TEXT or len(events) != 1:
             return None
@@ -114,9 +114,9 @@ class BlockRow:
         return block
 
     def finish(self, *, is_cut: bool = False, needs_block: bool = False) -> Iterator[Change]:
-        """The answer is over: its last block is closed.
+        """Close the last block at the end of the answer.
 
-        `is_cut` says that the block was not at its own end, `needs_block` that an answer of nothing is an empty text.
+        `is_cut`: the block is incomplete. `needs_block`: an empty answer gets an empty text block.
         """
         if not self.blocks and (self._blank or needs_block):
             yield from self._grow(BlockKind.TEXT, self._blank)

@@ -1,4 +1,4 @@
-"""Native forms: an engine's tokens as vLLM's and SGLang's own APIs write them."""
+"""Native response formats: an engine's tokens in the formats of vLLM's and SGLang's own APIs."""
 
 from typing import Any
 
@@ -32,12 +32,12 @@ TYPES = {
 
 
 class VllmForm(Form):
-    """All tokens of all choices, told together."""
+    """Whole response of vLLM's `/inference/v1/generate`: all tokens of all choices."""
 
     def __init__(self, prompt_tokens: int, request_id: str | None, *, wants_logprobs: bool = False) -> None:
         self._wants_logprobs = wants_logprobs
         self.request_id = request_id or ""
-        """To be filled in when the request has one."""
+        """Request id; set when the request has one."""
         self._choices: dict[int, VllmChoice] = {}
         self._prompt_logprobs: Any = None
         self._kv_transfer_params: Any = None
@@ -78,7 +78,7 @@ class VllmForm(Form):
         choices = [self._choices[index] for index in sorted(self._choices)]
         if not choices or any(one.finish_reason is None for one in choices):
             raise Unknown("the worker ended its stream without a finish reason")
-        assert self.usage is not None, "it is made with the form"
+        assert self.usage is not None, "set by __init__"
         if not self.usage.completion_tokens:
             self.usage = CompletionUsage(self.usage.prompt_tokens, self.tokens, self.usage.prompt_tokens + self.tokens)
         response = VllmResponse(
@@ -91,7 +91,7 @@ class VllmForm(Form):
 
 
 class VllmStreamForm(Form):
-    """Tokens of all choices as server-sent events, as vLLM writes them."""
+    """Streamed response of vLLM's API: tokens of all choices as server-sent events."""
 
     def __init__(
         self, prompt_tokens: int, request_id: str | None, *, wants_logprobs: bool, total: bool, running: bool
@@ -144,12 +144,12 @@ class VllmStreamForm(Form):
         return (self._event([], with_usage=True) if self._total else b"") + DONE
 
     def failure(self, error: ErrorAnswer) -> bytes:
-        """Return the event that ends a stream that broke off."""
+        """Return the error event of a failed stream."""
         return b"data: " + vllm_error(error) + b"\n\n" + DONE
 
 
 class SglangForm(Form):
-    """Tokens as they come: the engine's own frames, or for one that has none, frames of the same form."""
+    """Streamed response of `/generate`: the engine's own frames, or frames of the same format built from its tokens."""
 
     def __init__(self, prompt_tokens: int, request_id: str | None) -> None:
         self.request_id = request_id or ""
@@ -196,12 +196,12 @@ class SglangForm(Form):
         return DONE
 
     def failure(self, error: ErrorAnswer) -> bytes:
-        """As SGLang's API says it."""
+        """Return the error in the format of SGLang's API."""
         return b"data: " + json_encode({"error": {"message": error.message}}) + b"\n\n" + DONE
 
 
 class SglangWholeForm(Form):
-    """The whole response of `/generate`: an object, or a list of them where several choices were requested."""
+    """Whole response of `/generate`: an object, or a list of them for several choices."""
 
     def __init__(self, prompt_tokens: int, request_id: str | None) -> None:
         self.request_id = request_id or ""
@@ -227,7 +227,7 @@ class SglangWholeForm(Form):
         return b""
 
     def _meta(self, index: int, output: EngineOutput) -> dict[str, Any]:
-        """Return the `meta_info` of a piece from an engine without frames of its own."""
+        """Return the `meta_info` of an output from an engine without frames of its own."""
         known = self._choices.get(index)
         count = (len(known["output_ids"]) if known else 0) + len(output.token_ids)
         meta: dict[str, Any] = {
@@ -251,9 +251,9 @@ class SglangWholeForm(Form):
 
 
 def merged(known: dict[str, Any] | None, frame: dict[str, Any]) -> dict[str, Any]:
-    """Return the response so far with one more frame; frames hold everything so far or only what is new.
+    """Return the response merged with one more frame; a frame holds either all output so far or only new output.
 
-    SGLang sends either, depending on its version and options; `meta_info.completion_tokens` tells which one it is.
+    SGLang sends either, depending on its version and options; `meta_info.completion_tokens` distinguishes them.
     """
     ids, meta = frame.get("output_ids"), frame.get("meta_info")
     if not isinstance(ids, list) or not isinstance(meta, dict):
@@ -276,14 +276,14 @@ def merged(known: dict[str, Any] | None, frame: dict[str, Any]) -> dict[str, Any
 
 
 def finish_of(said: str) -> str:
-    """The word for why it ended. Raises `Unknown` for an error."""
+    """Return the native finish reason. Raise `Unknown` for an error."""
     if said.startswith(ERROR):
         raise Unknown(said)
     return REASONS.get(said, said)
 
 
 def logprobs_of(output: EngineOutput) -> list[NativeLogprobs]:
-    """Those of the tokens of one piece."""
+    """Return the logprobs of the tokens of one output."""
     found: list[NativeLogprobs] = []
     for place, (token_id, logprob) in enumerate(zip(output.token_ids, output.log_probs or (), strict=False)):
         others: list[TopLogprob] = []
@@ -307,7 +307,7 @@ def _alternative(one: TopLogprob) -> NativeLogprob:
 
 
 def vllm_error(error: ErrorAnswer) -> bytes:
-    """An error of `/inference/v1/generate`, with the flat keys that every error has."""
+    """Return an error of `/inference/v1/generate`, including the flat keys of every error."""
     kind = TYPES.get(error.status, "internal_error" if error.status >= 500 else "invalid_request_error")
     message = "internal server error" if error.status == 500 else error.message
     nested = {"message": message, "type": kind, "code": error.status}
@@ -315,6 +315,6 @@ def vllm_error(error: ErrorAnswer) -> bytes:
 
 
 def sglang_error(error: ErrorAnswer) -> bytes:
-    """An error of `/generate`."""
+    """Return an error of `/generate`."""
     flat = {"message": error.message, "type": reason(error.status), "param": error.param, "code": error.status}
     return json_encode({"object": "error", **flat, "error": {"message": error.message}})

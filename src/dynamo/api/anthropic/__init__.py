@@ -1,4 +1,4 @@
-"""Anthropic's Messages API over the chat pipeline: requests become chats, what chats find becomes content blocks. Pure.
+"""Anthropic's Messages API on the chat pipeline: requests become chat requests, output becomes content blocks. Pure.
 
-HTTP is not known here: the routes are in `http/routes/anthropic.py`.
+Must not import: HTTP servers. The routes are in `http/routes/anthropic.py`.
 """

@@ -1,7 +1,7 @@
-"""Convert: a request of the Messages API into a chat. Pure.
+"""Conversion of Messages API requests to chat requests. Pure.
 
-What has a place in a chat is put there; what would change the answer and has none is refused by its name. Marks for
-Anthropic's own cache are read and need nothing: the KV cache finds shared prefixes by itself.
+Fields with an equivalent in a chat are converted; a field that would change the answer and has none is refused by name.
+Cache control marks are accepted and have no effect: the KV cache finds shared prefixes by itself.
 """
 
 import base64
@@ -46,18 +46,18 @@ from dynamo.protocols.openai import (
 )
 from dynamo.protocols.strict import INVALID, refuse
 
-BUDGET_MIN = 1024  # Anthropic's.
-SYSTEM_SEPARATOR = "\n"  # Between the blocks of `system`, as upstream joins them.
+BUDGET_MIN = 1024  # Anthropic's minimum.
+SYSTEM_SEPARATOR = "\n"  # Between the blocks of `system`, as upstream.
 PREAMBLE = re.compile(r"x-anthropic-billing-header:[^\n]*(?:\n|$)")
-"""What some clients put before their system prompt. It differs with every request and would spoil every cached prefix."""
+"""Line that some clients prepend to their system prompt. It differs per request and would defeat prefix caching."""
 SEALED = "sealed:"
-"""Begins a signature that carries the thoughts themselves, for clients that asked not to be shown them."""
+"""Prefix of a signature that contains the reasoning text, for clients that requested hidden reasoning."""
 KEEP_THOUGHTS = "clear_thinking_"
-"""Begins the names of context edits about old thoughts: which of them a prompt shows is the chat template's business."""
+"""Prefix of context edits for old reasoning, which are ignored: the chat template decides which reasoning is shown."""
 
 
 def to_chat(request: PromptFields, *, strip_preamble: bool = True) -> ChatCompletionRequest:
-    """The chat that answers the request. Raises `InvalidArgument`."""
+    """Return the chat request for the prompt. Raise `InvalidArgument`."""
     refuse_prompt(request)
     messages = system_messages(request.system, strip_preamble=strip_preamble)
     turns = [turn for number, one in enumerate(request.messages) for turn in turns_of(one, f"messages[{number}]")]
@@ -76,7 +76,7 @@ def to_chat(request: PromptFields, *, strip_preamble: bool = True) -> ChatComple
 
 
 def sample(request: MessagesRequest, chat: ChatCompletionRequest) -> None:
-    """What concerns the answer and not the prompt. Raises `InvalidArgument`."""
+    """Set the sampling fields of the chat, which do not change the prompt. Raise `InvalidArgument`."""
     refuse_answer(request)
     chat.stream = request.stream
     chat.max_tokens = request.max_tokens
@@ -93,7 +93,7 @@ def sample(request: MessagesRequest, chat: ChatCompletionRequest) -> None:
 
 
 def system_messages(system: str | Sequence[TextBlock] | None, *, strip_preamble: bool) -> list[Message]:
-    """The system prompt as one message, or none."""
+    """Return the system prompt as one message, or none."""
     if system is None:
         return []
     texts = [system] if isinstance(system, str) else [block.text for block in system]
@@ -104,13 +104,13 @@ def system_messages(system: str | Sequence[TextBlock] | None, *, strip_preamble:
 
 
 def without_preamble(text: str) -> str:
-    """The text without the client's billing line at its beginning."""
+    """Return the text without the client's billing line at its beginning."""
     match = PREAMBLE.match(text)
     return text[match.end() :] if match else text
 
 
 def turns_of(message: InputMessage, where: str) -> list[Message]:
-    """One message as turns of a chat: what tools returned are turns of their own."""
+    """Return the chat messages of one message; tool results become messages of their own."""
     if isinstance(message.content, str):
         return [Message(role=message.role, content=message.content)]
     if message.role == "assistant":
@@ -130,12 +130,12 @@ def turns_of(message: InputMessage, where: str) -> list[Message]:
 
 
 def speaker_turn(role: Any, blocks: Sequence[InputBlock]) -> list[Message]:
-    """What a user, or the system, said; nothing where nothing was said."""
+    """Return the message of a user or the system; none for empty content."""
     return [Message(role=role, content=content_of(blocks))] if blocks else []
 
 
 def assistant_turn(blocks: Sequence[InputBlock], where: str) -> list[Message]:
-    """What the assistant thought, said and called; what it thought under another maker's seal is unknown."""
+    """Return the assistant's message: reasoning, text and tool calls. Reasoning signed by another server is dropped."""
     turn = Message(role="assistant")
     thoughts: list[str] = []
     said: list[InputBlock] = []
@@ -162,14 +162,14 @@ def assistant_turn(blocks: Sequence[InputBlock], where: str) -> list[Message]:
 
 
 def result_of(block: ToolResultBlock) -> str | list[ContentPart]:
-    """What a tool returned. Chat templates have no mark for a call that failed: its text has to say so."""
+    """Return a tool's result. Chat templates cannot mark a failed call, so the failure is stated in the text."""
     if block.content is None:
         return ""
     return block.content if isinstance(block.content, str) else content_of(block.content)
 
 
 def content_of(blocks: Sequence[InputBlock | ResultPart]) -> str | list[ContentPart]:
-    """Blocks as a chat's content: text where they are nothing but one text."""
+    """Return blocks as chat content: a string for a single text block."""
     if not blocks:
         return ""
     if len(blocks) == 1 and isinstance(blocks[0], TextBlock):
@@ -190,11 +190,11 @@ def _part(block: InputBlock | ResultPart) -> ContentPart:
             return ContentPart(type="text", text="\n\n".join(part for part in parts if part))
         case TextBlock():
             return ContentPart(type="text", text=block.text)
-    raise AssertionError(f"{type(block).__name__} is no part of a message")
+    raise AssertionError(f"{type(block).__name__} is not a part of a message")
 
 
 def continue_final(final: InputMessage, chat: ChatCompletionRequest) -> None:
-    """An answer that the client has begun is gone on with, as Anthropic does. Raises `InvalidArgument`."""
+    """Continue the answer begun by the client, as Anthropic does. Raise `InvalidArgument`."""
     turn = chat.messages[-1]
     if final.role != "assistant" or turn.role != "assistant":
         return
@@ -206,12 +206,12 @@ def continue_final(final: InputMessage, chat: ChatCompletionRequest) -> None:
 
 
 def sealed(thoughts: str) -> str:
-    """A signature that carries the thoughts."""
+    """Return a signature that contains the reasoning text."""
     return SEALED + base64.b64encode(thoughts.encode()).decode()
 
 
 def unsealed(signature: str) -> str:
-    """The thoughts that a signature carries; those of other makers are empty."""
+    """Return the reasoning text in a signature; empty for signatures of other servers."""
     if not signature.startswith(SEALED):
         return ""
     try:
@@ -220,11 +220,11 @@ def unsealed(signature: str) -> str:
         return ""
 
 
-# ---- tools, thoughts and formats ------------------------------------------------------------------------------------
+# ---- tools, reasoning and formats -----------------------------------------------------------------------------------
 
 
 def choose_tools(request: PromptFields, chat: ChatCompletionRequest) -> None:
-    """The tools, and which of them may or must be called. Raises `InvalidArgument`."""
+    """Set the tools and the tool choice of the chat. Raise `InvalidArgument`."""
     tools = request.tools or []
     for number, tool in enumerate(tools):
         refuse_tool(tool, f"tools[{number}]")
@@ -249,14 +249,14 @@ def choose_tools(request: PromptFields, chat: ChatCompletionRequest) -> None:
 
 
 def chat_tool(tool: CustomTool) -> dict[str, Any]:
-    """The tool as a chat offers it."""
+    """Return the tool in chat form."""
     return function_tool(
         tool.name, tool.description, tool.input_schema or {}, strict=tool.strict, input_examples=tool.input_examples
     )
 
 
 def think(request: PromptFields, chat: ChatCompletionRequest) -> None:
-    """Whether, and how much, the model is to think; where the request does not say, its template decides."""
+    """Set whether and how much the model reasons; without the field, the chat template decides."""
     if request.output_config is not None:
         chat.reasoning_effort = request.output_config.effort
     thinking = request.thinking
@@ -266,19 +266,19 @@ def think(request: PromptFields, chat: ChatCompletionRequest) -> None:
         chat.thinking = False
         return
     chat.thinking = True
-    chat.chat_template_kwargs = {"truncate_history_thinking": False}  # What is sent back is meant to be seen.
+    chat.chat_template_kwargs = {"truncate_history_thinking": False}  # Keep the reasoning that the client sent back.
     if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens < BUDGET_MIN:
         refuse("thinking.budget_tokens", f"must be at least {BUDGET_MIN}, got {thinking.budget_tokens}")
 
 
 def hides_thoughts(request: PromptFields) -> bool:
-    """Whether the client asked not to be shown the thoughts."""
+    """Return whether the client requested hidden reasoning."""
     thinking = request.thinking
     return thinking is not None and not isinstance(thinking, ThinkingDisabled) and thinking.display == "omitted"
 
 
 def response_format(request: PromptFields) -> ResponseFormat | None:
-    """The format that the text must have, None for free text."""
+    """Return the response format, None for free text."""
     given = request.output_format if request.output_config is None else request.output_config.format
     wanted: JsonOutput | None = given or request.output_format
     if wanted is None:
@@ -286,7 +286,7 @@ def response_format(request: PromptFields) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema={"name": "output", "schema": wanted.schema, "strict": True})
 
 
-# ---- what cannot be honoured ----------------------------------------------------------------------------------------
+# ---- unsupported fields ---------------------------------------------------------------------------------------------
 
 
 REFUSED: Mapping[str, Callable[[Any], bool]] = {
@@ -298,7 +298,7 @@ REFUSED: Mapping[str, Callable[[Any], bool]] = {
 
 
 def refuse_prompt(request: PromptFields) -> None:
-    """Raises `InvalidArgument` for what would change the prompt."""
+    """Raise `InvalidArgument` for unsupported fields that would change the prompt."""
     _refuse(request, ["mcp_servers"])
     edits = request.context_management.get("edits") if isinstance(request.context_management, dict) else None
     for edit in edits if isinstance(edits, list) else ():
@@ -308,7 +308,7 @@ def refuse_prompt(request: PromptFields) -> None:
 
 
 def refuse_answer(request: MessagesRequest) -> None:
-    """Raises `InvalidArgument` for what would change the answer, and for what is out of range."""
+    """Raise `InvalidArgument` for unsupported fields that would change the answer, and for values out of range."""
     _refuse(request, ["container", "diagnostics", "inference_geo"])
     thinking = request.thinking
     if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens >= request.max_tokens:
@@ -324,7 +324,7 @@ def _refuse(request: PromptFields, names: Iterable[str]) -> None:
 
 
 def refuse_tool(tool: CustomTool, where: str) -> None:
-    """Raises `InvalidArgument` for what of a tool cannot be honoured."""
+    """Raise `InvalidArgument` for unsupported fields of a tool."""
     if tool.type not in (None, "custom"):
         refuse(where, f"is a server tool of type `{str(tool.type)[:80]}`, which is not supported")
     if tool.input_schema is None:

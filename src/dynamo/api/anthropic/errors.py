@@ -1,6 +1,6 @@
-"""Errors in Anthropic's form: `{"type": "error", "error": {"type": …, "message": …}}`.
+"""Errors in Anthropic's format: `{"type": "error", "error": {"type": …, "message": …}}`.
 
-Which status an exception becomes is decided in `serving/errors.py`; here is only how its body looks.
+`serving/errors.py` maps exceptions to statuses; this module formats the body.
 """
 
 from dynamo.core.codec import json_encode
@@ -20,7 +20,7 @@ TYPES = {
 
 
 def error_details(error: ErrorAnswer) -> ErrorDetails:
-    """The inner object. Overload is told by its code: its status can be chosen."""
+    """Return the inner object. Overload is detected by its code, because its status is configurable."""
     if error.code == "overloaded":
         kind = TYPES[529]
     else:
@@ -29,5 +29,5 @@ def error_details(error: ErrorAnswer) -> ErrorDetails:
 
 
 def error_body(error: ErrorAnswer) -> bytes:
-    """The JSON of an error before the stream."""
+    """Return the JSON of an error before the stream."""
     return json_encode(ErrorMessage(error_details(error)))

@@ -1,7 +1,7 @@
-"""MessageWriter: the events of one message, in the order and with the words of Anthropic's Messages API. Pure.
+"""MessageWriter: stream events and whole message of Anthropic's Messages API. Pure.
 
-It is a stream's `Chunks` (serving/postprocessor.py), and makes the whole message from the same steps, so that a message that
-was not streamed is the one that a client would have put together from its stream.
+It implements `Chunks` (serving/postprocessor.py), and builds the whole message by the same steps, so that an unstreamed
+message equals the one that a client assembles from the stream.
 """
 
 import hashlib
@@ -37,12 +37,12 @@ DELTAS = {
     BlockKind.CALL: b'{"type":"input_json_delta","partial_json":"%b"}',
 }
 OURS = "call-"
-"""Begins the ids of calls to which the model gave none (text/answer_parsing.py)."""
+"""Prefix of ids generated for calls without an id from the model (text/answer_parsing.py)."""
 STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "content_filter": "refusal"}
 
 
 class MessageWriter:
-    """One message while it is written."""
+    """Writer of one message."""
 
     plain = False
 
@@ -54,10 +54,10 @@ class MessageWriter:
         self._hides_thoughts = hides_thoughts
         self._row = BlockRow()
 
-    # The parts of a stream.
+    # Parts of a stream.
 
     def begin(self, prompt_tokens: int) -> bytes:
-        """The message exists; how much of the prompt was cached is said at the end."""
+        """Return `message_start`; cached prompt tokens are reported at the end."""
         self.message.usage.input_tokens = prompt_tokens
         return (
             event(b"message_start", b'"message":' + json_encode(self.message))
@@ -74,20 +74,20 @@ class MessageWriter:
         raise AssertionError("a message has no plain chunks")
 
     def first(self, index: int) -> bytes:
-        """There is one choice, and nothing to open it."""
+        """Return nothing: there is one choice, which needs no opening event."""
         return b""
 
     def events(
         self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
     ) -> bytes:
-        """What was found, as changes of the message's blocks."""
+        """Return the block events of parsed events."""
         block = self._row.more_text(events)
         if block is not None:
             return block_delta(block.index, DELTAS[BlockKind.TEXT] % json_text(block.parts[-1]))
         return self._write(self._row.take(events))
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
-        """The last block is complete."""
+        """Close the last block and set the stop reason."""
         closing = self._write(self._row.finish())
         message = self.message
         if isinstance(stop_reason, str) and stop_reason in self._stop_sequences:
@@ -99,29 +99,29 @@ class MessageWriter:
         return closing
 
     def usage(self, usage: CompletionUsage) -> bytes:
-        """Why the message ended, and what it took."""
+        """Return `message_delta` with stop reason and usage."""
         self.message.usage = usage_of(usage)
         delta = {"stop_reason": self.message.stop_reason, "stop_sequence": self.message.stop_sequence}
         return event(b"message_delta", b'"delta":%b,"usage":%b' % (json_encode(delta), json_encode(self.message.usage)))
 
     def end(self) -> bytes:
-        """The message is complete."""
+        """Return `message_stop`."""
         return b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
     def failure(self, error: ErrorAnswer) -> bytes:
-        """Why there is no more."""
+        """Return the error event."""
         return event(b"error", b'"error":' + json_encode(error_details(error)))
 
     # The whole message.
 
     def whole(self, choice: FinishedChoice, usage: CompletionUsage) -> Message:
-        """The message to a request that does not stream."""
+        """Return the whole message."""
         self.events(0, choice.events(), b"", (), 0)
         self.finish(0, choice.finish_reason or "stop", choice.stop_reason)
         self.message.usage = usage_of(usage)
         return self.message
 
-    # How it is done.
+    # Implementation.
 
     def _write(self, changes: Iterable[Change]) -> bytes:
         return b"".join([self._change(change) for change in changes])
@@ -159,7 +159,7 @@ class MessageWriter:
 
 
 def opened(block: Block) -> AnswerBlock:
-    """A block as it begins."""
+    """Return a block as sent in `content_block_start`."""
     match block.kind:
         case BlockKind.TEXT:
             return AnswerText("")
@@ -170,27 +170,27 @@ def opened(block: Block) -> AnswerBlock:
 
 
 def event(name: bytes, fields: bytes) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b'event: %b\ndata: {"type":"%b",%b}\n\n' % (name, name, fields)
 
 
 def block_delta(index: int, delta: bytes) -> bytes:
-    """More of a block."""
+    """Return a `content_block_delta` event."""
     return event(b"content_block_delta", b'"index":%d,"delta":%b' % (index, delta))
 
 
 def tool_use_id(call_id: str) -> str:
-    """The id of a call as Anthropic's look; one that the model gave itself is what its template wants to see again."""
+    """Return the call's id in Anthropic's form; an id from the model is kept, as its chat template expects it."""
     return f"toolu_{call_id.removeprefix(OURS).replace('-', '')}" if call_id.startswith(OURS) else call_id
 
 
 def signed(thoughts: str) -> str:
-    """A signature: clients throw away thoughts without one. It is a check sum and proves nothing."""
+    """Return a signature, without which clients drop the reasoning. It is a checksum and proves nothing."""
     return b64encode(hashlib.sha256(thoughts.encode()).digest()).decode()
 
 
 def arguments_of(text: str) -> dict[str, object]:
-    """The input of a call. A parser completes the object; what is none for all that is left out."""
+    """Return the input of a call. Parsers complete the object; text that is still invalid becomes an empty one."""
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):
@@ -198,7 +198,7 @@ def arguments_of(text: str) -> dict[str, object]:
 
 
 def usage_of(usage: CompletionUsage) -> MessageUsage:
-    """The counts of a chat in the words of a message: what the cache held is counted apart."""
+    """Return the usage in Anthropic's fields: cached prompt tokens are counted separately."""
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
     cached = min(cached or 0, usage.prompt_tokens)
     thoughts = usage.completion_tokens_details

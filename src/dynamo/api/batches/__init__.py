@@ -1,5 +1,4 @@
-"""Batches: files of requests that are answered in the background, and the files that they are kept in.
+"""Batches: OpenAI's files and batches in a local directory, and the background worker that runs them.
 
-Lives here: OpenAI's files and batches over a local directory, and the worker that runs them.
-Must not know: sockets, and how a request is answered. It is told whom to ask.
+Must not import: HTTP servers and serving. The function that serves one request is passed to the runner.
 """

@@ -1,4 +1,4 @@
-"""Lines: the requests of an input file, one JSON object a line. Pure."""
+"""Validation of batch input files: one request per line, as a JSON object. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from dynamo.core.codec import UNREADABLE, json_decoder
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 CUSTOM_ID_CHARS_MAX = 512
-LINES_MAX = 50_000  # OpenAI's.
-ERRORS_MAX = 100  # More of them help nobody.
+LINES_MAX = 50_000  # OpenAI's limit.
+ERRORS_MAX = 100  # Further errors are not reported.
 
 
 class BatchLine(msgspec.Struct):
-    """One request."""
+    """One request of a batch."""
 
     custom_id: str
     method: str
@@ -29,22 +29,22 @@ _decode = json_decoder(BatchLine).decode
 
 @dataclass(slots=True)
 class Review:
-    """What is found in an input file."""
+    """Result of the validation of an input file."""
 
     total: int = 0
     model: str | None = None
-    """The model of its first request."""
+    """Model of the first request."""
     errors: list[LineError] = field(default_factory=list)
 
 
 def read_line(data: bytes) -> BatchLine:
-    """A line that `review` has found to be right."""
+    """Decode a line that `review` has accepted."""
     line: BatchLine = _decode(data)
     return line
 
 
 def review(lines: Iterable[bytes], endpoint: str) -> Review:
-    """Everything that is wrong with a file, up to a limit; empty lines do not count."""
+    """Return all errors of a file, up to `ERRORS_MAX`; empty lines are ignored."""
     found = Review()
     seen: set[str] = set()
     for number, data in enumerate(lines, 1):
@@ -70,13 +70,13 @@ def review(lines: Iterable[bytes], endpoint: str) -> Review:
 
 
 def check_line(data: bytes, endpoint: str, seen: set[str]) -> tuple[LineError | None, BatchLine | None]:
-    """A line, or what is wrong with it. `seen` are the ids so far, and learns this one's."""
+    """Return the line's error or the decoded line. Its id is added to `seen`, the ids so far."""
     try:
         line: BatchLine = _decode(data)
     except msgspec.ValidationError as error:
         return LineError(code="invalid_request", message=str(error)), None
     except UNREADABLE:
-        return LineError(code="invalid_json_line", message="the line is no JSON object"), None
+        return LineError(code="invalid_json_line", message="the line is not a JSON object"), None
     fault = next(_faults(line, endpoint, seen), None)
     if fault is not None:
         return fault, None
@@ -89,7 +89,7 @@ def _faults(line: BatchLine, endpoint: str, seen: set[str]) -> Iterator[LineErro
         told = f"custom_id has {len(line.custom_id)} characters: expected 1 to {CUSTOM_ID_CHARS_MAX}"
         yield LineError(code="invalid_custom_id", message=told, param="custom_id")
     if line.custom_id in seen:
-        told = f"custom_id {line.custom_id!r} is there twice"
+        told = f"custom_id {line.custom_id!r} occurs twice"
         yield LineError(code="duplicate_custom_id", message=told, param="custom_id")
     if line.method != "POST":
         yield LineError(code="invalid_method", message=f"method {line.method!r}: expected POST", param="method")
@@ -100,4 +100,6 @@ def _faults(line: BatchLine, endpoint: str, seen: set[str]) -> Iterator[LineErro
     if not isinstance(model, str) or not model:
         yield LineError(code="missing_model", message="body.model is missing", param="body.model")
     if line.body.get("stream"):
-        yield LineError(code="stream_not_supported", message="body.stream: a batch has no streams", param="body.stream")
+        yield LineError(
+            code="stream_not_supported", message="body.stream: must not be set in a batch", param="body.stream"
+        )

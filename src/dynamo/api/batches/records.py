@@ -1,4 +1,4 @@
-"""Records: files and batches as OpenAI's clients see them, and what is kept beside that."""
+"""Records: files and batches in OpenAI's format, and as stored with their owners."""
 
 import re
 import secrets
@@ -11,19 +11,19 @@ FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
 
 UPLOADED, PRODUCED = "batch", "batch_output"
-"""The purposes of files."""
+"""Purposes of files."""
 
 VALIDATING, IN_PROGRESS, FINALIZING, CANCELLING = "validating", "in_progress", "finalizing", "cancelling"
 COMPLETED, FAILED, EXPIRED, CANCELLED = "completed", "failed", "expired", "cancelled"
 ENDS = frozenset({COMPLETED, FAILED, EXPIRED, CANCELLED})
-"""What a batch stays for ever."""
+"""Final statuses of a batch."""
 
 COMPLETION_WINDOW = "24h"
 COMPLETION_WINDOW_S = 24 * 3600
 
 
 class FileObject(msgspec.Struct, kw_only=True):
-    """A file, as a client sees it."""
+    """A file, as returned to clients."""
 
     id: str
     object: str = "file"
@@ -36,7 +36,7 @@ class FileObject(msgspec.Struct, kw_only=True):
 
 
 class FilePage(msgspec.Struct, kw_only=True):
-    """Some files."""
+    """One page of files."""
 
     object: str = "list"
     data: list[FileObject]
@@ -46,7 +46,7 @@ class FilePage(msgspec.Struct, kw_only=True):
 
 
 class FileDeleted(msgspec.Struct, kw_only=True):
-    """A file that is no more."""
+    """Confirmation of a deleted file."""
 
     id: str
     object: str = "file"
@@ -54,15 +54,15 @@ class FileDeleted(msgspec.Struct, kw_only=True):
 
 
 class FileRecord(msgspec.Struct, kw_only=True):
-    """A file, as it is kept."""
+    """A file, as stored."""
 
     file: FileObject
     owner: str | None = None
-    """The owner id of the API key that it belongs to, where there are keys; releases before owner ids stored names."""
+    """Owner id of its API key, if keys are configured; earlier releases stored names."""
 
 
 class LineError(msgspec.Struct, kw_only=True):
-    """What is wrong with an input file."""
+    """An error of an input file."""
 
     code: str
     message: str
@@ -71,14 +71,14 @@ class LineError(msgspec.Struct, kw_only=True):
 
 
 class LineErrors(msgspec.Struct, kw_only=True):
-    """All that is."""
+    """All errors of an input file."""
 
     object: str = "list"
     data: list[LineError]
 
 
 class RequestCounts(msgspec.Struct, kw_only=True):
-    """How far a batch is."""
+    """Progress of a batch."""
 
     total: int = 0
     completed: int = 0
@@ -86,7 +86,7 @@ class RequestCounts(msgspec.Struct, kw_only=True):
 
 
 class BatchObject(msgspec.Struct, kw_only=True):
-    """A batch, as a client sees it."""
+    """A batch, as returned to clients."""
 
     id: str
     object: str = "batch"
@@ -112,7 +112,7 @@ class BatchObject(msgspec.Struct, kw_only=True):
 
 
 class BatchPage(msgspec.Struct, kw_only=True):
-    """Some batches."""
+    """One page of batches."""
 
     object: str = "list"
     data: list[BatchObject]
@@ -122,7 +122,7 @@ class BatchPage(msgspec.Struct, kw_only=True):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):
-    """A batch, as it is kept."""
+    """A batch, as stored."""
 
     batch: BatchObject
     owner: str | None = None
@@ -134,14 +134,14 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
-    """When a file may be forgotten."""
+    """Expiry of a file."""
 
     anchor: str
     seconds: int
 
 
 class BatchRequest(msgspec.Struct, kw_only=True):
-    """What a client asks for."""
+    """Request to create a batch."""
 
     input_file_id: str
     endpoint: str
@@ -151,10 +151,10 @@ class BatchRequest(msgspec.Struct, kw_only=True):
 
 
 def new_id(prefix: str) -> str:
-    """An id that nobody can guess."""
+    """Return an unguessable id."""
     return f"{prefix}{secrets.token_hex(12)}"
 
 
 def result_line(request_id: str, custom_id: str, *, response: Mapping[str, Any] | None, error: Any) -> dict[str, Any]:
-    """One line of an output or error file."""
+    """Return one line of an output or error file."""
     return {"id": request_id, "custom_id": custom_id, "response": response, "error": error}

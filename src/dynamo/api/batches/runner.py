@@ -1,7 +1,7 @@
-"""BatchRunner: the background worker that answers batches, line by line, with what clients leave over.
+"""BatchRunner: background worker that runs batches line by line with the capacity that clients leave unused.
 
-Of all processes that share a directory, the one with the lock runs its batches. What it has of a batch is in the
-directory: after a restart, of this process or of another one, only the lines without a result are asked.
+Of all processes that share a directory, the one with the lock runs its batches. All progress is stored in the directory:
+after a restart, of this process or another one, only lines without a result are requested.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ from dynamo.core.tasks import TaskOwner
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 2.0  # How late another process's new batch or cancellation is seen.
+POLL_S = 2.0  # Maximum delay before another process's new batch or cancellation is noticed.
 SWEEP_S = 600.0
-SAVE_S = 1.0  # How old the counts that a client sees may be.
-REST_S = 30.0  # A batch that failed for a reason of ours is tried again after that.
-BEGUN_MAX = 64  # Lines of a batch in memory; more than it has slots, so that one that waits holds up no other.
-RETRY_FIRST_S, RETRY_MAX_S = 0.5, 30.0  # Between tries of a line that nobody can take at the moment.
+SAVE_S = 1.0  # Maximum age of the counts shown to clients.
+REST_S = 30.0  # Delay before a batch that failed because of a server error is retried.
+BEGUN_MAX = 64  # Lines of a batch in memory; more than there are slots, so that a waiting line delays no other.
+RETRY_FIRST_S, RETRY_MAX_S = 0.5, 30.0  # Delays between attempts of a line while no worker accepts it.
 TOLD = {
     EXPIRED: ("batch_expired", "This request could not be answered before the completion window ended."),
     FAILED: ("batch_failed", "The batch failed before this request was answered: its input file cannot be read."),
@@ -54,39 +54,39 @@ TOLD = {
 }
 
 
-FAILURES_MAX = 5  # In a row, of one batch: what fails so often will not succeed.
-REST_LINES = 500  # Results that are written at a time where a batch ends early.
+FAILURES_MAX = 5  # Consecutive failures of a batch, after which it ends as failed.
+REST_LINES = 500  # Results written at a time if a batch ends early.
 
 R = TypeVar("R")
 
 
 class DamagedInput(Exception):
-    """A line of an input file that was valid once cannot be read."""
+    """A line of a validated input file can no longer be decoded."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        super().__init__(f"line {number} of the input file cannot be read any more")
+        super().__init__(f"line {number} of the input file can no longer be decoded")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was answered to one line."""
+    """Response to one line."""
 
     status: int
     body: bytes
     request_id: str
     retry_after_s: float | None = None
-    """Set where nobody could take it now, and it should be asked again; 0 leaves it to us when."""
+    """Set if the line must be retried: minimum delay in seconds; 0: the runner's own backoff."""
 
 
 NOT_NOW = Asked(503, b"", "", 0.0)
 
 Ask = Callable[[BatchLine, str | None], Awaitable[Asked]]
-"""Asks a line on behalf of the owner of its batch."""
+"""Sends a line on behalf of the owner of its batch and returns the response."""
 
 
 class BatchRunner:
-    """All batches of one directory."""
+    """Runner of all batches of one directory."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class BatchRunner:
         may_run: Callable[[], bool] = lambda: True,
         clock: Clock | None = None,
     ) -> None:
-        """`may_run`: whether lines may still be begun."""
+        """`may_run`: whether new lines may be started."""
         self._store = store
         self._ask = ask
         self._slots = slots
@@ -107,29 +107,29 @@ class BatchRunner:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._resting: dict[str, float] = {}
         self._blocked: set[str] = set()
-        """Batches that wait for the disk."""
+        """Batches that wait until the disk is writable."""
         self._failures: dict[str, int] = {}
-        """How often in a row each batch failed by an error of ours."""
+        """Consecutive internal failures of each batch."""
         self._nudged = asyncio.Event()
         self._swept_s = float("-inf")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-        """Does all work on records and results in order: what is older never replaces what is newer."""
+        """Single thread for all records and results, so that older data never replaces newer data."""
 
     @property
     def running(self) -> int:
-        """Batches that are being answered by this process."""
+        """Number of batches run by this process."""
         return len(self._running)
 
     def start(self) -> None:
-        """Begins; what dies is begun again."""
+        """Start the runner; a crashed task is restarted."""
         self._tasks.supervise(self._keep, "runner", clock=self._clock)
 
     def nudge(self) -> None:
-        """There is something to see."""
+        """Wake up the runner: batches have changed."""
         self._nudged.set()
 
     async def close(self) -> None:
-        """Ends at once: what was begun and has no result is asked again after the next start."""
+        """Stop at once: started lines without a result are requested again after the next start."""
         await self._tasks.cancel_and_wait()
         await asyncio.to_thread(self._thread.shutdown)
         self._store.unlock()
@@ -155,7 +155,7 @@ class BatchRunner:
             later.cancel()
 
     async def look(self) -> None:
-        """Begins every batch that is to be answered and is not yet."""
+        """Start every open batch that is not running yet."""
         now_s = self._clock.now()
         if now_s - self._swept_s > SWEEP_S:
             self._swept_s = now_s
@@ -188,7 +188,7 @@ class BatchRunner:
             self._nudged.set()
 
     async def _give_up(self, record: BatchRecord) -> None:
-        """End a batch that cannot be answered for a reason of ours."""
+        """End a batch that repeatedly failed because of a server error."""
         batch = record.batch
         self._failures.pop(batch.id, None)
         batch.status, batch.failed_at = FAILED, int(self._clock.wall())
@@ -198,7 +198,7 @@ class BatchRunner:
     # One batch.
 
     async def run(self, record: BatchRecord) -> None:
-        """Brings a batch from where it is to its end."""
+        """Run a batch from its present state to its end."""
         batch = record.batch
         if batch.status == VALIDATING and not await self._validate(record):
             return
@@ -208,7 +208,7 @@ class BatchRunner:
             except* DamagedInput as group:
                 end = FAILED
                 error = first_of(group)
-                message = f"line {error.number} of {batch.input_file_id} cannot be read any more"
+                message = f"line {error.number} of {batch.input_file_id} can no longer be decoded"
                 batch.errors = LineErrors(
                     data=[LineError(code="invalid_json_line", message=message, line=error.number)]
                 )
@@ -221,18 +221,18 @@ class BatchRunner:
                 batch.status = CANCELLING
             elif end == EXPIRED:
                 batch.expired_at = int(self._clock.wall())
-            await self._count(record)  # Once the results are files they are not counted any more.
+            await self._count(record)  # Must run before the results become files, which are not counted.
             await self._save(record)
         await self._finalize(record)
 
     async def _validate(self, record: BatchRecord) -> bool:
-        """Whether there is something to ask."""
+        """Validate the input file; return whether the batch has lines to run."""
         batch = record.batch
         path = self._store.path(batch.input_file_id)
         try:
             found = await asyncio.to_thread(lambda: review(lines_of(path), batch.endpoint))
         except FileNotFoundError:
-            error = LineError(code="file_not_found", message=f"{batch.input_file_id} is there no more")
+            error = LineError(code="file_not_found", message=f"{batch.input_file_id} no longer exists")
             batch.errors = LineErrors(data=[error])
         else:
             batch.request_counts.total = found.total
@@ -249,7 +249,7 @@ class BatchRunner:
         return batch.errors is None
 
     async def _answer(self, record: BatchRecord) -> str:
-        """Asks all lines that have no result; says how that ended."""
+        """Request all lines without a result; return the final status."""
         asking = asyncio.ensure_future(self._ask_lines(record))
         try:
             while not asking.done():
@@ -295,14 +295,14 @@ class BatchRunner:
             await asyncio.wait({saving})
 
     def _lines(self, file_id: str) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines of an input with their numbers; none where the file was removed from the directory."""
+        """Yield the lines of an input with their numbers; none if the file was removed from the directory."""
         try:
             yield from (found for found in enumerate(lines_of(self._store.path(file_id)), 1) if found[1].strip())
         except FileNotFoundError:
-            logger.warning("the input %s is there no more", file_id)
+            logger.warning("the input file %s no longer exists", file_id)
 
     async def _ask_line(self, record: BatchRecord, line: BatchLine) -> None:
-        """One line, until it has a result."""
+        """Request one line until it has a result."""
         backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
         while True:
             await self._slots.take()
@@ -333,13 +333,13 @@ class BatchRunner:
         while True:
             counts = record.batch.request_counts
             if counts.completed + counts.failed != saved:
-                with contextlib.suppress(OSError):  # The results are what counts; these numbers are saved next time.
+                with contextlib.suppress(OSError):  # Results are authoritative; the counts are saved again later.
                     await self._save(record)
                     saved = counts.completed + counts.failed
             await self._clock.sleep(SAVE_S)
 
     def _tell_rest(self, record: BatchRecord, end: str) -> None:
-        """Every line without a result is told why."""
+        """Write an error result for every line without a result."""
         batch = record.batch
         completed, failed = self._store.results(batch.id)
         code, message = TOLD[end]
@@ -356,14 +356,14 @@ class BatchRunner:
             self._store.append_results(batch.id, unanswered[place : place + REST_LINES], is_error=True)
 
     async def _count(self, record: BatchRecord) -> None:
-        """Count the results; where there are none any more, the counts stay."""
+        """Count the results; if they have already become files, keep the counts."""
         completed, failed = await self._persist(record, self._store.results, record.batch.id)
         if completed or failed:
             counts = record.batch.request_counts
             counts.completed, counts.failed = len(completed), len(failed)
 
     async def _finalize(self, record: BatchRecord) -> None:
-        """The results become files, and the batch ends."""
+        """Publish the results as files and end the batch."""
         batch = record.batch
         await self._count(record)
         await self._persist(record, self._store.publish, record)
@@ -383,22 +383,22 @@ class BatchRunner:
         )
 
     def _in_order(self, work: Callable[..., R], *values: Any) -> "asyncio.Future[R]":
-        """Work on the store; once begun it is done, whoever still waits for it."""
+        """Run work on the store's thread; it completes even if the caller is cancelled."""
         return asyncio.get_running_loop().run_in_executor(self._thread, work, *values)
 
     async def _persist(self, record: BatchRecord, work: Callable[..., R], *values: Any) -> R:
-        """Work on the store that is repeated until the disk takes it: on a full disk no answer is lost or repeated.
+        """Run work on the store's thread until the disk accepts it: on a full disk no response is lost or requested again.
 
-        What was begun is done, even if the batch ends now.
+        Started work completes, even if the batch ends.
         """
         backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
         while True:
             try:
                 result = await asyncio.shield(self._in_order(work, *values))
             except OSError as error:
-                if record.batch.id not in self._blocked:  # Each of its lines waits.
+                if record.batch.id not in self._blocked:  # Log once per batch: all of its lines wait.
                     self._blocked.add(record.batch.id)
-                    logger.warning("batch %s: waiting until the disk can be written to: %s", record.batch.id, error)
+                    logger.warning("batch %s: waiting until the disk is writable: %s", record.batch.id, error)
                 await self._clock.sleep(backoff.next(random.random()))
             else:
                 self._blocked.discard(record.batch.id)
@@ -409,6 +409,6 @@ class BatchRunner:
 
 
 def first_of(group: BaseExceptionGroup[DamagedInput]) -> DamagedInput:
-    """Return the first error of a group, however deep it is."""
+    """Return the first error of a group, at any depth."""
     first = group.exceptions[0]
     return first_of(first) if isinstance(first, BaseExceptionGroup) else first

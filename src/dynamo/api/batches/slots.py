@@ -1,23 +1,23 @@
-"""Slots: how many lines of all batches are asked at a time; fewer while clients are being answered."""
+"""Slots: limit on the concurrent lines of all batches, reduced while client requests are in progress."""
 
 import asyncio
 from collections.abc import Callable
 
 from dynamo.core.clock import Clock, SystemClock
 
-TICK_S = 0.25  # How late it is noticed that clients are gone; what follows lasts longer.
+TICK_S = 0.25  # Polling interval for free slots; batch lines run much longer.
 
 
 def share(concurrency: int, live: int) -> int:
-    """How many may run beside so many requests of clients: one fewer for each, and never none."""
+    """Return the number of slots while `live` client requests are in progress: one fewer for each, but at least one."""
     return max(1, concurrency - live)
 
 
 class Slots:
-    """Taken in the order in which they are asked for, so that batches take turns."""
+    """Slots for batch lines, given in the order of `take`, so that batches take turns."""
 
     def __init__(self, concurrency: int, live: Callable[[], int], clock: Clock | None = None) -> None:
-        """`live` says how many requests of clients are being answered now."""
+        """`live` returns the number of client requests in progress."""
         self.running = 0
         self._concurrency = concurrency
         self._live = live
@@ -25,13 +25,13 @@ class Slots:
         self._turn = asyncio.Lock()
 
     async def take(self) -> None:
-        """Returns when there is one."""
+        """Wait for a slot."""
         async with self._turn:
             while self.running >= share(self._concurrency, self._live()):
                 await self._clock.sleep(TICK_S)
             self.running += 1
 
     def give_back(self) -> None:
-        """It is free again."""
+        """Release a slot."""
         assert self.running > 0, "a slot was given back twice"
         self.running -= 1

@@ -1,12 +1,12 @@
-"""BatchStore: files and batches in a directory. Its work is file work: call it off the loop.
+"""BatchStore: files and batches in a directory. All methods do blocking file I/O: call them off the loop.
 
     DIR/files/file-….json, .data         a file: its record, its bytes
-    DIR/batches/batch_….json             a batch; written by who creates it, then by the runner alone
-    DIR/batches/batch_….cancel           somebody wants it cancelled
+    DIR/batches/batch_….json             a batch; written by its creator, then by the runner alone
+    DIR/batches/batch_….cancel           cancellation requested
     DIR/batches/batch_….output, .errors  the lines of its results so far
     DIR/runner.lock                      held by the process that runs batches
 
-Several frontends of a machine may share a directory: every record has one writer at a time, and appears whole.
+Several frontends of a machine may share a directory: each record has one writer at a time, and is replaced atomically.
 """
 
 import contextlib
@@ -40,21 +40,21 @@ logger = logging.getLogger(__name__)
 
 OWNER_PREFIX = "key:"
 OwnerOfName = Callable[[str], str | None]
-"""Returns the owner of stored objects for the name of a key, None for a name that has no key."""
+"""Returns the owner of stored objects for a key's name; None for an unknown name."""
 
 Record = TypeVar("Record", FileRecord, BatchRecord)
 
-BYTES_MAX = 10 << 30  # Fifty inputs as large as OpenAI takes them.
+BYTES_MAX = 10 << 30  # Fifty inputs of OpenAI's maximum size.
 FILES_MAX = 10_000
 PIECE_BYTES = 1 << 20
-KEPT_S = 30 * 24 * 3600  # As OpenAI keeps the files of batches.
-LEFTOVER_S = 3600.0  # An unfinished file so old belongs to nobody.
+KEPT_S = 30 * 24 * 3600  # As OpenAI for the files of batches.
+LEFTOVER_S = 3600.0  # Age at which an unfinished file is considered abandoned.
 RESULTS = ("output", "errors")
 
 
 @dataclass(frozen=True, slots=True)
 class StorageLimits:
-    """How much is kept; what is more is refused."""
+    """Limits on stored data; a request beyond them is refused."""
 
     bytes_max: int = BYTES_MAX
     files_max: int = FILES_MAX
@@ -72,17 +72,17 @@ class BatchStore:
         *,
         owner_of_name: OwnerOfName | None = None,
     ) -> None:
-        """Make the directory where it is missing.
+        """Create the directory if it is missing.
 
-        `owner_of_name` returns the owner for a key's name, which earlier releases stored. Raises `ConfigError`.
+        `owner_of_name` returns the owner for a key's name, which earlier releases stored. Raise `ConfigError`.
         """
         self._owner_of_name = owner_of_name
         self.limits = limits or StorageLimits()
         self._clock = clock or SystemClock()
         self._unreadable: set[str] = set()
-        """Records that were reported as unreadable."""
+        """Records that have been reported as unreadable."""
         self._ended: set[str] = set()
-        """Batches that need not be looked at again: an end is for ever."""
+        """Batches that have ended and need no further reads."""
         self._files = os.path.join(folder, "files")
         self._batches = os.path.join(folder, "batches")
         self._lock_path = os.path.join(folder, "runner.lock")
@@ -91,14 +91,14 @@ class BatchStore:
             for one in (folder, self._files, self._batches):
                 os.makedirs(one, mode=0o700, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):
-                raise PermissionError("it cannot be written to")
+                raise PermissionError("must be writable")
         except OSError as error:
             raise ConfigError(f"--batch-dir {folder}: {error}") from None
 
-    # Who runs batches.
+    # The runner's lock.
 
     def try_lock(self) -> bool:
-        """Whether this process is the one that runs batches from now on, or already."""
+        """Return whether this process holds the runner's lock, after trying to take it."""
         if self._lock is None:
             file = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -110,7 +110,7 @@ class BatchStore:
         return True
 
     def unlock(self) -> None:
-        """Lets another process run them."""
+        """Release the lock, so that another process can run batches."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -118,10 +118,10 @@ class BatchStore:
     # Files.
 
     def add_file(self, source: IO[bytes], file: FileObject, owner: str | None) -> FileObject:
-        """Keeps a file, which may have any name. Raises `HttpError` (413) where there is no room."""
+        """Store a file, which may have any name. Raise `HttpError` (413) if a storage limit is reached."""
         used, count = self.usage()
         if count >= self.limits.files_max:
-            raise HttpError(413, f"--batch-files: {count} files are kept already; delete some")
+            raise HttpError(413, f"--batch-files: limit of {count} files reached; delete some")
         unfinished = os.path.join(self._files, f"{secrets.token_hex(8)}.part")
         try:
             with open_private(unfinished) as out:
@@ -142,23 +142,23 @@ class BatchStore:
 
     def _require_room(self, used: int) -> None:
         if used > self.limits.bytes_max:
-            raise HttpError(413, "--batch-storage-bytes: there is no room for the file; delete others")
+            raise HttpError(413, "--batch-storage-bytes: not enough space for the file; delete others")
 
     def file(self, file_id: str, owner: str | None) -> FileObject:
-        """A file's record. Raises `NotFound` for one that is not there, or somebody else's, or has expired."""
+        """Return a file's record. Raise `NotFound` if it does not exist, has another owner, or has expired."""
         record = self._read(self._files, file_id, FileRecord) if FILE_ID.fullmatch(file_id) else None
         if record is None or record.owner != owner or is_over(record.file, self._clock.wall()):
             raise NotFound(f"No such File object: {file_id}", param="id", code="file_not_found")
         return record.file
 
     def files(self, owner: str | None) -> list[FileObject]:
-        """All of an owner's files, the newest first."""
+        """Return all files of an owner, newest first."""
         now = self._clock.wall()
         found = [one.file for one in self._all(self._files, FileRecord) if one.owner == owner]
         return sorted((one for one in found if not is_over(one, now)), key=lambda one: (-one.created_at, one.id))
 
     def delete_file(self, file_id: str, owner: str | None) -> None:
-        """Forgets it. Raises `NotFound`, or `HttpError` (409) for the input of a batch that has not ended."""
+        """Delete a file. Raise `NotFound`, or `HttpError` (409) for the input of a batch that has not ended."""
         self.file(file_id, owner)
         user = next((one for one in self.open_batches() if one.batch.input_file_id == file_id), None)
         if user is not None:
@@ -166,11 +166,11 @@ class BatchStore:
         self._forget(file_id)
 
     def path(self, file_id: str) -> str:
-        """Where a file's bytes are."""
+        """Return the path of a file's bytes."""
         return os.path.join(self._files, f"{file_id}.data")
 
     def usage(self) -> tuple[int, int]:
-        """How many bytes are kept, results under way included, and how many files."""
+        """Return the bytes in use, including unfinished results, and the number of files."""
         size = count = 0
         for folder in (self._files, self._batches):
             with os.scandir(folder) as entries:
@@ -183,17 +183,17 @@ class BatchStore:
     # Batches.
 
     def add_batch(self, record: BatchRecord) -> None:
-        """A new batch. Raises `HttpError` (429) when too many have not ended."""
+        """Add a new batch. Raise `HttpError` (429) if too many have not ended."""
         if len(self.open_batches()) >= self.limits.open_batches_max:
-            raise HttpError(429, f"{self.limits.open_batches_max} batches have not ended yet; come back later")
+            raise HttpError(429, f"{self.limits.open_batches_max} batches have not ended yet; try again later")
         self.save(record)
 
     def save(self, record: BatchRecord) -> None:
-        """The batch as it is now."""
+        """Store the batch's present state."""
         self._write(self._record_path(self._batches, record.batch.id), record)
 
     def batch(self, batch_id: str, owner: str | None) -> BatchRecord:
-        """A batch. Raises `NotFound` for one that is not there, or somebody else's."""
+        """Return a batch. Raise `NotFound` if it does not exist or has another owner."""
         record = self._read(self._batches, batch_id, BatchRecord) if BATCH_ID.fullmatch(batch_id) else None
         if record is None or record.owner != owner:
             raise NotFound(f"No such Batch object: {batch_id}", param="batch_id", code="batch_not_found")
@@ -202,12 +202,12 @@ class BatchStore:
         return record
 
     def batches(self, owner: str | None) -> list[BatchRecord]:
-        """All of an owner's batches, the newest first."""
+        """Return all batches of an owner, newest first."""
         found = [one for one in self._all(self._batches, BatchRecord) if one.owner == owner]
         return sorted(found, key=lambda one: (-one.batch.created_at, one.batch.id))
 
     def open_batches(self) -> list[BatchRecord]:
-        """All that have not ended, the oldest first."""
+        """Return all batches that have not ended, oldest first."""
         found = []
         for one in self._all(self._batches, BatchRecord, self._ended):
             if one.has_ended:
@@ -217,12 +217,12 @@ class BatchStore:
         return sorted(found, key=lambda one: (one.batch.created_at, one.batch.id))
 
     def cancel(self, batch_id: str) -> None:
-        """Asks the runner, wherever it is, to end a batch."""
+        """Request cancellation of a batch from the runner, in whichever process it runs."""
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._mark(batch_id), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
     def cancelled_s(self, batch_id: str) -> int | None:
-        """Since when somebody wants it cancelled."""
+        """Return the time at which cancellation was requested; None if it was not."""
         try:
             return int(os.stat(self._mark(batch_id)).st_mtime)
         except FileNotFoundError:
@@ -231,7 +231,7 @@ class BatchStore:
     # Results.
 
     def append_result(self, batch_id: str, line: dict[str, Any], is_error: bool) -> None:
-        """Append a result; it is on the disk when this returns. Raises `OSError`, and then nothing was appended."""
+        """Append a result; it is on disk on return. Raise `OSError`, in which case nothing was appended."""
         self.append_results(batch_id, [line], is_error)
 
     def append_results(self, batch_id: str, lines: Sequence[dict[str, Any]], is_error: bool) -> None:
@@ -244,19 +244,19 @@ class BatchStore:
             try:
                 write_whole(out, b"".join(json_encode(line) + b"\n" for line in lines))
                 os.fsync(file)
-            except BaseException:  # The next line must not be appended to half of this one.
+            except BaseException:  # A later line must not be appended to a partial one.
                 os.ftruncate(file, before)
                 raise
         if is_new:
             sync_folder(self._batches)
 
     def results(self, batch_id: str) -> tuple[set[str], set[str]]:
-        """Return the custom ids that have a response, and those that failed; lines that cannot be read are removed."""
+        """Return the custom ids with a response, and those that failed; unreadable lines are removed."""
         completed, failed = (self._ids(self._result_path(batch_id, kind)) for kind in RESULTS)
         return completed, failed - completed
 
     def publish(self, record: BatchRecord) -> None:
-        """Makes files of the results. Done twice, it is as done once: the ids of the files follow from the batch's."""
+        """Publish the results as files. Idempotent: the ids of the files are derived from the batch's."""
         batch = record.batch
         for kind, field in zip(RESULTS, ("output_file_id", "error_file_id"), strict=True):
             file_id = f"file-{blake2b(f'{batch.id}.{kind}'.encode(), digest_size=12).hexdigest()}"
@@ -277,10 +277,10 @@ class BatchStore:
             if os.path.exists(self.path(file_id)):
                 setattr(batch, field, file_id)
 
-    # What is over.
+    # Expiry.
 
     def sweep(self) -> None:
-        """Forgets files that have expired, batches that ended long ago, and what was left unfinished."""
+        """Delete expired files, old ended batches, and abandoned unfinished files."""
         now = self._clock.wall()
         inputs = {one.batch.input_file_id for one in self.open_batches()}
         for record in self._all(self._files, FileRecord):
@@ -320,7 +320,7 @@ class BatchStore:
                 whole = 0
                 for line in file:
                     if not line.endswith(b"\n"):
-                        file.truncate(whole)  # The process ended while it wrote this line.
+                        file.truncate(whole)  # The process stopped while writing this line.
                         break
                     whole += len(line)
                     custom_id = id_of(line)
@@ -331,7 +331,7 @@ class BatchStore:
         except FileNotFoundError:
             return set()
         if damaged:
-            logger.warning("%s: removing %d lines that cannot be read; their requests are repeated", path, damaged)
+            logger.warning("%s: removing %d unreadable lines; their requests are repeated", path, damaged)
             self._replace(path, b"".join(line for line in lines_of(path) if id_of(line) is not None))
         return ids
 
@@ -339,7 +339,7 @@ class BatchStore:
         self._replace(path, json_encode(record))
 
     def _replace(self, path: str, data: bytes) -> None:
-        """Put a whole file in the place of another; it is on the disk when this returns. Raises `OSError`."""
+        """Replace a file atomically; the data is on disk on return. Raise `OSError`."""
         unfinished = f"{path}-{secrets.token_hex(4)}.part"
         try:
             with open_private(unfinished) as out:
@@ -359,7 +359,7 @@ class BatchStore:
         except FileNotFoundError:
             return None
         except (OSError, *UNREADABLE) as error:
-            if key not in self._unreadable:  # Records are looked at every few seconds.
+            if key not in self._unreadable:  # Log once: records are read every few seconds.
                 self._unreadable.add(key)
                 logger.warning("%s in %s cannot be read: %s", key, folder, error)
             return None
@@ -379,7 +379,7 @@ class BatchStore:
 
 
 class ResultId(msgspec.Struct):
-    """What is read of a result."""
+    """Fields read from a result."""
 
     custom_id: str
 
@@ -388,7 +388,7 @@ _decode_id = json_decoder(ResultId).decode
 
 
 def id_of(line: bytes) -> str | None:
-    """Return the custom id of a result's line, None for a line that cannot be read."""
+    """Return the custom id of a result's line; None for an unreadable line."""
     try:
         found: str = _decode_id(line).custom_id
     except UNREADABLE:
@@ -397,19 +397,19 @@ def id_of(line: bytes) -> str | None:
 
 
 def open_private(path: str) -> io.FileIO:
-    """Open a new file that other users may not read."""
+    """Create a new file that other users may not read."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)
 
 
 def write_whole(out: io.FileIO, data: bytes) -> None:
-    """Write all of it. Raises `OSError`."""
+    """Write all of the data. Raise `OSError`."""
     rest = memoryview(data)
     while rest:
         rest = rest[out.write(rest) :]
 
 
 def sync_folder(folder: str) -> None:
-    """Bring the names of a directory to the disk: a file whose name is lost is lost. Raises `OSError`."""
+    """Flush directory entries to disk: without it a new file may be lost. Raise `OSError`."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -418,11 +418,11 @@ def sync_folder(folder: str) -> None:
 
 
 def is_over(file: FileObject, now: float) -> bool:
-    """Whether it has expired."""
+    """Return whether the file has expired."""
     return file.expires_at is not None and file.expires_at <= now
 
 
 def lines_of(path: str) -> Iterator[bytes]:
-    """The lines of a file, one at a time."""
+    """Yield the lines of a file."""
     with open(path, "rb") as file:
         yield from file

@@ -1,5 +1,5 @@
-"""OpenAI's Responses API over the chat pipeline: requests become chats, what chats find becomes items and events.
+"""OpenAI's Responses API on the chat pipeline: requests become chat requests, output becomes items and events.
 
-`convert` and `writer` are pure; `archive` keeps answers for `previous_response_id`, in a `store` that is memory or a
-directory. HTTP is not known here: the routes are in `http/routes/responses.py`.
+`convert` and `writer` are pure; `archive` keeps responses for `previous_response_id`, in a `store` in memory or in a
+directory. Must not import: HTTP servers; the routes are in `http/routes/responses.py`.
 """

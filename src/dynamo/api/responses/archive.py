@@ -1,6 +1,6 @@
-"""ResponseArchive: answers that may be asked for again: by their id, by an item's id, and as the beginning of the next.
+"""ResponseArchive: stored responses, retrieved by id, by an item's id, and as the history of a later request.
 
-A conversation is a chain: each record has what was asked beside the response before it, and names that response.
+A conversation is a chain: each record has the input added since the previous response, and the id of that response.
 """
 
 import logging
@@ -32,23 +32,23 @@ from dynamo.protocols.strict import INVALID
 
 logger = logging.getLogger(__name__)
 
-CHAIN_MAX = 1000  # Longer than any conversation that fits a model's context; a bound on the work of one request.
-PAGE_MAX = 100  # OpenAI's limits of a page.
+CHAIN_MAX = 1000  # Longer than any conversation that fits a model's context; bounds the work of one request.
+PAGE_MAX = 100  # OpenAI's page limit.
 PAGE = 20
 
 _decode = json_decoder(StoredResponse).decode
 
 
 class ResponseArchive:
-    """The responses of a store, typed."""
+    """Typed access to the responses of a store."""
 
     def __init__(self, store: ResponseStore | None, registry: MetricsRegistry | None = None, prefix: str = "") -> None:
         """Without a store nothing is kept."""
         self._store = store
         if registry is not None and store is not None:
-            entries = registry.gauge(f"{prefix}_responses_store_entries", "Responses kept for later requests")
+            entries = registry.gauge(f"{prefix}_responses_store_entries", "Stored responses")
             entries.labels().follow(lambda: store.entries)
-            size = registry.gauge(f"{prefix}_responses_store_bytes", "Their size")
+            size = registry.gauge(f"{prefix}_responses_store_bytes", "Size of the stored responses in bytes")
             size.labels().follow(lambda: store.size)
 
     @property
@@ -65,7 +65,7 @@ class ResponseArchive:
         self._store.put(key, json_encode(StoredResponse(response, items, owner)))
 
     async def find(self, response_id: str, owner: str | None = None) -> StoredResponse:
-        """Return a stored response. Raises `NotFound`, also for one of another owner."""
+        """Return a stored response. Raise `NotFound`, also for one of another owner."""
         record = await self._record(response_id, owner)
         if record is None or record.response.id != response_id:
             raise NotFound(
@@ -74,14 +74,14 @@ class ResponseArchive:
         return record
 
     async def delete(self, response_id: str, owner: str | None = None) -> None:
-        """Forgets a response. Raises `NotFound`."""
+        """Delete a response. Raise `NotFound`."""
         await self.find(response_id, owner)
         key = key_of(response_id)
         if self._store is not None and key is not None:
             await self._store.delete(key)
 
     async def history(self, response_id: str, owner: str | None = None) -> list[StoredItem]:
-        """The conversation up to and with a response. Raises `NotFound` and `InvalidArgument`."""
+        """Return the conversation up to and including a response. Raise `NotFound` and `InvalidArgument`."""
         param = "previous_response_id"
         if self._store is None:
             raise InvalidArgument(
@@ -106,7 +106,7 @@ class ResponseArchive:
         return items
 
     async def resolve(self, items: Sequence[InputItem], owner: str | None = None) -> list[StoredItem]:
-        """The items with every reference replaced by what it refers to. Raises `NotFound`."""
+        """Return the items with every reference replaced by the referenced item. Raise `NotFound`."""
         found: list[StoredItem] = []
         for number, item in enumerate(items):
             if isinstance(item, ItemReference):
@@ -116,7 +116,7 @@ class ResponseArchive:
         return found
 
     async def close(self) -> None:
-        """Nothing is asked afterwards."""
+        """Close the store."""
         if self._store is not None:
             await self._store.close()
 
@@ -138,13 +138,13 @@ class ResponseArchive:
         try:
             record: StoredResponse = _decode(raw)
         except msgspec.MsgspecError as error:
-            logger.warning("a stored response cannot be read: %s: %s", key, error)
+            logger.warning("cannot decode stored response %s: %s", key, error)
             return None
         return record if record.owner == owner else None
 
 
 def previous_not_found(response_id: str) -> NotFound:
-    """Return the error for a response that is to be continued and is not there."""
+    """Return the error for a missing `previous_response_id`."""
     return NotFound(
         f"Previous response with id '{response_id[:80]}' not found.",
         param="previous_response_id",
@@ -153,7 +153,7 @@ def previous_not_found(response_id: str) -> NotFound:
 
 
 def settled(item: StoredItem, response_id: str, number: int) -> StoredItem:
-    """An item as it is listed: with an id, complete, and its content in parts."""
+    """Return an item in listed form: with an id, complete, and with its content in parts."""
     if isinstance(item, CompactionItem):
         name = item.id or item_id("cmp", response_id, INPUT + number)
         return CompactionItem(item.encrypted_content, name, item.created_by)
@@ -180,7 +180,7 @@ def settled(item: StoredItem, response_id: str, number: int) -> StoredItem:
 def page_of(
     items: Sequence[StoredItem], *, limit: int = PAGE, order: str = "desc", after: str | None = None
 ) -> ItemPage:
-    """Some of the items. Raises `InvalidArgument` for a page that cannot be."""
+    """Return one page of items. Raise `InvalidArgument` for invalid page parameters."""
     if not 1 <= limit <= PAGE_MAX:
         raise InvalidArgument(f"{INVALID}`limit` must be between 1 and {PAGE_MAX}, got {limit}", param="limit")
     if order not in ("asc", "desc"):
@@ -189,7 +189,7 @@ def page_of(
     if after is not None:
         places = [number for number, item in enumerate(ordered) if item.id == after]
         if not places:
-            raise InvalidArgument(f"{INVALID}`after`: there is no item `{after[:80]}`", param="after")
+            raise InvalidArgument(f"{INVALID}`after`: no item has the id `{after[:80]}`", param="after")
         ordered = ordered[places[0] + 1 :]
     data = ordered[:limit]
     return ItemPage(

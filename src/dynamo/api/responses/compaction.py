@@ -1,7 +1,7 @@
-"""Compaction: a conversation replaced by the caller's own messages and a summary of everything else. Pure.
+"""Compaction: replaces a conversation by the caller's own messages and a summary of everything else. Pure.
 
-The summary travels in `encrypted_content` of a `compaction` item, encoded and not encrypted: the client sends the item
-back as it is, to this frontend or to another one of the same release.
+The summary is stored in `encrypted_content` of a `compaction` item, encoded and not encrypted: the client sends the item
+back unchanged, to this frontend or to another one of the same release.
 """
 
 import base64
@@ -22,7 +22,7 @@ from dynamo.protocols.responses import (
 )
 from dynamo.protocols.strict import INVALID
 
-SUMMARY_TOKENS_MAX = 1024  # Enough for a page, and short beside the conversations that are worth compacting.
+SUMMARY_TOKENS_MAX = 1024  # About a page; short relative to conversations worth compacting.
 SUMMARY_REQUEST = (
     "Summarize the conversation so far, so that it can be continued from the summary alone. Keep facts, names, numbers, "
     "decisions, results of tool calls and open tasks. Write only the summary."
@@ -38,7 +38,7 @@ def sealed(summary: str) -> str:
 
 
 def unsealed(item: CompactionItem) -> str:
-    """Return the summary of a compaction item. Raise `InvalidArgument` for one that was made elsewhere."""
+    """Return the summary of a compaction item. Raise `InvalidArgument` for an item from another server."""
     try:
         if item.encrypted_content.startswith(_SEAL):
             return base64.b64decode(item.encrypted_content.removeprefix(_SEAL), validate=True).decode()
@@ -51,7 +51,7 @@ def unsealed(item: CompactionItem) -> str:
 
 
 def summary_of(response: Response) -> str:
-    """Return the text of the answer that the model gave to `SUMMARY_REQUEST`."""
+    """Return the text of the model's answer to `SUMMARY_REQUEST`."""
     texts = [
         part.text
         for item in response.output
@@ -63,7 +63,7 @@ def summary_of(response: Response) -> str:
 
 
 def compacted(items: Sequence[StoredItem], response: Response) -> Compaction:
-    """Return what stands for a conversation: the messages that the model did not write, and its summary."""
+    """Return the replacement of a conversation: the messages that the model did not write, and its summary."""
     output: list[StoredItem] = []
     for number, item in enumerate(items):
         if isinstance(item, MessageItem) and item.role != "assistant":
@@ -71,5 +71,5 @@ def compacted(items: Sequence[StoredItem], response: Response) -> Compaction:
             name = item.id or item_id("msg", response.id, number)
             output.append(MessageItem(item.role, [*content], name, "completed", item.phase))
     output.append(CompactionItem(sealed(summary_of(response)), item_id("cmp", response.id, len(items))))
-    assert isinstance(response.usage, ResponseUsage), "a whole response has its usage"
+    assert isinstance(response.usage, ResponseUsage), "a whole response has usage"
     return Compaction(id=response.id, created_at=response.created_at, output=output, usage=response.usage)

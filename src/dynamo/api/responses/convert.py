@@ -1,6 +1,6 @@
-"""Convert: a request of the Responses API into a chat, and into the response that repeats it. Pure.
+"""Conversion of Responses API requests to chat requests, and to the response object that repeats them. Pure.
 
-What has a place in a chat is put there; what would change the answer and has none is refused by its name.
+Fields with an equivalent in a chat are converted; a field that would change the answer and has none is refused by name.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ from dynamo.protocols.responses import (
 )
 from dynamo.protocols.strict import INVALID, MALFORMED, refuse
 
-METADATA_PAIRS_MAX = 16  # OpenAI's limits, as the two below.
+METADATA_PAIRS_MAX = 16  # OpenAI's limits, as are the next two.
 METADATA_KEY_CHARS_MAX = 64
 METADATA_VALUE_CHARS_MAX = 512
 TOP_LOGPROBS_MAX = 20
@@ -58,11 +58,11 @@ PARAMETERS: Mapping[str, str] = {
     "reasoning_effort": "reasoning.effort",
     "chat_template_kwargs": "text.verbosity",
 }
-"""What a field of the chat is called in the request that was converted."""
+"""Field of the Responses API request, by the chat field it was converted to; used in error messages."""
 
 
 def to_chat(request: PromptFields, items: Iterable[StoredItem]) -> ChatCompletionRequest:
-    """The chat that answers these items. Raises `InvalidArgument`."""
+    """Return the chat request for these items. Raise `InvalidArgument`."""
     refuse_prompt(request)
     messages = [] if request.instructions is None else [Message(role="system", content=request.instructions)]
     messages += messages_of(items)
@@ -84,7 +84,7 @@ def to_chat(request: PromptFields, items: Iterable[StoredItem]) -> ChatCompletio
 
 
 def sample(request: ResponseRequest, chat: ChatCompletionRequest) -> None:
-    """What concerns the answer and not the prompt. Raises `InvalidArgument`."""
+    """Set the sampling fields of the chat, which do not change the prompt. Raise `InvalidArgument`."""
     refuse_answer(request)
     chat.stream = request.stream
     chat.max_completion_tokens = request.max_output_tokens
@@ -99,7 +99,7 @@ def sample(request: ResponseRequest, chat: ChatCompletionRequest) -> None:
     chat.repetition_penalty = request.repetition_penalty
     if request.response_format is not None:
         if chat.response_format is not None:
-            refuse("response_format", "and `text.format` exclude each other: send one of them")
+            refuse("response_format", "and `text.format` are mutually exclusive")
         chat.response_format = request.response_format
     chat.logprobs = wants_logprobs(request) or None
     chat.top_logprobs = request.top_logprobs
@@ -111,12 +111,12 @@ def sample(request: ResponseRequest, chat: ChatCompletionRequest) -> None:
 
 
 def wants_logprobs(request: ResponseRequest) -> bool:
-    """Whether the text carries the log-probabilities of its tokens."""
+    """Return whether the text includes the log-probabilities of its tokens."""
     return bool(request.top_logprobs) or LOGPROBS in (request.include or ())
 
 
 def to_response(request: ResponseRequest, response_id: str, created: int, *, is_stored: bool) -> Response:
-    """The response as it begins: what was asked, and no output yet."""
+    """Return the initial response object: the request's fields, without output."""
     text = request.text or TextOptions()
     response = Response(
         id=response_id,
@@ -153,16 +153,16 @@ ECHOED = (
     "service_tier",
     "tool_choice",
 )  # fmt: skip
-"""Fields that the response repeats, or shows the API's default of."""
+"""Fields that the response repeats, or shows with the API's default."""
 
 
 def shown_tool(tool: FunctionTool) -> ShownTool:
-    """Return a tool as the response repeats it."""
+    """Return a tool in the form of the response."""
     return ShownTool(tool.name, tool.parameters, tool.description, tool.strict is not False)
 
 
 def shown_reasoning(request: ResponseRequest) -> ShownReasoning | None:
-    """Return the reasoning options as the response repeats them."""
+    """Return the reasoning options in the form of the response."""
     reasoning = request.reasoning
     return None if reasoning is None else ShownReasoning(reasoning.effort, reasoning.summary)
 
@@ -171,10 +171,10 @@ def shown_reasoning(request: ResponseRequest) -> ShownReasoning | None:
 
 
 def messages_of(items: Iterable[StoredItem]) -> list[Message]:
-    """Chat messages of items. What the assistant thought, said and called in one go is one message."""
+    """Return the chat messages of items. Consecutive reasoning, text and calls of the assistant form one message."""
     messages: list[Message] = []
     turn: Message | None = None
-    """The assistant's message that may still grow."""
+    """The assistant's message that may still be extended."""
     for item in items:
         match item:
             case ReasoningItem():
@@ -206,14 +206,14 @@ def _assistant(messages: list[Message]) -> Message:
 
 
 def without_oldest(items: Sequence[StoredItem], count: int) -> list[StoredItem]:
-    """The items without the first ones, and without the results of calls that are among those."""
+    """Return the items without the first `count`, and without the results of calls among those."""
     kept = list(items[count:])
     calls = {item.call_id for item in kept if isinstance(item, FunctionCallItem)}
     return [item for item in kept if not isinstance(item, FunctionOutputItem) or item.call_id in calls]
 
 
 def check_results(before: Iterable[StoredItem], asked: Sequence[StoredItem]) -> None:
-    """Raise `InvalidArgument` for the result of a call that the continued conversation does not hold."""
+    """Raise `InvalidArgument` for the result of a call that is not in the continued conversation."""
     results = [item.call_id for item in asked if isinstance(item, FunctionOutputItem)]
     if not results:
         return
@@ -226,12 +226,12 @@ def check_results(before: Iterable[StoredItem], asked: Sequence[StoredItem]) -> 
 
 
 def thoughts_of(item: ReasoningItem) -> str:
-    """What was thought; its summary where only that is known."""
+    """Return the reasoning text; its summary if that is all there is."""
     return "".join(part.text for part in item.content or ()) or "\n\n".join(part.text for part in item.summary)
 
 
 def content_of(content: str | Sequence[InputText | InputImage | OutputText | Refusal]) -> str | list[ContentPart]:
-    """A message's content as a chat has it: text where it is nothing but one text."""
+    """Return a message's content in chat form: a string for a single text part."""
     if isinstance(content, str):
         return content
     if len(content) == 1 and isinstance(content[0], InputText | OutputText):
@@ -255,7 +255,7 @@ def _part(part: InputText | InputImage | OutputText | Refusal) -> ContentPart:
 
 
 def choose_tools(request: PromptFields, chat: ChatCompletionRequest) -> None:
-    """The tools, and which of them may or must be called. Raises `InvalidArgument`."""
+    """Set the tools and the tool choice of the chat. Raise `InvalidArgument`."""
     tools = request.tools or []
     for number, tool in enumerate(tools):
         refuse_tool(tool, f"tools[{number}]")
@@ -275,14 +275,14 @@ def choose_tools(request: PromptFields, chat: ChatCompletionRequest) -> None:
 
 
 def name_of(tool: Mapping[str, Any], where: str) -> str:
-    """The name of a function in a list of allowed tools."""
+    """Return the name of a function in a list of allowed tools."""
     if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
         refuse(where, 'must be {"type": "function", "name": …}: other tools are not supported by this release')
     return str(tool["name"])
 
 
 def known_tools(names: Iterable[str], tools: Sequence[FunctionTool]) -> None:
-    """Raises `InvalidArgument` for a name that no tool has."""
+    """Raise `InvalidArgument` for a name that no tool has."""
     known = {tool.name for tool in tools}
     for name in names:
         if name not in known:
@@ -290,7 +290,7 @@ def known_tools(names: Iterable[str], tools: Sequence[FunctionTool]) -> None:
 
 
 def response_format(text: TextOptions) -> ResponseFormat | None:
-    """The format that the text must have, None for free text."""
+    """Return the response format, None for free text."""
     match text.format:
         case JsonFormat():
             return ResponseFormat(type="json_object")
@@ -300,7 +300,7 @@ def response_format(text: TextOptions) -> ResponseFormat | None:
     return None
 
 
-# ---- what cannot be honoured ----------------------------------------------------------------------------------------
+# ---- unsupported fields ---------------------------------------------------------------------------------------------
 
 
 def _is_no_default(*defaults: Any) -> Callable[[Any], bool]:
@@ -323,7 +323,7 @@ REFUSED_ANSWER: Sequence[tuple[str, Callable[[Any], bool], str]] = (
 
 
 def refuse_prompt(request: PromptFields) -> None:
-    """Raises `InvalidArgument` for what would change the prompt."""
+    """Raise `InvalidArgument` for unsupported fields that would change the prompt."""
     for name, is_refused, why in REFUSED_PROMPT:
         if is_refused(getattr(request, name)):
             refuse(name, why)
@@ -335,7 +335,7 @@ def refuse_prompt(request: PromptFields) -> None:
 
 
 def refuse_answer(request: ResponseRequest) -> None:
-    """Raises `InvalidArgument` for what would change the answer, and for what is out of range."""
+    """Raise `InvalidArgument` for unsupported fields that would change the answer, and for values out of range."""
     for name, is_refused, why in REFUSED_ANSWER:
         if is_refused(getattr(request, name)):
             refuse(name, why)
@@ -353,7 +353,7 @@ def refuse_answer(request: ResponseRequest) -> None:
 
 
 def refuse_tool(tool: FunctionTool, where: str) -> None:
-    """Raises `InvalidArgument` for what of a tool cannot be honoured."""
+    """Raise `InvalidArgument` for unsupported fields of a tool."""
     if tool.defer_loading:
         refuse(f"{where}.defer_loading")
     if tool.is_async:

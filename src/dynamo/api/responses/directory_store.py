@@ -2,8 +2,8 @@
 
     DIR/0a1b…(24 digits).json      one record, readable by its owner alone
 
-One thread does all of a store's file work in order, so that what was put is there for the next question. A file appears
-whole or not at all. Its modification time is its last use; whoever sweeps the directory goes by that.
+One thread does all file I/O of a store in order, so that a `get` finds what an earlier `put` wrote. Files are replaced
+atomically. A file's modification time is its last use, by which every process that sweeps the directory expires it.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from dynamo.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-WRITES_PENDING_MAX = 1024  # A disk that is so far behind will not catch up; memory is not spent on waiting for it.
-SWEEP_WRITES = 64  # Looking at a directory of thousands of files at every write would cost more than the write.
+WRITES_PENDING_MAX = 1024  # Bounds memory if the disk is too slow; further writes are dropped.
+SWEEP_WRITES = 64  # Writes between sweeps: scanning thousands of files costs more than a write.
 SWEEP_S = 60.0
-ROOM = 0.9  # A sweep makes room for a while, not for one file.
-GRACE_S = 0.5  # Another frontend may have answered a moment ago, and its file may be on its way.
+ROOM = 0.9  # Fill level after a sweep, so that not every write needs one.
+GRACE_S = 0.5  # Another frontend may just have responded, and its file may not be written yet.
 GRACE_STEP_S = 0.05
-LEFTOVER_S = 3600.0  # An unfinished file so old belongs to nobody.
+LEFTOVER_S = 3600.0  # Age at which an unfinished file is considered abandoned.
 
 SUFFIX, UNFINISHED = ".json", ".part"
 
@@ -41,7 +41,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Swept:
-    """How many records a sweep removed, and why."""
+    """Number of records removed by a sweep, by reason."""
 
     expired: int = 0
     full: int = 0
@@ -59,7 +59,7 @@ class DirectoryStore:
         *,
         grace_s: float = GRACE_S,
     ) -> None:
-        """Makes the directory where it is missing. Raises `ConfigError`."""
+        """Create the directory if it is missing. Raise `ConfigError`."""
         self._folder = folder
         self._limits = limits
         self._dropped = dropped
@@ -74,14 +74,14 @@ class DirectoryStore:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             self._count(self._sweep())
             if not os.access(folder, os.W_OK | os.X_OK):
-                raise PermissionError("it cannot be written to")
+                raise PermissionError("must be writable")
         except OSError as error:
             raise ConfigError(f"--responses-store {folder}: {error.strerror or error}") from None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses-store")
 
     @property
     def entries(self) -> int:
-        """As of the last sweep, and what was written here since."""
+        """Return the number of records at the last sweep, plus those written here since."""
         return self._entries
 
     @property
@@ -118,10 +118,10 @@ class DirectoryStore:
             self._count(writing.result())
         except OSError as error:
             self._dropped.count("failed")
-            logger.warning("a response could not be stored: %s", error)
+            logger.warning("failed to store a response: %s", error)
 
     def _count(self, swept: _Swept) -> None:
-        """Metrics belong to the loop's thread."""
+        """Update the metrics, on the loop's thread."""
         self._dropped.count("expired", swept.expired)
         self._dropped.count("full", swept.full)
 
@@ -170,12 +170,12 @@ class DirectoryStore:
         return True
 
     def _stamp(self, path: str) -> None:
-        """Marks a file as used now."""
+        """Mark a file as used now."""
         now_s = self._clock.wall()
         os.utime(path, (now_s, now_s))
 
     def _sweep(self) -> _Swept:
-        """Removes what nobody asked for long enough, then the oldest of what is too much."""
+        """Delete expired records, then the least recently used ones beyond the limits."""
         self._swept_s = self._clock.now()
         files, leftovers = self._files()
         now_s = self._clock.wall()
@@ -198,14 +198,14 @@ class DirectoryStore:
         return _Swept(sum(map(self._forget, expired)), sum(map(self._forget, excess)))
 
     def _files(self) -> tuple[list[_File], list[_File]]:
-        """The records, and files that were never finished."""
+        """Return the records and the unfinished files."""
         records: list[_File] = []
         leftovers: list[_File] = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if not entry.name.endswith((SUFFIX, UNFINISHED)):
                     continue
-                with contextlib.suppress(OSError):  # Another frontend sweeps as well.
+                with contextlib.suppress(OSError):  # Another frontend may have deleted the file.
                     facts = entry.stat(follow_symlinks=False)
                     one = _File(entry.path, facts.st_size, facts.st_mtime)
                     (records if entry.name.endswith(SUFFIX) else leftovers).append(one)

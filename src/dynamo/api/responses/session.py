@@ -1,4 +1,4 @@
-"""ResponseSession: the last response of one WebSocket connection, which the next one may continue unstored. Pure."""
+"""ResponseSession: the last response of one WebSocket connection, which a request may continue unstored. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,18 @@ from dynamo.protocols.responses import Response, StoredItem
 
 
 class ResponseSession:
-    """One connection. It holds one conversation, so a long connection takes no more memory than its last request."""
+    """State of one connection: one conversation, so memory is bounded by the last request."""
 
     def __init__(self) -> None:
         self._id: str | None = None
         self._items: list[StoredItem] = []
 
     def remember(self, response: Response, asked: Sequence[StoredItem]) -> None:
-        """Keep a response with the conversation that it answers, instead of the one before."""
+        """Keep a response with its conversation, instead of the previous one."""
         self._id, self._items = response.id, [*asked, *response.output]
 
     def history(self, response_id: str) -> list[StoredItem] | None:
-        """Return the conversation up to and with a response; None if it is not the last one."""
+        """Return the conversation up to and including a response; None if it is not the last one."""
         return self._items if response_id == self._id else None
 
     def forget(self, response_id: str) -> None:

@@ -1,7 +1,7 @@
-"""Store: where responses are kept by their keys: the contract, and the member that is this process's own memory.
+"""Response stores: the interface, and the store in the memory of this process.
 
-A record is bytes to a store. It is kept until nobody has asked for it for the store's lifetime, or until room is needed
-for younger ones; then the one that was not asked for the longest goes first.
+A record is opaque bytes. It expires after the store's lifetime without an access; if the store is full, the least
+recently used record is dropped first.
 """
 
 from collections import OrderedDict
@@ -19,59 +19,59 @@ UNUSED_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """How much is kept, and for how long."""
+    """Limits on size, number and age of records."""
 
     entries_max: int = ENTRIES_MAX
     bytes_max: int = BYTES_MAX
     unused_s: float = UNUSED_S
-    """How long a record is kept that nobody asks for."""
+    """Lifetime of a record since its last access, in seconds."""
 
 
 class ResponseStore(Protocol):
-    """A family with members in memory and in a directory (directory_store.py)."""
+    """Key-value store of responses; implemented in memory and in a directory (directory_store.py)."""
 
     @property
     def entries(self) -> int:
-        """How many records there are, as far as is known."""
+        """Number of records, possibly approximate."""
 
     @property
     def size(self) -> int:
-        """And how large they are together."""
+        """Total size of the records in bytes, possibly approximate."""
 
     def put(self, key: str, record: bytes) -> None:
-        """Keeps a record. Never waits and never fails: what cannot be kept is counted as dropped."""
+        """Store a record. Never blocks and never fails: a record that cannot be stored is counted as dropped."""
 
     async def get(self, key: str) -> bytes | None:
-        """A record, None where there is none."""
+        """Return a record; None if there is none."""
 
     async def delete(self, key: str) -> bool:
-        """Removes a record; whether there was one."""
+        """Delete a record; return whether it existed."""
 
     async def close(self) -> None:
-        """What was put is kept by now; nothing is asked afterwards."""
+        """Complete pending writes and close the store."""
 
 
 class Dropped:
-    """Counts the records that went without being deleted, by the reason."""
+    """Counter of records that were dropped without being deleted, by reason."""
 
     def __init__(self, registry: MetricsRegistry | None, prefix: str) -> None:
         self._counters: dict[str, Counter] = {}
         if registry is not None:
             family = registry.counter(
                 f"{prefix}_responses_store_dropped_total",
-                "Stored responses that made room, expired or failed",
+                "Stored responses dropped because the store was full, they expired, or writing failed",
                 ["reason"],
             )
             self._counters = {reason: family.labels(reason=reason) for reason in ("expired", "full", "failed")}
 
     def count(self, reason: str, number: int = 1) -> None:
-        """`expired`, `full` or `failed`."""
+        """Count dropped records; `reason` is `expired`, `full` or `failed`."""
         if reason in self._counters and number:
             self._counters[reason].inc(number)
 
 
 class MemoryStore:
-    """Records in this process: as many as fit, oldest use first."""
+    """Least-recently-used store in the memory of this process."""
 
     def __init__(self, limits: StoreLimits, dropped: Dropped, clock: Clock | None = None) -> None:
         self._limits = limits
@@ -118,7 +118,7 @@ class MemoryStore:
         self._bytes = 0
 
     def validate(self) -> None:
-        """Asserts what must hold between calls."""
+        """Assert the invariants between calls."""
         assert self._bytes == sum(len(record) for _, record in self._records.values()), "bytes are miscounted"
         assert self._bytes <= self._limits.bytes_max, "more bytes than allowed"
         assert len(self._records) <= self._limits.entries_max, "more records than allowed"
@@ -132,7 +132,7 @@ class MemoryStore:
         return held is not None
 
     def _make_room(self) -> None:
-        """The records are in the order of their last use, so that both kinds of excess are at the front."""
+        """Drop expired records and records beyond the limits; both are at the front, in the order of their last use."""
         oldest_s = self._now() - self._limits.unused_s
         while self._records:
             key, (used_s, _) = next(iter(self._records.items()))

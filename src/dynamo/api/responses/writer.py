@@ -1,7 +1,7 @@
-"""ResponseWriter: the events of one response, in the order and with the words of OpenAI's Responses API. Pure.
+"""ResponseWriter: stream events and whole response of OpenAI's Responses API. Pure.
 
-It is a stream's `Chunks` (serving/postprocessor.py), and makes the whole response from the same steps, so that a response
-that was not streamed is the one that a client would have put together from its stream.
+It implements `Chunks` (serving/postprocessor.py), and builds the whole response by the same steps, so that an unstreamed
+response equals the one that a client assembles from the stream.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ from dynamo.serving.postprocessor import DONE, FinishedChoice, TokenEntry
 from dynamo.text.detokenizer import json_text
 
 Keep = Callable[[Response], None]
-"""Told of a response that is complete."""
+"""Called with each complete response."""
 
 PREFIXES = {BlockKind.TEXT: "msg", BlockKind.THOUGHT: "rs", BlockKind.CALL: "fc"}
 NOUNS = {
@@ -42,11 +42,11 @@ NOUNS = {
     BlockKind.CALL: b"response.function_call_arguments",
 }
 FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded", 529: "rate_limit_exceeded"}
-"""OpenAI's codes of what may break a response off, by status; anything else is a `server_error`."""
+"""OpenAI's error codes of a failed response, by status; any other status is a `server_error`."""
 
 
 class ResponseWriter:
-    """One response while it is written."""
+    """Writer of one response."""
 
     plain = False
 
@@ -60,17 +60,17 @@ class ResponseWriter:
         self._row = BlockRow()
         self._sequence = 0
         self._place = b""
-        """Where the open item is, as its events say it."""
+        """Position of the open item, as in its events."""
         self._logprobs: list[Logprob] = []
-        """Those of the message that is being written."""
+        """Logprobs of the current message."""
         self._fresh: list[Logprob] = []
-        """Those that no event has carried yet."""
+        """Logprobs that no event has carried yet."""
         self._reason = "stop"
 
-    # The parts of a stream.
+    # Parts of a stream.
 
     def begin(self, prompt_tokens: int) -> bytes:
-        """The response exists, and is worked on."""
+        """Return `response.created` and `response.in_progress`."""
         return self._lifecycle(b"response.created") + self._lifecycle(b"response.in_progress")
 
     def head(self, index: int) -> bytes:
@@ -83,13 +83,13 @@ class ResponseWriter:
         raise AssertionError("a response has no plain chunks")
 
     def first(self, index: int) -> bytes:
-        """There is one choice, and nothing to open it."""
+        """Return nothing: there is one choice, which needs no opening event."""
         return b""
 
     def events(
         self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
     ) -> bytes:
-        """What was found, as changes of the response's items. Logprobs are told of text up to the first other item."""
+        """Return the item events of parsed events. Logprobs are reported for text up to the first other item."""
         if entries and self._wants_logprobs and self._row.is_only_text:
             self._fresh += [logprob_of(entry) for entry in entries]
         block = self._row.more_text(events)
@@ -98,22 +98,22 @@ class ResponseWriter:
         return self._write(self._row.take(events))
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
-        """The last item is complete, or cut off; an answer of nothing is an empty message."""
+        """Close the last item, as complete or cut off; an empty answer becomes an empty message."""
         self._reason = reason
         is_cut = reason in ("length", "content_filter")
         return self._write(self._row.finish(is_cut=is_cut, needs_block=True))
 
     def usage(self, usage: CompletionUsage) -> bytes:
-        """The response is complete, with everything in it."""
+        """Return the final event with the complete response."""
         self._settle(usage)
         return self._lifecycle(b"response." + self.response.status.encode())
 
     def end(self) -> bytes:
-        """OpenAI's own streams just end; upstream's say the word that ends those of chats, and clients know both."""
+        """Return `[DONE]`, as upstream; OpenAI's own streams end without it, and clients accept both."""
         return DONE
 
     def failure(self, error: ErrorAnswer) -> bytes:
-        """What there is, cut off, and why. Where a comment has begun the stream, the response has yet to begin."""
+        """Close the open item as cut off, and return the failure. If the stream has no events yet, begin it first."""
         opening = b"" if self._sequence else self.begin(0)
         closing = opening + self._write(self._row.finish(is_cut=True))
         self.response.status = "failed"
@@ -123,14 +123,14 @@ class ResponseWriter:
     # The whole response.
 
     def whole(self, choice: FinishedChoice, usage: CompletionUsage) -> Response:
-        """The response to a request that does not stream."""
+        """Return the whole response."""
         events = choice.events()
         self.events(0, events, b"", entries_of_text(events, choice.entries or ()), 0)
         self.finish(0, choice.finish_reason or "stop", choice.stop_reason)
         self._settle(usage)
         return self.response
 
-    # How it is done.
+    # Implementation.
 
     def _settle(self, usage: CompletionUsage) -> None:
         response = self.response
@@ -177,7 +177,7 @@ class ResponseWriter:
 
     def _close(self, block: Block, status: ItemStatus) -> bytes:
         if self._row.is_only_text:
-            self._logprobs += self._fresh  # Those of tokens whose text was held back, and was none in the end.
+            self._logprobs += self._fresh  # Logprobs of withheld text that produced no event.
         self._fresh = []
         text, place = block.text(), self._place
         item = self._item(block, status, text)
@@ -197,7 +197,7 @@ class ResponseWriter:
         return ending + self._event(b"response.output_item.done", whole)
 
     def _item(self, block: Block, status: ItemStatus, text: str | None = None) -> OutputItem:
-        """The item of a block; its text is None while it is open."""
+        """Return the item of a block; its text is None while it is open."""
         name = item_id(PREFIXES[block.kind], self.response.id, block.index)
         match block.kind:
             case BlockKind.CALL:
@@ -223,7 +223,7 @@ class ResponseWriter:
 
 
 def usage_of(usage: CompletionUsage) -> ResponseUsage:
-    """The counts of a chat in the words of a response."""
+    """Return the usage in the Responses API's fields."""
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
     thoughts = usage.completion_tokens_details
     return ResponseUsage(
@@ -236,13 +236,13 @@ def usage_of(usage: CompletionUsage) -> ResponseUsage:
 
 
 def logprob_of(entry: TokenEntry) -> Logprob:
-    """A token's entry as a message's text shows it."""
+    """Return a token's logprob in the form of a message's text."""
     tops = [TopLogprob(text, logprob, list(raw)) for text, raw, logprob in entry.top]
     return Logprob(entry.text, entry.logprob or 0.0, list(entry.raw), tops)
 
 
 def entries_of_text(events: Sequence[Event], entries: Sequence[TokenEntry]) -> Sequence[TokenEntry]:
-    """The tokens of the text that comes before anything else: all where there is nothing else."""
+    """Return the tokens of the text before any other event: all tokens if there is only text."""
     if all(isinstance(event, Content) for event in events):
         return entries
     left = len(events[0].text) if isinstance(events[0], Content) else 0

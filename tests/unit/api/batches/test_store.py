@@ -67,7 +67,7 @@ def test_only_the_owner_of_the_process_may_read_what_is_kept(tmp_path: Path) -> 
 
 def test_there_is_room_for_so_much(tmp_path: Path) -> None:
     store = store_of(tmp_path, bytes_max=2000, files_max=2)
-    with pytest.raises(HttpError, match="no room"):
+    with pytest.raises(HttpError, match="not enough space"):
         put(store, b"x" * 3000)
     assert store.usage() == (0, 0)
     put(store), put(store)
@@ -222,7 +222,7 @@ def test_result_lines_that_cannot_be_read_are_removed(
     for _ in range(2):
         assert store.results(batch_id) == ({"a", "b"}, set())
     assert path.read_bytes() == b'{"custom_id":"a"}\n{"custom_id":"b"}\n'
-    assert caplog.text.count("removing 1 lines") == 1
+    assert caplog.text.count("removing 1 unreadable lines") == 1
 
 
 def test_what_is_acknowledged_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

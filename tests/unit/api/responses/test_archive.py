@@ -124,7 +124,7 @@ async def test_a_record_that_cannot_be_read_is_not_there(caplog: pytest.LogCaptu
     store.put(f"{1:024x}", b'{"response": ')
     with pytest.raises(NotFound):
         await ResponseArchive(store).find(f"resp_{1:024x}{1:08x}")
-    assert "cannot be read" in caplog.text
+    assert "cannot decode stored response" in caplog.text
 
 
 async def test_the_metrics_say_how_much_is_kept() -> None:

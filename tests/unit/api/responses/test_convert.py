@@ -219,7 +219,7 @@ def test_sampling_fields_of_chats_find_their_place() -> None:
     chat = chat_of(**fields, response_format={"type": "json_object"})
     assert {name: getattr(chat, name) for name in fields} == fields
     assert chat.response_format is not None and chat.response_format.type == "json_object"
-    with pytest.raises(InvalidArgument, match="exclude each other"):
+    with pytest.raises(InvalidArgument, match="are mutually exclusive"):
         chat_of(response_format={"type": "text"}, text={"format": {"type": "json_object"}})
 
 

@@ -99,7 +99,7 @@ async def test_a_disk_that_takes_nothing_costs_the_record_and_no_request(
     store.put(A, b"1")
     assert await store.get(A) is None
     await store.close()
-    assert "could not be stored" in caplog.text
+    assert "failed to store a response" in caplog.text
 
 
 def test_a_place_that_is_no_directory_is_a_mistake_of_the_setting(tmp_path: Path) -> None:
