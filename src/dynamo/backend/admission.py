@@ -28,7 +28,7 @@ class Watcher(Protocol):
         """Record that the first piece of a response was written."""
 
 
-class Unwatched:
+class NullWatcher:
     """A watcher that does nothing."""
 
     def rejected(self) -> None: ...
@@ -108,7 +108,7 @@ class Admission:
         """The error of new requests after `refuse`."""
         self._begin = begin
         self._cancel = cancel
-        self._watcher = watcher or Unwatched()
+        self._watcher = watcher or NullWatcher()
         self._clock = clock or SystemClock()
 
     @property

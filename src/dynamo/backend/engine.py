@@ -130,7 +130,7 @@ class LLMEngine(Protocol):
 
 
 @runtime_checkable
-class LendingEngine(LLMEngine, Protocol):
+class KvExportingEngine(LLMEngine, Protocol):
     """An engine whose KV blocks are fetched after it has responded: a prefill worker's."""
 
     def is_quiescent(self) -> bool | None:

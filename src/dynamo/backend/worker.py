@@ -24,7 +24,7 @@ from dynamo.backend.card import canary_payload, make_card
 from dynamo.backend.config import WorkerOptions, grace_period_s, request_queue_limit
 from dynamo.backend.disagg import DisaggregationMode, drain_timeout_s
 from dynamo.backend.drain import COMPLETE, NOT_APPLICABLE, PENDING, UNKNOWN, ControlRoutes, Service, State
-from dynamo.backend.engine import EngineConfig, LendingEngine, LLMEngine
+from dynamo.backend.engine import EngineConfig, KvExportingEngine, LLMEngine
 from dynamo.backend.metrics import WorkerMetrics
 from dynamo.backend.traced import TracedReply
 from dynamo.core import logging as log
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 QUIET_S = 0.2  # Frontends receive a deregistration within milliseconds; after this time without a request, all have.
 DRAIN_S = 30.0  # Upstream's time limit for running requests.
-LENT_POLL_S = 0.05  # Poll interval of a stopping prefill worker for the fetch of its last block.
+FETCH_POLL_S = 0.05  # Poll interval of a stopping prefill worker for the fetch of its last block.
 CLOSE_S = 10.0  # Time limit in addition to grace and drain; after it the process is killed.
 EXIT_AT_ONCE = 70  # Upstream's exit status of a worker that received a second signal.
 
@@ -73,15 +73,15 @@ class Worker:
         *,
         on_failure: Callable[[BaseException], None] | None = None,
         clock: Clock | None = None,
-        shown_by: DistributedRuntime | None = None,
+        asset_runtime: DistributedRuntime | None = None,
     ) -> None:
-        """Set `shown_by`, the runtime whose system server serves the model's files; shared by the workers of a process."""
+        """Set `asset_runtime`, the runtime whose system server serves the model's files; shared by the workers of a process."""
         self.options = options
         self.engine = engine
         self.runtime = runtime
         self.failure: BaseException | None = None
         self._on_failure = on_failure
-        self._shown_by = shown_by or runtime
+        self._asset_runtime = asset_runtime or runtime
         self._tracer = tracing.tracer()
         self._clock = clock or SystemClock()
         self._endpoint = runtime.endpoint(str(options.endpoint_id()))
@@ -142,7 +142,7 @@ class Worker:
         for dp_rank in range(config.data_parallel_size):
             await self._kv_source(config.data_parallel_start_rank + dp_rank).open()
         self._serving = await endpoint.serve(self.handle, options)
-        self._card = self_hosted(card, endpoint.id, self._shown_by.show_file)
+        self._card = self_hosted(card, endpoint.id, self._asset_runtime.show_file)
         await self._announce("", self._card)
         await self._serve_auxiliary(config, self._card)
         self.service.opened()
@@ -323,13 +323,13 @@ class Worker:
         engine = self.engine
         if self.options.role is not DisaggregationMode.PREFILL:
             return NOT_APPLICABLE
-        is_quiescent = engine.is_quiescent() if isinstance(engine, LendingEngine) else None
+        is_quiescent = engine.is_quiescent() if isinstance(engine, KvExportingEngine) else None
         return UNKNOWN if is_quiescent is None else COMPLETE if is_quiescent else PENDING
 
     async def _until_fetched(self, budget_s: float) -> None:
         """Return when decode workers have fetched the blocks of finished prefills, or after `budget_s`."""
         engine = self.engine
-        if not isinstance(engine, LendingEngine):
+        if not isinstance(engine, KvExportingEngine):
             return
         deadline = self._clock.now() + budget_s
         while engine.is_quiescent() is not True:
@@ -337,7 +337,7 @@ class Worker:
             if left <= 0:
                 logger.warning("decode workers did not fetch all blocks of finished prefills within %g s", budget_s)
                 return
-            await self._clock.sleep(min(LENT_POLL_S, left))
+            await self._clock.sleep(min(FETCH_POLL_S, left))
 
 
 class WorkerProcess:
@@ -386,7 +386,7 @@ class WorkerProcess:
             runtime = DistributedRuntime.from_options(self._options, metrics)
             metrics = runtime.metrics
             first = self._workers[0].runtime if self._workers else runtime
-            worker = Worker(self._options, self._make_engine(), runtime, on_failure=self._fail, shown_by=first)
+            worker = Worker(self._options, self._make_engine(), runtime, on_failure=self._fail, asset_runtime=first)
             self._workers.append(worker)
             if runtime is not first:
                 first.health.checks.append(runtime.health.passes)
