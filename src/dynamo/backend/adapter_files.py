@@ -4,9 +4,9 @@
     hf://owner/name[@rev]     from the Hugging Face hub
     s3://bucket/prefix        from an object store
 
-A directory of the cache is complete or absent: it is filled under a temporary name, its file sizes are recorded, and then
-it is renamed. A directory whose file sizes differ from the record is fetched again. When the cache exceeds its limit, the
-least recently used adapters that are not loaded are deleted.
+A directory of the cache is complete or absent: it is filled under a temporary name, its file sizes are recorded, and
+then it is renamed. A directory whose file sizes differ from the record is fetched again. When the cache exceeds its
+limit, the least recently used adapters that are not loaded are deleted.
 """
 
 import contextlib

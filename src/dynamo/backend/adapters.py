@@ -3,9 +3,9 @@
     POST /v1/loras {"lora_name", "source": {"uri"}}   DELETE /v1/loras/{name}   GET /v1/loras      of the system port
     load_lora, unload_lora, list_loras                                              of the worker's component
 
-An adapter's card is the base model's under another name, so that frontends list it and requests can select it. An unloaded
-adapter leaves discovery first; requests from frontends with an outdated list are still accepted for a short time, and
-running requests are completed.
+An adapter's card is the base model's under another name, so that frontends list it and requests can select it. An
+unloaded adapter leaves discovery first; requests from frontends with an outdated list are still accepted for a short
+time, and running requests are completed.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class LoadedAdapters(Generic[A]):
         slots: int | None,
         count_max: int | None = None,
     ) -> None:
-        """Set `take`, which loads (name, id, directory), and `drop`, which unloads. `slots` None: adapters are disabled."""
+        """Set `take`, which loads (name, id, directory), and `drop`, which unloads. `slots` None: no adapters."""
         self._take = take
         self._drop = drop
         self._slots = slots
@@ -75,7 +75,7 @@ class LoadedAdapters(Generic[A]):
         return self._slots
 
     def of(self, name: str | None) -> A | None:
-        """Return the adapter of a request; None for the base model. Raise `WorkerUnavailable`: another worker may have it."""
+        """Return a request's adapter; None for the base model. Raise `WorkerUnavailable`: another worker may have it."""
         if not name:
             return None
         found = self._loaded.get(name)

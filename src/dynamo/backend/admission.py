@@ -136,7 +136,7 @@ class Admission:
         self._watcher.answered(self._clock.now() - ticket.entered_s)
 
     def cancel(self, ticket: Ticket) -> None:
-        """Cancel a request. A final `cancelled` item is sent, for callers that requested a stop and still read the response."""
+        """Cancel a request. A final `cancelled` item is sent for callers that still read after requesting a stop."""
         if not ticket.is_open:
             return
         if ticket in self.running:

@@ -95,7 +95,7 @@ def ends_of(request: PreprocessedRequest) -> list[int]:
 
 
 def thinking_budget(request: PreprocessedRequest) -> int | None:
-    """Return the thinking budget for engines that count reasoning tokens at the end of a prompt as well, as vLLM does."""
+    """Return the thinking budget for engines that count reasoning tokens at the end of a prompt too, like vLLM."""
     left = request.stop_conditions.max_thinking_tokens
     return None if left is None else left + resumed_of(request).thinking_tokens
 

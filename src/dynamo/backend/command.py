@@ -33,7 +33,7 @@ class EngineClass(Protocol[Given_contra]):
 
 
 def run(engine: EngineClass[Options], options: type[Options], argv: Sequence[str] | None = None) -> NoReturn:
-    """Parse the command line, serve until a signal, and exit; a wrong setting prints one line and exits with status 2."""
+    """Parse the command line, serve until a signal, and exit; a wrong setting prints one line, with status 2."""
 
     def main() -> int:
         given = load(options, sys.argv[1:] if argv is None else argv, WAITING)

@@ -1,7 +1,7 @@
 """Controls: engine operations at `POST /engine/<name>` of the system port.
 
-An engine provides objects for the operations that it supports; others have no route. A worker with a sleeping engine leaves
-discovery; it registers again when all parts are awake. A response is `{"status": "ok"}`, or
+An engine provides objects for the operations that it supports; others have no route. A worker with a sleeping engine
+leaves discovery; it registers again when all parts are awake. A response is `{"status": "ok"}`, or
 `{"status": "error", "message": …}` for an operation that the engine rejects.
 """
 

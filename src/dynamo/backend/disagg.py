@@ -1,7 +1,7 @@
 """Disaggregation: a worker's role, and the handover from the prefill to the decode worker. Pure.
 
-A prefill worker computes the prompt and one token, and returns the location of the KV blocks in `disaggregated_params`; a
-decode worker receives it in `prefill_result` and continues from there. The content is specific to the engines.
+A prefill worker computes the prompt and one token, and returns the location of the KV blocks in `disaggregated_params`;
+a decode worker receives it in `prefill_result` and continues from there. The content is specific to the engines.
 
     request = prefill_request(request)                     # prefill: one token, one choice
     reply.item(prefill_output([token], params, usage))     # its output; `finish_reason` is for an end before decode
@@ -88,7 +88,7 @@ def mode_of(
 
 
 def prefill_request(request: PreprocessedRequest) -> PreprocessedRequest:
-    """Return a request as a prefill worker computes it: one choice of exactly one token, whatever the client requested."""
+    """Return a request as a prefill worker computes it: one choice of exactly one token."""
     stop = msgspec.structs.replace(request.stop_conditions, max_tokens=1, min_tokens=1)
     sampling = request.sampling_options
     if (sampling.n or 1) > 1 or (sampling.best_of or 1) > 1:

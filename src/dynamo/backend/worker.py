@@ -75,7 +75,7 @@ class Worker:
         clock: Clock | None = None,
         asset_runtime: DistributedRuntime | None = None,
     ) -> None:
-        """Set `asset_runtime`, the runtime whose system server serves the model's files; shared by the workers of a process."""
+        """Set `asset_runtime`, whose system server serves the model's files; shared by the workers of a process."""
         self.options = options
         self.engine = engine
         self.runtime = runtime
@@ -194,7 +194,7 @@ class Worker:
             raise
 
     async def stop(self, grace_s: float = 0.0, drain_s: float = DRAIN_S) -> None:
-        """Shut down. Requests that are still running fail with `EngineShutdown`, and callers may retry on another worker."""
+        """Shut down. Requests that still run fail with `EngineShutdown`; callers may retry on another worker."""
         if self._serving is not None:
             await self.service.stop()
             if self.failure is None:
@@ -299,7 +299,7 @@ class Worker:
             await source.leave()
 
     async def _join(self) -> None:
-        """Register again in the order of the start: a model's card must appear after its instance and its KV event sources."""
+        """Register again in the order of the start: a card must appear after its instance and its KV event sources."""
         for source in self.kv_sources.values():
             await source.join()
         if self._serving is not None:
@@ -378,7 +378,7 @@ class WorkerProcess:
             await self._stop()
 
     async def _start(self) -> None:
-        """Start the workers one after another; the first owns the system server, which becomes ready when all are ready."""
+        """Start the workers in sequence; the first owns the system server, which becomes ready when all are ready."""
         metrics: MetricsRegistry | None = None
         routes = ControlRoutes(lambda: [worker.service for worker in self._workers])
         for index in range(self._count):

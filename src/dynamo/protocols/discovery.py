@@ -163,7 +163,7 @@ class EventSourceMetadata(msgspec.Struct, frozen=True):
 
 
 class EventSource(msgspec.Struct, frozen=True, tag_field="type", tag="EventSource"):
-    """A publisher of KV events that can be queried for its current blocks; routers subscribe to such publishers only."""
+    """A publisher of KV events that can be queried for its current blocks; routers subscribe only to these."""
 
     scope: EventScope
     topic: str

@@ -1,8 +1,8 @@
 """Field effects: the request fields that are not simply honoured, and how each is handled.
 
-A field that is not listed here is read by the code that serves the request; a test walks the request types and fails for
-one that is neither listed nor read. The tables of docs/request-fields.md and the descriptions in the OpenAPI document are
-generated from this list.
+A field that is not listed here is read by the code that serves the request; a test walks the request types and fails
+for one that is neither listed nor read. The tables of docs/request-fields.md and the descriptions in the OpenAPI
+document are generated from this list.
 """
 
 import enum

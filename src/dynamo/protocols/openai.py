@@ -43,7 +43,7 @@ class ResponseFormat(msgspec.Struct):
 
 
 class FunctionCall(msgspec.Struct):
-    """A function call of an assistant message. OpenAI writes `arguments` as a JSON string; some clients send an object."""
+    """A function call of an assistant message; `arguments` is a JSON string, or from some clients an object."""
 
     name: str
     arguments: str | dict[str, Any] = ""

@@ -371,7 +371,7 @@ def _check_prompts(prompts: list[str | int | list[int]], n: int) -> None:
     kinds = set(map(type, prompts))
     if len(kinds) > 1:
         raise InvalidArgument(
-            f"{MALFORMED}prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids",
+            f"{MALFORMED}prompt must be a string, a list of strings, a list of token ids or a list of token id lists",
             param="prompt",
         )
     if int in kinds:

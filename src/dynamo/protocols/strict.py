@@ -2,8 +2,8 @@
 
     StrictDecoder(MessagesRequest).decode(body)      the Struct, or `InvalidArgument` with `param="messages[2].content"`
 
-For APIs whose requests are nested deeply. A field that no Struct declares is an error at any depth, so that no option of
-a client is dropped silently; the code that converts the request checks the values of declared fields.
+For APIs whose requests are nested deeply. A field that no Struct declares is an error at any depth, so that no option
+of a client is dropped silently; the code that converts the request checks the values of declared fields.
 """
 
 from collections.abc import Callable
@@ -82,7 +82,7 @@ class StrictDecoder(Generic[S]):
         return self.decode(self._without_unknown(body, ignore_unknown=ignore_unknown))
 
     def _without_unknown(self, body: bytes | msgspec.Raw, *, ignore_unknown: bool) -> bytes:
-        """Return the body without unknown fields if `ignore_unknown`; otherwise raise `InvalidArgument` that names them."""
+        """Return the body without unknown fields if `ignore_unknown`; otherwise raise `InvalidArgument` with their names."""
         try:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         except UNREADABLE as error:

@@ -1,7 +1,7 @@
 """Controls: operations of SGLang at `POST /engine/<name>`.
 
-A worker whose engine has released memory leaves discovery; it registers again when all memory is resumed. The fields of a
-body are those of SGLang's own request; unknown fields are rejected.
+A worker whose engine has released memory leaves discovery; it registers again when all memory is resumed. The fields
+of a body are those of SGLang's own request; unknown fields are rejected.
 """
 
 import asyncio

@@ -5,7 +5,7 @@
     KV events over ZMQ ◀──────┤      load in shared memory ──▶ periodic poll ──▶ load
     steps over ZMQ     ◀──────┘      SIGQUIT, or a process that ended ──▶ host.fail
 
-A request is a task here. A cancelled request is aborted in SGLang by its id, and its task continues until SGLang ends it.
+A request is a task here. A cancelled request is aborted in SGLang by its id; its task continues until SGLang ends it.
 """
 
 import asyncio

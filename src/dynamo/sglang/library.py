@@ -1,4 +1,4 @@
-"""Library: the names of SGLang's package that are used here, imported when a worker starts. Written for SGLang 0.5.23."""
+"""Library: the names of SGLang's package that are used here, imported when a worker starts. For SGLang 0.5.23."""
 
 import contextlib
 import importlib.util

@@ -161,7 +161,7 @@ class TrtllmEngine:
         return 0
 
     def _lora(self, args: dict[str, Any]) -> LoadedAdapters[Any]:
-        """Return the adapter operations; TensorRT-LLM loads an adapter's directory with the first request that uses it."""
+        """Return the adapter operations; TensorRT-LLM loads an adapter with the first request that uses it."""
         library = self._library
 
         async def take(name: str, number: int, path: str) -> Any:

@@ -1,7 +1,7 @@
 """Events: conversion of the KV cache events that TensorRT-LLM returns on request.
 
-TensorRT-LLM reports a partially filled block as stored and as removed; routers use full blocks only. A model with several
-attention window lengths reports each block once per window; only the longest window is used.
+TensorRT-LLM reports a partially filled block as stored and as removed; routers use full blocks only. A model with
+several attention window lengths reports each block once per window; only the longest window is used.
 """
 
 import logging

@@ -241,7 +241,7 @@ def _row(entry: Mapping[int, Any], token: int) -> tuple[float, list[TopLogprob]]
 
 
 def _prompt_logprobs(entries: Sequence[Mapping[int, Any] | None]) -> list[Any]:
-    """Return prompt log-probabilities in vLLM's server format: null for the first token, then the alternatives of each."""
+    """Return prompt log-probabilities in vLLM's server format: null for the first token, then the alternatives."""
     return [None if entry is None else _likelihoods(entry) for entry in entries]
 
 

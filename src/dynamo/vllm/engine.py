@@ -2,7 +2,7 @@
 
     submit ──▶ convert ──▶ AsyncLLM.generate ──RequestOutput──▶ convert ──▶ tokens to the reply
                               │ its own process
-    KV events over ZMQ ◀──────┘      statistics of each step ──▶ load          health check every two seconds ──▶ host.fail
+    KV events over ZMQ ◀──────┘      statistics of each step ──▶ load        health check every two seconds ──▶ host.fail
 
 A request is a task here: `generate` is a generator, and cancelling its task makes vLLM abort the request.
 """
@@ -263,7 +263,7 @@ class VllmEngine:
             reply.fail(self.failure_of(error, reply))
 
     def failure_of(self, error: Exception, reply: Reply) -> DynamoException:
-        """Return the error of a request: the client's if vLLM rejected the request, else the engine's, which is logged."""
+        """Return a request's error: the client's if vLLM rejected the request, else the engine's, which is logged."""
         if isinstance(error, self._library.client_errors):
             return InvalidArgument(str(error), param=getattr(error, "parameter", None))
         refusal = refusal_of(error)
@@ -300,7 +300,7 @@ class VllmEngine:
         )
 
     def _write(self, output: Any, answer: Answer, params: dict[str, Any] | None, reply: Reply) -> None:
-        """Write the new output, tokens of a single choice without an item. Raise an error if vLLM aborted the request."""
+        """Write the new output; tokens of a single choice need no item. Raise an error if vLLM aborted the request."""
         for piece in answer.take(output):
             reason = piece.finish_reason
             if reason in ("abort", "error"):

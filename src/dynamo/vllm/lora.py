@@ -7,7 +7,7 @@ from dynamo.core.errors import InvalidArgument
 
 
 def adapters_of(llm: Any, make: Any, settings: Any) -> LoadedAdapters[Any]:
-    """Return the adapter operations. `make` is vLLM's `LoRARequest`; `settings` its `LoRAConfig`, None without adapters.
+    """Return the adapter operations. `make` is vLLM's `LoRARequest`, `settings` its `LoRAConfig` or None.
 
     vLLM identifies adapters by number; the number is derived from the name, so that it is the same on every worker.
     """

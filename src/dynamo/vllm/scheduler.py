@@ -43,7 +43,7 @@ class StepPublisher:
             self._pending.append((id(output), time.monotonic(), passed))
 
     def computed(self, output: Any) -> None:
-        """Publish a computed step; its duration starts at its scheduling, or at the end of the previous step if later."""
+        """Publish a computed step; its duration starts at its scheduling or, if later, at the previous step's end."""
         now = time.monotonic()
         while self._pending:
             number, planned, passed = self._pending.popleft()

@@ -10,7 +10,7 @@ QUEUE_MAX = 1024  # Maximum number of queued requests counted per step; more wou
 
 
 def scheduled_requests(tokens: Mapping[str, int], requests: Mapping[str, Any]) -> ScheduledRequests:
-    """Count the `tokens` scheduled per request; the `requests` (vLLM's) include them in their computed tokens already."""
+    """Count the scheduled `tokens` per request; vLLM's `requests` already include them as computed tokens."""
     prompts, reads = Tally(), Tally()
     counts = ScheduledRequests()
     for request_id, number in tokens.items():

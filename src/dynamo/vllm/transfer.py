@@ -119,7 +119,7 @@ def _handshake(name: str, extra: Mapping[str, Any], engine_id: str, variable: Ca
 
 
 def _only_exchanging(extra: Mapping[str, Any], engine_id: str, variable: Callable[[str], str | None]) -> Handshake:
-    """Return the one of several connectors that exchanges parameters; vLLM merges those of all, so two would be ambiguous."""
+    """Return the only connector that exchanges parameters; vLLM merges those of all, so two would be ambiguous."""
     children = extra.get("connectors") or []
     found = [
         _handshake(one.get("kv_connector", ""), one.get("kv_connector_extra_config") or {}, engine_id, variable)
@@ -132,7 +132,7 @@ def _only_exchanging(extra: Mapping[str, Any], engine_id: str, variable: Callabl
 
 
 def decode_params(disaggregated_params: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the parameters for the decode engine. Raise `InvalidArgument` for a result not from a vLLM prefill worker."""
+    """Return the decode engine's parameters. Raise `InvalidArgument` for a result not from a vLLM prefill worker."""
     params = disaggregated_params.get(KEY)
     if params is not None and not isinstance(params, dict):
         raise InvalidArgument(f"prefill_result: {KEY} is {str(params)[:80]!r}, expected a map", param="prefill_result")
