@@ -12,7 +12,7 @@ DEMO_TRUTH = (
     "This is the bundled demo model: tiny, trained only on questions about this project, small sums and a few tricks.\n"
     "It shows that the installation works; for real answers, serve a real checkpoint: {command} serve DIR"
 )
-MOCKER_TRUTH = "The mocker computes nothing: it generates random tokens at the pace of a real engine."
+MOCKER_NOTICE = "The mocker computes nothing: it generates random tokens at the pace of a real engine."
 OPEN_WARNING = "Warning: every host that reaches {host} can use it; require a key with --api-key or DYN_API_KEYS."
 DEFAULT_URL = "http://localhost:8000"  # The default server of `dynamo chat`.
 MOCKER_MAX_TOKENS = 64  # The mocker refuses requests without a limit of output tokens.
@@ -56,7 +56,7 @@ class Announcement:
             workers += f" and {self.prefill_workers} for prompts"
         parts = [f"Ready in {seconds:.1f} s: {model} ({self.engine}, {workers}) at {self.url}"]
         if self.engine == "mocker":
-            parts.append(MOCKER_TRUTH)
+            parts.append(MOCKER_NOTICE)
         elif self.is_demo:
             parts.append(DEMO_TRUTH.format(command=self.command))
         if not self.needs_key and not is_loopback(self.host):

@@ -48,7 +48,7 @@ class Life:
         self._restarts: dict[str, deque[float]] = {}
 
     def progressed(self, *, workers_left: int, is_listed: bool, now: float) -> End | None:
-        """Record the number of missing workers and whether the frontend lists the model; only listing has a time limit."""
+        """Record the missing workers and whether the frontend lists the model; only listing has a time limit."""
         assert self.phase is Phase.STARTING, "a graph becomes ready once"
         if workers_left > 0:
             self._complete_since = None

@@ -215,7 +215,7 @@ def _is_given(argv: Sequence[str], flag: str) -> bool:
 
 
 def own_command(argv0: str) -> str:
-    """Return how the user can start `dynamo` again: the bare command if it finds this program, else as it was started."""
+    """Return the command that starts `dynamo` again: the bare name if it finds this program, else as started."""
     found = shutil.which("dynamo")
     if found is not None and Path(found).resolve() == Path(argv0).resolve():
         return "dynamo"

@@ -31,7 +31,7 @@ class Progress:
             self._write(f"{state}\n")
         self._shown = state
 
-    def say(self, text: str = "") -> None:
+    def print_line(self, text: str = "") -> None:
         """Print a permanent line."""
         self.clear()
         self._write(f"{text}\n")

@@ -1,4 +1,4 @@
-"""Routing: `dynamo route explain` and `dynamo route state` show the decisions and the state of a frontend's KV router."""
+"""Routing: `dynamo route explain` and `dynamo route state` show a KV router's decisions and state."""
 
 import sys
 from collections.abc import Mapping, Sequence

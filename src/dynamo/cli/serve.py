@@ -135,7 +135,7 @@ class Session:
             end = self._life.progressed(workers_left=left, is_listed=bool(health.models), now=time.monotonic())
             if end is not None:
                 return end
-        self._progress.say(self._announcement.ready(health.models[0], self._progress.elapsed_s))
+        self._progress.print_line(self._announcement.ready(health.models[0], self._progress.elapsed_s))
         return None
 
     def _serve(self) -> End:
@@ -147,7 +147,7 @@ class Session:
                     return outcome
                 if isinstance(outcome, Restart):
                     self._due[outcome.name] = time.monotonic() + outcome.delay_s
-                    self._progress.say(restart_message(outcome, self._log_named(outcome.name)))
+                    self._progress.print_line(restart_message(outcome, self._log_named(outcome.name)))
             for name in [name for name, due in self._due.items() if due <= time.monotonic()]:
                 del self._due[name]
                 self._supervisor.start(self._processes[name])
@@ -172,7 +172,7 @@ class Session:
         """Print why the graph ends; after a failure also the end of the log that shows the cause."""
         self._progress.clear()
         if end.culprit is None:
-            self._progress.say(f"{end.reason}: stopping")
+            self._progress.print_line(f"{end.reason}: stopping")
             return
         tail = [] if self._verbose else self._supervisor.log_tail(end.culprit, LOG_LINES_SHOWN)
         if tail and tail[-1].startswith("error: "):

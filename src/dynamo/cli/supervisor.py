@@ -101,7 +101,7 @@ class Supervisor:
         return events
 
     def stop(self, names: Sequence[str], timeout_s: float) -> None:
-        """Send SIGTERM to the processes; kill the remaining ones after `timeout_s`, or at once on a further stop signal."""
+        """Send SIGTERM to the processes; kill the rest after `timeout_s`, or at once on a further stop signal."""
         for name in names:
             self._signal(name, signal.SIGTERM)
         deadline = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""API keys in environment variables: `DYN_API_KEYS` of frontends, `DYN_ADMIN_API_KEYS` of frontends and system servers."""
+"""API keys in environment variables: `DYN_API_KEYS` (frontends), `DYN_ADMIN_API_KEYS` (also system servers)."""
 
 import hashlib
 import hmac
@@ -31,7 +31,7 @@ def keys_of_variable(name: str, variables: Mapping[str, str]) -> tuple[str, ...]
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:
-    """Return the key that a request carries in `authorization: Bearer` or `x-api-key` (lower-case names), None for none."""
+    """Return a request's key from `authorization: Bearer` or `x-api-key` (lower-case names); None if there is none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()

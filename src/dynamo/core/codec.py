@@ -10,7 +10,7 @@ from dynamo.core.errors import InvalidArgument
 T = TypeVar("T")
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Exceptions of decoding untrusted bytes: msgspec does not wrap invalid UTF-8 and excessive nesting in `DecodeError`."""
+"""Exceptions of decoding untrusted bytes; msgspec raises other types for invalid UTF-8 and excessive nesting."""
 
 JSON = "json"
 MSGPACK = "msgpack"
@@ -36,7 +36,7 @@ def msgpack_decoder(kind: type[T]) -> "msgspec.msgpack.Decoder[T]":
 
 
 def encode(value: Any, codec: str) -> bytes:
-    """Encode a value in the codec of that name. Raises `InvalidArgument` for an unknown codec or an unsupported value."""
+    """Encode a value in the named codec. Raises `InvalidArgument` for an unknown codec or an unsupported value."""
     try:
         if codec == MSGPACK:
             return msgpack_encode(value)

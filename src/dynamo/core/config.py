@@ -32,7 +32,7 @@ from dynamo.core.errors import ConfigError, StartupError
 C = TypeVar("C")
 
 NO_EFFECT = "Accepted for compatibility; has no effect"
-"""Prefix of the help of flags that released command lines contain and that have no effect here; a test checks for it."""
+"""Prefix of the help of flags that are accepted for released command lines; a test checks for it."""
 
 TRUE = frozenset({"1", "true", "yes", "on", "enabled"})
 FALSE = frozenset({"0", "false", "no", "off", "disabled", ""})

@@ -3,7 +3,7 @@
     DynamoException
     ├── InvalidArgument            the caller is at fault: never retried, the message is returned to the client
     │   └── ConfigError            a flag, a variable or a file is wrong: one line, exit status 2
-    │       └── StartupError       the settings are valid but cannot be applied on this machine now: one line, exit status 1
+    │       └── StartupError       valid settings that cannot be applied on this machine now: one line, exit status 1
     ├── NotFound                   no such model, endpoint or route
     ├── HttpError                  a handler chose the HTTP status itself
     ├── StorageError               a file could not be written or read; the disk may be full
@@ -70,7 +70,7 @@ class NotFound(DynamoException):
 
 
 class HttpError(DynamoException):
-    """A handler chose the HTTP status itself. Raises `ValueError` for an invalid status or a message that is not text."""
+    """An HTTP status chosen by a handler. Raises `ValueError` for an invalid status or a message that is not text."""
 
     def __init__(self, code: int, message: str) -> None:
         if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code < 600:

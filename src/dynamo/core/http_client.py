@@ -123,7 +123,7 @@ class HttpAnswer:
         while (part := await self.part()) is not None:
             found += part
             if len(found) > bytes_max:
-                raise Disconnected(f"an answer of more than {bytes_max} bytes")
+                raise Disconnected(f"the response exceeds {bytes_max} bytes")
         return bytes(found)
 
     async def events(self) -> list[bytes] | None:
@@ -136,7 +136,7 @@ class HttpAnswer:
         end = rest.rfind(b"\n\n")
         if end < 0:
             if len(rest) > EVENT_BYTES_MAX:
-                raise Disconnected(f"an event of more than {EVENT_BYTES_MAX} bytes")
+                raise Disconnected(f"a server-sent event exceeds {EVENT_BYTES_MAX} bytes")
             return []
         whole = bytes(rest[:end])
         del rest[: end + 2]
@@ -236,9 +236,9 @@ class HttpClient:
         return f"{head}\r\n".encode("latin-1") + body
 
     async def _begin(self, sent: bytes, limits: Deadlines) -> tuple[Connection, HttpAnswer]:
-        """Send a request; retry if a reused idle connection turns out to be closed, which is not a failure of the server."""
+        """Send a request; retry if a reused idle connection is closed, which is not a failure of the server."""
         while True:
-            connection = self._lying_idle()
+            connection = self._idle_connection()
             was_idle = connection is not None
             connection = connection or await self._connect(limits.connect_s)
             answer = HttpAnswer(connection[0], limits)
@@ -255,7 +255,7 @@ class HttpClient:
                 raise
             return connection, answer
 
-    def _lying_idle(self) -> Connection | None:
+    def _idle_connection(self) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
             if not connection[0].at_eof() and not connection[1].is_closing():
@@ -274,6 +274,6 @@ class HttpClient:
 
 
 def _why(error: OSError) -> str:
-    """Return the system's error text, which asyncio replaces; for TLS errors, which are numbered differently, their own."""
+    """Return the system's error text, which asyncio replaces; TLS errors have other numbers and keep their text."""
     is_systems = error.errno is not None and error.errno > 0 and not isinstance(error, ssl.SSLError)
     return os.strerror(error.errno) if is_systems and error.errno is not None else str(error)

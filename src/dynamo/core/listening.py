@@ -7,7 +7,7 @@ from dynamo.core.errors import StartupError
 
 
 def listen_error(setting: str, host: str, error: Exception) -> StartupError:
-    """Return the error for `setting`, a flag or a variable with its value, from the exception of `bind` (OSError, ZMQError)."""
+    """Return the error for `setting`, a flag or variable with its value, from `bind`'s OSError or ZMQError."""
     number = getattr(error, "errno", None)
     if number == errno.EADDRINUSE:
         return StartupError(f"{setting}: the port is in use by another process (address {host}); choose another one")

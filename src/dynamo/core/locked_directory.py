@@ -10,7 +10,7 @@ import tempfile
 from dynamo.core.private_paths import FILE_MODE, user_id
 
 STARTING = "dynamo-starting-"
-"""Prefix until the lock is held; the removal looks at no such directory."""
+"""Prefix until the lock is held; the clean-up skips such directories."""
 LOCK = "lock"
 
 
@@ -18,7 +18,7 @@ class LockedDirectory:
     """A private directory (0700), locked while this process lives, and the children that inherit `lock`."""
 
     def __init__(self, prefix: str, parent: str | None = None) -> None:
-        """Create the directory and remove those of the same prefix that this user's ended processes left. Raise `OSError`."""
+        """Create the directory; remove those of the same prefix of this user's ended processes. Raise `OSError`."""
         parent = parent or tempfile.gettempdir()
         remove_ended(prefix, parent)
         starting = tempfile.mkdtemp(prefix=STARTING, dir=parent)

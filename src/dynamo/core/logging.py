@@ -106,7 +106,7 @@ def setup(
 
 
 def levels(variables: Mapping[str, str]) -> tuple[int, dict[str, int]]:
-    """Return the default level and each target's. A target's level in the file overrides that of `DYN_LOG`, as upstream."""
+    """Return the default level and each target's. The file's target levels override those of `DYN_LOG`, as upstream."""
     path = setting("DYN_LOGGING_CONFIG_PATH", CONFIG_PATH, str, variables)
     general, filters = read_config(path)
     level, targets = parse_filters(setting("DYN_LOG", general, str, variables))

@@ -127,7 +127,7 @@ class Family(Generic[Child]):
         return self._child(self._key(values))
 
     def labels_and(self, more: Sequence[tuple[str, str]], **values: str) -> Child:
-        """Return `labels` with additional labels of this child alone. Raises `ValueError` for a label that is in use."""
+        """Return `labels` with additional labels of this child only. Raises `ValueError` for a label in use."""
         for name, _ in more:
             if name in self.label_names or not _LABEL.fullmatch(name):
                 raise ValueError(f"{self.name}: {name!r} cannot be an additional label")

@@ -65,7 +65,7 @@ class OtelEvents:
     """Structured events as log records of their own, exported when `send` is called."""
 
     def __init__(self, exporter: LogRecordExporter, service: str, scope: str) -> None:
-        """`scope` names the instrumentation scope of the records. A process that exits without `close` does not wait."""
+        """`scope` names the records' instrumentation scope. A process that exits without `close` does not wait."""
         self._provider = LoggerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
         self._provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
         self._logger = self._provider.get_logger(scope)

@@ -49,9 +49,7 @@ def make_private_directories(path: str) -> None:
     for directory in reversed(missing):
         try:
             os.mkdir(directory, DIRECTORY_MODE)
-        except (
-            FileExistsError
-        ):  # Created concurrently by another process of ours; or it is a file, and what follows fails.
+        except FileExistsError:  # Created concurrently by another process; or a file, then the next line raises.
             if not os.path.isdir(directory):
                 raise
 

@@ -37,9 +37,9 @@ def server_context(certificate: PemFile, key: PemFile, client_authority: PemFile
 
 
 def client_context(authority: PemFile, certificate: PemFile, key: PemFile, *, is_insecure: bool) -> ssl.SSLContext:
-    """Return a context that accepts servers signed by the authority, or any if insecure; with a client certificate if given.
+    """Return a client context that accepts servers signed by the authority, or any if `is_insecure`.
 
-    Raises `ConfigError`.
+    The context presents the certificate, if there is one. Raises `ConfigError`.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if authority:
@@ -58,11 +58,11 @@ class Identity:
     def __init__(self, context: ssl.SSLContext, certificate: PemFile, key: PemFile) -> None:
         self._context = context
         self._files = certificate, key
-        self._seen = self._look()
+        self._seen = self._file_states()
 
     def refresh(self) -> None:
         """Reload changed files for new handshakes; log an error and keep the loaded certificate if they are invalid."""
-        seen = self._look()
+        seen = self._file_states()
         if seen == self._seen:
             return
         self._seen = seen
@@ -75,8 +75,8 @@ class Identity:
         else:
             logger.info("reloaded TLS certificate: %s", certificate)
 
-    def _look(self) -> tuple[tuple[int, int, int], ...]:
-        return tuple(_trace(file.path) for file in self._files)
+    def _file_states(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple(_file_state(file.path) for file in self._files)
 
 
 def check_pair(one: PemFile, other: PemFile) -> None:
@@ -112,7 +112,7 @@ def _read(file: PemFile) -> bytes:
         raise ConfigError(f"{file}: {error.strerror}") from None
 
 
-def _trace(path: str) -> tuple[int, int, int]:
+def _file_state(path: str) -> tuple[int, int, int]:
     """Return values that change with the file; a renewal may replace the file, or a symbolic link in its path."""
     try:
         status = os.stat(path)

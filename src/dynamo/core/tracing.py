@@ -54,7 +54,7 @@ def tracer() -> Tracer | None:
 
 
 _component = ""
-"""Set once at start; empty in programs that use the runtime as a library, whose service name is `dynamo` as in 1.6.1."""
+"""Set once at start; empty if the runtime is used as a library: then the service name is `dynamo`, as in 1.6.1."""
 
 
 def make_tracer(variables: Mapping[str, str]) -> Tracer | None:

@@ -28,7 +28,7 @@ from dynamo.text.tokenizer.tokenizer import CHOICES, backends_wanted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
-    """OpenAI-compatible HTTP frontend: discovers workers, routes each request to one of them and streams the response."""
+    """OpenAI-compatible HTTP frontend: discovers workers, routes requests to them and streams the responses."""
 
     COMMON: ClassVar = (
         "--http-host",
@@ -72,7 +72,7 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         None,
         "--active-decode-blocks-threshold",
         "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
-        "Share of a worker's KV blocks in use (0 to 1) above which it is busy; if all are busy, requests get status 529",
+        "Share of a worker's KV blocks (0 to 1) above which it is busy; if all are busy, requests get status 529",
     )
     active_prefill_tokens_threshold: int | None = option(
         None,
@@ -116,13 +116,13 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         True,
         "--strip-anthropic-preamble",
         "DYN_STRIP_ANTHROPIC_PREAMBLE",
-        "Remove the billing line at the start of a system prompt; it changes with every request and defeats prefix caching",
+        "Remove the billing line, which changes with every request, from the start of system prompts",
     )
     responses_store: str = option(
         "memory",
         "--responses-store",
         "DYN_RESPONSES_STORE",
-        "Storage of responses for later requests to /v1/responses: memory, none, or a directory that frontends may share",
+        "Storage of /v1/responses for later requests: memory, none, or a directory that frontends may share",
     )
     responses_store_entries: int = option(
         ENTRIES_MAX, "--responses-store-entries", "DYN_RESPONSES_STORE_ENTRIES", "Maximum number of stored responses"

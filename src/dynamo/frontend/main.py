@@ -165,7 +165,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: Plan) -> 
     await service.start(listener, plan.tls)
     if kserve is not None:
         await kserve.start()
-    calm_garbage_collection()
+    configure_garbage_collection()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     host, port = listener.getsockname()[:2]
     logger.info("frontend ready: %s://%s:%d", "http" if plan.tls is None else "https", host, port)
@@ -234,7 +234,7 @@ async def connected(runtime: DistributedRuntime, stop: asyncio.Event) -> bool:
             await runtime.shutdown()
 
 
-def calm_garbage_collection() -> None:
+def configure_garbage_collection() -> None:
     """Exempt the objects made at start-up from garbage collection, and run it less often than every 700 objects."""
     gc.collect()
     gc.freeze()

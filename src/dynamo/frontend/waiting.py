@@ -17,5 +17,5 @@ WAITING: tuple[Waiting, ...] = (
 
 
 def without_waiting(argv: Sequence[str], variables: Mapping[str, str], declared: Collection[str]) -> list[str]:
-    """Return the command line without unsupported flags that have their default value. Raises `ConfigError` for others."""
+    """Return the command line without unsupported flags at their default. Raises `ConfigError` for others."""
     return waiting.without_waiting(WAITING, argv, variables, declared)

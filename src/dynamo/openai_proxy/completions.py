@@ -122,7 +122,7 @@ class CompletionsAnswer(TokenAnswer):
             token_ids = [int(one) for one in choice.get("token_ids") or ()]
             if choice.get("token_ids") is None and choice.get("text"):
                 raise Unknown(
-                    "the response has no token_ids: the server does not support return_token_ids; use --token-api logprobs"
+                    "the response has no token_ids: return_token_ids is not supported; use --token-api logprobs"
                 )
         else:
             token_ids = [] if logged is None else [_token_id(one) for one in logged.get("tokens") or ()]

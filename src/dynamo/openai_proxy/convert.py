@@ -64,7 +64,7 @@ class Chunks:
         return self._unfinished <= 0
 
     def take(self, chunk: Any) -> dict[str, Any] | None:
-        """Return one chunk in the frontend's form; None for one that the client did not request. Raises the chunk's error."""
+        """Return a chunk in the frontend's form; None for one that the client did not request. Raises its error."""
         if not isinstance(chunk, dict):
             raise Unknown(f"malformed chunk from the server: {str(chunk)[:80]}: expected an object")
         if chunk.get("error"):
@@ -77,10 +77,10 @@ class Chunks:
         if self._request.drops_usage:
             chunk.pop("usage", None)
         for choice in choices or ():
-            self._mend(choice)
+            self._normalize(choice)
         return chunk
 
-    def _mend(self, choice: Any) -> None:
+    def _normalize(self, choice: Any) -> None:
         """Convert alternative field names and complete messages to the frontend's form."""
         if not isinstance(choice, dict):
             return
@@ -111,7 +111,7 @@ def refusal_in(error: Any) -> DynamoException:
     """Return the exception for an error inside a stream."""
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600 else 500
-    message = _words(error) or "the server's stream ended with an error"
+    message = _error_text(error) or "the server's stream ended with an error"
     return WorkerUnavailable(message) if status in GONE else HttpError(status, message)
 
 
@@ -121,14 +121,14 @@ def message_of(body: bytes) -> str:
         decoded = json_decode(body)
     except UNREADABLE:
         return body.decode("utf-8", "replace").strip()[:ERROR_CHARS_MAX]
-    return _words(decoded)
+    return _error_text(decoded)
 
 
-def _words(decoded: Any) -> str:
+def _error_text(decoded: Any) -> str:
     if isinstance(decoded, str):
         return decoded[:ERROR_CHARS_MAX]
     if isinstance(decoded, dict):
         for key in ("error", "message", "detail"):
             if decoded.get(key):
-                return _words(decoded[key])
+                return _error_text(decoded[key])
     return "" if decoded in (None, {}, []) else str(decoded)[:ERROR_CHARS_MAX]

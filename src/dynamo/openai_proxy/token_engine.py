@@ -104,7 +104,7 @@ class TokenEngine(ProxyEngine):
         self.begin(reply, self._placed(with_transfer(server_request, params)), read, is_movable=params is not None)
 
     def _submit_prefill(self, request: PreprocessedRequest, reply: Reply) -> None:
-        """Request one token and the location of the prompt's blocks, which the server reports only without streaming."""
+        """Request one token and the prompt's blocks, whose location the server reports only without streaming."""
         server_request = with_transfer(self._form.server_request(request, self._limits), PREFILL_TRANSFER_PARAMS)
         body = {name: value for name, value in server_request.body.items() if name not in ("stream", "stream_options")}
         answer = self._form.answer(request)
@@ -142,7 +142,7 @@ async def stream(response: HttpAnswer, answer: TokenAnswer, reply: Reply) -> Non
 
 
 def transferred(request: PreprocessedRequest) -> dict[str, Any] | None:
-    """Return the transfer parameters for the decode server; None if it computes the prompt. Raises `InvalidArgument`."""
+    """Return the decode server's transfer parameters; None if it computes the prompt. Raises `InvalidArgument`."""
     result = prefill_result_of(request)
     if result is None:
         return None

@@ -89,7 +89,7 @@ class SlotTracker:
         ]
 
     def register(self, worker: TrackedWorker) -> None:
-        """Register a worker. Raises `HttpError` if it is registered already or its block size differs from the others'."""
+        """Register a worker. Raises `HttpError` for a duplicate, or a block size that differs from the others'."""
         place = (worker.model_name, worker.routing_group)
         if (place, worker.worker_id) in self._workers:
             raise HttpError(409, f"worker {worker.worker_id} already registered for {shown(place)}")
@@ -142,7 +142,7 @@ class SlotTracker:
         model.load.book(request_id, slot, packed(sequence_hashes), prefill_tokens=prefill_tokens, now=now)
 
     def prefill_complete(self, request_id: str, place: Place) -> bool:
-        """Record a request's first token. Return False for an unknown request. Raises `HttpError` for an unknown model."""
+        """Record a request's first token; False for an unknown request. Raises `HttpError` for an unknown model."""
         return self._model(place).load.prefilled(request_id)
 
     def free(self, request_id: str, place: Place) -> bool:

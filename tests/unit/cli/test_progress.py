@@ -16,7 +16,7 @@ def test_in_a_log_a_state_is_written_once_per_change() -> None:
     progress = Progress(stream)
     for state in ("loading", "loading", "nearly", "loading"):
         progress.show(state)
-    progress.say("done")
+    progress.print_line("done")
     assert stream.getvalue() == "loading\nnearly\nloading\ndone\n"
 
 
@@ -25,14 +25,14 @@ def test_on_a_terminal_the_state_is_rewritten_and_gone_before_a_line_that_stays(
     progress = Progress(stream)
     progress.show("loading")
     progress.show("loading")
-    progress.say("done")
+    progress.print_line("done")
     assert stream.getvalue().count("\r\x1b[2K") == 3
     assert stream.getvalue().endswith("\r\x1b[2Kdone\n")
 
 
 def test_on_a_terminal_a_line_that_stays_takes_the_place_of_an_echoed_key() -> None:
     stream = Terminal()
-    Progress(stream).say("done")
+    Progress(stream).print_line("done")
     assert stream.getvalue() == "\r\x1b[2Kdone\n"
 
 
@@ -45,4 +45,4 @@ def test_a_reader_that_left_does_not_end_what_runs() -> None:
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    Progress(Closed()).say("done")
+    Progress(Closed()).print_line("done")

@@ -197,7 +197,7 @@ async def test_what_is_no_http_is_a_fault(lines: Lines) -> None:
 async def test_an_answer_that_is_too_large_is_not_read_to_its_end(lines: Lines) -> None:
     lines.says = [whole(b"x" * 100)]
     async with asyncio.timeout(5):
-        with pytest.raises(Disconnected, match="more than 10 bytes"):
+        with pytest.raises(Disconnected, match="exceeds 10 bytes"):
             async with HttpClient("http://h:1", DEADLINES).ask("GET", "/x") as answer:
                 await answer.read(10)
 
