@@ -22,15 +22,15 @@ from dynamo.mocker.simulation.scheduler import StepResult
 from dynamo.mocker.simulation.sequence import Sequence
 from dynamo.protocols.planner import Planner, ScheduledTick
 from dynamo.replay.fleet import CacheEvents, Fleet
-from dynamo.replay.lifecycle import Awaited, WorkerLifecycle
+from dynamo.replay.lifecycle import StartingWorker, WorkerLifecycle
 from dynamo.replay.load import Due, Load
 from dynamo.replay.names import Namer
 from dynamo.replay.outcome import Flight, Outcome
 from dynamo.replay.placement import DEVICE, HOST, Placement, PlacementRequest, RankId
 from dynamo.replay.plan import Failure, Plan, Restart, Role
-from dynamo.replay.planning import PlannerSeat
+from dynamo.replay.planning import PlannerAdapter
 from dynamo.replay.timeline import Timeline
-from dynamo.replay.worker import Doing, Passed, SimulatedWorker
+from dynamo.replay.worker import CompletedSteps, Doing, SimulatedWorker
 
 CHECK_STEPS = 4096  # Steps between two full checks of a worker's state, which cost some 10 ms each; also at the end.
 PROGRESS_EVENTS = 512  # Events between two progress updates.
@@ -45,12 +45,12 @@ class Happening(enum.IntEnum):
     WORKER_FAILS = 3
     WORKER_RESTARTS = 4
     WORKER_JOINS = 5
-    PLANNER_LOOKS = 6
+    PLANNER_TICKS = 6
     ARRIVAL = 7
     STEP_BEGINS = 8
 
 
-class Travelled(NamedTuple):
+class CompletedTransfer(NamedTuple):
     """A completed KV transfer: the prefill worker can release the blocks."""
 
     worker: SimulatedWorker
@@ -72,16 +72,16 @@ class Cluster:
     """The pool to which new requests are sent."""
     _exit: Fleet = field(init=False)
     """The pool that generates answers; the same as `_entry` for aggregated workers."""
-    _planner: PlannerSeat | None = field(init=False, default=None)
+    _planner: PlannerAdapter | None = field(init=False, default=None)
     _lifecycle: WorkerLifecycle = field(init=False)
     _heap: list[tuple[float, int, int, object]] = field(init=False, default_factory=list)
     _count: int = field(init=False, default=0)
     _known: Iterator[Due] = field(init=False)
-    _homeless: deque[Flight] = field(init=False, default_factory=deque)
+    _unplaced: deque[Flight] = field(init=False, default_factory=deque)
     """Requests that wait because no worker is in service."""
     _held: dict[str, Flight] = field(init=False, default_factory=dict)
     """Requests queued by a placement."""
-    _computed: dict[str, Travelled] = field(init=False, default_factory=dict)
+    _computed: dict[str, CompletedTransfer] = field(init=False, default_factory=dict)
     """Computed prompts for which no decode worker is chosen yet, by request."""
     _arrived: int = field(init=False, default=0)
     _open: int = field(init=False, default=0)
@@ -91,7 +91,7 @@ class Cluster:
         self._entry, self._exit = self.fleets[self.plan.pools[0].role], self.fleets[self.plan.pools[-1].role]
         self.outcome = Outcome([], 0.0, Timeline(self.plan.interval_ms))
         if self.planner is not None:
-            self._planner = PlannerSeat(self.planner)
+            self._planner = PlannerAdapter(self.planner)
             self.outcome.planner = self._planner.log
         self._lifecycle = WorkerLifecycle(self.fleets, self.outcome)
         self._known = iter(self.load.first())
@@ -119,7 +119,7 @@ class Cluster:
         """Raise `AssertionError` if requests or blocks are lost or the router's state is wrong. Call only when idle."""
         for fleet in self.fleets.values():
             fleet.validate()
-        assert not self._homeless, "requests wait for a worker at the end"
+        assert not self._unplaced, "requests wait for a worker at the end"
         assert not self._held, "requests are queued at the end"
         assert self._open == 0, "a request was lost"
         assert all(flight.finished_ms >= flight.first_ms >= flight.arrived_ms for flight in self.outcome.flights)
@@ -131,9 +131,9 @@ class Cluster:
             for _ in range(fleet.plan.workers):
                 self._start(fleet, 0.0, 0.0)
         while self._heap:  # Initial workers join before any other event.
-            awaited = heapq.heappop(self._heap)[3]
-            assert isinstance(awaited, Awaited)
-            self._join(awaited, 0.0)
+            starting = heapq.heappop(self._heap)[3]
+            assert isinstance(starting, StartingWorker)
+            self._join(starting, 0.0)
         for failure in self.plan.failures:
             self._push(failure.at_ms, Happening.WORKER_FAILS, failure)
         for restart in self.plan.restarts:
@@ -163,7 +163,7 @@ class Cluster:
             self._arrive(flight, now_ms)
         elif isinstance(what, CacheEvents):
             self.fleets[what.role].apply(what)
-        elif isinstance(what, Travelled):
+        elif isinstance(what, CompletedTransfer):
             self._let_go(what, now_ms)
         elif isinstance(what, Failure):
             self._fail(what, now_ms)
@@ -172,7 +172,7 @@ class Cluster:
         elif isinstance(what, ScheduledTick):
             self._look(what, now_ms)
         else:
-            assert isinstance(what, Awaited)
+            assert isinstance(what, StartingWorker)
             self._join(what, now_ms)
 
     # Requests.
@@ -203,10 +203,10 @@ class Cluster:
 
     def _begin(self, flight: Flight, now_ms: float) -> None:
         """Send a request to a worker that computes its prompt, for itself or for a decode worker."""
-        flight.is_prefilling = self._entry is not self._exit and not self._stays(flight, now_ms)
+        flight.is_prefilling = self._entry is not self._exit and not self._bypasses_prefill(flight, now_ms)
         self._place(flight, now_ms)
 
-    def _stays(self, flight: Flight, now_ms: float) -> bool:
+    def _bypasses_prefill(self, flight: Flight, now_ms: float) -> bool:
         """Return whether the decode worker should compute the prompt as well."""
         if self.plan.bypass is None or flight.names is None:
             return False
@@ -235,14 +235,14 @@ class Cluster:
         elif is_anybody:
             self._held[flight.key] = flight
         else:
-            self._homeless.append(flight)
+            self._unplaced.append(flight)
 
     def _admit(self, fleet: Fleet, now_ms: float) -> None:
         if self._held:
             for key, rank_id in fleet.placement.admit(now_ms / 1000):
                 flight = self._held.pop(key)
                 if rank_id is None:
-                    self._homeless.append(flight)
+                    self._unplaced.append(flight)
                 else:
                     self._send(fleet, flight, rank_id, now_ms)
 
@@ -254,14 +254,14 @@ class Cluster:
             flight.placed_ms = now_ms
         flight.worker, flight.slot = rank_id[0], worker.slot
         self._note(worker, now_ms)
-        ready_ms = self._travel(flight, worker, now_ms) if is_remote else None
+        ready_ms = self._transfer(flight, worker, now_ms) if is_remote else None
         passed = worker.submit(flight, now_ms, ready_ms)
         self._wake(fleet, worker, passed, now_ms)
         if is_first:
             for due in self.load.begun(flight.session, flight.place, now_ms):
                 self._announce(due)
 
-    def _wake(self, fleet: Fleet, worker: SimulatedWorker, passed: Passed | None, now_ms: float) -> None:
+    def _wake(self, fleet: Fleet, worker: SimulatedWorker, passed: CompletedSteps | None, now_ms: float) -> None:
         """Schedule the end of an interrupted step, or the start of a step on an idle worker."""
         if passed is not None:
             self._observe(fleet, worker, passed, now_ms)
@@ -269,7 +269,7 @@ class Cluster:
         elif worker.doing is Doing.IDLE:
             self._push(now_ms, Happening.STEP_BEGINS, worker)
 
-    def _travel(self, flight: Flight, to: SimulatedWorker, now_ms: float) -> float:
+    def _transfer(self, flight: Flight, to: SimulatedWorker, now_ms: float) -> float:
         """Start the KV transfer to a decode worker; return the time at which it completes."""
         tokens = flight.turn.input_tokens + flight.migrated_tokens
         rules = self._exit.plan.limits.transfer
@@ -280,14 +280,12 @@ class Cluster:
         self.outcome.transfers += 1
         self.outcome.transfer_ms += takes_ms
         self._push(now_ms + takes_ms, Happening.LET_GO, self._computed.pop(flight.key))
-        flight.has_travelled = True
+        flight.is_transferred = True
         return now_ms + takes_ms
 
-    def _let_go(self, travelled: Travelled, now_ms: float) -> None:
-        worker, sequence = travelled
-        if not self._entry.has(
-            worker.worker_id
-        ):  # The worker failed meanwhile; the simulated transfer succeeds anyway.
+    def _let_go(self, transfer: CompletedTransfer, now_ms: float) -> None:
+        worker, sequence = transfer
+        if not self._entry.has(worker.worker_id):  # The worker failed after the transfer had begun.
             return
         self._note(worker, now_ms)
         passed = worker.interrupt(now_ms)
@@ -304,7 +302,7 @@ class Cluster:
             self._entry.placement.finish(flight.key, 1, now_ms / 1000)
         flight.is_prefilling = False
         flight.prefill_slot, flight.cached_tokens = worker.slot, sequence.cached_tokens
-        self._computed[flight.key] = Travelled(worker, sequence)
+        self._computed[flight.key] = CompletedTransfer(worker, sequence)
         self._place(flight, now_ms)
 
     def _finish(self, fleet: Fleet, flight: Flight, now_ms: float) -> None:
@@ -363,7 +361,7 @@ class Cluster:
                 continue
             if flight.first_ms < 0:
                 flight.first_ms = now_ms
-                if not flight.has_travelled:
+                if not flight.is_transferred:
                     flight.cached_tokens = sequence.cached_tokens
                 if flight.turn.output_tokens > 1:
                     begun.append(sequence)
@@ -384,7 +382,7 @@ class Cluster:
         else:
             fleet.apply(event)
 
-    def _observe(self, fleet: Fleet, worker: SimulatedWorker, passed: Passed, now_ms: float) -> None:
+    def _observe(self, fleet: Fleet, worker: SimulatedWorker, passed: CompletedSteps, now_ms: float) -> None:
         worker.latest, worker.passes = passed.forward_pass, worker.passes + passed.steps
         if fleet.is_serving(worker.worker_id):
             fleet.placement.observe(worker.rank_id, passed.forward_pass)
@@ -411,20 +409,20 @@ class Cluster:
 
     # Workers.
 
-    def _join(self, awaited: Awaited, now_ms: float) -> None:
-        fleet = self.fleets[awaited.role]
-        if self._lifecycle.join(fleet, awaited.worker_id, now_ms):
-            for _ in range(len(self._homeless)):
-                self._place(self._homeless.popleft(), now_ms)
+    def _join(self, starting: StartingWorker, now_ms: float) -> None:
+        fleet = self.fleets[starting.role]
+        if self._lifecycle.join(fleet, starting.worker_id, now_ms):
+            for _ in range(len(self._unplaced)):
+                self._place(self._unplaced.popleft(), now_ms)
             self._admit(fleet, now_ms)
 
     def _start(self, fleet: Fleet, now_ms: float, after_ms: float, place: int | None = None) -> None:
         """Start a worker that joins after `after_ms`."""
-        awaited = self._lifecycle.start(fleet, now_ms, place)
-        self._push(now_ms + after_ms, Happening.WORKER_JOINS, awaited)
+        starting = self._lifecycle.start(fleet, now_ms, place)
+        self._push(now_ms + after_ms, Happening.WORKER_JOINS, starting)
 
     def _fail(self, failure: Failure, now_ms: float) -> None:
-        found = self._lifecycle.standing(failure.slot)
+        found = self._lifecycle.worker_at(failure.slot)
         if found is None:
             return
         fleet, worker_id = found
@@ -436,13 +434,13 @@ class Cluster:
         for flight in lost:
             flight.migrations += 1
             self.outcome.migrations += 1
-            flight.has_travelled = False
+            flight.is_transferred = False
             self._begin(flight, now_ms)
         self._admit(fleet, now_ms)
 
     def _restart(self, restart: Restart, now_ms: float) -> None:
         """Drain the worker and start a successor, at another place while the worker has requests."""
-        found = self._lifecycle.standing(restart.slot)
+        found = self._lifecycle.worker_at(restart.slot)
         if found is not None and found[0].is_serving(found[1]):
             self._drain(*found, now_ms)
             self._start(found[0], now_ms, found[0].plan.startup_ms)
@@ -457,7 +455,7 @@ class Cluster:
 
     def _expect_planner(self, tick: ScheduledTick | None, now_ms: float) -> None:
         if tick is not None:
-            self._push(max(now_ms, tick.at_s * 1000), Happening.PLANNER_LOOKS, tick)
+            self._push(max(now_ms, tick.at_s * 1000), Happening.PLANNER_TICKS, tick)
 
     def _look(self, tick: ScheduledTick, now_ms: float) -> None:
         assert self._planner is not None
@@ -493,7 +491,7 @@ class Cluster:
         ended = (flight.finished_ms for flight in self.outcome.flights if flight.finished_ms >= 0)
         self.outcome.duration_ms = max(ended, default=now_ms)
         self._lifecycle.close(self.outcome.duration_ms)
-        if self._homeless or self._held:
+        if self._unplaced or self._held:
             self.outcome.unfinished = self._open
         if not self.outcome.unfinished:
             self.validate()

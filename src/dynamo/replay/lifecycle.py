@@ -9,7 +9,7 @@ from dynamo.replay.plan import Role
 from dynamo.replay.worker import SimulatedWorker
 
 
-class Awaited(NamedTuple):
+class StartingWorker(NamedTuple):
     """A worker that is starting."""
 
     role: Role
@@ -50,13 +50,13 @@ class WorkerLifecycle:
     _counted_ms: float = field(init=False, default=0.0)
     """Time up to which `worker_ms` is counted."""
 
-    def start(self, fleet: Fleet, now_ms: float, place: int | None = None) -> Awaited:
+    def start(self, fleet: Fleet, now_ms: float, place: int | None = None) -> StartingWorker:
         """Start a worker."""
         self._count(now_ms)
         worker_id = self._next_id
         self._next_id += 1
         fleet.start(worker_id, self._places.take(worker_id, place))
-        return Awaited(fleet.plan.role, worker_id)
+        return StartingWorker(fleet.plan.role, worker_id)
 
     def cancel(self, fleet: Fleet, now_ms: float) -> None:
         """Cancel the start of the most recently started worker."""
@@ -73,7 +73,7 @@ class WorkerLifecycle:
         self._log("worker_ready", fleet, worker_id, now_ms)
         return True
 
-    def standing(self, place: int) -> tuple[Fleet, int] | None:
+    def worker_at(self, place: int) -> tuple[Fleet, int] | None:
         """Return the pool and id of the worker at a place."""
         for fleet in self.fleets.values():
             worker_id = fleet.at(place)

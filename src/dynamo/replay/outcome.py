@@ -33,7 +33,7 @@ class Flight:
     migrations: int = 0
     is_prefilling: bool = False
     """Whether the current worker computes the prompt for a decode worker."""
-    has_travelled: bool = False
+    is_transferred: bool = False
     """Whether the prompt was computed by another worker."""
     prefill_slot: int = -1
     """Place of the prefill worker that computed the prompt."""

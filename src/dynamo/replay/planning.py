@@ -36,7 +36,7 @@ def capabilities(limits: Limits) -> EngineCapabilities:
 
 
 @dataclass(slots=True)
-class PlannerSeat:
+class PlannerAdapter:
     """A planner attached to a simulated cluster."""
 
     planner: Planner

@@ -88,7 +88,7 @@ def _row(flight: Flight) -> RequestRow:
         (flight.finished_ms - first) / steps if steps else None,
         flight.finished_ms - flight.arrived_ms,
         flight.migrations,
-        flight.prefill_slot if flight.has_travelled else None,
+        flight.prefill_slot if flight.is_transferred else None,
     )
 
 

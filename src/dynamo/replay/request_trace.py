@@ -97,7 +97,7 @@ def rows_of(outcome: Outcome, trace_block_tokens: int, block_tokens: int, began_
             continue
         turn, session = flight.turn, flight.session
         hashes = namer.names(turn.hash_ids, turn.input_tokens).sequence_hashes
-        prefill_worker = flight.prefill_slot if flight.has_travelled else flight.slot
+        prefill_worker = flight.prefill_slot if flight.is_transferred else flight.slot
         end = RequestEnd(
             request_id=turn.request_id,
             input_tokens=turn.input_tokens,

@@ -21,7 +21,7 @@ from dynamo.replay.outcome import Flight
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class CompletedSteps:
     """Completed steps."""
 
     forward_pass: ForwardPass
@@ -101,18 +101,18 @@ class SimulatedWorker:
         self.doing, self.until_ms = Doing.STEPPING, now_ms + self.result.duration_ms
         return True
 
-    def end(self) -> tuple[StepResult[Flight] | None, Passed | None]:
+    def end(self) -> tuple[StepResult[Flight] | None, CompletedSteps | None]:
         """End the activity; return the step's result, or the mean of the steps that were coasted."""
         doing, self.doing = self.doing, Doing.IDLE
         if doing is Doing.STEPPING:
             result, self.result = self.result, None
             assert result is not None
-            return result, Passed(result.forward_pass, 1, len(result.sequences) + len(result.finished))
+            return result, CompletedSteps(result.forward_pass, 1, len(result.sequences) + len(result.finished))
         if doing is Doing.COASTING:
             return None, self._skip(len(self._ends))
         return None, None
 
-    def submit(self, flight: Flight, now_ms: float, ready_ms: float | None = None) -> Passed | None:
+    def submit(self, flight: Flight, now_ms: float, ready_ms: float | None = None) -> CompletedSteps | None:
         """Add a request and interrupt coasting (`turn` and `until_ms` change); return the steps that were completed.
 
         `ready_ms`: arrival time of the blocks of a prompt that another worker computed.
@@ -159,7 +159,7 @@ class SimulatedWorker:
         """Return the latest step, or an empty one if the rank is idle."""
         return ForwardPass() if self.latest is None or self.is_quiet else self.latest
 
-    def interrupt(self, now_ms: float) -> Passed | None:
+    def interrupt(self, now_ms: float) -> CompletedSteps | None:
         """Shorten coasting to the end of the current step; return the completed steps."""
         if self.doing is not Doing.COASTING:
             return None
@@ -168,11 +168,11 @@ class SimulatedWorker:
         self.turn += 1
         return self._skip(steps)
 
-    def _skip(self, steps: int) -> Passed:
+    def _skip(self, steps: int) -> CompletedSteps:
         sim = self.simulation
         count = len(sim.decoding)
         context = sim.context_tokens + count * (steps + 1) // 2
         sim.skip(steps)
         seconds = (self._ends[steps - 1] - self._since_ms) / 1000 / steps
         scheduled = ScheduledRequests(num_decode_requests=count, sum_decode_kv_tokens=context)
-        return Passed(ForwardPass(seconds, scheduled), steps, steps * count)
+        return CompletedSteps(ForwardPass(seconds, scheduled), steps, steps * count)

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 
 from dynamo.core.tally import Tally
-from dynamo.mocker.simulation.books import Books
+from dynamo.mocker.simulation.rank_state import RankState
 from dynamo.mocker.simulation.sequence import Owner, Sequence, State
 from dynamo.mocker.simulation.step import StepResult
 from dynamo.protocols.load import ForwardPass, ScheduledRequests
@@ -29,7 +29,7 @@ WATERMARK = 0.01  # Share of the blocks kept free when a prompt is admitted, so 
 
 
 @dataclass(slots=True)
-class Batching(Books[Owner], abc.ABC):
+class Batching(RankState[Owner], abc.ABC):
     """One rank of an engine. Every sequence must fit into its blocks: see `blocks_of`."""
 
     def submit(

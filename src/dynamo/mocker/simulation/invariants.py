@@ -1,14 +1,14 @@
-"""Audit: invariants of every simulated engine between two steps."""
+"""Invariants: checks of every simulated engine between two steps."""
 
 from typing import TYPE_CHECKING, Any
 
 from dynamo.mocker.simulation.sequence import State
 
 if TYPE_CHECKING:
-    from dynamo.mocker.simulation.books import Books
+    from dynamo.mocker.simulation.rank_state import RankState
 
 
-def audit(sim: "Books[Any]") -> None:
+def check_invariants(sim: "RankState[Any]") -> None:
     """Raise `AssertionError` if blocks, tokens or requests are lost or counted twice."""
     sim.pool.validate()
     if sim.host is not None:
@@ -19,7 +19,7 @@ def audit(sim: "Books[Any]") -> None:
     _check_decoding(sim)
 
 
-def _check_blocks(sim: "Books[Any]") -> None:
+def _check_blocks(sim: "RankState[Any]") -> None:
     holding = [*sim.decoding, *([sim.partial] if sim.partial else []), *sim.loading, *sim.loaded, *sim.kept]
     holders: dict[int, int] = {}
     for sequence in holding:
@@ -30,7 +30,7 @@ def _check_blocks(sim: "Books[Any]") -> None:
     assert len(sim.decoding) + (sim.partial is not None) <= sim.limits.max_num_seqs
 
 
-def _check_counts(sim: "Books[Any]") -> None:
+def _check_counts(sim: "RankState[Any]") -> None:
     admitted = [*([sim.partial] if sim.partial else []), *sim.loading, *sim.loaded]
     queued = sum(sequence.length for sequence in sim.waiting) + sum(sequence.owed for sequence in admitted)
     assert sim.queued_tokens == queued
@@ -45,7 +45,7 @@ def _check_counts(sim: "Books[Any]") -> None:
         assert tally.squares == sum(value * value for value in values)
 
 
-def _check_waiting(sim: "Books[Any]") -> None:
+def _check_waiting(sim: "RankState[Any]") -> None:
     for sequence in sim.waiting:
         assert sequence.state is State.WAITING
         assert sequence.committed == sequence.private == 0
@@ -55,7 +55,7 @@ def _check_waiting(sim: "Books[Any]") -> None:
         assert sequence.state is State.DONE
 
 
-def _check_decoding(sim: "Books[Any]") -> None:
+def _check_decoding(sim: "RankState[Any]") -> None:
     borders, endings = sim.expected
     assert sum(map(len, endings.values())) == len(sim.decoding)
     assert sum(map(len, borders.values())) == sum(one.border <= one.ending for one in sim.decoding)

@@ -1,4 +1,4 @@
-"""Books: state of a rank of a simulated engine: queues, blocks and their totals."""
+"""RankState: state of a rank of a simulated engine: queues, blocks and their totals."""
 
 import math
 from collections import deque
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from dynamo.core.tally import Tally
-from dynamo.mocker.simulation.audit import audit
 from dynamo.mocker.simulation.blocks import BlockPool
 from dynamo.mocker.simulation.host import HostTier
+from dynamo.mocker.simulation.invariants import check_invariants
 from dynamo.mocker.simulation.rules import Limits
 from dynamo.mocker.simulation.sequence import Owner, Sequence, State
 from dynamo.mocker.simulation.timing import StepTimes
@@ -17,7 +17,7 @@ from dynamo.protocols.load import QueuedRequests, WorkerLoad
 
 
 @dataclass(slots=True)
-class Books(Generic[Owner]):
+class RankState(Generic[Owner]):
     """The state of a rank; `Batching` contains the scheduling."""
 
     limits: Limits
@@ -144,7 +144,7 @@ class Books(Generic[Owner]):
 
     def validate(self) -> None:
         """Raise `AssertionError` if an invariant between two steps is violated."""
-        audit(self)
+        check_invariants(self)
 
     # Entering and leaving queues.
 
