@@ -92,16 +92,16 @@ class Reading:
         before = len(self.events)
         for event in events:
             if not isinstance(event, CallBegin):
-                if not isinstance(event, CallArguments) or self._is_told(event.index):
+                if not isinstance(event, CallArguments) or self._is_reported(event.index):
                     self.events.append(event)
-            elif self._is_told(event.index):
+            elif self._is_reported(event.index):
                 self.calls += 1
                 self.events.append(event if event.call_id else replace(event, call_id=new_call_id()))
         if events:
             self._is_thought = any(isinstance(event, Reasoning) for event in events)
         return len(self.events) > before
 
-    def _is_told(self, index: int) -> bool:
+    def _is_reported(self, index: int) -> bool:
         return self._calls_max is None or index < self._calls_max
 
 

@@ -45,7 +45,7 @@ NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 def guided_decoding(request: CommonRequest, config: RuntimeConfig) -> GuidedDecoding | None:
     """Return the constraint of a request for a model; None if its text is free. Raise `InvalidArgument`."""
     if not isinstance(request, ChatCompletionRequest):
-        return _asked(request)
+        return _requested_constraint(request)
     for number, tool in enumerate(request.tools or ()):
         function = tool["function"]
         if function.get("strict") is True and function.get("parameters") is not None:
@@ -56,9 +56,9 @@ def guided_decoding(request: CommonRequest, config: RuntimeConfig) -> GuidedDeco
             message = f"tool_choice constrains the answer; it cannot be combined with {FIELDS[given[0]]}"
             raise InvalidArgument(f"{INVALID}{message}", param=FIELDS[given[0]])
         return _forced_call(request, config)
-    asked = _asked(request)
-    if asked is not None or not request.tools or request.tool_choice == "none":
-        return asked
+    requested = _requested_constraint(request)
+    if requested is not None or not request.tools or request.tool_choice == "none":
+        return requested
     return _free_calls(request, config)
 
 
@@ -90,7 +90,7 @@ def _given(request: CommonRequest) -> list[str]:
     return [kind for kind in given if kind != "choice" or request.guided_choice]
 
 
-def _asked(request: CommonRequest) -> GuidedDecoding | None:
+def _requested_constraint(request: CommonRequest) -> GuidedDecoding | None:
     given = _given(request)
     form = request.response_format
     formed = None if form is None or form.type == "text" else _form(form)

@@ -132,7 +132,7 @@ class Preprocessor:
             self._check_length(text, "messages")
             rendered_s = time.perf_counter()
             token_ids = self.tokenizer.encode(text)
-            self._told(rendered_s - began_s, time.perf_counter() - rendered_s)
+            self._report_timings(rendered_s - began_s, time.perf_counter() - rendered_s)
         limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         output = OutputOptions(
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
@@ -174,7 +174,7 @@ class Preprocessor:
         if text is not None:
             extra["formatted_prompt"] = text
 
-    def _told(self, template_s: float, tokenize_s: float) -> None:
+    def _report_timings(self, template_s: float, tokenize_s: float) -> None:
         """Report durations on the observer's thread."""
         if self.timings is None:
             return
@@ -186,7 +186,7 @@ class Preprocessor:
     def completion(self, request: CompletionRequest) -> list[PreprocessedRequest]:
         """Return a text completion in tokens, one request per prompt. Raise `InvalidArgument`."""
         wants_echoed_logprobs = request.echo and request.logprobs is not None
-        asked = [
+        requested = [
             one
             for one in (request.logprobs if wants_echoed_logprobs else None, request.prompt_logprobs)
             if one is not None
@@ -195,7 +195,7 @@ class Preprocessor:
         output = OutputOptions(
             # `best_of` ranks by token probability, so logprobs are needed if more choices are generated than returned.
             logprobs=0 if request.logprobs is None and best_of is not None else request.logprobs,
-            prompt_logprobs=max(asked, default=None),
+            prompt_logprobs=max(requested, default=None),
             skip_special_tokens=request.skip_special_tokens,
             return_tokens_as_token_ids=request.return_tokens_as_token_ids,
             no_stop_trim=True if request.no_stop_trim else UNSET,
@@ -378,10 +378,10 @@ class Preprocessor:
             router=nvext.router if nvext is not None and nvext.router is not None else UNSET,
         )
 
-    def _max_tokens(self, prompt_tokens: int, asked: int | None, param: str) -> int | None:
+    def _max_tokens(self, prompt_tokens: int, requested: int | None, param: str) -> int | None:
         """Return the maximum tokens of the answer. Raise `InvalidArgument` if the prompt fills the context."""
         if not self.context_length:
-            return asked
+            return requested
         left = self.context_length - prompt_tokens
         if left < 1:
             raise InvalidArgument(
@@ -389,7 +389,7 @@ class Preprocessor:
                 f"{prompt_tokens} tokens. Please reduce the length of the {param}.",
                 param=param,
             )
-        return None if asked is None else min(asked, left)
+        return None if requested is None else min(requested, left)
 
     def _sampling(self, request: CommonRequest, is_greedy: bool) -> SamplingOptions:
         defaults = self.defaults
@@ -503,5 +503,5 @@ def _id_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-def _or(asked: Any, default: Any) -> Any:
-    return default if asked is None else asked
+def _or(requested: Any, default: Any) -> Any:
+    return default if requested is None else requested

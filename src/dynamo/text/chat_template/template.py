@@ -233,7 +233,7 @@ class ChatTemplate:
             and CALLED in with_null
             and (with_text is None or with_text.count("None") == with_null.count("None")),
             has_empty_content=has_empty_content,
-            has_thoughts_beside_content=self._try([{**turn, "thinking": "."} for turn in with_both]) is not None
+            has_thoughts_with_content=self._try([{**turn, "thinking": "."} for turn in with_both]) is not None
             or self._try(with_both) is None,
             has_long_ids=(with_text or with_null) is None
             or self._try(_calling("" if has_empty_content else None, arguments, "call-probe-0123456789")) is not None,

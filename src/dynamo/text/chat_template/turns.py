@@ -52,7 +52,7 @@ class Form:
     """A turn of calls may have no content; otherwise its content is empty text."""
     has_empty_content: bool = True
     """A turn of calls may have empty text for content; otherwise it has none."""
-    has_thoughts_beside_content: bool = True
+    has_thoughts_with_content: bool = True
     """A turn of calls may have content and `thinking`."""
     has_long_ids: bool = True
     """The id of a call is unrestricted; otherwise it is nine letters and digits."""
@@ -100,7 +100,7 @@ def _turn(message: Message, form: Form) -> Turn:
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
     if reasoning is not None:
         turn["reasoning_content"] = reasoning
-        if form.has_thoughts_beside_content or not (message.tool_calls and turn["content"]):
+        if form.has_thoughts_with_content or not (message.tool_calls and turn["content"]):
             turn["thinking"] = reasoning  # Key that gpt-oss's template reads.
     return turn
 

@@ -117,7 +117,7 @@ class _Fetch:
         for _ in range(self._limits.redirects_max + 1):
             remote = remote_of(url, self._limits)
             try:
-                response = await self._ask(remote)
+                response = await self._get(remote)
             except FAILURES as error:
                 raise InvalidArgument(f"{remote.host} cannot be reached: {_words(error)}") from None
             if response.status not in REDIRECTS or not response.location:
@@ -133,7 +133,7 @@ class _Fetch:
             raise InvalidArgument(f"the media's host responded with status {response.status}")
         return Media(bytes(response.body), response.content_type)
 
-    async def _ask(self, remote: Remote) -> "_Response":
+    async def _get(self, remote: Remote) -> "_Response":
         response = _Response(self._limits.file_bytes_max, self._accepts, self._head_bytes)
         part = "" if self._head_bytes is None else f"range: bytes=0-{self._head_bytes - 1}\r\n"
         async with self._connected(remote) as (reader, writer):
@@ -256,14 +256,14 @@ class _Response:
     def on_body(self, data: bytes) -> None:
         if self._refusal is not None or self.is_complete:
             return
-        room = self._bytes_max - len(self.body)
+        space_left = self._bytes_max - len(self.body)
         if self._inflate is not None:
             try:
-                data = self._inflate.decompress(data, room + 1)
+                data = self._inflate.decompress(data, space_left + 1)
             except zlib.error:
                 self._refusal = InvalidArgument("the media cannot be decompressed")
                 return
-        if len(data) > room:
+        if len(data) > space_left:
             self._refuse_size()
         else:
             self.body += data
@@ -282,8 +282,8 @@ class _Response:
             self.body.clear()
 
     def _refuse_size(self) -> None:
-        told = f"the media has more than {self._bytes_max} bytes (DYN_MM_MAX_FILE_SIZE_MB)"
-        self._refusal = InvalidArgument(told)
+        message = f"the media has more than {self._bytes_max} bytes (DYN_MM_MAX_FILE_SIZE_MB)"
+        self._refusal = InvalidArgument(message)
         self.body.clear()
 
 

@@ -54,8 +54,8 @@ def check_sound(audio: InputAudio, spot: str, limits: FetchLimits) -> None:
     """Raise `InvalidArgument` for a sound that is too long or not base64; `spot` is its path in the request."""
     try:
         if len(audio.data) > limits.data_url_bytes_max:
-            told = f"{len(audio.data)} bytes: expected at most {limits.data_url_bytes_max}"
-            raise InvalidArgument(f"{told} (DYN_MM_MAX_DATA_URL_MB)")  # noqa: TRY301 - the handler adds the path
+            reason = f"{len(audio.data)} bytes: expected at most {limits.data_url_bytes_max}"
+            raise InvalidArgument(f"{reason} (DYN_MM_MAX_DATA_URL_MB)")  # noqa: TRY301 - the handler adds the path
         check_base64(audio.data)
     except InvalidArgument as error:
         raise InvalidArgument(f"{spot}: {error}", param=spot) from None

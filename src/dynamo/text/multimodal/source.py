@@ -206,8 +206,8 @@ def is_data(url: str) -> bool:
 def check_data_url(url: str, limits: FetchLimits, accepts: tuple[str, ...] = ()) -> "re.Match[str]":
     """Match the head of a `data:` URL. Raise `InvalidArgument` if it is malformed or too long."""
     if len(url) > limits.data_url_bytes_max:
-        told = f"the data: URL has {len(url)} bytes: expected at most {limits.data_url_bytes_max}"
-        raise InvalidArgument(f"{told} (DYN_MM_MAX_DATA_URL_MB)")
+        reason = f"the data: URL has {len(url)} bytes: expected at most {limits.data_url_bytes_max}"
+        raise InvalidArgument(f"{reason} (DYN_MM_MAX_DATA_URL_MB)")
     head = DATA.match(url)
     if head is None:
         raise InvalidArgument("the data: URL has no comma: expected data:<type>;base64,<data>")

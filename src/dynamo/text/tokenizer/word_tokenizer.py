@@ -55,7 +55,7 @@ class WordTokenizer:
     @property
     def cache_hits(self) -> int:
         """Number of words found in the cache."""
-        return self._words.asked - self._words.misses
+        return self._words.lookups - self._words.misses
 
     @property
     def cache_misses(self) -> int:
@@ -86,7 +86,7 @@ class WordTokenizer:
         words = self._split_ascii(text) if text.isascii() else self._split_settled(text)
         if sum(map(len, words)) != len(text):
             return None  # The pattern left a gap, and the library's treatment of gaps is not reproduced here.
-        self._words.asked += len(words)
+        self._words.lookups += len(words)
         return list(chain.from_iterable(map(self._words.__getitem__, words)))
 
 
@@ -98,7 +98,7 @@ class Words(dict[str, tuple[int, ...]]):
         self._model = model
         self._byte_text = {byte: char for char, byte in byte_of_char().items()}
         self.older: dict[str, tuple[int, ...]] = {}
-        self.asked = 0
+        self.lookups = 0
         self.misses = 0
         self._bytes_newer = 0
         self._bytes_older = 0

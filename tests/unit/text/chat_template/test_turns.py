@@ -94,6 +94,6 @@ def test_thoughts_go_by_every_name_that_templates_know() -> None:
     assert (turn["reasoning_content"], turn["thinking"], turn["name"]) == ("r", "r", "n")
     both = call(content="x")
     both.reasoning_content = "r"
-    assert "thinking" not in conversation([both], Form(has_thoughts_beside_content=False))[0]
+    assert "thinking" not in conversation([both], Form(has_thoughts_with_content=False))[0]
     both.content = None
-    assert conversation([both], Form(has_thoughts_beside_content=False))[0]["thinking"] == "r"
+    assert conversation([both], Form(has_thoughts_with_content=False))[0]["thinking"] == "r"
