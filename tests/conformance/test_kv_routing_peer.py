@@ -11,7 +11,7 @@ from benchmarks.corpus import bench_model
 from benchmarks.peer import is_ready, peer_home, peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
 
-from dynamo.kv_events.subscriber import ask
+from dynamo.kv_events.subscriber import query_source
 from dynamo.kv_router import events
 from dynamo.kv_router.config import RouterConfig
 from dynamo.protocols.discovery import EndpointId
@@ -107,7 +107,7 @@ async def test_what_was_not_heard_is_asked_for(released_workers: Stack, monkeypa
     router = KvPushRouter(runtime, EndpointId.parse("dynamo.backend.generate"), RouterConfig(block_size=BLOCK))
     view = router.view
     assert view is not None
-    hear, is_deaf, missed = view.hear, False, 0
+    hear, is_deaf, missed = view.receive, False, 0
 
     def sometimes(told: WorkerKvEvent) -> None:
         nonlocal missed
@@ -116,7 +116,7 @@ async def test_what_was_not_heard_is_asked_for(released_workers: Stack, monkeypa
         else:
             hear(told)
 
-    monkeypatch.setattr(view, "hear", sometimes)
+    monkeypatch.setattr(view, "receive", sometimes)
     await router.start()
     try:
 
@@ -125,7 +125,7 @@ async def test_what_was_not_heard_is_asked_for(released_workers: Stack, monkeypa
             for rank, source in list(view._sources.items()):
                 assert source.record is not None
                 question = {"worker_id": rank[0], "dp_rank": rank[1], "kind": "recovery"}
-                answer = await ask(runtime, source.record.metadata.recovery_target, question)
+                answer = await query_source(runtime, source.record.metadata.recovery_target, question)
                 assert answer.dump is not None
                 mine = held(events.dump_rank(router.machine.index, *rank, 1))
                 if held(answer.dump.events) != mine or not mine:

@@ -21,7 +21,7 @@ _Chain = tuple[int | None, list[int]]
 class KvDump:
     """Dump of blocks, each with its parent hash and a bit for every tier that holds it; some are in no tier.
 
-    The last argument creates the event with the given number from a change in a tier.
+    `make_event` creates the event with the given number from a change in a tier.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class KvDump:
         blocks: Sequence[StoredBlock],
         parents: Sequence[int | None],
         tiers: Sequence[int],
-        tell: Callable[[int, Stored | Removed, str], WorkerKvEvent],
+        make_event: Callable[[int, Stored | Removed, str], WorkerKvEvent],
     ) -> None:
         assert len(blocks) == len(parents) == len(tiers), "blocks, parents and tiers must have equal lengths"
         self.events: list[WorkerKvEvent] = []
@@ -37,7 +37,7 @@ class KvDump:
         self._blocks = blocks
         self._parents = parents
         self._tiers = tiers
-        self._tell = tell
+        self._make_event = make_event
         self._steps = self._make()
 
     def work(self, blocks: int) -> None:
@@ -58,16 +58,16 @@ class KvDump:
         """Build the events; yield after each block."""
         chains: list[_Chain] = []
         yield from self._find(chains)
-        told = [0] * len(self._blocks)
-        yield from self._reach(chains, told)
+        targets = [0] * len(self._blocks)
+        yield from self._reach(chains, targets)
         used = 0
-        for bits in told:
+        for bits in targets:
             used |= bits
             yield True
         for tier in range(len(TIERS)):
             if used >> tier & 1:
-                yield from self._store(chains, told, tier)
-        yield from self._take_back(told)
+                yield from self._store(chains, targets, tier)
+        yield from self._take_back(targets)
 
     def _find(self, chains: list[_Chain]) -> Iterator[bool]:
         """Collect the chains, parents first."""
@@ -86,7 +86,7 @@ class KvDump:
             starts += further[::-1]
             chains.append((self._parents[first], chain))
 
-    def _reach(self, chains: list[_Chain], told: list[int]) -> Iterator[bool]:
+    def _reach(self, chains: list[_Chain], targets: list[int]) -> Iterator[bool]:
         """Compute the tiers to store each block in: those that hold it, and the nearest tier of its descendants."""
         below: dict[int, int] = {}
         for parent_hash, chain in reversed(chains):
@@ -95,17 +95,17 @@ class KvDump:
                 held = self._tiers[place]
                 bits |= held
                 bits &= -bits
-                told[place] = held | bits
+                targets[place] = held | bits
                 yield True
             if parent_hash is not None:
                 below[parent_hash] = below.get(parent_hash, 0) | bits
 
-    def _store(self, chains: list[_Chain], told: list[int], tier: int) -> Iterator[bool]:
+    def _store(self, chains: list[_Chain], targets: list[int], tier: int) -> Iterator[bool]:
         for before, chain in chains:
             parent_hash, first, run = before, before, list[StoredBlock]()
             for place in chain:
                 block = self._blocks[place]
-                if told[place] >> tier & 1:
+                if targets[place] >> tier & 1:
                     if not run:
                         first = parent_hash
                     run.append(block)
@@ -117,9 +117,9 @@ class KvDump:
             if run:
                 self._add(Stored(first, None, run), tier)
 
-    def _take_back(self, told: list[int]) -> Iterator[bool]:
+    def _take_back(self, targets: list[int]) -> Iterator[bool]:
         gone: list[list[int]] = [[] for _ in TIERS]
-        for place, bits in enumerate(told):
+        for place, bits in enumerate(targets):
             if extra := bits & ~self._tiers[place]:
                 gone[extra.bit_length() - 1].append(self._blocks[place].block_hash)
             yield True
@@ -128,4 +128,4 @@ class KvDump:
                 self._add(Removed(hashes), tier)
 
     def _add(self, change: Stored | Removed, tier: int) -> None:
-        self.events.append(self._tell(len(self.events) + 1, change, TIERS[tier]))
+        self.events.append(self._make_event(len(self.events) + 1, change, TIERS[tier]))

@@ -94,7 +94,7 @@ class DurableEvents:
         self._is_caught_up = asyncio.Event()
         prefix = "dynamo_router_kv_stream_"
         registry = runtime.metrics
-        self._heard = registry.counter(prefix + "messages_total", "Applied messages of the stream").labels()
+        self._messages_applied = registry.counter(prefix + "messages_total", "Applied messages of the stream").labels()
         self._unreadable = registry.counter(prefix + "unreadable_total", "Malformed messages of the stream").labels()
         self._uploads = registry.counter(prefix + "snapshots_total", "Snapshot uploads by outcome", ("status",))
 
@@ -188,7 +188,7 @@ class DurableEvents:
                     await self._take(batch)
                     await batch[-1].ack()
                 if not self._is_caught_up.is_set() and (not batch or batch[-1].metadata.num_pending == 0):
-                    self._view.ask_silent()
+                    self._view.query_silent_ranks()
                     self._is_caught_up.set()
                 if time.monotonic() >= check_at:
                     check_at = time.monotonic() + CHECK_S + random.uniform(-0.1, 0.1)
@@ -206,16 +206,16 @@ class DurableEvents:
     async def _take(self, batch: list["Msg"]) -> None:
         for number, message in enumerate(batch, 1):
             try:
-                told = decode_event(message.data)
+                kv_event = decode_event(message.data)
             except UNREADABLE as error:
                 self._unreadable.inc()
                 logger.warning("malformed message in stream %s: %s", self._stream, error)
             else:
-                self._view.hear(told)
+                self._view.receive(kv_event)
             self._applied = max(self._applied, message.metadata.sequence.stream)
             if number % EVENTS_PER_TURN == 0:
                 await asyncio.sleep(0)
-        self._heard.inc(len(batch))
+        self._messages_applied.inc(len(batch))
 
     async def _check(self, context: "JetStreamContext") -> None:
         """Start a snapshot if one is due. The dump covers all messages that this task has fetched."""
@@ -252,7 +252,7 @@ class DurableEvents:
     async def _upload_all(self, context: "JetStreamContext", store: SnapshotStore, lock: Lock) -> None:
         await self._drop_orphans(context)
         version = await store.version()
-        await self._forget_strangers()
+        await self._drop_absent_workers()
         covered, count, pieces = await self._dump_whole()
         logger.info("snapshot of %d events to %s initiated", count, store.bucket)
         began = time.monotonic()
@@ -282,9 +282,9 @@ class DurableEvents:
         covered, count = self._applied, 0
         pieces: list[bytes] = []
         rest = bytearray(b"[")
-        for rank in list(self._view.heard()):
-            for told in await self._dump_rank(*rank):
-                rest += (b"," if count else b"") + told
+        for rank in list(self._view.last_event_ids()):
+            for encoded in await self._dump_rank(*rank):
+                rest += (b"," if count else b"") + encoded
                 count += 1
             while len(rest) >= CHUNK_BYTES:
                 pieces.append(bytes(rest[:CHUNK_BYTES]))
@@ -294,12 +294,12 @@ class DurableEvents:
 
     async def _dump_rank(self, worker_id: int, dp_rank: int) -> list[bytes]:
         """Return one rank's events as JSON, built in slices while its new events wait; empty for a rank that left."""
-        with self._view.standing_still(worker_id, dp_rank) as last_id:
+        with self._view.held_back(worker_id, dp_rank) as last_id:
             number, evicted = last_id(), self._index.counts.evicted
             found: list[bytes] = []
             slice_end = time.perf_counter() + SLICE_S
-            for told in events.dump_rank(self._index, worker_id, dp_rank, number) if number is not None else ():
-                found.append(json_encode(told))
+            for kv_event in events.dump_rank(self._index, worker_id, dp_rank, number) if number is not None else ():
+                found.append(json_encode(kv_event))
                 if time.perf_counter() < slice_end:
                     continue
                 await asyncio.sleep(0)
@@ -338,12 +338,12 @@ class DurableEvents:
                 with contextlib.suppress(*_failures()):
                     await context.delete_consumer(self._stream, one.name)
 
-    async def _forget_strangers(self) -> None:
+    async def _drop_absent_workers(self) -> None:
         """Remove the component's workers that are gone."""
         prefix = f"{self._endpoint.namespace}/{self._endpoint.component}/"
         present = await self._runtime.discovery.snapshot(INSTANCES)
         workers = {int(key.rpartition("/")[2], 16) for key in present if key.startswith(prefix)}
-        self._view.forget_strangers(workers)
+        self._view.drop_absent_workers(workers)
 
     async def _consumers(self, context: "JetStreamContext") -> list[Any]:
         found: list[Any] = []

@@ -98,7 +98,7 @@ class EngineEvents:
         known = self._next or 0
         return known if number > known else None
 
-    def hear(self, frames: Sequence[bytes]) -> None:
+    def process(self, frames: Sequence[bytes]) -> None:
         """Process one message: topic (or empty), number, payload. A duplicate has no effect."""
         number = number_of(frames)
         if number is None:
@@ -115,8 +115,8 @@ class EngineEvents:
                 self._clear()
         self._next = number + 1
         try:
-            for told in self.read(frames):
-                self._put(told)
+            for kv_event in self.read(frames):
+                self._put(kv_event)
         except DynamoException as error:
             logger.warning("malformed message %d from %s: %s", number, self._name, error)
 
@@ -203,7 +203,7 @@ class EngineListener:
                     start = self.events.arrived(frames)
                     if start is not None and self.replay_endpoint is not None:
                         await self._replay(context, start)
-                    self.events.hear(frames)
+                    self.events.process(frames)
         except asyncio.CancelledError:
             self.status = Status.PAUSED
             raise
@@ -227,7 +227,7 @@ class EngineListener:
                     frames = await socket.recv_multipart()
                 if len(frames) < 2 or number_of(frames) is None:
                     break
-                self.events.hear(replayed(frames))
+                self.events.process(replayed(frames))
         except TimeoutError:
             logger.warning("%s did not replay the messages missed since number %d", self.replay_endpoint, start)
         finally:

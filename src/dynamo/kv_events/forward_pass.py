@@ -26,7 +26,7 @@ class ForwardPassPublisher:
         self._heartbeat_s = heartbeat_s
         self._loop = asyncio.get_running_loop()
         self._counters = [0] * ranks
-        self._told_s = [self._loop.time()] * ranks
+        self._published_s = [self._loop.time()] * ranks
         self._timers: list[asyncio.TimerHandle] = [
             self._loop.call_later(heartbeat_s, self._beat, rank) for rank in range(ranks)
         ]
@@ -34,7 +34,7 @@ class ForwardPassPublisher:
     def put(self, passed: ForwardPass, dp_rank: int = 0) -> None:
         """Publish a finished step. Raise `IndexError` for an unknown rank."""
         counter = self._counters[dp_rank] = self._counters[dp_rank] + 1
-        self._told_s[dp_rank] = self._loop.time()
+        self._published_s[dp_rank] = self._loop.time()
         metrics = ForwardPassMetrics(
             FORWARD_PASS_VERSION,
             self._worker_id,
@@ -53,8 +53,8 @@ class ForwardPassPublisher:
 
     def _beat(self, rank: int) -> None:
         """Run one timer per rank, not one per step: it checks the time of the last step and reschedules itself."""
-        due_s = self._told_s[rank] + self._heartbeat_s
+        due_s = self._published_s[rank] + self._heartbeat_s
         if self._loop.time() >= due_s:
             self.put(RESTED, rank)
-            due_s = self._told_s[rank] + self._heartbeat_s
+            due_s = self._published_s[rank] + self._heartbeat_s
         self._timers[rank] = self._loop.call_at(due_s, self._beat, rank)

@@ -30,7 +30,7 @@ class PaceListener:
         self._endpoint = endpoint
         self._pace = pace
         self._prefill = prefill
-        self._topic = Topic(runtime, endpoint, FORWARD_PASS_TOPIC, lambda event: self.hear(event.payload))
+        self._topic = Topic(runtime, endpoint, FORWARD_PASS_TOPIC, lambda event: self.process(event.payload))
 
     async def start(self) -> None:
         """Start listening."""
@@ -40,7 +40,7 @@ class PaceListener:
         """Stop listening."""
         await self._topic.close()
 
-    def hear(self, payload: bytes) -> None:
+    def process(self, payload: bytes) -> None:
         """Process one step; a malformed one is logged and skipped."""
         try:
             step = decode(payload)

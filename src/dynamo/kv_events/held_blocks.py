@@ -70,17 +70,17 @@ class KvHoldings:
         bit = _BITS[tier]
         return {key: place.block.tokens_hash for key, place in self._places.items() if place.tiers & bit}
 
-    def apply(self, told: WorkerKvEvent) -> None:
+    def apply(self, kv_event: WorkerKvEvent) -> None:
         """Apply the next event."""
-        event = told.event
+        event = kv_event.event
         assert event.event_id == self.last_event_id + 1, "event ids must be consecutive"
         self.last_event_id = event.event_id
-        self._recent.append(told)
-        bit = _BITS.get(told.storage_tier)
+        self._recent.append(kv_event)
+        bit = _BITS.get(kv_event.storage_tier)
         if bit is None:
             return
         if event.data == "cleared":
-            if told.storage_tier == TIERS[0]:  # As in routers: clearing the device clears all tiers.
+            if kv_event.storage_tier == TIERS[0]:  # As in routers: clearing the device clears all tiers.
                 self._places.clear()
                 self._more = 0
         elif event.data.stored is not None:
@@ -91,16 +91,16 @@ class KvHoldings:
 
     def answer(self, query: KvSourceQuery) -> KvSourceAnswer:
         """Answer a router's recovery query."""
-        return self.short_answer(query) or self.told(self.begin_dump())
+        return self.short_answer(query) or self.complete_dump(self.begin_dump())
 
     def short_answer(self, query: KvSourceQuery) -> KvSourceAnswer | None:
         """Answer a query without a dump, None if a dump is needed. The range's end is ignored, as newer events help."""
-        for name, asked, own in (
+        for name, requested, own in (
             ("worker_id", query.worker_id, self._worker_id),
             ("dp_rank", query.dp_rank, self._dp_rank),
         ):
-            if asked != own:
-                return KvSourceAnswer(error=f"{name} {asked}: this source serves {own}")
+            if requested != own:
+                return KvSourceAnswer(error=f"{name} {requested}: this source serves {own}")
         start, end, newest = query.start_event_id, query.end_event_id, self.last_event_id
         if start is not None and end is not None and end < start:
             return KvSourceAnswer(invalid_range=KvSourceInvalidRange(start, end))
@@ -115,24 +115,24 @@ class KvHoldings:
         """Start a dump of the present state."""
         places = self._places.values()
         blocks, parents = [place.block for place in places], [place.parent_hash for place in places]
-        made = KvDump(blocks, parents, [place.tiers for place in places], self._tell)
+        made = KvDump(blocks, parents, [place.tiers for place in places], self._make_event)
         return PendingDump(made, self.last_event_id)
 
-    def told(self, pending: "PendingDump") -> KvSourceAnswer:
+    def complete_dump(self, pending: "PendingDump") -> KvSourceAnswer:
         """Complete a dump and append later events, so that it is never older than the events a router has received."""
         events = pending.dump.complete()
         last_event_id = pending.last_event_id
         since = self.last_event_id - last_event_id
         if 0 < since <= len(self._recent):
             last_event_id = self.last_event_id
-            for told in list(self._recent)[-since:]:
-                event = NumberedKvEvent(len(events) + 1, told.event.data, self._dp_rank)
-                events.append(WorkerKvEvent(self._worker_id, told.storage_tier, told.residency_domain, event))
+            for kv_event in list(self._recent)[-since:]:
+                event = NumberedKvEvent(len(events) + 1, kv_event.event.data, self._dp_rank)
+                events.append(WorkerKvEvent(self._worker_id, kv_event.storage_tier, kv_event.residency_domain, event))
         return KvSourceAnswer(dump=KvSourceDump(events, last_event_id))
 
     def dump(self) -> list[WorkerKvEvent]:
         """Return events that recreate the present state; their ids count from 1 and have no other meaning."""
-        dump = self.told(self.begin_dump()).dump
+        dump = self.complete_dump(self.begin_dump()).dump
         assert dump is not None, "the answer must be a dump"
         return dump.events
 
@@ -155,14 +155,14 @@ class KvHoldings:
         parent_hash = stored.parent_hash
         for block in stored.blocks:
             place = self._places.get(block.block_hash)
-            has_room = len(self._places) + self._more < self._blocks_max
+            has_space = len(self._places) + self._more < self._blocks_max
             if place is not None:
                 if place.tiers and not place.tiers & bit:
-                    if not has_room:
+                    if not has_space:
                         return
                     self._more += 1
                 place.tiers |= bit
-            elif not has_room or not self._follow(parent_hash):
+            elif not has_space or not self._follow(parent_hash):
                 return
             else:
                 self._places[block.block_hash] = _Place(block, parent_hash, bit)
@@ -195,6 +195,6 @@ class KvHoldings:
             if key is not None:
                 self._places[key].followers -= 1
 
-    def _tell(self, number: int, change: Stored | Removed, tier: str) -> WorkerKvEvent:
+    def _make_event(self, number: int, change: Stored | Removed, tier: str) -> WorkerKvEvent:
         data = KvEventData(stored=change) if isinstance(change, Stored) else KvEventData(removed=change)
         return WorkerKvEvent(self._worker_id, tier, "worker", NumberedKvEvent(number, data, self._dp_rank))

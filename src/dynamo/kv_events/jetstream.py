@@ -114,13 +114,13 @@ class KvStreamPublisher:
         self._connection.begin()
         self._tasks.supervise(self._send, "send")
 
-    def put(self, told: WorkerKvEvent) -> None:
+    def put(self, kv_event: WorkerKvEvent) -> None:
         """Queue the next event; it is dropped if the queue is full, which routers detect as a gap."""
         if len(self._unsent) >= UNSENT_MAX:
             self._drop("the queue is full")
             return
-        number = told.event
-        self._unsent.append((f"{told.worker_id:x}.{number.dp_rank}.{number.event_id}", json_encode(told)))
+        number = kv_event.event
+        self._unsent.append((f"{kv_event.worker_id:x}.{number.dp_rank}.{number.event_id}", json_encode(kv_event)))
         self._wake.set()
         self._sent.clear()
 

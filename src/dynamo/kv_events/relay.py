@@ -118,9 +118,9 @@ class KvEventRelay:
         """Connect, with retries until the engine is available, and relay its messages."""
         async with subscribed(self._endpoint, self._topic) as (_, socket):
             while True:
-                self.hear(await socket.recv_multipart())
+                self.process(await socket.recv_multipart())
 
-    def hear(self, frames: Sequence[bytes]) -> None:
+    def process(self, frames: Sequence[bytes]) -> None:
         """Process one message; a malformed one is logged and skipped as a whole."""
         if len(frames) != 3 or len(frames[1]) != 8:
             logger.warning("malformed KV event from %s: expected [topic, sequence, payload]", self._endpoint)

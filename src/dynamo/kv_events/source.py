@@ -56,8 +56,8 @@ class KvEventSource:
         endpoint, scope = self._endpoint, EventScope("endpoint", self._endpoint.id)
         runtime = endpoint.runtime
         publisher = self._publisher = await runtime.event_plane.publisher(endpoint.id, KV_EVENTS_TOPIC)
-        asked = EndpointId(endpoint.id.namespace, endpoint.id.component, recovery_endpoint(publisher.id))
-        self._serving = await runtime.endpoint(str(asked)).serve(self.handle, ServeOptions(is_internal=True))
+        query_endpoint = EndpointId(endpoint.id.namespace, endpoint.id.component, recovery_endpoint(publisher.id))
+        self._serving = await runtime.endpoint(str(query_endpoint)).serve(self.handle, ServeOptions(is_internal=True))
         metadata = EventSourceMetadata(endpoint.id, self._worker, publisher.id, self._serving.instance.callee())
         self._record = EventSource(scope, KV_EVENTS_TOPIC, publisher.id, metadata)
         await self._list(self._record)
@@ -101,7 +101,7 @@ class KvEventSource:
             await asyncio.sleep(0)
             if reply.is_cancelled:
                 return
-        _write(reply, self.holdings.told(pending))
+        _write(reply, self.holdings.complete_dump(pending))
 
     async def leave(self) -> None:
         """Leave the registry; later events are still sent to current subscribers."""
@@ -126,10 +126,10 @@ class KvEventSource:
         self._is_listed = True
         await self._endpoint.discovery.put(EVENT_SOURCES, record.key, json_encode(record))
 
-    def _note(self, told: WorkerKvEvent) -> None:
-        self.holdings.apply(told)
+    def _note(self, kv_event: WorkerKvEvent) -> None:
+        self.holdings.apply(kv_event)
         if self._stream is not None:
-            self._stream.put(told)
+            self._stream.put(kv_event)
 
     def _publish(self, payload: bytes) -> None:
         """Publish a payload. Before the publisher is open there are no subscribers; the first dump covers them."""

@@ -33,8 +33,8 @@ from dynamo.runtime.single_response import OneAnswer
 
 logger = logging.getLogger(__name__)
 
-ASK_TIMEOUT_S = 10.0  # A dump of the largest cache takes a second to create and send.
-ASK_FIRST_S, ASK_MAX_S = 0.2, 10.0
+QUERY_TIMEOUT_S = 10.0  # A dump of the largest cache takes a second to create and send.
+QUERY_RETRY_FIRST_S, QUERY_RETRY_MAX_S = 0.2, 10.0
 HELD_BACK_S = 0.01
 PENDING_MAX = 4096  # Events buffered while a query is in progress: beyond that a new dump costs less.
 EVENTS_PER_TURN = 64  # Events of a dump that are applied before yielding to the event loop: about a millisecond.
@@ -48,7 +48,7 @@ Rank = tuple[int, int]
 class Listener(Protocol):
     """Receiver of cache changes, for example a router's state."""
 
-    def apply(self, told: WorkerKvEvent) -> bool:
+    def apply(self, kv_event: WorkerKvEvent) -> bool:
         """Apply a change of a worker's cache."""
 
     def forget(self, worker_id: int, dp_rank: int) -> None:
@@ -77,7 +77,7 @@ class KvView:
     ) -> None:
         """`is_durable`: events are stored elsewhere (`kv_events.durable`), so that new ranks need no full query."""
         self.endpoint = endpoint
-        self._asks_new = not is_durable
+        self._queries_new = not is_durable
         self._runtime = runtime
         self._listener = listener
         self._tasks = TaskOwner(f"kv view of {endpoint}")
@@ -120,35 +120,35 @@ class KvView:
 
     # Snapshots
 
-    def heard(self) -> dict[Rank, int]:
+    def last_event_ids(self) -> dict[Rank, int]:
         """Return the last received event id of each rank."""
         return {rank: source.last_id for rank, source in self._sources.items() if source.last_id}
 
     async def adopt(self, events: Sequence[WorkerKvEvent]) -> None:
         """Apply stored events of ranks that are less up to date here; the greatest event id is the rank's last."""
         by_rank: dict[Rank, list[WorkerKvEvent]] = {}
-        for told in events:
-            by_rank.setdefault((told.worker_id, told.event.dp_rank), []).append(told)
+        for kv_event in events:
+            by_rank.setdefault((kv_event.worker_id, kv_event.event.dp_rank), []).append(kv_event)
         for rank, kept in by_rank.items():
             source = self._sources.get(rank)
             if source is None:
                 source = self._sources[rank] = _Source(None)
-            last_id = max(told.event.event_id for told in kept)
+            last_id = max(kv_event.event.event_id for kv_event in kept)
             if source.recovery is not None or last_id <= source.last_id:
                 continue
             source.is_held_back = True
             self._listener.forget(*rank)
-            for number, told in enumerate(kept, 1):
+            for number, kv_event in enumerate(kept, 1):
                 if self._sources.get(rank) is not source:
                     break  # The rank left.
-                self._listener.apply(told)
+                self._listener.apply(kv_event)
                 if number % EVENTS_PER_TURN == 0:
                     await asyncio.sleep(0)
             source.last_id, source.is_partial, source.is_held_back = last_id, False, False
             self._catch_up(rank, source)
 
     @contextlib.contextmanager
-    def standing_still(self, worker_id: int, dp_rank: int) -> Iterator[Callable[[], int | None]]:
+    def held_back(self, worker_id: int, dp_rank: int) -> Iterator[Callable[[], int | None]]:
         """Hold a rank's events back, so that its state can be dumped in pieces.
 
         Yield a function that returns the rank's last event id; None if the rank is unknown, has left, or is being
@@ -166,14 +166,14 @@ class KvView:
             source.is_held_back = False
             self._catch_up(rank, source)
 
-    def ask_silent(self) -> None:
+    def query_silent_ranks(self) -> None:
         """After the stored events are applied: query the ranks without events, now and when new ones are registered."""
-        self._asks_new = True
+        self._queries_new = True
         for rank, source in self._sources.items():
             if source.record is not None and not source.last_id and source.recovery is None:
                 self._recover(rank, source, None)
 
-    def forget_strangers(self, workers: Collection[int]) -> None:
+    def drop_absent_workers(self, workers: Collection[int]) -> None:
         """Remove ranks without a source whose workers are not in `workers`."""
         for rank in [rank for rank, one in self._sources.items() if one.record is None and rank[0] not in workers]:
             self._drop(rank)
@@ -182,67 +182,67 @@ class KvView:
 
     async def _listen(self) -> None:
         assert self._subscriber is not None
-        async for heard in self._subscriber:
-            if isinstance(heard, Event):
-                self._hear(heard)
-            elif isinstance(heard, PublisherGone):
-                logger.debug("publisher %x of %s is gone", heard.publisher_id, self.endpoint)
+        async for received in self._subscriber:
+            if isinstance(received, Event):
+                self._on_message(received)
+            elif isinstance(received, PublisherGone):
+                logger.debug("publisher %x of %s is gone", received.publisher_id, self.endpoint)
 
-    def _hear(self, event: Event) -> None:
+    def _on_message(self, event: Event) -> None:
         try:
             events = decode_events(event.payload)
         except ValueError as error:
             self._metrics.unreadable.inc()
             logger.warning("malformed KV events of %s: %s", self.endpoint, error)
             return
-        for told in events:
-            self.hear(told)
+        for kv_event in events:
+            self.receive(kv_event)
 
-    def hear(self, told: WorkerKvEvent) -> None:
+    def receive(self, kv_event: WorkerKvEvent) -> None:
         """Process one event; events may be out of order or duplicated."""
-        rank = (told.worker_id, told.event.dp_rank)
+        rank = (kv_event.worker_id, kv_event.event.dp_rank)
         source = self._sources.get(rank)
         if source is None:
             source = self._sources[rank] = _Source(None)
         if source.recovery is not None or source.is_held_back:
             if len(source.pending) < PENDING_MAX:
-                source.pending.append(told)
+                source.pending.append(kv_event)
             return
-        self._take(rank, source, told)
+        self._take(rank, source, kv_event)
 
-    def _take(self, rank: Rank, source: _Source, told: WorkerKvEvent) -> None:
-        number = told.event.event_id
+    def _take(self, rank: Rank, source: _Source, kv_event: WorkerKvEvent) -> None:
+        number = kv_event.event.event_id
         if number <= source.last_id:
             return
         if number > source.last_id + 1:
             self._metrics.gaps.inc()
             if source.record is not None:
-                source.pending.append(told)
+                source.pending.append(kv_event)
                 self._recover(rank, source, source.last_id + 1 if source.last_id else None)
                 return
             source.is_partial = True
             if source.last_id:
                 self._listener.forget(*rank)  # There is no source to query for the lost events.
-        self._apply(source, told)
+        self._apply(source, kv_event)
 
-    def _apply(self, source: _Source, told: WorkerKvEvent) -> None:
-        source.last_id = max(source.last_id, told.event.event_id)
+    def _apply(self, source: _Source, kv_event: WorkerKvEvent) -> None:
+        source.last_id = max(source.last_id, kv_event.event.event_id)
         self._metrics.events.labels(
-            event_type=kind_of(told), status="ok" if self._listener.apply(told) else "missed"
+            event_type=kind_of(kv_event), status="ok" if self._listener.apply(kv_event) else "missed"
         ).inc()
 
     # Sources
 
     async def _watch(self) -> None:
         prefix = topic_prefix(self.endpoint, KV_EVENTS_TOPIC)
-        unheard = set(self._keys)
+        unconfirmed = set(self._keys)
         async for change in self._runtime.discovery.watch(EVENT_SOURCES):
             if isinstance(change, Synced):
-                for key in unheard:
+                for key in unconfirmed:
                     self._leave(key)
-                unheard.clear()
+                unconfirmed.clear()
             elif change.key.startswith(prefix):
-                unheard.discard(change.key)
+                unconfirmed.discard(change.key)
                 if isinstance(change, Put):
                     self._enter(change.key, change.value)
                 else:
@@ -265,7 +265,7 @@ class KvView:
             and before.record is None
             and before.last_id
             and not before.is_partial
-            and not self._asks_new
+            and not self._queries_new
         ):
             self._keys[key] = rank
             before.record = record
@@ -274,7 +274,7 @@ class KvView:
             self._drop(rank)
         self._keys[key] = rank
         source = self._sources[rank] = _Source(record)
-        if self._asks_new:
+        if self._queries_new:
             self._recover(rank, source, None)
 
     def _leave(self, key: str) -> None:
@@ -293,13 +293,13 @@ class KvView:
 
     def _recover(self, rank: Rank, source: _Source, start: int | None) -> None:
         name = f"holdings of {rank[0]:x}.{rank[1]}"
-        source.recovery = self._tasks.start(self._ask_until_answered(rank, source, start), name)
+        source.recovery = self._tasks.start(self._query_until_answered(rank, source, start), name)
 
-    async def _ask_until_answered(self, rank: Rank, source: _Source, start: int | None) -> None:
-        backoff = Backoff(ASK_FIRST_S, ASK_MAX_S)
+    async def _query_until_answered(self, rank: Rank, source: _Source, start: int | None) -> None:
+        backoff = Backoff(QUERY_RETRY_FIRST_S, QUERY_RETRY_MAX_S)
         while True:
             try:
-                answer = await self._ask(rank, source, start)
+                answer = await self._query(rank, source, start)
                 break
             except (DynamoException, TimeoutError, *UNREADABLE) as error:
                 self._metrics.unanswered.inc()
@@ -319,8 +319,8 @@ class KvView:
         """Process the events buffered meanwhile."""
         pending, source.pending = source.pending, deque()
         if self._sources.get(rank) is source:
-            for told in pending:
-                self.hear(told)
+            for kv_event in pending:
+                self.receive(kv_event)
 
     async def _learn(self, rank: Rank, source: _Source, answer: KvSourceAnswer) -> None:
         """Apply an answer, yielding to the event loop at intervals."""
@@ -332,16 +332,16 @@ class KvView:
         else:
             return  # No newer events exist; the next event shows whether one is missing.
         is_whole = answer.dump is not None
-        for number, told in enumerate(events, 1):
+        for number, kv_event in enumerate(events, 1):
             if is_whole:
-                self._listener.apply(told)
-            elif told.event.event_id > source.last_id:
-                self._apply(source, told)
+                self._listener.apply(kv_event)
+            elif kv_event.event.event_id > source.last_id:
+                self._apply(source, kv_event)
             if number % EVENTS_PER_TURN == 0:
                 await asyncio.sleep(0)
         source.last_id = last_id
 
-    async def _ask(self, rank: Rank, source: _Source, start: int | None) -> KvSourceAnswer:
+    async def _query(self, rank: Rank, source: _Source, start: int | None) -> KvSourceAnswer:
         assert source.record is not None, "only ranks with a source are queried"
         question: dict[str, object] = {
             "worker_id": rank[0],
@@ -351,8 +351,8 @@ class KvView:
             "supports_tree_dump_failed": True,
             "kind": "recovery",
         }
-        async with asyncio.timeout(ASK_TIMEOUT_S):
-            return await ask(self._runtime, source.record.metadata.recovery_target, question)
+        async with asyncio.timeout(QUERY_TIMEOUT_S):
+            return await query_source(self._runtime, source.record.metadata.recovery_target, question)
 
 
 class ViewMetrics:
@@ -371,7 +371,7 @@ class ViewMetrics:
         self.unreadable = registry.counter(prefix + "unreadable_events_total", "Malformed messages").labels()
 
 
-async def ask(runtime: DistributedRuntime, callee: Callee, question: dict[str, object]) -> KvSourceAnswer:
+async def query_source(runtime: DistributedRuntime, callee: Callee, question: dict[str, object]) -> KvSourceAnswer:
     """Query a source. Raise a `DynamoException`, or a decoding error."""
     target = Target.of(callee)
     receiver = OneAnswer("the source")
@@ -398,7 +398,7 @@ def _nobody(instance_id: int, error: Exception | None) -> None:
     """Ignore the end of a query; the caller handles it."""
 
 
-def kind_of(told: WorkerKvEvent) -> str:
+def kind_of(kv_event: WorkerKvEvent) -> str:
     """Return the `event_type` label of an event."""
-    data = told.event.data
+    data = kv_event.event.data
     return "cleared" if isinstance(data, str) else "stored" if data.stored is not None else "removed"

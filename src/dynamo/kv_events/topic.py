@@ -16,14 +16,14 @@ class Topic:
         runtime: DistributedRuntime,
         endpoint: EndpointId,
         name: str,
-        hear: Callable[[Event], None],
+        on_message: Callable[[Event], None],
         gone: Callable[[int], None] | None = None,
     ) -> None:
         """`gone` is called with the id of a publisher that left."""
         self._runtime = runtime
         self._endpoint = endpoint
         self._name = name
-        self._hear = hear
+        self._on_message = on_message
         self._gone = gone
         self._tasks = TaskOwner(f"{name} of {endpoint}")
         self._publisher: Publisher | None = None
@@ -58,8 +58,8 @@ class Topic:
 
     async def _listen(self) -> None:
         assert self._subscriber is not None, "the subscriber is created by `start`"
-        async for heard in self._subscriber:
-            if isinstance(heard, Event):
-                self._hear(heard)
-            elif isinstance(heard, PublisherGone) and self._gone is not None:
-                self._gone(heard.publisher_id)
+        async for received in self._subscriber:
+            if isinstance(received, Event):
+                self._on_message(received)
+            elif isinstance(received, PublisherGone) and self._gone is not None:
+                self._gone(received.publisher_id)

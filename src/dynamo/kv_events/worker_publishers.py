@@ -44,10 +44,10 @@ class KvEventPublisher:
         event_id = self._last_ids.get(dp_rank, 0) + 1
         self._last_ids[dp_rank] = event_id
         numbered = NumberedKvEvent(event_id, _data(event), dp_rank)
-        told = WorkerKvEvent(self._worker_id, tier, "worker", numbered)
+        kv_event = WorkerKvEvent(self._worker_id, tier, "worker", numbered)
         if self._on_event is not None:
-            self._on_event(told)
-        self._pending.append(told)
+            self._on_event(kv_event)
+        self._pending.append(kv_event)
         if len(self._pending) >= EVENTS_MAX:
             self.flush()
         elif not self._is_scheduled:

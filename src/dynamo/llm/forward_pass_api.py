@@ -127,11 +127,11 @@ class FpmEventSubscriber:
     async def _follow(self) -> None:
         subscriber = await self._endpoint.runtime.event_plane.subscriber(self._endpoint.id, FORWARD_PASS_TOPIC)
         try:
-            await self._hear(aiter(subscriber))
+            await self._receive(aiter(subscriber))
         finally:
             await subscriber.close()
 
-    async def _hear(self, events: AsyncIterator[object]) -> None:
+    async def _receive(self, events: AsyncIterator[object]) -> None:
         ranks: dict[int, set[RankKey]] = {}
         async for event in events:
             if not isinstance(event, Event):

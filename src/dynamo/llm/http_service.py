@@ -8,7 +8,7 @@ import asyncio
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.http.embedded import FrontendOptions, ServedFrontend, run_frontend
-from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine, tell_when_closed
+from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine, set_when_closed
 from dynamo.model_card.types import ModelType
 from dynamo.runtime.distributed import DistributedRuntime
 
@@ -67,7 +67,7 @@ class HttpService:
         closed = asyncio.Event()
         async with self._engines.serving() as inner:
             frontend = ServedFrontend(inner, self._options, runtime.metrics)
-            watching = asyncio.ensure_future(tell_when_closed(runtime, closed))
+            watching = asyncio.ensure_future(set_when_closed(runtime, closed))
             try:
                 await self._serve(frontend, closed)
             finally:

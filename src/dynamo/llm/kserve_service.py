@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynamo.http.embedded import FrontendOptions
-from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine, tell_when_closed
+from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine, set_when_closed
 from dynamo.model_card.runtime_config import ModelRuntimeConfig
 from dynamo.model_card.types import ModelType
 from dynamo.runtime.distributed import DistributedRuntime
@@ -81,7 +81,7 @@ class KserveGrpcService:
         from dynamo.grpc.serving import ServedKserve, run_kserve
 
         closed = asyncio.Event()
-        watching = asyncio.ensure_future(tell_when_closed(runtime, closed))
+        watching = asyncio.ensure_future(set_when_closed(runtime, closed))
         grpc_options = KserveOptions(host=self._host, port=self._wanted_port)
         try:
             async with self._engines.serving() as inner:

@@ -201,26 +201,30 @@ class KvRouter:
         `update_indexer` records the prompt as cached there, for approximate indexes.
         """
         router = await self.ready()
-        ask = router.ask(
+        route_request = router.ask(
             token_ids,
             request_id or "",
             block_mm_infos=block_mm_infos,
             lora_name=lora_name,
             cache_salt=cache_namespace,
         )
-        ask.overrides, ask.strict_priority, ask.policy_class = router_config_override, strict_priority, policy_class
+        route_request.overrides, route_request.strict_priority, route_request.policy_class = (
+            router_config_override,
+            strict_priority,
+            policy_class,
+        )
         if routing_constraints is not None:
-            ask.required_taints, ask.preferred_taints = constraints_of(routing_constraints.shown())
-        await router.kv.know(ask)
+            route_request.required_taints, route_request.preferred_taints = constraints_of(routing_constraints.shown())
+        await router.kv.know(route_request)
         if request_id is None:
-            decision = router.kv.look(ask)
+            decision = router.kv.look(route_request)
         elif request_id in router.kv.machine.active:
             raise InvalidArgument(f"request {request_id} is already booked on a worker", param="request_id")
         else:
-            decision = await router.place(ask, _Booked())
+            decision = await router.place(route_request, _Booked())
         rank = (decision.worker_id, decision.dp_rank)
         if update_indexer:
-            router.kv.machine.note_sent(rank, ask.sequence or ask.blocks, self._clock.now())
+            router.kv.machine.note_sent(rank, route_request.sequence or route_request.blocks, self._clock.now())
         return *rank, decision.overlap_blocks
 
     async def get_potential_loads(
@@ -231,8 +235,8 @@ class KvRouter:
         cache_namespace: str | None = None,
     ) -> list[dict[str, int]]:
         """Return the load that each rank would have with this prompt added."""
-        router, ask = await self._asked(token_ids, block_mm_infos, lora_name, cache_namespace)
-        return router.potential_loads(ask)
+        router, route_request = await self._make_route_request(token_ids, block_mm_infos, lora_name, cache_namespace)
+        return router.potential_loads(route_request)
 
     async def get_overlap_scores(
         self,
@@ -248,8 +252,8 @@ class KvRouter:
 
         `router_config_override` and `include_shared` have no effect: this router has no shared cache.
         """
-        router, ask = await self._asked(token_ids, block_mm_infos, lora_name, cache_namespace)
-        return router.overlap_scores(ask)
+        router, route_request = await self._make_route_request(token_ids, block_mm_infos, lora_name, cache_namespace)
+        return router.overlap_scores(route_request)
 
     async def dump_events(self) -> str:
         """Return JSON events that recreate the index of cached blocks."""
@@ -269,7 +273,7 @@ class KvRouter:
             raise InvalidArgument(f"Request {request_id} not found", param="request_id")
         router.kv.release(request_id)
 
-    async def _asked(
+    async def _make_route_request(
         self,
         token_ids: list[int],
         block_mm_infos: Sequence[Any] | None,
@@ -277,9 +281,11 @@ class KvRouter:
         cache_namespace: str | None,
     ) -> tuple[EndpointRouter, Ask]:
         router = await self.ready()
-        ask = router.ask(token_ids, block_mm_infos=block_mm_infos, lora_name=lora_name, cache_salt=cache_namespace)
-        await router.kv.know(ask)
-        return router, ask
+        route_request = router.ask(
+            token_ids, block_mm_infos=block_mm_infos, lora_name=lora_name, cache_salt=cache_namespace
+        )
+        await router.kv.know(route_request)
+        return router, route_request
 
 
 class KvIndexer:
@@ -317,9 +323,9 @@ class KvIndexer:
         self._starting.cancel()
         await self._view.close()
 
-    def apply(self, told: WorkerKvEvent) -> bool:
+    def apply(self, kv_event: WorkerKvEvent) -> bool:
         """Apply a change of a worker's cache (`kv_events.subscriber.Listener`)."""
-        return events.apply(self._index, told)
+        return events.apply(self._index, kv_event)
 
     def forget(self, worker_id: int, dp_rank: int) -> None:
         """Remove a rank's blocks (`kv_events.subscriber.Listener`)."""

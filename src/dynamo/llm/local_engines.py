@@ -49,19 +49,19 @@ class LocalEngines:
     def add(self, kind: ModelType, model: str, engine: PythonAsyncEngine, **arguments: Any) -> None:
         """Serve the model with the engine, replacing any previous one."""
         self._models[kind][model] = LocalModel(engine, arguments)
-        self._tell(model)
+        self._schedule_update(model)
 
     def remove(self, kind: ModelType, model: str) -> None:
         """Stop serving the model. Raise `InvalidArgument` for a name that is not served."""
         if self._models[kind].pop(model, None) is None:
             raise InvalidArgument(f"model {model!r} is not served for {kind}")
-        self._tell(model)
+        self._schedule_update(model)
 
     def show(self, kind: ModelType, shown: bool) -> None:
         """Serve the models of a kind, or hide them."""
         (self._hidden.discard if shown else self._hidden.add)(kind)
         for model in self._models[kind]:
-            self._tell(model)
+            self._schedule_update(model)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[DistributedRuntime]:
@@ -83,7 +83,7 @@ class LocalEngines:
             self._served.clear()
             await runtime.shutdown()
 
-    def _tell(self, model: str) -> None:
+    def _schedule_update(self, model: str) -> None:
         """Update a running service after a change of a model."""
         if self._runtime is not None:
             task = asyncio.get_running_loop().create_task(self._apply(model), name=f"serve {model}")
@@ -109,7 +109,7 @@ class LocalEngines:
                 await register_model(takes, kind, endpoint, name, skip_model_assets=True, **model.arguments)
 
 
-async def tell_when_closed(runtime: DistributedRuntime, closed: asyncio.Event) -> None:
+async def set_when_closed(runtime: DistributedRuntime, closed: asyncio.Event) -> None:
     """Set the event when the runtime has shut down."""
     await runtime.wait_closed()
     closed.set()

@@ -21,11 +21,11 @@ UNREAD_MAX = 10_000  # Pieces; far more than a terminal falls behind.
 EXITS = frozenset({"/exit", "/quit"})
 
 Message = dict[str, str]
-Ask = Callable[[list[Message]], AsyncIterator[str]]
+Respond = Callable[[list[Message]], AsyncIterator[str]]
 """Function that yields the pieces of an answer to a conversation. Raises `DynamoException` on failure."""
 
 
-async def converse(read: Callable[[], Awaitable[str]], ask: Ask, out: TextIO) -> None:
+async def converse(read: Callable[[], Awaitable[str]], respond: Respond, out: TextIO) -> None:
     """Converse until the input ends or is an exit command. A question without an answer is dropped."""
     messages: list[Message] = []
     while line := await read():
@@ -34,11 +34,11 @@ async def converse(read: Callable[[], Awaitable[str]], ask: Ask, out: TextIO) ->
             return
         if not text:
             continue
-        asked = [*messages, {"role": "user", "content": text}]
-        said = ""
+        conversation = [*messages, {"role": "user", "content": text}]
+        reply = ""
         try:
-            async for piece in ask(asked):
-                said += piece
+            async for piece in respond(conversation):
+                reply += piece
                 out.write(piece)
                 out.flush()
         except DynamoException as error:
@@ -46,7 +46,7 @@ async def converse(read: Callable[[], Awaitable[str]], ask: Ask, out: TextIO) ->
             continue
         out.write("\n")
         out.flush()
-        messages = [*asked, {"role": "assistant", "content": said}]
+        messages = [*conversation, {"role": "assistant", "content": reply}]
 
 
 async def run_text(frontend: ServedFrontend, model: str | None, ending: asyncio.Event) -> None:
@@ -92,10 +92,10 @@ async def answer(url: str, model: str, messages: list[Message]) -> AsyncIterator
     pieces: asyncio.Queue[str] = asyncio.Queue(UNREAD_MAX)
     loop = asyncio.get_running_loop()
 
-    def say(piece: str) -> None:
+    def emit(piece: str) -> None:
         asyncio.run_coroutine_threadsafe(pieces.put(piece), loop).result(TIMEOUT_S)
 
-    reading = asyncio.ensure_future(in_daemon_thread(lambda: _read_answer(url, model, messages, say), "answer"))
+    reading = asyncio.ensure_future(in_daemon_thread(lambda: _read_answer(url, model, messages, emit), "answer"))
     while True:
         getting = asyncio.ensure_future(pieces.get())
         await asyncio.wait({getting, reading}, return_when=asyncio.FIRST_COMPLETED)
@@ -107,7 +107,7 @@ async def answer(url: str, model: str, messages: list[Message]) -> AsyncIterator
         return
 
 
-def _read_answer(url: str, model: str, messages: list[Message], say: Callable[[str], None]) -> None:
+def _read_answer(url: str, model: str, messages: list[Message], emit: Callable[[str], None]) -> None:
     body = json.dumps({"model": model, "messages": messages, "stream": True}).encode()
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", body, headers)  # noqa: S310 - our own
@@ -115,10 +115,10 @@ def _read_answer(url: str, model: str, messages: list[Message], say: Callable[[s
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310 - our own
             for line in response:
                 if line.startswith(b"data: {"):
-                    say(_piece(json.loads(line[6:])))
+                    emit(_piece(json.loads(line[6:])))
     except urllib.error.HTTPError as error:
-        told = error.read().decode(errors="replace")
-        raise DynamoException(f"{error.code}: {told}") from None
+        details = error.read().decode(errors="replace")
+        raise DynamoException(f"{error.code}: {details}") from None
     except OSError as error:
         raise DynamoException(str(error)) from None
 

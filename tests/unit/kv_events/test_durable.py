@@ -50,7 +50,7 @@ class House:
 
     def hear(self, worker_id: int, number: int, change: Stored | Removed) -> None:
         data = KvEventData(stored=change) if isinstance(change, Stored) else KvEventData(removed=change)
-        self.view.hear(WorkerKvEvent(worker_id, "device", "worker", NumberedKvEvent(number, data, 0)))
+        self.view.receive(WorkerKvEvent(worker_id, "device", "worker", NumberedKvEvent(number, data, 0)))
 
     def store(self, worker_id: int, prompts: int) -> None:
         for number in range(1, prompts + 1):
@@ -99,7 +99,7 @@ async def test_others_have_turns_while_a_rank_is_told_and_its_own_events_wait(
     assert (told[2][0], len(told[2][1])) == (6, 81)
     assert count == 56
     assert house.index.find(pack([7])).depths, "it was taken when the dump was over"
-    assert house.view.heard() == {(1, 0): 51, (2, 0): 6}
+    assert house.view.last_event_ids() == {(1, 0): 51, (2, 0): 6}
     house.index.validate()
 
 

@@ -48,7 +48,7 @@ class Heard:
         missing = []
         for one in frames:
             missing.append(self.engine.arrived(one))
-            self.engine.hear(one)
+            self.engine.process(one)
         return missing
 
     def depth(self, tokens: list[int] | None = None, **more: Any) -> int:
@@ -79,8 +79,8 @@ def test_a_message_that_is_missing_is_asked_for_and_heard_once() -> None:
     heard.live(first)
     assert heard.engine.arrived(third) == 1
     for frames in (second, third, third):  # What the engine tells again.
-        heard.engine.hear([b"", *frames[1:]])
-    heard.engine.hear(third)
+        heard.engine.process([b"", *frames[1:]])
+    heard.engine.process(third)
     assert heard.depth() == 3
     assert (heard.engine.gaps, heard.engine.lost) == (0, 0)
 
@@ -141,7 +141,7 @@ def test_salts_and_adapters_keep_blocks_apart() -> None:
 def test_a_message_that_cannot_be_read_changes_nothing(frames: list[bytes]) -> None:
     heard = Heard()
     heard.engine.arrived(frames)
-    heard.engine.hear(frames)
+    heard.engine.process(frames)
     assert heard.index.size == 0
 
 
@@ -153,8 +153,8 @@ def test_the_end_of_a_replay_has_no_number() -> None:
 @pytest.mark.parametrize("topic", [b"", b"kv@model"])
 def test_a_replay_with_an_empty_frame_before_its_messages_is_read(topic: bytes) -> None:
     heard = Heard()
-    heard.engine.hear(replayed([b"", *message(0, stored([1], None, TOKENS[:4]), topic=topic)]))
-    heard.engine.hear(replayed([b"", *message(1, stored([2], 1, TOKENS[4:8]), topic=topic)[1:]]))
+    heard.engine.process(replayed([b"", *message(0, stored([1], None, TOKENS[:4]), topic=topic)]))
+    heard.engine.process(replayed([b"", *message(1, stored([2], 1, TOKENS[4:8]), topic=topic)[1:]]))
     assert heard.index.size == 2
 
 

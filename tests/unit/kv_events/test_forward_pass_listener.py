@@ -35,13 +35,13 @@ async def test_it_hears_every_step_and_leaves_out_what_cannot_be_read(caplog: py
     publisher = await runtime.event_plane.publisher(ENDPOINT, FORWARD_PASS_TOPIC)
     publisher.publish(step(0.5, num_prefill_requests=1, sum_prefill_tokens=100))
     await listener.close()
-    listener.hear(b"\xc1")
+    listener.process(b"\xc1")
     assert "malformed forward-pass metrics from dynamo.backend.generate" in caplog.text
     before = pace.prefill_token_s
     for _ in range(50):
-        listener.hear(step(1.0, num_prefill_requests=1, sum_prefill_tokens=100))
+        listener.process(step(1.0, num_prefill_requests=1, sum_prefill_tokens=100))
     assert abs(pace.prefill_token_s - 0.01) < abs(before - 0.01) or pace.prefill_token_s == pytest.approx(0.01)
-    listener.hear(step(0.0))
+    listener.process(step(0.0))
     await runtime.shutdown()
 
 
@@ -52,11 +52,11 @@ async def test_how_long_prompts_take_is_learned_from_steps_that_compute_nothing_
     prefill = PrefillModel()
     listener = PaceListener(runtime, ENDPOINT, Pace(), prefill)
 
-    listener.hear(step(1.0, num_prefill_requests=1, sum_prefill_tokens=100, num_decode_requests=3))
-    listener.hear(step(1.0, num_decode_requests=3))
+    listener.process(step(1.0, num_prefill_requests=1, sum_prefill_tokens=100, num_decode_requests=3))
+    listener.process(step(1.0, num_decode_requests=3))
     assert prefill.steps == 0
 
     for _ in range(64):
-        listener.hear(step(1.0, num_prefill_requests=1, sum_prefill_tokens=100, sum_prefill_kv_tokens=50))
+        listener.process(step(1.0, num_prefill_requests=1, sum_prefill_tokens=100, sum_prefill_kv_tokens=50))
     assert prefill.steps == 64
     assert prefill.seconds(100, 50) == pytest.approx(1.0, rel=0.05)

@@ -315,7 +315,7 @@ def test_what_happens_while_a_dump_is_made_is_told_in_it() -> None:
     pending = made.begin_dump()
     made.apply(tell(2, stored(2, 3)))
     made.apply(tell(3, Removed([1])))
-    dump = made.told(pending).dump
+    dump = made.complete_dump(pending).dump
     assert dump is not None
     assert dump.events == [tell(1, stored(None, 1, 2)), tell(2, stored(2, 3)), tell(3, Removed([1]))]
     assert dump.last_event_id == 3
@@ -326,6 +326,6 @@ def test_a_dump_that_too_much_happened_after_says_so() -> None:
     pending = made.begin_dump()
     for number in range(2, 6):
         made.apply(tell(number, stored(None, number)))
-    dump = made.told(pending).dump
+    dump = made.complete_dump(pending).dump
     assert dump is not None
     assert (len(dump.events), dump.last_event_id) == (1, 1)

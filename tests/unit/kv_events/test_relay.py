@@ -146,10 +146,10 @@ def test_lost_messages_are_told_and_the_rest_goes_on(caplog: pytest.LogCaptureFi
     )
     good = msgpack_encode([1.0, [["BlockRemoved", [7]]], 1])
     with caplog.at_level(logging.WARNING):
-        relay.hear([b"", struct.pack(">Q", 4), good])
-        relay.hear([b"", struct.pack(">Q", 5), b"\xc1"])
-        relay.hear([b"only one"])
-        relay.hear([b"", struct.pack(">Q", 9), good])
+        relay.process([b"", struct.pack(">Q", 4), good])
+        relay.process([b"", struct.pack(">Q", 5), b"\xc1"])
+        relay.process([b"only one"])
+        relay.process([b"", struct.pack(">Q", 9), good])
     assert put == [(Removed([7]), 1, "device")] * 2
     assert [record.message.split(" from tcp")[0] for record in caplog.records] == [
         "malformed message 5", "malformed KV event", "3 messages",

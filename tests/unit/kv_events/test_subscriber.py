@@ -110,10 +110,10 @@ async def test_an_event_that_was_lost_is_asked_for(house: House) -> None:
         house.source.put(change)
     await house.until(lambda: house.depth(10, 20, 30) == 3)
     house.source.holdings.apply(house.told(4, stored(3, 4)))  # Happened, and was never heard.
-    house.view.hear(house.told(5, stored(4, 5)))
+    house.view.receive(house.told(5, stored(4, 5)))
     house.source.holdings.apply(house.told(5, stored(4, 5)))
     assert not house.view.is_whole
-    house.view.hear(house.told(6, stored(5, 6)))
+    house.view.receive(house.told(6, stored(5, 6)))
     house.source.holdings.apply(house.told(6, stored(5, 6)))
     await house.until(lambda: house.view.is_whole)
     assert house.depth(10, 20, 30, 40, 50, 60) == 6
@@ -126,7 +126,7 @@ async def test_an_event_that_is_heard_twice_counts_once(house: House) -> None:
     await house.until(lambda: house.view.has_sources and house.view.is_whole)
     first, second = house.told(1, stored(None, 1)), house.told(2, Removed([1]))
     for told in (first, second, first):
-        house.view.hear(told)
+        house.view.receive(told)
     assert house.depth(10) == 0
 
 
@@ -142,18 +142,18 @@ async def test_a_worker_that_left_is_forgotten(house: House) -> None:
 
 async def test_who_cannot_be_asked_is_known_from_what_it_says(house: House) -> None:
     await house.view.start()
-    house.view.hear(house.told(1, stored(None, 1)))
-    house.view.hear(house.told(2, stored(1, 2)))
+    house.view.receive(house.told(1, stored(None, 1)))
+    house.view.receive(house.told(2, stored(1, 2)))
     assert house.depth(10, 20) == 2
-    house.view.hear(house.told(9, stored(None, 7)))
+    house.view.receive(house.told(9, stored(None, 7)))
     assert (house.depth(10, 20), house.depth(70)) == (0, 1), "what came after a gap is all that is sure"
 
 
 async def test_a_source_that_does_not_answer_is_asked_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_view, "ASK_FIRST_S", 0.01)
+    monkeypatch.setattr(kv_view, "QUERY_RETRY_FIRST_S", 0.01)
     house.source.put(stored(None, 1))
     await house.source.open()
-    real, tries = kv_view.ask, []
+    real, tries = kv_view.query_source, []
 
     async def broken(*question: object) -> object:
         tries.append(question)
@@ -161,7 +161,7 @@ async def test_a_source_that_does_not_answer_is_asked_again(house: House, monkey
             raise TimeoutError
         return await real(*question)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(kv_view, "ask", broken)
+    monkeypatch.setattr(kv_view, "query_source", broken)
     await house.view.start()
     await house.until(lambda: house.depth(10) == 1)
     assert len(tries) == 3
@@ -180,17 +180,17 @@ async def test_what_was_kept_is_taken_where_less_was_heard(house: House) -> None
     view = KvView(house.router, EndpointId.parse(ENDPOINT), house.listener, is_durable=True)
     kept = [house.told(5, stored(None, 1, 2)), house.told(5, Removed([2]))]
     await view.adopt(kept)
-    assert (view.heard(), house.depth(10, 20)) == ({(house.worker.instance_id, 0): 5}, 1)
-    view.hear(house.told(4, Removed([1])))
+    assert (view.last_event_ids(), house.depth(10, 20)) == ({(house.worker.instance_id, 0): 5}, 1)
+    view.receive(house.told(4, Removed([1])))
     assert house.depth(10) == 1, "it was covered by what was kept"
-    view.hear(house.told(6, stored(1, 3)))
+    view.receive(house.told(6, stored(1, 3)))
     assert house.depth(10, 30) == 2
     await view.adopt(kept)
     assert house.depth(10, 30) == 2, "more was heard than that"
-    view.forget_strangers({house.worker.instance_id})
+    view.drop_absent_workers({house.worker.instance_id})
     assert house.depth(10, 30) == 2
-    view.forget_strangers(set())
-    assert (view.heard(), house.depth(10, 30)) == ({}, 0)
+    view.drop_absent_workers(set())
+    assert (view.last_event_ids(), house.depth(10, 30)) == ({}, 0)
 
 
 async def test_a_new_source_is_asked_only_when_what_was_kept_says_nothing_of_it(house: House) -> None:
@@ -203,6 +203,6 @@ async def test_a_new_source_is_asked_only_when_what_was_kept_says_nothing_of_it(
         await asyncio.sleep(0)
     assert view.has_sources
     assert (house.depth(10), view.is_whole) == (0, True)
-    view.ask_silent()
+    view.query_silent_ranks()
     await house.until(lambda: house.depth(10, 20) == 2)
     await view.close()
