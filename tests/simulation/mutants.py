@@ -19,7 +19,7 @@ from dynamo.runtime.request_plane.tcp.upstream_caller import ResponseConnection
 from dynamo.serving import migration, prefill_router
 from dynamo.serving.answers import BaseAnswer, StreamAnswer
 from dynamo.serving.generation import Generation
-from dynamo.serving.prefill_phase import PrefillLeg
+from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.served_model import ServedModel
 
 Mutant = Callable[[], AbstractContextManager[Any]]
@@ -60,8 +60,8 @@ def forgets_the_least_that_was_said() -> Iterator[None]:
 @contextmanager
 def loses_the_last_token_before_a_break() -> Iterator[None]:
     def revive(self: Generation) -> None:
-        if self.heard:
-            self.heard.pop()
+        if self.received_ids:
+            self.received_ids.pop()
         real(self)
 
     real = Generation.revive
@@ -228,11 +228,11 @@ def never_unsubscribes() -> Iterator[None]:
 
 
 def counts_a_prefill_for_ever() -> AbstractContextManager[Any]:
-    return mock.patch.object(PrefillLeg, "release", ignore)
+    return mock.patch.object(PrefillPhase, "release", ignore)
 
 
 def never_stops_a_prefill() -> AbstractContextManager[Any]:
-    return mock.patch.object(PrefillLeg, "_stop", ignore)
+    return mock.patch.object(PrefillPhase, "_stop", ignore)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import MigrationPolicy
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
-from dynamo.serving.prefill_phase import PrefillLeg
+from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.prefill_router import LAST_WORDS_S
 from dynamo.text.detokenizer import TokenTable
 from dynamo.text.tokenizer.tokenizer import BACKENDS
@@ -277,7 +277,7 @@ class World:
             self.violation(f"an error was logged: {text} {error!r}")
 
     def was_sent(self, heard: Watched) -> None:
-        if isinstance(heard.receiver, PrefillLeg):
+        if isinstance(heard.receiver, PrefillPhase):
             self.prefills.append(heard.request_id)
             self._note_part(heard.request_id)
             self.log(heard.process.name, f"prefill of {heard.request_id[-4:]} goes to {self.names[heard.instance_id]}")

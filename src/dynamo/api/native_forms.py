@@ -275,11 +275,11 @@ def merged(known: dict[str, Any] | None, frame: dict[str, Any]) -> dict[str, Any
     return whole
 
 
-def finish_of(said: str) -> str:
+def finish_of(reason: str) -> str:
     """Return the native finish reason. Raise `Unknown` for an error."""
-    if said.startswith(ERROR):
-        raise Unknown(said)
-    return REASONS.get(said, said)
+    if reason.startswith(ERROR):
+        raise Unknown(reason)
+    return REASONS.get(reason, reason)
 
 
 def logprobs_of(output: EngineOutput) -> list[NativeLogprobs]:

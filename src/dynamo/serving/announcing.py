@@ -47,12 +47,12 @@ class AnnouncingChunks(ChatChunks):
         self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
     ) -> bytes:
         """Return the chunks; the dispatch events of completed items come before the next item begins."""
-        said: list[bytes] = []
+        written: list[bytes] = []
         for event in events:
-            said.append(self._announce(index, event))
-            said.append(super().events(index, [event], usage, entries, offset))
+            written.append(self._announce(index, event))
+            written.append(super().events(index, [event], usage, entries, offset))
             entries = ()
-        return b"".join(said) if events else super().events(index, events, usage, entries, offset)
+        return b"".join(written) if events else super().events(index, events, usage, entries, offset)
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
         return self._announce(index, None) + super().finish(index, reason, stop_reason)
@@ -60,13 +60,13 @@ class AnnouncingChunks(ChatChunks):
     def _announce(self, index: int, event: Event | None) -> bytes:
         """Return the dispatch event of the item that `event` completes; `None` is the end of the choice."""
         choice = self._choices.setdefault(index, _Open())
-        said = b""
+        written = b""
         if self._calls and choice.call is not None and not isinstance(event, CallArguments):
             choice.call.function.arguments = "".join(choice.arguments)
-            said += _event("tool_call_dispatch", {"choice_index": index, "tool_call": choice.call})
+            written += _event("tool_call_dispatch", {"choice_index": index, "tool_call": choice.call})
             choice.call = None
         if self._thoughts and choice.thoughts and not isinstance(event, Reasoning):
-            said += _event("reasoning_dispatch", {"index": index, self._field: "".join(choice.thoughts)})
+            written += _event("reasoning_dispatch", {"index": index, self._field: "".join(choice.thoughts)})
             choice.thoughts.clear()
         match event:
             case CallBegin():
@@ -76,7 +76,7 @@ class AnnouncingChunks(ChatChunks):
                 choice.arguments.append(event.text)
             case Reasoning():
                 choice.thoughts.append(event.text)
-        return said
+        return written
 
 
 def _event(name: str, data: object) -> bytes:

@@ -26,7 +26,7 @@ from dynamo.serving.response_stream import ResponseStream
 from dynamo.text.answer_parsing import Reading
 
 if TYPE_CHECKING:
-    from dynamo.serving.next_turn_prefill import Speculation
+    from dynamo.serving.next_turn_prefill import NextTurnPrefill
     from dynamo.serving.request_trace.trace import AgentContext
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class BaseAnswer(abc.ABC):
 
     extras: Extras | None = None
     """Extra fields (`nvext`) requested for the response."""
-    speculation: "Speculation | None" = None
+    next_turn_prefill: "NextTurnPrefill | None" = None
     """Prefill of the conversation's next turn, to start after the response."""
     is_plain = True
     """Whether text may be written piece by piece; otherwise a parser reads all of it (`text.answer_parsing`)."""
@@ -177,11 +177,11 @@ class BaseAnswer(abc.ABC):
         self.is_over = True
         if not isinstance(error, DynamoException):
             logger.error("request failed", exc_info=error)
-        told = answer_to(error)
-        with self._closing(told.label, error):
+        response = answer_to(error)
+        with self._closing(response.label, error):
             self._cancel_generations()
             if not self.exchange.disconnected:
-                self.tell(told)
+                self.tell(response)
 
     def leave(self) -> None:
         """Cancel the work of a client that disconnected."""

@@ -84,9 +84,9 @@ class EmbeddingForm(Form):
         if self._takes_text:
             self._add_list(value)
         else:
-            said = converted(value, EmbeddingOutput)
-            self._vectors += said.embeddings
-            self._spend(said.prompt_tokens, said.total_tokens)
+            output = converted(value, EmbeddingOutput)
+            self._vectors += output.embeddings
+            self._spend(output.prompt_tokens, output.total_tokens)
         return b""
 
     def _add_list(self, value: Any) -> None:
@@ -195,11 +195,11 @@ class PoolingForm(ListForm):
                 }
             )
             start += len(part)
-        told = {key: whole.get(key) for key in ("id", "created", "model")} | {
+        metadata = {key: whole.get(key) for key in ("id", "created", "model")} | {
             "data": described,
             "usage": whole.get("usage"),
         }
-        return Whole(b"".join(parts), media, headers=b"metadata: %b\r\n" % json_encode(told))
+        return Whole(b"".join(parts), media, headers=b"metadata: %b\r\n" % json_encode(metadata))
 
     def _bytes(self, entry: dict[str, Any]) -> bytes:
         """Return the decoded vector. Raise `Unknown` for invalid base64, or if the length differs from the shape."""

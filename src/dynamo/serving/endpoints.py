@@ -61,11 +61,11 @@ def rewritten(
     """Return body and response writer for a text worker, if the endpoint is neither chat nor completions."""
     if surface.endpoint in SHAPES:
         return None, None
-    asked = given(msgspec.to_builtins(request))
-    if "messages" in asked:
-        asked["messages"] = [given(message) for message in asked["messages"]]
+    fields_set = given(msgspec.to_builtins(request))
+    if "messages" in fields_set:
+        fields_set["messages"] = [given(message) for message in fields_set["messages"]]
     body = partial(surface.body, response_id, model, created)
-    return msgpack_encode(asked), TextWriter(surface.chunks(response_id, model, created), body)
+    return msgpack_encode(fields_set), TextWriter(surface.chunks(response_id, model, created), body)
 
 
 def given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dynamo.protocols.nvext import NvExt
 from dynamo.serving.choice import Choice
 from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import RequestRecord
-from dynamo.serving.prefill_phase import PrefillLeg
+from dynamo.serving.prefill_phase import PrefillPhase
 
 WORKER_ID, TIMING, TOKEN_IDS, STOP_REASON = "worker_id", "timing", "completion_token_ids", "stop_reason"
 ENGINE_DATA = "engine_data"
@@ -41,33 +41,33 @@ class Extras:
         self, generation: Generation, choice: Choice, *, with_ids: bool = True, is_last: bool = False
     ) -> dict[str, Any]:
         """Return the fields of a chunk; token ids are those since the last chunk with ids."""
-        said = self._worker(generation)
+        extra = self._worker(generation)
         if choice.ids is not None:
-            said[TOKEN_IDS] = choice.ids if with_ids else []
+            extra[TOKEN_IDS] = choice.ids if with_ids else []
             choice.ids = [] if with_ids else choice.ids
         if is_last:
-            said |= self._end([generation], [choice])
-        return said
+            extra |= self._end([generation], [choice])
+        return extra
 
     def of_whole(self, generations: Sequence[Generation], choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the fields of a whole response: of its first engine request, and the ids of all choices."""
-        said = self._worker(generations[0])
+        extra = self._worker(generations[0])
         if self.wants_token_ids:
             ids = [choice.ids or [] for choice in choices]
-            said[TOKEN_IDS] = ids[0] if len(ids) == 1 else ids
-        return said | self._end(generations, choices)
+            extra[TOKEN_IDS] = ids[0] if len(ids) == 1 else ids
+        return extra | self._end(generations, choices)
 
     def _worker(self, generation: Generation) -> dict[str, Any]:
         worker, prefill = generation.worker_id, prefill_of(generation)
         if prefill is not None:
-            said: dict[str, Any] = ids_of_legs(generation, prefill) if WORKER_ID in self._wanted else {}
+            extra: dict[str, Any] = ids_of_phases(generation, prefill) if WORKER_ID in self._wanted else {}
         elif worker is None:
             return {}
         else:
-            said = self._ids(generation, worker) if WORKER_ID in self._wanted else {}
+            extra = self._ids(generation, worker) if WORKER_ID in self._wanted else {}
         if ROUTING in self._wanted and worker is not None:
-            said[ROUTING] = routing_of(worker, decision_of(generation))
-        return said
+            extra[ROUTING] = routing_of(worker, decision_of(generation))
+        return extra
 
     def _ids(self, generation: Generation, worker: int) -> dict[str, Any]:
         routing = generation.request.routing
@@ -80,20 +80,20 @@ class Extras:
         return {WORKER_ID: ids}
 
     def _end(self, generations: Sequence[Generation], choices: Sequence[Choice]) -> dict[str, Any]:
-        said: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         if TIMING in self._wanted:
-            said[TIMING] = self._timing(prefill_of(generations[0])) | hit_rate_of(generations[0])
+            extra[TIMING] = self._timing(prefill_of(generations[0])) | hit_rate_of(generations[0])
         reasons = [choice.stop_reason for choice in choices if choice.stop_reason is not None]
         if STOP_REASON in self._wanted and reasons:
-            said[STOP_REASON] = reasons[0]
+            extra[STOP_REASON] = reasons[0]
         data = next((one.engine_data for one in generations if one.engine_data), None)
         if data:
             if ENGINE_DATA in self._wanted:
-                said[ENGINE_DATA] = data
-            said |= {name: data[name] for name in ENGINE_FIELDS if name in self._wanted and name in data}
-        return said
+                extra[ENGINE_DATA] = data
+            extra |= {name: data[name] for name in ENGINE_FIELDS if name in self._wanted and name in data}
+        return extra
 
-    def _timing(self, prefill: PrefillLeg | None) -> dict[str, float]:
+    def _timing(self, prefill: PrefillPhase | None) -> dict[str, float]:
         record, now_s = self._record, time.perf_counter()
         timing: dict[str, float] = {"request_received_ms": self._received_ms}
         done_s = record.first_s if prefill is None else prefill.done_s or record.first_s
@@ -138,12 +138,12 @@ def hit_rate_of(generation: Generation) -> dict[str, float]:
     return {"kv_hit_rate": decision.hit_rate, "router_queue_depth": prefill.queue_depth}
 
 
-def prefill_of(generation: Generation) -> PrefillLeg | None:
+def prefill_of(generation: Generation) -> PrefillPhase | None:
     """Return the prefill phase, if the prompt was computed by another worker."""
     return None if generation.dispatch is None else generation.dispatch.prefill
 
 
-def ids_of_legs(generation: Generation, prefill: PrefillLeg) -> dict[str, Any]:
+def ids_of_phases(generation: Generation, prefill: PrefillPhase) -> dict[str, Any]:
     """Return the ids of both workers; only the prefill worker's if no decode phase followed."""
     ids = {"prefill_worker_id": prefill.instance_id}
     if prefill.dp_rank is not None:
@@ -179,12 +179,12 @@ def explanation_of(generation: Generation) -> bytes:
 def explained(worker: int | None, decision: Decision | None) -> bytes:
     """Return the header line for a worker and a KV router's decision."""
     if decision is not None:
-        told = (
+        text = (
             f"worker={decision.worker_id}; rank={decision.dp_rank}; device={decision.device_blocks}; "
             f"host={decision.host_blocks}; disk={decision.disk_blocks}; blocks={decision.blocks}; cost={decision.cost:g}"
         )
     elif worker is not None:
-        told = f"worker={worker}"
+        text = f"worker={worker}"
     else:
         return b""
-    return f"x-dynamo-routing: {told}\r\n".encode()
+    return f"x-dynamo-routing: {text}\r\n".encode()

@@ -12,25 +12,25 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime.request_plane.base import Call, Item, Receiver
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import Dispatch, MigrationPolicy
-from dynamo.serving.prefill_phase import PrefillLeg
+from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.prefill_router import dispatch_of
 from dynamo.serving.served_model import ServedModel
 
 
-class Errand:
+class ForwardedRequest:
     """One forwarded request; the receiver of its worker's output (see `generation.Sent`)."""
 
-    def __init__(self, model: ServedModel, request: PreprocessedRequest, hearer: Receiver, tasks: TaskOwner) -> None:
+    def __init__(self, model: ServedModel, request: PreprocessedRequest, receiver: Receiver, tasks: TaskOwner) -> None:
         self.request = request
         self.tokens = 0
         """Output elements so far; after the first one the request is not retried."""
-        self.heard: list[int] | None = None
+        self.received_ids: list[int] | None = None
         self.call: Call | None = None
         self.is_over = False
         self.failed_instance: int | None = None
         self.dispatch: Dispatch | None = None
         self._model = model
-        self._hearer = hearer
+        self._receiver = receiver
         self._tasks = tasks
 
     async def send(
@@ -48,7 +48,7 @@ class Errand:
         return None if self.dispatch is None else self.dispatch.decision
 
     @property
-    def prefill(self) -> PrefillLeg | None:
+    def prefill(self) -> PrefillPhase | None:
         """Return the prefill phase, if the prompt was computed by another worker."""
         return None if self.dispatch is None else self.dispatch.prefill
 
@@ -65,19 +65,19 @@ class Errand:
         """See `Receiver`."""
         if not self.is_over:
             self.tokens += 1
-            self._hearer.on_token(token_id)
+            self._receiver.on_token(token_id)
 
     def on_item(self, item: Item) -> None:
         """See `Receiver`."""
         if not self.is_over:
             self.tokens += item.data is not None
-            self._hearer.on_item(item)
+            self._receiver.on_item(item)
 
     def on_end(self) -> None:
         """See `Receiver`."""
         if not self.is_over:
             self._finish()
-            self._hearer.on_end()
+            self._receiver.on_end()
 
     def on_error(self, error: Exception) -> None:
         """See `Receiver`: retry on another worker if the error allows it."""
@@ -102,7 +102,7 @@ class Errand:
         """End with the error: no other worker can take the request."""
         if not self.is_over:
             self._finish()
-            self._hearer.on_error(error)
+            self._receiver.on_error(error)
 
     def thinking_tokens(self) -> int:
         """Raise `AssertionError`: no forwarded request is resumed."""

@@ -21,7 +21,7 @@ from dynamo.protocols.engine import (
 from dynamo.runtime.request_plane.base import Call, Item, Receiver
 from dynamo.serving.choice import Answer, Choice
 from dynamo.serving.postprocessor import FINISH_REASONS, TokenEntry, alternatives
-from dynamo.serving.prefill_phase import PrefillLeg
+from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.text.answer_parsers import Reader
 from dynamo.text.detokenizer import Detokenizer, TokenTable
 
@@ -55,7 +55,7 @@ class Way(Protocol):
 
     decision: Decision | None
     """Latest decision of the KV router, if one chooses."""
-    prefill: PrefillLeg | None
+    prefill: PrefillPhase | None
     """Prefill phase, if the prompt was computed by another worker."""
 
     def release(self) -> None:
@@ -74,7 +74,7 @@ class Sent(Receiver, Protocol):
     is_over: bool
     """Whether the result is no longer needed."""
     call: Call | None
-    heard: list[int] | None
+    received_ids: list[int] | None
     """All tokens so far, if the request may be resumed on another worker after its first token; else None."""
     failed_instance: int | None
     """Worker on which it failed."""
@@ -111,10 +111,10 @@ class Generation:
         "engine_data",
         "failed_instance",
         "first_index",
-        "heard",
         "hidden_stop_ids",
         "is_muted",
         "is_over",
+        "received_ids",
         "request",
         "tokens",
         "usage",
@@ -152,7 +152,7 @@ class Generation:
         """Usage as counted by the engine, if reported."""
         self.call: Call | None = None
         self.is_over = False
-        self.heard: list[int] | None = None
+        self.received_ids: list[int] | None = None
         """All tokens so far, if the request may be resumed on another worker after its first token; else None."""
         self.failed_instance: int | None = None
         """Worker on which it failed; excluded from the next choice."""
@@ -190,8 +190,8 @@ class Generation:
         """Handle one token (hot path)."""
         choice = self._choice
         self.tokens += 1
-        if self.heard is not None:
-            self.heard.append(token_id)
+        if self.received_ids is not None:
+            self.received_ids.append(token_id)
         if choice.is_plain:
             try:
                 piece = self._texts[token_id]
@@ -258,7 +258,7 @@ class Generation:
 
     def revive(self) -> None:
         """Prepare a failed generation for another worker."""
-        assert self.tokens == 0 or self.heard is not None, "a generation without its tokens cannot be resumed"
+        assert self.tokens == 0 or self.received_ids is not None, "a generation without its tokens cannot be resumed"
         self.is_over = False
         self._is_resumed = self.tokens > 0
 
@@ -322,17 +322,17 @@ class Generation:
         ends = output.finish_reason in ("eos", "stop")
         for place, token_id in enumerate(ids):
             self.tokens += 1
-            if self.heard is not None:
-                self.heard.append(token_id)
+            if self.received_ids is not None:
+                self.received_ids.append(token_id)
             is_stop = ends and place == len(ids) - 1 and token_id in self.hidden_stop_ids
             if choice.entries is not None and (not is_stop or self._logs_ends):
                 self._log(choice, output, place)
             if not is_stop:
-                self._say(choice, token_id)
+                self._push(choice, token_id)
             if self.is_over or choice.finish_reason is not None:
                 return
 
-    def _say(self, choice: Choice, token_id: int) -> None:
+    def _push(self, choice: Choice, token_id: int) -> None:
         """Handle a token of any choice, as `on_token`."""
         piece = self._texts[token_id] if choice.is_plain and token_id < len(self._texts) else None
         if piece is None:
@@ -405,12 +405,12 @@ class Generation:
             for own, row in zip(self.request.token_ids, rows, strict=True)
         ]
 
-    def _reported(self, param: str, asked: str) -> list[PromptRow]:
+    def _reported(self, param: str, feature: str) -> list[PromptRow]:
         """Return the reported row of each prompt token; after a migration the reported prompt is longer."""
         reported, length = self.engine_data.get("prompt_logprobs"), len(self.request.token_ids)
         if not isinstance(reported, list) or len(reported) < length:
             raise InvalidArgument(
-                f"{asked}: the model's worker reports no log-probabilities of the prompt", param=param
+                f"{feature}: the model's worker reports no log-probabilities of the prompt", param=param
             )
         return [prompt_row(one) for one in reported[:length]]
 

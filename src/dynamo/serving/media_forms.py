@@ -25,13 +25,13 @@ class ImagesForm(Form):
         self._whole: Images | None = None
 
     def add(self, value: Any) -> bytes:
-        said: Images = converted(value, Images)
-        for image in said.data:
+        output: Images = converted(value, Images)
+        for image in output.data:
             if (image.url.__class__ is str) is (image.b64_json.__class__ is str):
                 raise Unknown("the worker's image has no url and no b64_json, or both")
         if self._whole is not None:
-            said.data = [*self._whole.data, *said.data]
-        self._whole = said
+            output.data = [*self._whole.data, *output.data]
+        self._whole = output
         return b""
 
     def end(self) -> Whole:
@@ -49,19 +49,19 @@ class SpeechForm(Form):
         self._links: Clips | None = None
 
     def add(self, value: Any) -> bytes:
-        said: Clips = converted(value, Clips)
-        if said.status == FAILED:
+        output: Clips = converted(value, Clips)
+        if output.status == FAILED:
             if self._has_begun:
-                raise Unknown(f"the worker failed: {said.error}")
-            self.refusal = Whole(json_encode(said), status=400)
+                raise Unknown(f"the worker failed: {output.error}")
+            self.refusal = Whole(json_encode(output), status=400)
             return b""
-        pieces = [b"" if clip.url is not None else bytes_of(clip) for clip in said.data]
-        if any(clip.url is not None for clip in said.data):
-            said.data = [*(self._links.data if self._links is not None else ()), *said.data]
-            self._links = said
+        pieces = [b"" if clip.url is not None else bytes_of(clip) for clip in output.data]
+        if any(clip.url is not None for clip in output.data):
+            output.data = [*(self._links.data if self._links is not None else ()), *output.data]
+            self._links = output
             return b""
-        if not self._has_begun and said.data and not self._as_events:
-            name = said.data[0].output_format.lower()
+        if not self._has_begun and output.data and not self._as_events:
+            name = output.data[0].output_format.lower()
             self.media = AUDIO_TYPES.get(name, b"audio/" + _word(name))
         sound = b"".join(pieces)
         self._has_begun = self._has_begun or bool(sound)
@@ -69,7 +69,7 @@ class SpeechForm(Form):
             return sound
         return b"".join(
             b"data: " + json_encode({"type": "speech.audio.delta", "audio": clip.b64_json}) + b"\n\n"
-            for clip in said.data
+            for clip in output.data
         )
 
     def end(self) -> Whole | bytes:
@@ -93,10 +93,10 @@ class VideosForm(Form):
         self._whole: Clips | None = None
 
     def add(self, value: Any) -> bytes:
-        said: Clips = converted(value, Clips)
+        output: Clips = converted(value, Clips)
         if self._whole is not None:
-            said.data = [*self._whole.data, *said.data]
-        self._whole = said
+            output.data = [*self._whole.data, *output.data]
+        self._whole = output
         return b""
 
     def end(self) -> Whole:
@@ -112,9 +112,9 @@ class VideoEventsForm(Form):
         self._has_begun = False
 
     def add(self, value: Any) -> bytes:
-        said: Clips = converted(value, Clips)
+        output: Clips = converted(value, Clips)
         self._has_begun = True
-        return b"data: " + json_encode(said) + b"\n\n"
+        return b"data: " + json_encode(output) + b"\n\n"
 
     def end(self) -> bytes:
         if not self._has_begun:
@@ -131,10 +131,10 @@ class FramesForm(Form):
         self._has_begun = False
 
     def add(self, value: Any) -> bytes:
-        said: Clips = converted(value, Clips)
-        if said.status == FAILED:
-            raise Unknown(f"the worker failed: {said.error}")
-        frames = [bytes_of(clip) for clip in said.data]
+        output: Clips = converted(value, Clips)
+        if output.status == FAILED:
+            raise Unknown(f"the worker failed: {output.error}")
+        frames = [bytes_of(clip) for clip in output.data]
         self._has_begun = self._has_begun or bool(frames)
         return b"".join(FRAME % (len(frame), frame) for frame in frames)
 

@@ -34,7 +34,7 @@ from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.routing.session_affinity import SessionAffinity
 from dynamo.serving.generation import Sent
 from dynamo.serving.metrics import FrontendMetrics
-from dynamo.serving.prefill_phase import PrefillLeg
+from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -81,21 +81,23 @@ def obstacle_of(request: PreprocessedRequest, *, resumes_sampling: bool) -> str 
     return next((name for name, is_lost in lost.items() if is_lost), None)
 
 
-def resumed(request: PreprocessedRequest, heard: list[int], thinking_tokens: int = 0) -> PreprocessedRequest | None:
+def resumed(
+    request: PreprocessedRequest, received_ids: list[int], thinking_tokens: int = 0
+) -> PreprocessedRequest | None:
     """Return the request that continues after the received tokens, of which `thinking_tokens` were reasoning.
 
     None if the token limit is reached and only the end was missing.
     """
     stop = request.stop_conditions
-    left = None if stop.max_tokens is None else stop.max_tokens - len(heard)
+    left = None if stop.max_tokens is None else stop.max_tokens - len(received_ids)
     if left is not None and left <= 0:
         return None
-    least = None if stop.min_tokens is None else max(0, stop.min_tokens - len(heard))
+    least = None if stop.min_tokens is None else max(0, stop.min_tokens - len(received_ids))
     thoughts = stop.max_thinking_tokens
     spent = 0 if thoughts is None else min(thinking_tokens, thoughts)
     again = msgspec.structs.replace(
         request,
-        token_ids=request.token_ids + heard,
+        token_ids=request.token_ids + received_ids,
         stop_conditions=msgspec.structs.replace(
             stop,
             max_tokens=left,
@@ -106,7 +108,7 @@ def resumed(request: PreprocessedRequest, heard: list[int], thinking_tokens: int
     sampling = request.sampling_options
     if thoughts is not None or sampling.presence_penalty or sampling.frequency_penalty:
         extra = {} if request.extra_args is msgspec.UNSET else request.extra_args
-        again.extra_args = {**extra, RESUMED: msgspec.to_builtins(Resumed(len(heard), spent))}
+        again.extra_args = {**extra, RESUMED: msgspec.to_builtins(Resumed(len(received_ids), spent))}
     return again
 
 
@@ -155,7 +157,7 @@ class Dispatch:
         """Workers that failed the request; excluded while another worker is left."""
         self._broken: set[int] = set()
         """Those whose connection broke: they are retried if no other worker is left."""
-        self.prefill: PrefillLeg | None = None
+        self.prefill: PrefillPhase | None = None
         """Prefill phase, if the prompt was computed by another worker (`prefill_router`)."""
         self._backoff = Backoff(AGAIN_FIRST_S, AGAIN_MAX_S)
         self._tokens_before = 0
@@ -167,12 +169,12 @@ class Dispatch:
         if policy.limit > 0:
             self.obstacle = obstacle_of(generation.request, resumes_sampling=model.resumes_sampling)
             if self.obstacle is None:
-                generation.heard = []
+                generation.received_ids = []
         generation.dispatch = self
 
     async def send(self) -> None:
         """Send the request. Raise the error of the last worker tried."""
-        tried = self._unwanted()
+        tried = self._excluded()
         while True:
             instance_id = await self._route(frozenset(tried))
             try:
@@ -216,8 +218,10 @@ class Dispatch:
     async def _choose(self, exclude: frozenset[int]) -> int | None:
         """Return the worker named by the request or chosen by the KV router; None if the client's mode chooses."""
         self.release()
-        request = self._leg()
-        found = await self._model.choose(self._asked(), self._request_id, self._generation, exclude, self._metadata)
+        request = self._outgoing_request()
+        found = await self._model.choose(
+            self._routing_request(), self._request_id, self._generation, exclude, self._metadata
+        )
         if found is None:
             self._body = msgpack_encode(request)
             return self._model.bound(request, exclude) if self._chosen is None else self._chosen
@@ -229,15 +233,15 @@ class Dispatch:
         self._body = msgpack_encode(request if served.kv is None else served.kv.hinted(request, decision))
         return decision.worker_id
 
-    def _leg(self) -> PreprocessedRequest:
+    def _outgoing_request(self) -> PreprocessedRequest:
         """Return the request for the worker."""
         return self._request
 
-    def _asked(self) -> PreprocessedRequest:
+    def _routing_request(self) -> PreprocessedRequest:
         """Return the request for the KV router."""
-        return self._leg()
+        return self._outgoing_request()
 
-    def _unwanted(self) -> set[int]:
+    def _excluded(self) -> set[int]:
         """Return the excluded workers."""
         return set(self._tried)
 
@@ -264,13 +268,16 @@ class Dispatch:
         if generation.tokens == 0:
             may_move = self._repeats_left > 0
         else:
-            may_move = generation.heard is not None and self._moves_left > 0 and not self._is_too_long
+            may_move = generation.received_ids is not None and self._moves_left > 0 and not self._is_too_long
         return may_move and self._model.has_other(frozenset(self._tried | {generation.call.instance_id}))
 
     @property
     def _is_too_long(self) -> bool:
         tokens_max, generation = self._policy.tokens_max, self._generation
-        return tokens_max is not None and len(generation.request.token_ids) + len(generation.heard or ()) > tokens_max
+        return (
+            tokens_max is not None
+            and len(generation.request.token_ids) + len(generation.received_ids or ()) > tokens_max
+        )
 
     def refusal(self, error: Exception) -> CannotResume | None:
         """Return the error of a broken stream that cannot migrate because of a parameter of its request."""
@@ -293,7 +300,7 @@ class Dispatch:
             self._repeats_left -= 1
             self._metrics.migrations.labels(model=name, migration_type="new_request").inc()
             return True
-        if generation.heard is None or self._moves_left <= 0:
+        if generation.received_ids is None or self._moves_left <= 0:
             return False
         if self._is_too_long:
             self._metrics.migrations_too_long.labels(model=name).inc()
@@ -315,8 +322,8 @@ class Dispatch:
                 self._broken.add(generation.failed_instance)
         outcome = "success"
         try:
-            if generation.heard:
-                again = resumed(generation.request, generation.heard, generation.thinking_tokens())
+            if generation.received_ids:
+                again = resumed(generation.request, generation.received_ids, generation.thinking_tokens())
                 if again is None:
                     generation.end_spent()
                     return

@@ -144,19 +144,19 @@ class Models:
 
     async def watch(self) -> None:
         """Watch discovery forever. After a restart, drop the models that left meanwhile."""
-        unheard = {*self._keys, *self._fetches}
+        stale = {*self._keys, *self._fetches}
         events: AsyncIterator[Change] = self._runtime.discovery.watch(MODEL_CARDS)
         async for event in events:
             match event:
                 case Put(key=key, value=value):
-                    unheard.discard(key)
+                    stale.discard(key)
                     await self._put(key, value)
                 case Delete(key=key):
                     await self._delete(key)
                 case _:
-                    for key in unheard:
+                    for key in stale:
                         await self._delete(key)
-                    unheard.clear()
+                    stale.clear()
                     self._tasks.start(self._settle(), "first view")
 
     async def _settle(self) -> None:
@@ -351,7 +351,7 @@ class Models:
         if served is None:
             served = await self._begin_set(place, endpoint, record.card_json)
             for past in [past for past, old_place in self._past.items() if old_place == place]:
-                past.heir = served
+                past.successor = served
                 del self._past[past]
         served.records[key] = (record, checksum)
         self._keys[key] = place
@@ -382,7 +382,7 @@ class Models:
             profile = None if self._policy is None else self._policy.profile(card.display_name)
             served.kv = KvPushRouter(self._runtime, endpoint, options, profile=profile)
             await served.kv.start()
-            await self._tell_index(place[1])
+            await self._update_index(place[1])
         elif options.affinity_ttl_s is not None and card.model_input == "Tokens":
             served.sessions = SessionAffinity(self._runtime, endpoint, options.affinity_ttl_s, options.affinity_mode)
             await served.sessions.start()
@@ -396,12 +396,12 @@ class Models:
         if wanted.kv is None:
             return own
         try:
-            asked = wanted.kv.meaning(block_size)
+            config = wanted.kv.meaning(block_size)
         except ValueError as error:
             logger.warning("model %s: invalid KV router settings: %s", card.display_name, error)
             return own
         mine = {name: getattr(own, name) for name in OWN_ROUTING}
-        return msgspec.structs.replace(asked, **mine)
+        return msgspec.structs.replace(config, **mine)
 
     async def _delete(self, key: str) -> None:
         self._stop_fetch(key)
@@ -428,13 +428,13 @@ class Models:
         if served.monitor is not None:
             served.monitor.cancel()
         if served.kv is not None:
-            await self._tell_index(place[1])
+            await self._update_index(place[1])
         await served.close()
         if name not in self._served:
             self._metrics.hide_model(name)
             logger.info("model %s: the last worker left", name)
 
-    async def _tell_index(self, path: str) -> None:
+    async def _update_index(self, path: str) -> None:
         """Update the indexes of an endpoint's KV routers that are served to other routers."""
         if self._indexers is not None:
             held = {name: one.kv.machine for (name, at), one in self._sets.items() if at == path and one.kv is not None}
@@ -448,7 +448,7 @@ class Models:
             served.checksum = ""
             return False
         self._publish(place[0])
-        served.tell_router()
+        served.update_router()
         card = served.card
         if not served.answers_clients:
             return True

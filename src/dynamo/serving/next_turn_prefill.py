@@ -20,7 +20,7 @@ MODEL = "speculative_prefill"
 """Model name of such a request, as upstream."""
 
 
-class Speculation:
+class NextTurnPrefill:
     """Prefill of one conversation's next turn."""
 
     def __init__(self, model: ServedModel, request: ChatCompletionRequest, reader: Reader | None) -> None:
@@ -34,11 +34,13 @@ class Speculation:
 
         Raise `InvalidArgument` if the conversation no longer fits into the context.
         """
-        if not generation.heard:
+        if not generation.received_ids:
             return None
         special = self._preprocessor.tokenizer.special_ids - self._reader.shown
-        said = [token_id for token_id in generation.heard if token_id not in special | generation.hidden_stop_ids]
-        turns = [*self._request.messages, self._answer(said)]
+        token_ids = [
+            token_id for token_id in generation.received_ids if token_id not in special | generation.hidden_stop_ids
+        ]
+        turns = [*self._request.messages, self._answer(token_ids)]
         shown = msgspec.structs.replace(
             self._request, messages=turns, add_generation_prompt=False, continue_final_message=None, nvext=None
         )
@@ -52,27 +54,29 @@ class Speculation:
             routing=generation.request.routing,
         )
 
-    def _answer(self, said: list[int]) -> Message:
+    def _answer(self, token_ids: list[int]) -> Message:
         """Return the model's answer as a client sends it back."""
         reading = self._reader.reading()
-        reading.feed(self._preprocessor.tokenizer.decode(said, skip_special_tokens=False))
+        reading.feed(self._preprocessor.tokenizer.decode(token_ids, skip_special_tokens=False))
         reading.close("")
-        told = chat_message(reading.take())
+        message = chat_message(reading.take())
         calls = [
             ToolCall(FunctionCall(call.function.name, call.function.arguments), call.id)
-            for call in told.tool_calls or ()
+            for call in message.tool_calls or ()
         ]
-        return Message("assistant", content=told.content or "", tool_calls=calls or None)
+        return Message("assistant", content=message.content or "", tool_calls=calls or None)
 
 
-def speculation_of(model: ServedModel, request: ChatCompletionRequest, reader: Reader | None) -> Speculation | None:
+def next_turn_prefill_of(
+    model: ServedModel, request: ChatCompletionRequest, reader: Reader | None
+) -> NextTurnPrefill | None:
     """Return the next-turn prefill requested by a client; None for several choices, as any may be continued."""
     hints = request.nvext.agent_hints if request.nvext is not None else None
     is_wanted = hints is not None and bool(hints.speculative_prefill) and (request.n or 1) == 1
-    return Speculation(model, request, reader) if is_wanted else None
+    return NextTurnPrefill(model, request, reader) if is_wanted else None
 
 
-def led(ahead: PreprocessedRequest, generation: Generation) -> PreprocessedRequest:
+def pinned(ahead: PreprocessedRequest, generation: Generation) -> PreprocessedRequest:
     """Return the request routed to the workers that did prefill and decode of the last turn."""
     prefill = None if generation.dispatch is None else generation.dispatch.prefill
     routing = msgspec.structs.replace(
@@ -83,7 +87,7 @@ def led(ahead: PreprocessedRequest, generation: Generation) -> PreprocessedReque
     return msgspec.structs.replace(ahead, routing=routing)
 
 
-class Unheard:
+class NullReceiver:
     """Receiver that discards an answer."""
 
     def on_token(self, token_id: int) -> None:

@@ -16,11 +16,11 @@ from dynamo.protocols.engine import CompletionUsage
 from dynamo.serving.answers import BaseAnswer, Closed
 from dynamo.serving.endpoints import Surface
 from dynamo.serving.errors import answer_to
-from dynamo.serving.forwarded_request import Errand
+from dynamo.serving.forwarded_request import ForwardedRequest
 from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import FrontendMetrics, RequestRecord
 from dynamo.serving.migration import Dispatch
-from dynamo.serving.next_turn_prefill import Speculation, Unheard, led
+from dynamo.serving.next_turn_prefill import NextTurnPrefill, NullReceiver, pinned
 from dynamo.serving.request_identity import begin_span, end_span, identify, new_id, trace_headers
 from dynamo.serving.request_trace.trace import RequestTrace
 from dynamo.serving.response_stream import ResponseStream
@@ -69,14 +69,14 @@ class OpenRequests:
         try:
             await work
         except DynamoException as error:
-            told = answer_to(error)
-            self.metrics.count_end(endpoint, "", "unary", told.label)
+            response = answer_to(error)
+            self.metrics.count_end(endpoint, "", "unary", response.label)
             identities = scope_fields(("", trace_headers(exchange), "http-request", ""))
-            logger.info("request refused", extra={"status": told.status, "error": told.message, **identities})
+            logger.info("request refused", extra={"status": response.status, "error": response.message, **identities})
             if self._tracer is not None:
                 span = self._tracer.start("http-request", trace_headers(exchange), endpoint=endpoint)
                 span.end(error)
-            exchange.refuse(told)
+            exchange.refuse(response)
         except Exception as error:
             logger.exception("request failed")
             self.metrics.count_end(endpoint, "", "unary", "internal")
@@ -145,8 +145,10 @@ class OpenRequests:
             answer.record.close(error_type, usage, now_s)
         if answer.exchange.account is not None and usage is not None:
             answer.exchange.account.spend(usage.total_tokens)
-        if answer.speculation is not None and not error_type and not self.is_draining:
-            self.tasks.start(self._speculate(answer.speculation, answer.generations[0]), "speculation")
+        if answer.next_turn_prefill is not None and not error_type and not self.is_draining:
+            self.tasks.start(
+                self._prefill_next_turn(answer.next_turn_prefill, answer.generations[0]), "next turn prefill"
+            )
         self._report(answer, error_type, error, usage, now_s)
 
     @staticmethod
@@ -183,19 +185,21 @@ class OpenRequests:
                 fields["error"] = repr(error)
             logger.log(level, "request completed", extra=fields)
 
-    async def _speculate(self, speculation: Speculation, generation: Generation) -> None:
+    async def _prefill_next_turn(self, next_turn_prefill: NextTurnPrefill, generation: Generation) -> None:
         """Prefill the next turn on the worker that has its prefix cached; failures are ignored."""
         with contextlib.suppress(DynamoException):
-            ahead = await asyncio.to_thread(speculation.prompt, generation)
+            ahead = await asyncio.to_thread(next_turn_prefill.prompt, generation)
             if ahead is None:
                 return
-            model = speculation.model.current
+            model = next_turn_prefill.model.current
             if model.is_decode:
-                await Errand(model, led(ahead, generation), Unheard(), self.tasks).send(new_id(), {}, {}, self.metrics)
+                await ForwardedRequest(model, pinned(ahead, generation), NullReceiver(), self.tasks).send(
+                    new_id(), {}, {}, self.metrics
+                )
             else:
                 await model.send(
                     msgpack_encode(ahead),
-                    Unheard(),
+                    NullReceiver(),
                     request_id=new_id(),
                     instance_id=generation.worker_id,
                     headers={},

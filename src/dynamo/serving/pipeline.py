@@ -31,7 +31,7 @@ from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import FrontendMetrics, RequestRecord
 from dynamo.serving.migration import Dispatch, MigrationPolicy
 from dynamo.serving.models import Models
-from dynamo.serving.next_turn_prefill import speculation_of
+from dynamo.serving.next_turn_prefill import next_turn_prefill_of
 from dynamo.serving.open_requests import Open, OpenRequests
 from dynamo.serving.placement import headed
 from dynamo.serving.postprocessor import chat_body
@@ -104,7 +104,7 @@ class Pipeline(OpenRequests):
             if isinstance(answer, UnaryAnswer):
                 answer.finish = chat_finisher(request)
             reader = model.preprocessor.readers.of_chat(request, prepared)
-            answer.speculation = speculation_of(model, request, reader)
+            answer.next_turn_prefill = next_turn_prefill_of(model, request, reader)
             await self._dispatch(model, [prepared], answer, reader)
 
     async def complete(self, exchange: ResponseStream) -> None:
@@ -172,9 +172,16 @@ class Pipeline(OpenRequests):
         """Return a streamed or whole response, as requested."""
         response_id, created = surface.response_id(record.request_id), int(time.time())
         if model.takes_text:
-            asked, writer = rewritten(surface, request, response_id, model.name, created)
+            rewritten_body, writer = rewritten(surface, request, response_id, model.name, created)
             return TextAnswer(
-                exchange, record, closed, model=model, name=model.name, tasks=self.tasks, request=asked, writer=writer
+                exchange,
+                record,
+                closed,
+                model=model,
+                name=model.name,
+                tasks=self.tasks,
+                request=rewritten_body,
+                writer=writer,
             )
         extras = extras_of(request.nvext, record) if surface.has_extras else None
         if not request.stream:
@@ -294,8 +301,8 @@ class Pipeline(OpenRequests):
         dispatch = dispatch_of(
             model, generation, part_id, headers, metadata=metadata, policy=self._migration, metrics=self.metrics
         )
-        if answer.speculation is not None and generation.heard is None and self._migration.limit == 0:
-            generation.heard = []  # Migration after the first token is off: tokens are kept for the next turn's prefill.
+        if answer.next_turn_prefill is not None and generation.received_ids is None and self._migration.limit == 0:
+            generation.received_ids = []  # Migration after the first token is off: tokens are kept for the next turn's prefill.
         await dispatch.send()
         if place == 0 and answer.exchange.header(EXPLAIN) in YES:
             answer.exchange.header_bytes += explanation_of(generation)

@@ -87,8 +87,8 @@ def headed(request: PreprocessedRequest, headers: Headers) -> PreprocessedReques
     if context is not None:
         request = msgspec.structs.replace(request, agent_context=context)
     nvext = with_headers(None, headers)
-    said = routing_of(nvext, None if nvext is None else nvext.cache_salt)
-    if said is None:
+    named = routing_of(nvext, None if nvext is None else nvext.cache_salt)
+    if named is None:
         return request
-    told = {name: value for name in said.__struct_fields__ if (value := getattr(said, name)) is not None}
-    return msgspec.structs.replace(request, routing=msgspec.structs.replace(request.routing or Routing(), **told))
+    changes = {name: value for name in named.__struct_fields__ if (value := getattr(named, name)) is not None}
+    return msgspec.structs.replace(request, routing=msgspec.structs.replace(request.routing or Routing(), **changes))

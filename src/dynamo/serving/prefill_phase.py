@@ -1,6 +1,6 @@
 """Prefill phase: one attempt to compute a request's prompt on a prefill worker, and its result.
 
-`PrefillLeg` receives the prefill worker's output: one token, and the location of the KV blocks in `disaggregated_params`.
+`PrefillPhase` receives the prefill worker's output: one token, and the location of the KV blocks in `disaggregated_params`.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ STOP_S = 300.0
 """Time in seconds for a stopped prefill to end: the longest prompt of an engine that cannot abort one."""
 
 
-class PrefillLeg:
+class PrefillPhase:
     """One attempt at a prefill; also its progress, for the router of the prefill workers."""
 
     def __init__(self, served: "ServedModel", request_id: str, instance_id: int = 0, queue_depth: int = 0) -> None:
@@ -148,7 +148,7 @@ class PrefillLeg:
         if kept is not None:
             kept.finish(self._request_id)
 
-    def tell(self, receiver: Receiver) -> None:
+    def replay_to(self, receiver: Receiver) -> None:
         """Pass the prefill worker's output to another receiver: it is the response of the request."""
         for element in self._elements:
             if isinstance(element, int):
@@ -160,7 +160,7 @@ class PrefillLeg:
     # The receiver's side of the request plane.
 
     def on_token(self, token_id: int) -> None:
-        self._hear(token_id)
+        self._keep_element(token_id)
         self.tokens += 1
 
     def on_item(self, item: Item) -> None:
@@ -171,7 +171,7 @@ class PrefillLeg:
         except ValueError as error:
             self._end(Unknown(f"the prefill worker's output cannot be decoded: {error}"))
             return
-        self._hear(item)
+        self._keep_element(item)
         self.tokens += len(output.token_ids)
         if output.disaggregated_params is not None:
             self._params = output.disaggregated_params
@@ -193,7 +193,7 @@ class PrefillLeg:
             return False
         return self.is_over or self.served.current.has_other(frozenset((self.instance_id,)))
 
-    def _hear(self, element: int | Item) -> None:
+    def _keep_element(self, element: int | Item) -> None:
         if len(self._elements) < ELEMENTS_MAX:
             self._elements.append(element)
 
@@ -220,6 +220,6 @@ class PrefillLeg:
         if self._timer is not None:
             self._timer.cancel()
         self.release()
-        told, self.on_failure = self.on_failure, None
-        if error is not None and told is not None:
-            told(error)
+        notify, self.on_failure = self.on_failure, None
+        if error is not None and notify is not None:
+            notify(error)

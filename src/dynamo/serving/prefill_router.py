@@ -32,7 +32,7 @@ from dynamo.routing.topology import taints_of, transfer_constraints
 from dynamo.runtime.push_router import RouterMode
 from dynamo.serving.generation import Sent
 from dynamo.serving.migration import FIRST_SENDS_MAX, Dispatch, telling
-from dynamo.serving.prefill_phase import PrefillLeg
+from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ PREFILL_TIMEOUT_S = 300.0
 LAST_WORDS_S = 1.0
 """Time in seconds for a prefill to end once its decode worker has responded: its last frame may be in transit."""
 
-ONE_AFTER_THE_OTHER = frozenset((RouterMode.POWER_OF_TWO, RouterMode.LEAST_LOADED))
+SEQUENTIAL_MODES = frozenset((RouterMode.POWER_OF_TWO, RouterMode.LEAST_LOADED))
 """Modes that count active requests, and would count wrongly if both phases were sent at once; as upstream."""
 
 
@@ -62,7 +62,7 @@ class DisaggregatedDispatch(Dispatch):
         """Prefill workers that failed the request; excluded while another one is left."""
         self._prefill_broken: set[int] = set()
         """Those whose connection broke: they are retried if no other worker is left."""
-        self._heard_before = 0
+        self._tokens_before = 0
         """Output tokens at the time the phases were sent."""
         self._early: Exception | None = None
         """Failure of the prefill before the decode phase was sent."""
@@ -72,7 +72,7 @@ class DisaggregatedDispatch(Dispatch):
     async def send(self) -> None:
         """Send both phases. Raise the error of the last worker tried."""
         self._forget()
-        if set(self._model.current.worker_ids()) <= self._unwanted():
+        if set(self._model.current.worker_ids()) <= self._excluded():
             raise WorkerUnavailable("no decode worker is left for the request")  # Do not prefill in vain.
         if self._stays_whole():
             self._outgoing = whole(self._request)
@@ -100,16 +100,16 @@ class DisaggregatedDispatch(Dispatch):
 
     # The decode worker: its request and the eligible workers.
 
-    def _leg(self) -> PreprocessedRequest:
+    def _outgoing_request(self) -> PreprocessedRequest:
         return self._outgoing
 
-    def _asked(self) -> PreprocessedRequest:
+    def _routing_request(self) -> PreprocessedRequest:
         if self._constraints is None:
             return self._outgoing
         routing = msgspec.structs.replace(self._outgoing.routing or Routing(), routing_constraints=self._constraints)
         return msgspec.structs.replace(self._outgoing, routing=routing)
 
-    def _unwanted(self) -> set[int]:
+    def _excluded(self) -> set[int]:
         return self._tried | self._out_of_reach
 
     # The prefill.
@@ -121,11 +121,11 @@ class DisaggregatedDispatch(Dispatch):
             self.prefill.release()  # The request is sent to the same routers again, under the same id.
         self.prefill = self._early = self._constraints = None
         self._out_of_reach = frozenset()
-        self._heard_before = self._generation.tokens
+        self._tokens_before = self._generation.tokens
 
-    def _give_up(self, prefill: PrefillLeg) -> None:
+    def _give_up(self, prefill: PrefillPhase) -> None:
         """Stop a prefill; if its decode worker has responded, first wait for it to end by itself."""
-        has_answered = self._generation.tokens > self._heard_before
+        has_answered = self._generation.tokens > self._tokens_before
         prefill.give_up(after_s=LAST_WORDS_S if has_answered else 0.0)
 
     def _check_wanted(self) -> None:
@@ -150,13 +150,13 @@ class DisaggregatedDispatch(Dispatch):
         tokens = len(self._request.token_ids)
         loads = prefill.kv.machine.loads()[elsewhere.worker_id, elsewhere.dp_rank]
         batch = prefill.kv.machine.workers[elsewhere.worker_id].batch_tokens
-        room = decode.machine.workers[there.worker_id].kv_blocks
+        capacity = decode.machine.workers[there.worker_id].kv_blocks
         used = decode.machine.loads()[there.worker_id, there.dp_rank][1] + there.blocks - there.overlap_blocks
         facts = Facts(
             tokens,
             max(0, tokens - size * there.overlap_blocks),
             prefill_load=loads[0] / batch if batch else None,
-            decode_load=used / room if room else None,
+            decode_load=used / capacity if capacity else None,
         )
         return rule.bypasses(facts)
 
@@ -164,18 +164,18 @@ class DisaggregatedDispatch(Dispatch):
         """Compute the prompt. Return True if a decode phase follows, False if the response is complete."""
         last: Exception | None = None
         for _ in range(FIRST_SENDS_MAX):
-            leg: PrefillLeg | None = None
+            phase: PrefillPhase | None = None
             try:
-                leg = await self._send_prefill()
-                found = await self._result(leg)
+                phase = await self._send_prefill()
+                found = await self._result(phase)
             except WorkerUnavailable as error:
                 if self._generation.is_over:
                     raise
-                if leg is not None:
-                    self._blame(leg, error)
+                if phase is not None:
+                    self._blame(phase, error)
                     last = error
                 elif self._prefill_broken:
-                    await self._ask_again_soon()
+                    await self._retry_disconnected()
                 elif self._may_stay_whole():
                     break
                 else:
@@ -183,9 +183,9 @@ class DisaggregatedDispatch(Dispatch):
             else:
                 if found is None:
                     if not self._generation.is_over:
-                        leg.tell(self._generation)
+                        phase.replay_to(self._generation)
                     return False
-                self._goes_on(leg, found)
+                self._goes_on(phase, found)
                 return True
         if not self._may_stay_whole():
             raise last or WorkerUnavailable("no prefill worker accepted the request")
@@ -194,21 +194,21 @@ class DisaggregatedDispatch(Dispatch):
         self._outgoing = whole(self._request)
         return True
 
-    async def _result(self, leg: PrefillLeg) -> PrefillResult | BootstrapInfo | None:
+    async def _result(self, phase: PrefillPhase) -> PrefillResult | BootstrapInfo | None:
         """Return the input of the decode phase: result or address; None if the response is complete. Raise its error."""
-        if leg.meeting is not None and leg.error is None and leg.served.mode not in ONE_AFTER_THE_OTHER:
-            leg.on_failure = self._prefill_broke
-            return leg.meeting
+        if phase.meeting is not None and phase.error is None and phase.served.mode not in SEQUENTIAL_MODES:
+            phase.on_failure = self._prefill_broke
+            return phase.meeting
         self._metrics.prefills.inc()
         try:
-            result = await leg.wait(self._timeout_s)
+            result = await phase.wait(self._timeout_s)
         finally:
             self._metrics.prefills.dec()
-        if leg.is_whole:
+        if phase.is_whole:
             return None
-        return leg.meeting or result
+        return phase.meeting or result
 
-    async def _ask_again_soon(self) -> None:
+    async def _retry_disconnected(self) -> None:
         """Make the workers whose connection broke eligible again after a delay: no other worker is left."""
         await self._clock.sleep(self._backoff.next(random.random()))
         self._prefill_tried -= self._prefill_broken
@@ -217,10 +217,10 @@ class DisaggregatedDispatch(Dispatch):
     def _may_stay_whole(self) -> bool:
         return self._model.current.prefills_locally
 
-    def _goes_on(self, leg: PrefillLeg, found: PrefillResult | BootstrapInfo) -> None:
+    def _goes_on(self, phase: PrefillPhase, found: PrefillResult | BootstrapInfo) -> None:
         """Build the decode request, now that the prefill worker and its result or address are known."""
-        self._outgoing = decode_leg(self._request, leg.instance_id, leg.dp_rank, found)
-        card = leg.served.card_of(leg.instance_id)
+        self._outgoing = decode_leg(self._request, phase.instance_id, phase.dp_rank, found)
+        card = phase.served.card_of(phase.instance_id)
         required, preferred = (frozenset[str](), {}) if card is None else transfer_constraints(card.runtime_config)
         if not required and not preferred:
             return
@@ -234,37 +234,37 @@ class DisaggregatedDispatch(Dispatch):
             worker for worker, its in cards.items() if its is None or not required <= taints_of(its.runtime_config)
         )
 
-    async def _send_prefill(self) -> PrefillLeg:
+    async def _send_prefill(self) -> PrefillPhase:
         """Choose a prefill worker and send it its request. Raise `WorkerUnavailable` if there is none."""
         served = self._prefill_set()
         if served is None:
             raise WorkerUnavailable("no prefill worker serves the model at the moment")
-        leg = await self._choose_prefill(served)
-        leg.meeting = self._meeting(leg)
-        request = prefill_leg(self._request, leg.instance_id, leg.dp_rank, leg.meeting)
+        phase = await self._choose_prefill(served)
+        phase.meeting = self._meeting(phase)
+        request = prefill_leg(self._request, phase.instance_id, phase.dp_rank, phase.meeting)
         try:
             self._check_wanted()
-            call = await leg.served.send(
+            call = await phase.served.send(
                 msgpack_encode(request),
-                leg,
+                phase,
                 request_id=self._request_id,
-                instance_id=leg.instance_id,
+                instance_id=phase.instance_id,
                 headers=self._headers,
                 metadata=self._metadata,
                 exclude=frozenset(),
             )
         except WorkerUnavailable as error:
-            leg.on_error(error)
+            phase.on_error(error)
         except BaseException:
-            leg.on_failure = None
-            leg.on_error(Cancelled("the prefill was not sent"))
+            phase.on_failure = None
+            phase.on_error(Cancelled("the prefill was not sent"))
             raise
         else:
-            leg.keep(served.current.sessions, self._request)
-            leg.sent(call)
-        return leg
+            phase.keep(served.current.sessions, self._request)
+            phase.sent(call)
+        return phase
 
-    async def _choose_prefill(self, served: ServedModel) -> PrefillLeg:
+    async def _choose_prefill(self, served: ServedModel) -> PrefillPhase:
         routing = self._request.routing
         named = routing.prefill_worker_id if routing is not None else None
         if named is not None and named not in served.client.instance_ids():
@@ -276,20 +276,20 @@ class DisaggregatedDispatch(Dispatch):
         if served.kv is None:
             if named is None:
                 named = served.bound(self._request, exclude)
-            leg = PrefillLeg(served, self._request_id, served.pick(exclude) if named is None else named)
-            self.prefill = leg
-            return leg
-        leg = PrefillLeg(served, self._request_id, queue_depth=len(served.kv.machine.waiting))
-        self.prefill = leg  # A client that disconnects removes it from the queue.
+            phase = PrefillPhase(served, self._request_id, served.pick(exclude) if named is None else named)
+            self.prefill = phase
+            return phase
+        phase = PrefillPhase(served, self._request_id, queue_depth=len(served.kv.machine.waiting))
+        self.prefill = phase  # A client that disconnects removes it from the queue.
         try:
-            found = await served.choose(prefill_ask(self._request), self._request_id, leg, exclude, self._metadata)
+            found = await served.choose(prefill_ask(self._request), self._request_id, phase, exclude, self._metadata)
         except Overloaded as error:
             if served in self._model.current.prefill_sets:
                 raise
             raise WorkerUnavailable(str(error)) from None  # Not overload: the set left while the request was queued.
         assert found is not None, "a set with a KV router has a decision"
-        leg.book(*found)
-        return leg
+        phase.book(*found)
+        return phase
 
     def _prefill_set(self) -> ServedModel | None:
         """Return a set of prefill workers: of several sets, a random one weighted by its workers."""
@@ -299,9 +299,9 @@ class DisaggregatedDispatch(Dispatch):
             return able[0][0] if able else None
         return random.choices([one for one, _ in able], weights=[count for _, count in able])[0]
 
-    def _meeting(self, leg: PrefillLeg) -> BootstrapInfo | None:
+    def _meeting(self, phase: PrefillPhase) -> BootstrapInfo | None:
         """Return the address for the block transfer, if the worker publishes one."""
-        card = leg.served.card_of(leg.instance_id)
+        card = phase.served.card_of(phase.instance_id)
         where = card.runtime_config.disaggregated_endpoint if card is not None else None
         if not where or where.bootstrap_host is None or where.bootstrap_port is None:
             return None
@@ -312,7 +312,7 @@ class DisaggregatedDispatch(Dispatch):
     def _prefill_broke(self, error: Exception) -> None:
         """Fail the decode phase that waits for a failed prefill, so that both phases are retried."""
         generation = self._generation
-        if generation.is_over or generation.tokens > self._heard_before:
+        if generation.is_over or generation.tokens > self._tokens_before:
             return  # The request is over, or the blocks had been transferred.
         if generation.call is None:
             self._early = error
@@ -320,11 +320,11 @@ class DisaggregatedDispatch(Dispatch):
         self._blames_prefill = True
         generation.on_error(error)
 
-    def _blame(self, leg: PrefillLeg, error: Exception) -> None:
+    def _blame(self, phase: PrefillPhase, error: Exception) -> None:
         """Record the failure of a prefill worker, and count the retry."""
-        self._prefill_tried.add(leg.instance_id)
+        self._prefill_tried.add(phase.instance_id)
         if isinstance(error, CannotConnect | Disconnected | StreamIncomplete):
-            self._prefill_broken.add(leg.instance_id)
+            self._prefill_broken.add(phase.instance_id)
         kind = "ongoing_request" if self._generation.tokens else "new_request"
         self._metrics.migrations.labels(model=self._model.name, migration_type=kind).inc()
 

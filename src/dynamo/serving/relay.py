@@ -18,7 +18,7 @@ from dynamo.runtime.request_plane.base import Call, Item
 from dynamo.serving.answers import BaseAnswer, Closed
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.extras import EXPLAIN, YES, explained
-from dynamo.serving.forwarded_request import Errand
+from dynamo.serving.forwarded_request import ForwardedRequest
 from dynamo.serving.metrics import RequestRecord
 from dynamo.serving.placement import Placement
 from dynamo.serving.postprocessor import DONE
@@ -96,18 +96,18 @@ class RelayAnswer(TextAnswer):
             try:
                 if self._placement is not None:
                     self._placement.release()
-                if self._errand is not None and self._errand.prefill is not None:
-                    record.prefill = self._errand.prefill.instance_id, self._errand.prefill.done_s
+                if self._forwarded is not None and self._forwarded.prefill is not None:
+                    record.prefill = self._forwarded.prefill.instance_id, self._forwarded.prefill.done_s
             finally:
                 closed(answer, error_type, error)
 
         super().__init__(exchange, record, ended, model=model, name=model.name, tasks=tasks, request=request)
-        self._errand: Errand | None = None
+        self._forwarded: ForwardedRequest | None = None
         """The forwarded request, if separate workers compute prompts."""
         self._placement: Placement | None = None
         """The placement otherwise; held until the response is over."""
         if prompt is not None and model.is_decode:
-            self._errand = Errand(model, prompt, self, tasks)
+            self._forwarded = ForwardedRequest(model, prompt, self, tasks)
         elif prompt is not None:
             self._placement = Placement(model, prompt, request)
         self.tokens = 0
@@ -124,12 +124,12 @@ class RelayAnswer(TextAnswer):
         self, headers: Mapping[str, str], metadata: Mapping[str, str], instance_id: int | None = None
     ) -> None:
         """Send the request to the worker chosen by a router. Raise the error of the last worker tried."""
-        errand = self._errand
-        if errand is None:
+        forwarded = self._forwarded
+        if forwarded is None:
             await super().forward(headers, metadata, instance_id)
         else:
-            await errand.send(self.record.request_id, headers, metadata, self.record.frontend)
-        way, call = errand or self._placement, self._call if errand is None else errand.call
+            await forwarded.send(self.record.request_id, headers, metadata, self.record.frontend)
+        way, call = forwarded or self._placement, self._call if forwarded is None else forwarded.call
         if way is not None and self.exchange.header(EXPLAIN) in YES:
             self.exchange.header_bytes += explained(None if call is None else call.instance_id, way.decision)
 
@@ -161,7 +161,7 @@ class RelayAnswer(TextAnswer):
     def on_token(self, token_id: int) -> None:
         """Handle a bare token."""
         if not self.is_over:
-            self._hear(lambda: self._form.token(token_id))
+            self._take(lambda: self._form.token(token_id))
 
     def on_item(self, item: Item) -> None:
         """Handle an output item; an item without a value is an event, which is not for clients."""
@@ -172,9 +172,9 @@ class RelayAnswer(TextAnswer):
         if not self._is_stream and self._kept_bytes > KEPT_BYTES_MAX:
             self.fail(Unknown(f"the worker's response exceeds {KEPT_BYTES_MAX >> 20} MB"))
             return
-        self._hear(lambda: self._form.add(decode(data, item.codec)))
+        self._take(lambda: self._form.add(decode(data, item.codec)))
 
-    def _hear(self, make: Callable[[], bytes]) -> None:
+    def _take(self, make: Callable[[], bytes]) -> None:
         try:
             written = make()
         except DynamoException as error:
@@ -196,7 +196,7 @@ class RelayAnswer(TextAnswer):
 
     def on_error(self, error: Exception) -> None:
         """Handle a worker failure; a forwarded request has already been retried wherever possible."""
-        if self._errand is None:
+        if self._forwarded is None:
             super().on_error(error)
         else:
             self.fail(error)
@@ -250,8 +250,8 @@ class RelayAnswer(TextAnswer):
 
     def _cancel_generations(self) -> None:
         super()._cancel_generations()
-        if self._errand is not None:
-            self._errand.cancel()
+        if self._forwarded is not None:
+            self._forwarded.cancel()
 
     def _respond(self, whole: Whole) -> None:
         self.exchange.header_bytes += whole.headers

@@ -68,7 +68,7 @@ class ServedModel:
         self._tables: dict[tuple[bool, frozenset[int]], TokenTable] = {}
         self._other_cards: frozenset[int] = frozenset()
         self._other_models: frozenset[int] = frozenset()
-        self._strangers: frozenset[int] = frozenset()
+        self._excluded: frozenset[int] = frozenset()
         """Instances of the endpoint that must not be used for this model."""
         self.busy = BusyWorkers(Thresholds(), Capacity(None, None))
         """Workers above a busy threshold."""
@@ -90,15 +90,15 @@ class ServedModel:
         self._has_begun = False
         self.monitor: asyncio.Task[None] | None = None
         """Task that receives the workers' load reports, if a threshold needs them."""
-        self.heir: ServedModel | None = None
+        self.successor: ServedModel | None = None
         """Set that replaced this one after its last worker left the registry."""
         client.on_change(self._workers_changed)
 
     def _workers_changed(self) -> None:
         self.busy.keep(self.client.instance_ids())
-        self.tell_router()
+        self.update_router()
 
-    def tell_router(self) -> None:
+    def update_router(self) -> None:
         """Update the KV router with the present workers and their cards."""
         if self.kv is not None:
             cards = {record.instance_id: record.card_json for record, _ in self.records.values()}
@@ -177,8 +177,8 @@ class ServedModel:
     @property
     def current(self) -> "ServedModel":
         """The set that follows the same card now: itself, or its replacement after its last worker left."""
-        heir = self.heir
-        return heir.current if heir is not None and heir.checksum == self.checksum else self
+        successor = self.successor
+        return successor.current if successor is not None and successor.checksum == self.checksum else self
 
     def card_of(self, instance_id: int) -> ModelDeploymentCard | None:
         """Return the card published by a worker."""
@@ -189,19 +189,21 @@ class ServedModel:
 
     def pick(self, exclude: frozenset[int]) -> int:
         """Return the worker of the next request without a KV router. Raise `WorkerUnavailable`."""
-        return self.client.pick(exclude | self._strangers | self._too_busy(exclude))
+        return self.client.pick(exclude | self._excluded | self._too_busy(exclude))
 
     def bound(self, request: PreprocessedRequest, exclude: frozenset[int]) -> int | None:
         """Return the worker bound to the request's session, if it is eligible."""
-        heir = self.current
-        if heir.sessions is None:
+        successor = self.current
+        if successor.sessions is None:
             return None
-        able = frozenset(heir.worker_ids()) - exclude
-        return heir.sessions.find(request, able if heir.sessions.is_hard else able - heir._too_busy(exclude))
+        able = frozenset(successor.worker_ids()) - exclude
+        return successor.sessions.find(
+            request, able if successor.sessions.is_hard else able - successor._too_busy(exclude)
+        )
 
     def worker_ids(self) -> list[int]:
         """Return the instances that serve this card now."""
-        return [one for one in self.client.instance_ids() if one not in self._strangers]
+        return [one for one in self.client.instance_ids() if one not in self._excluded]
 
     def admit(self) -> None:
         """Raise `Overloaded` if every worker is above a busy threshold; called before any work for the request."""
@@ -219,11 +221,11 @@ class ServedModel:
         try:
             async for event in subscriber:
                 if isinstance(event, Event):
-                    self._hear_load(event.payload)
+                    self._on_load(event.payload)
         finally:
             await subscriber.close()
 
-    def _hear_load(self, payload: bytes) -> None:
+    def _on_load(self, payload: bytes) -> None:
         try:
             self.busy.apply(decode_load(payload))
         except ValueError as error:
@@ -262,9 +264,9 @@ class ServedModel:
 
         If the set has been replaced, the request is sent to a worker of the replacement.
         """
-        heir = self.heir
-        if heir is not None and heir.checksum == self.checksum:
-            return await heir.send(
+        successor = self.successor
+        if successor is not None and successor.checksum == self.checksum:
+            return await successor.send(
                 body,
                 receiver,
                 request_id=request_id,
@@ -281,7 +283,7 @@ class ServedModel:
             instance_id=instance_id,
             headers=headers,
             metadata=metadata or {},
-            exclude=exclude | self._strangers | self._too_busy(exclude),
+            exclude=exclude | self._excluded | self._too_busy(exclude),
             frames=frames,
         )
 
@@ -297,14 +299,14 @@ class ServedModel:
 
         `release` the request in the router when it ends or moves. Raise the errors of the router.
         """
-        heir = self.current
-        if heir is not self:
-            return await heir.choose(request, request_id, progress, exclude, metadata)
+        successor = self.current
+        if successor is not self:
+            return await successor.choose(request, request_id, progress, exclude, metadata)
         if self.kv is None:
             return None
-        avoid = exclude | self._strangers | self.client.unsound()
+        avoid = exclude | self._excluded | self.client.unsound()
         if avoid >= frozenset(self.worker_ids()) and exclude < frozenset(self.worker_ids()):
-            avoid = exclude | self._strangers  # A worker that failed recently is better than none.
+            avoid = exclude | self._excluded  # A worker that failed recently is better than none.
         try:
             chosen = await self.kv.choose(
                 request,
@@ -320,10 +322,10 @@ class ServedModel:
 
     def has_other(self, exclude: frozenset[int]) -> bool:
         """Return whether another eligible worker is known that could take over a stream."""
-        heir = self.heir
-        if heir is not None and heir.checksum == self.checksum:
-            return heir.has_other(exclude)
-        return self.client.has_sound(exclude | self._strangers)
+        successor = self.successor
+        if successor is not None and successor.checksum == self.checksum:
+            return successor.has_other(exclude)
+        return self.client.has_sound(exclude | self._excluded)
 
     def _too_busy(self, exclude: frozenset[int]) -> frozenset[int]:
         """Return the busy workers; empty if all eligible workers are busy, as a busy worker is better than none."""
@@ -357,7 +359,7 @@ class ServedModel:
         self._other_cards = frozenset(
             record.instance_id for record, checksum in self.records.values() if checksum != self.checksum
         )
-        self._strangers = self._other_cards | self._other_models
+        self._excluded = self._other_cards | self._other_models
         if self._other_cards:
             logger.warning(
                 "model %s: %d worker(s) of %s publish another card and are not used",
@@ -368,7 +370,7 @@ class ServedModel:
         """Exclude workers that serve only other models, even after they stop serving any."""
         before = self._other_models.intersection(self.client.instance_ids())
         self._other_models = others | (before - own)
-        self._strangers = self._other_cards | self._other_models
+        self._excluded = self._other_cards | self._other_models
 
 
 def load(card: ModelDeploymentCard, assets: AssetCache, tokenizers: Sequence[str]) -> Preprocessor:

@@ -21,7 +21,7 @@ Body = Callable[[Sequence[FinishedChoice], CompletionUsage], bytes]
 
 
 @dataclass(slots=True)
-class Told:
+class ChoiceState:
     """Output of one choice received so far."""
 
     index: int
@@ -40,7 +40,7 @@ class Told:
         """See `FinishedChoice.events`."""
         return joined(self.found)
 
-    def hear(self, delta: Mapping[str, Any]) -> list[Event]:
+    def add_delta(self, delta: Mapping[str, Any]) -> list[Event]:
         """Add a chunk's delta and return its events."""
         events: list[Event] = []
         thought = delta.get("reasoning_content") or delta.get("reasoning")
@@ -49,10 +49,10 @@ class Told:
         if delta.get("content"):
             events.append(Content(delta["content"]))
         for part in delta.get("tool_calls") or ():
-            events += self._hear_call(part)
+            events += self._add_call(part)
         return events
 
-    def _hear_call(self, part: Mapping[str, Any]) -> list[Event]:
+    def _add_call(self, part: Mapping[str, Any]) -> list[Event]:
         """Add a part of a tool call: the first part has its name, later parts with the same index more arguments."""
         index = part.get("index", len(self.calls))
         function = part.get("function") or {}
@@ -71,20 +71,20 @@ class TextWriter:
     def __init__(self, chunks: Chunks, body: Body) -> None:
         self._chunks = chunks
         self._body = body
-        self._choices: dict[int, Told] = {}
+        self._choices: dict[int, ChoiceState] = {}
         self._usage: CompletionUsage | None = None
 
     def chunk(self, chunk: Mapping[str, Any]) -> bytes:
         """Return the stream events of a chunk."""
-        said: list[bytes] = []
-        for choice, events, is_new in self._hear(chunk):
+        written: list[bytes] = []
+        for choice, events, is_new in self._add_chunk(chunk):
             if is_new:
                 if len(self._choices) == 1:
-                    said.append(self._chunks.begin(self._counted().prompt_tokens))
-                said.append(self._chunks.first(choice.index))
+                    written.append(self._chunks.begin(self._counted().prompt_tokens))
+                written.append(self._chunks.first(choice.index))
             if events:
-                said.append(self._chunks.events(choice.index, events, b"", [], 0))
-        return b"".join(said)
+                written.append(self._chunks.events(choice.index, events, b"", [], 0))
+        return b"".join(written)
 
     def end(self) -> bytes:
         """Return the stream events of the end."""
@@ -101,24 +101,24 @@ class TextWriter:
     def whole(self, chunks: Sequence[Mapping[str, Any]]) -> bytes:
         """Return the whole response of all chunks."""
         for chunk in chunks:
-            for choice, events, _ in self._hear(chunk):
+            for choice, events, _ in self._add_chunk(chunk):
                 choice.found += events
         return self._body([self._choices[index] for index in sorted(self._choices)], self._counted())
 
-    def _hear(self, chunk: Mapping[str, Any]) -> list[tuple[Told, list[Event], bool]]:
+    def _add_chunk(self, chunk: Mapping[str, Any]) -> list[tuple[ChoiceState, list[Event], bool]]:
         """Return each choice of a chunk, its new events, and whether this is its first output."""
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             with contextlib.suppress(msgspec.ValidationError):  # Ignore an invalid usage.
                 self._usage = msgspec.convert(usage, CompletionUsage, strict=False)
-        heard: list[tuple[Told, list[Event], bool]] = []
+        changes: list[tuple[ChoiceState, list[Event], bool]] = []
         for part in chunk["choices"]:
             index = part.get("index") or 0
             is_new = index not in self._choices
-            choice = self._choices.setdefault(index, Told(index))
+            choice = self._choices.setdefault(index, ChoiceState(index))
             choice.finish_reason = part.get("finish_reason") or choice.finish_reason
-            heard.append((choice, choice.hear(part["delta"]), is_new))
-        return heard
+            changes.append((choice, choice.add_delta(part["delta"]), is_new))
+        return changes
 
     def _counted(self) -> CompletionUsage:
         """Return the worker's usage; zero if it reports none."""

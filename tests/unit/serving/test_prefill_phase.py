@@ -11,7 +11,7 @@ from dynamo.core.errors import Cancelled, Disconnected, ResponseTimeout, StreamI
 from dynamo.protocols.engine import EngineOutput, PrefillResult
 from dynamo.runtime.request_plane.base import Item
 from dynamo.serving import prefill_phase as prefill_leg
-from dynamo.serving.prefill_phase import ELEMENTS_MAX, PrefillLeg
+from dynamo.serving.prefill_phase import ELEMENTS_MAX, PrefillPhase
 
 
 class Router:
@@ -24,10 +24,10 @@ class Router:
         self.released.append(request_id)
 
 
-def a_leg(router: Router | None = None, *, has_other: bool = True) -> PrefillLeg:
+def a_leg(router: Router | None = None, *, has_other: bool = True) -> PrefillPhase:
     served: Any = SimpleNamespace(kv=router, has_other=lambda _: has_other)
     served.current = served
-    leg = PrefillLeg(served, "id", 7)
+    leg = PrefillPhase(served, "id", 7)
     if router is not None:
         decision: Any = SimpleNamespace(worker_id=7, dp_rank=1)
         leg.book(served, decision)
@@ -191,7 +191,7 @@ async def test_what_it_says_is_passed_on_in_order_and_within_bounds() -> None:
     receiver: Any = SimpleNamespace(
         on_token=heard.append, on_item=lambda _: heard.append("item"), on_end=lambda: heard.append("end")
     )
-    leg.tell(receiver)
+    leg.replay_to(receiver)
     assert heard[:3] == [4, "item", 9]
     assert heard[-1] == "end"
     assert len(heard) == ELEMENTS_MAX + 1

@@ -116,17 +116,17 @@ def turns_of(message: InputMessage, where: str) -> list[Message]:
     if message.role == "assistant":
         return assistant_turn(message.content, where)
     turns: list[Message] = []
-    said: list[InputBlock] = []
+    spoken: list[InputBlock] = []
     for number, block in enumerate(message.content):
         if isinstance(block, ToolResultBlock):
-            turns += speaker_turn(message.role, said)
-            said = []
+            turns += speaker_turn(message.role, spoken)
+            spoken = []
             turns.append(Message(role="tool", content=result_of(block), tool_call_id=block.tool_use_id))
         elif isinstance(block, TextBlock | ImageBlock | DocumentBlock):
-            said.append(block)
+            spoken.append(block)
         elif not isinstance(block, RedactedThinkingBlock):
             refuse(f"{where}.content[{number}].type", f"is not for the role `{message.role}`")
-    return turns + speaker_turn(message.role, said)
+    return turns + speaker_turn(message.role, spoken)
 
 
 def speaker_turn(role: Any, blocks: Sequence[InputBlock]) -> list[Message]:
@@ -138,14 +138,14 @@ def assistant_turn(blocks: Sequence[InputBlock], where: str) -> list[Message]:
     """Return the assistant's message: reasoning, text and tool calls. Reasoning signed by another server is dropped."""
     turn = Message(role="assistant")
     thoughts: list[str] = []
-    said: list[InputBlock] = []
+    spoken: list[InputBlock] = []
     calls: list[ToolCall] = []
     for number, block in enumerate(blocks):
         match block:
             case ThinkingBlock():
                 thoughts.append(block.thinking or unsealed(block.signature))
             case TextBlock():
-                said.append(block)
+                spoken.append(block)
             case ToolUseBlock():
                 arguments = json_encode(block.input).decode()
                 calls.append(ToolCall(function=FunctionCall(name=block.name, arguments=arguments), id=block.id))
@@ -153,10 +153,10 @@ def assistant_turn(blocks: Sequence[InputBlock], where: str) -> list[Message]:
                 pass
             case _:
                 refuse(f"{where}.content[{number}].type", "is not for the role `assistant`")
-    if not (thoughts or said or calls):
+    if not (thoughts or spoken or calls):
         return []
     turn.reasoning_content = "".join(thoughts) or None
-    turn.content = content_of(said) if said else None
+    turn.content = content_of(spoken) if spoken else None
     turn.tool_calls = calls or None
     return [turn]
 

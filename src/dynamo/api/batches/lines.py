@@ -86,16 +86,16 @@ def check_line(data: bytes, endpoint: str, seen: set[str]) -> tuple[LineError | 
 
 def _faults(line: BatchLine, endpoint: str, seen: set[str]) -> Iterator[LineError]:
     if not 0 < len(line.custom_id) <= CUSTOM_ID_CHARS_MAX:
-        told = f"custom_id has {len(line.custom_id)} characters: expected 1 to {CUSTOM_ID_CHARS_MAX}"
-        yield LineError(code="invalid_custom_id", message=told, param="custom_id")
+        message = f"custom_id has {len(line.custom_id)} characters: expected 1 to {CUSTOM_ID_CHARS_MAX}"
+        yield LineError(code="invalid_custom_id", message=message, param="custom_id")
     if line.custom_id in seen:
-        told = f"custom_id {line.custom_id!r} occurs twice"
-        yield LineError(code="duplicate_custom_id", message=told, param="custom_id")
+        message = f"custom_id {line.custom_id!r} occurs twice"
+        yield LineError(code="duplicate_custom_id", message=message, param="custom_id")
     if line.method != "POST":
         yield LineError(code="invalid_method", message=f"method {line.method!r}: expected POST", param="method")
     if line.url != endpoint:
-        told = f"url {line.url!r}: expected the batch's endpoint, {endpoint}"
-        yield LineError(code="mismatched_url", message=told, param="url")
+        message = f"url {line.url!r}: expected the batch's endpoint, {endpoint}"
+        yield LineError(code="mismatched_url", message=message, param="url")
     model = line.body.get("model")
     if not isinstance(model, str) or not model:
         yield LineError(code="missing_model", message="body.model is missing", param="body.model")

@@ -47,7 +47,7 @@ SAVE_S = 1.0  # Maximum age of the counts shown to clients.
 REST_S = 30.0  # Delay before a batch that failed because of a server error is retried.
 BEGUN_MAX = 64  # Lines of a batch in memory; more than there are slots, so that a waiting line delays no other.
 RETRY_FIRST_S, RETRY_MAX_S = 0.5, 30.0  # Delays between attempts of a line while no worker accepts it.
-TOLD = {
+UNANSWERED = {
     EXPIRED: ("batch_expired", "This request could not be answered before the completion window ended."),
     FAILED: ("batch_failed", "The batch failed before this request was answered: its input file cannot be read."),
     CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was answered."),
@@ -99,7 +99,7 @@ class BatchRunner:
     ) -> None:
         """`may_run`: whether new lines may be started."""
         self._store = store
-        self._ask = ask
+        self._send = ask
         self._slots = slots
         self._may_run = may_run
         self._clock = clock or SystemClock()
@@ -214,7 +214,7 @@ class BatchRunner:
                 )
                 logger.warning("batch %s: %s", batch.id, message)
             if end != COMPLETED:
-                await self._persist(record, self._tell_rest, record, end)
+                await self._persist(record, self._fail_rest, record, end)
             batch.status, batch.finalizing_at = FINALIZING, int(self._clock.wall())
             if end == CANCELLED:
                 batch.cancelling_at = self._store.cancelled_s(batch.id)
@@ -250,7 +250,7 @@ class BatchRunner:
 
     async def _answer(self, record: BatchRecord) -> str:
         """Request all lines without a result; return the final status."""
-        asking = asyncio.ensure_future(self._ask_lines(record))
+        asking = asyncio.ensure_future(self._run_lines(record))
         try:
             while not asking.done():
                 end = self._ended_early(record)
@@ -270,7 +270,7 @@ class BatchRunner:
             return CANCELLED
         return EXPIRED if self._clock.wall() >= record.batch.expires_at else None
 
-    async def _ask_lines(self, record: BatchRecord) -> None:
+    async def _run_lines(self, record: BatchRecord) -> None:
         batch = record.batch
         completed, failed = await self._in_order(self._store.results, batch.id)
         batch.request_counts.completed, batch.request_counts.failed = len(completed), len(failed)
@@ -288,7 +288,7 @@ class BatchRunner:
                         raise DamagedInput(number) from None
                     if line.custom_id not in done:
                         await begun.acquire()
-                        task = group.create_task(self._ask_line(record, line), name=line.custom_id)
+                        task = group.create_task(self._run_line(record, line), name=line.custom_id)
                         task.add_done_callback(lambda _: begun.release())
         finally:
             saving.cancel()
@@ -301,13 +301,13 @@ class BatchRunner:
         except FileNotFoundError:
             logger.warning("the input file %s no longer exists", file_id)
 
-    async def _ask_line(self, record: BatchRecord, line: BatchLine) -> None:
+    async def _run_line(self, record: BatchRecord, line: BatchLine) -> None:
         """Request one line until it has a result."""
         backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
         while True:
             await self._slots.take()
             try:
-                answer = await self._ask(line, record.owner) if self._may_run() else NOT_NOW
+                answer = await self._send(line, record.owner) if self._may_run() else NOT_NOW
             finally:
                 self._slots.give_back()
             if answer.retry_after_s is None:
@@ -321,9 +321,9 @@ class BatchRunner:
             "request_id": answer.request_id,
             "body": msgspec.Raw(answer.body),
         }
-        told = result_line(new_id("batch_req_"), line.custom_id, response=response, error=None)
+        result_record = result_line(new_id("batch_req_"), line.custom_id, response=response, error=None)
         is_error = answer.status >= 400
-        await self._persist(record, self._store.append_result, record.batch.id, told, is_error)
+        await self._persist(record, self._store.append_result, record.batch.id, result_record, is_error)
         counts = record.batch.request_counts
         counts.failed += is_error
         counts.completed += not is_error
@@ -338,11 +338,11 @@ class BatchRunner:
                     saved = counts.completed + counts.failed
             await self._clock.sleep(SAVE_S)
 
-    def _tell_rest(self, record: BatchRecord, end: str) -> None:
+    def _fail_rest(self, record: BatchRecord, end: str) -> None:
         """Write an error result for every line without a result."""
         batch = record.batch
         completed, failed = self._store.results(batch.id)
-        code, message = TOLD[end]
+        code, message = UNANSWERED[end]
         error: dict[str, Any] = {"code": code, "message": message}
         unanswered: list[dict[str, Any]] = []
         for _, data in self._lines(batch.input_file_id):

@@ -127,7 +127,7 @@ class BatchStore:
             with open_private(unfinished) as out:
                 while piece := source.read(PIECE_BYTES):
                     used += len(piece)
-                    self._require_room(used)
+                    self._require_space(used)
                     write_whole(out, piece)
                 file.bytes = out.tell()
                 os.fsync(out.fileno())
@@ -140,7 +140,7 @@ class BatchStore:
             raise
         return file
 
-    def _require_room(self, used: int) -> None:
+    def _require_space(self, used: int) -> None:
         if used > self.limits.bytes_max:
             raise HttpError(413, "--batch-storage-bytes: not enough space for the file; delete others")
 

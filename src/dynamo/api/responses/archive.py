@@ -56,12 +56,12 @@ class ResponseArchive:
         """Whether responses are kept."""
         return self._store is not None
 
-    def keep(self, response: Response, asked: Sequence[StoredItem], owner: str | None = None) -> None:
+    def keep(self, response: Response, input_items: Sequence[StoredItem], owner: str | None = None) -> None:
         """Store a response and its input for their owner (see `StoredResponse.owner`)."""
         key = key_of(response.id)
         if self._store is None or key is None:
             return
-        items = [settled(item, response.id, number) for number, item in enumerate(asked)]
+        items = [settled(item, response.id, number) for number, item in enumerate(input_items)]
         self._store.put(key, json_encode(StoredResponse(response, items, owner)))
 
     async def find(self, response_id: str, owner: str | None = None) -> StoredResponse:

@@ -212,12 +212,12 @@ def without_oldest(items: Sequence[StoredItem], count: int) -> list[StoredItem]:
     return [item for item in kept if not isinstance(item, FunctionOutputItem) or item.call_id in calls]
 
 
-def check_results(before: Iterable[StoredItem], asked: Sequence[StoredItem]) -> None:
+def check_results(before: Iterable[StoredItem], input_items: Sequence[StoredItem]) -> None:
     """Raise `InvalidArgument` for the result of a call that is not in the continued conversation."""
-    results = [item.call_id for item in asked if isinstance(item, FunctionOutputItem)]
+    results = [item.call_id for item in input_items if isinstance(item, FunctionOutputItem)]
     if not results:
         return
-    known = {item.call_id for item in (*before, *asked) if isinstance(item, FunctionCallItem)}
+    known = {item.call_id for item in (*before, *input_items) if isinstance(item, FunctionCallItem)}
     for call_id in results:
         if call_id not in known:
             raise InvalidArgument(

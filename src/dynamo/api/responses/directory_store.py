@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 WRITES_PENDING_MAX = 1024  # Bounds memory if the disk is too slow; further writes are dropped.
 SWEEP_WRITES = 64  # Writes between sweeps: scanning thousands of files costs more than a write.
 SWEEP_S = 60.0
-ROOM = 0.9  # Fill level after a sweep, so that not every write needs one.
+FILL_AFTER_SWEEP = 0.9  # Fill level after a sweep, so that not every write needs one.
 GRACE_S = 0.5  # Another frontend may just have responded, and its file may not be written yet.
 GRACE_STEP_S = 0.05
 LEFTOVER_S = 3600.0  # Age at which an unfinished file is considered abandoned.
@@ -189,7 +189,10 @@ class DirectoryStore:
         excess: list[_File] = []
         if total > self._limits.bytes_max or count > self._limits.entries_max:
             for one in kept:
-                if total <= ROOM * self._limits.bytes_max and count <= ROOM * self._limits.entries_max:
+                if (
+                    total <= FILL_AFTER_SWEEP * self._limits.bytes_max
+                    and count <= FILL_AFTER_SWEEP * self._limits.entries_max
+                ):
                     break
                 excess.append(one)
                 total -= one.size

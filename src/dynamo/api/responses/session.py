@@ -12,9 +12,9 @@ class ResponseSession:
         self._id: str | None = None
         self._items: list[StoredItem] = []
 
-    def remember(self, response: Response, asked: Sequence[StoredItem]) -> None:
+    def remember(self, response: Response, input_items: Sequence[StoredItem]) -> None:
         """Keep a response with its conversation, instead of the previous one."""
-        self._id, self._items = response.id, [*asked, *response.output]
+        self._id, self._items = response.id, [*input_items, *response.output]
 
     def history(self, response_id: str) -> list[StoredItem] | None:
         """Return the conversation up to and including a response; None if it is not the last one."""

@@ -95,7 +95,7 @@ class MemoryStore:
             return
         self._records[key] = (self._now(), record)
         self._bytes += len(record)
-        self._make_room()
+        self._evict()
 
     async def get(self, key: str) -> bytes | None:
         held = self._records.get(key)
@@ -131,7 +131,7 @@ class MemoryStore:
             self._bytes -= len(held[1])
         return held is not None
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         """Drop expired records and records beyond the limits; both are at the front, in the order of their last use."""
         oldest_s = self._now() - self._limits.unused_s
         while self._records:
