@@ -1,10 +1,10 @@
-"""The embedded engine: a real transformer on numpy, for a laptop, for tests and for the first five minutes.
+"""Embedded engine: transformer inference on numpy, for laptops, tests and getting started.
 
-Lives here: everything between token ids in and token ids out. `checkpoint`, `architecture` and `rope` read a model;
-`model` and `attention` compute it; `blocks` and `scheduler` decide, purely, what is computed next and where it is kept;
-`sampler` chooses tokens; `engine` is the thread that turns the crank. `config`, `convert`, `events` and `__main__` are
-the files that every engine adapter has.
+The package covers everything between input and output token ids. `checkpoint`, `architecture` and `rope` read a model;
+`model` and `attention` compute it; `blocks` and `scheduler` decide, without I/O, which tokens are computed next and which
+blocks store them; `sampler` chooses tokens; `engine` runs the step thread. `config`, `convert`, `events` and `__main__`
+exist in every engine adapter.
 
-Must not know: text (the tokenizer is the frontend's), routers, planes; it speaks to its worker through
-`dynamo.backend.engine` alone.
+The package must not depend on text (the frontend has the tokenizer), routers or planes; its only interface to the worker
+is `dynamo.backend.engine`.
 """

@@ -12,7 +12,7 @@ from dynamo.cpu.config import CpuConfig
 
 
 def main() -> int:
-    """Runs the worker until it is told to stop."""
+    """Run the worker until it is stopped."""
     config = load(CpuConfig, sys.argv[1:], WAITING, prog="python -m dynamo.cpu")
     if config.model_path is not None and not os.path.isdir(config.model_path):
         from dynamo.model_card.hub import resolve_model
@@ -23,7 +23,7 @@ def main() -> int:
     from dynamo.backend.worker import run_worker
     from dynamo.cpu.classify_engine import ClassifyEngine
     from dynamo.cpu.embedding_engine import EmbeddingEngine
-    from dynamo.cpu.engine import CpuEngine  # Imports numpy, which must not happen before `prepare`.
+    from dynamo.cpu.engine import CpuEngine  # Imports numpy; must run after `prepare`.
 
     if config.classify_worker:
         return run_worker(config, lambda: ClassifyEngine(config))

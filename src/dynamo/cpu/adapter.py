@@ -1,7 +1,7 @@
-"""Adapter: what a LoRA adapter adds to the model's matrices, for those rows of a step that ask for it.
+"""Adapter: the terms that a LoRA adapter adds to the products with the model's matrices, for the rows that use it.
 
-A matrix W of a layer becomes W + up · down for the rows of an adapter. The sum is never made: a row goes through W with all
-others, and what `up · down` makes of it is added. Rows with several adapters and with none are so computed in one step.
+A matrix W of a layer becomes W + up · down for the rows of an adapter. The sum is never formed: each row is multiplied by W
+together with all others, and the product with `up · down` is added. One step can mix rows with several adapters and none.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ Rows = slice | npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is added to one matrix.
+    """Low-rank term that is added to one matrix.
 
-    Where the model keeps several projections as one matrix, `up` is zero between one's ranks and another's outputs: a few
-    more sums cost less than a product for each.
+    Where the model stores several projections as one matrix, `up` is zero between the ranks of one projection and the
+    outputs of another: a few more additions cost less than one product per projection.
     """
 
     down: F32
-    """(inputs, ranks)."""
+    """Shape (inputs, ranks)."""
     up: F32
-    """(ranks, outputs), with the adapter's scale in it."""
+    """Shape (ranks, outputs), multiplied by the adapter's scale."""
 
     def add(self, x: F32, rows: Rows, out: F32) -> None:
-        """Adds what it makes of these rows of `x` to the same rows of `out`."""
+        """Add the adapter's product with these rows of `x` to the same rows of `out`."""
         out[rows] += (x[rows] @ self.down) @ self.up
 
 
 @dataclass(frozen=True, slots=True)
 class LayerDeltas:
-    """What is added to the matrices of one layer."""
+    """Low-rank terms for the matrices of one layer."""
 
     qkv: Delta | None = None
     out: Delta | None = None
@@ -44,26 +44,26 @@ class LayerDeltas:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """One adapter as this model uses it."""
+    """One adapter, prepared for this model."""
 
     name: str
     number: int
-    """By which upstream's tools know it."""
+    """Id of the adapter, as in upstream's tools."""
     fingerprint: int
-    """Of its files: blocks that were computed with others are not its own, whatever those were called."""
+    """Hash of the adapter's files; KV blocks computed with another fingerprint are not shared, even under the same name."""
     layers: Sequence[LayerDeltas]
 
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """The rows of a step that one adapter has a say in."""
+    """Rows of a step that use one adapter."""
 
     adapter: Adapter
     rows: Rows
 
 
 def rows_of(rows: Sequence[int]) -> Rows:
-    """Rows as they are found fastest: in place where they follow each other."""
+    """Return rows as the fastest index: a slice if they are consecutive."""
     if rows[-1] - rows[0] == len(rows) - 1:
         return slice(rows[0], rows[-1] + 1)
     return np.array(rows, dtype=np.intp)

@@ -1,4 +1,4 @@
-"""Adapters: the LoRA adapters of one engine, read off the loop and used by name (docs/lora.md)."""
+"""Adapters: the LoRA adapters of one engine, loaded off the event loop and looked up by name (docs/lora.md)."""
 
 import asyncio
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from dynamo.cpu.lora import read_adapter
 
 
 class Adapters(LoadedAdapters[Adapter]):
-    """Adapters of the model in one directory."""
+    """LoRA adapters for the model in one directory."""
 
     def __init__(self, config: CpuConfig, shape: Architecture) -> None:
         super().__init__(
@@ -24,17 +24,17 @@ class Adapters(LoadedAdapters[Adapter]):
         self._model_path = config.directory
         self._paths: dict[str, str] = {}
         self.exchanging = asyncio.Lock()
-        """Held while the model's weights are exchanged: none is read for the old ones meanwhile."""
+        """Held while the model's weights are replaced, so that no adapter is loaded for the previous weights."""
 
     async def reread(self, model_path: str) -> dict[str, Adapter]:
-        """The same adapters for other weights of the model. Raises `ConfigError`."""
+        """Load the same adapters for other weights of the model. Raise `ConfigError`."""
         return {
             name: await asyncio.to_thread(self._made, name, number, self._paths[name], model_path)
             for name, number in self.ids.items()
         }
 
     def rebase(self, model_path: str, adapters: Mapping[str, Adapter]) -> None:
-        """The model's weights are those of this directory from now on, and its adapters these."""
+        """Switch to the weights of this directory and to the adapters loaded for them."""
         self._model_path = model_path
         self.replace(adapters)
 

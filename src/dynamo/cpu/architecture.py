@@ -1,4 +1,4 @@
-"""Architecture: the numbers of config.json that shape a model."""
+"""Architecture: model dimensions and options, read from config.json."""
 
 import os
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from dynamo.cpu.rope import Rope
 
 SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 CLASSIFIER, SPEAKER = "ForSequenceClassification", "ForCausalLM"
-"""What a decoder is called that has a score for each label in place of one for each token."""
+"""Suffixes of the architecture name: a classifier scores labels, a causal language model scores tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """A decoder with grouped-query attention, rotary positions and a gated SiLU.
 
-    Biases and QK-norm are where the checkpoint has them.
+    Biases and QK-norm are applied if the checkpoint contains them.
     """
 
     name: str
@@ -30,15 +30,15 @@ class Architecture:
     head_dim: int
     norm_eps: float
     context_length: int
-    """`max_position_embeddings`: the longest sequence the model was made for."""
+    """`max_position_embeddings`: the longest sequence that the model was trained for."""
     has_tied_embeddings: bool
     labels: tuple[str, ...] = ()
-    """What a classifier tells apart; empty for a model that speaks."""
+    """Labels of a classifier; empty for a generative model."""
     rope: Rope
 
     @classmethod
     def read(cls, path: str) -> "Architecture":
-        """From a model's directory. Raises `ConfigError` if this engine cannot compute the model."""
+        """Read the architecture from a model directory. Raise `ConfigError` if the engine does not support the model."""
         file = os.path.join(path, "config.json")
         config = read_json(file)
         try:
@@ -86,7 +86,7 @@ class Architecture:
 
 
 def _labels(config: dict[str, Any]) -> tuple[str, ...]:
-    """As `transformers` names them: two where nothing is said."""
+    """Return the labels, named as in `transformers`; two labels by default."""
     named = config.get("id2label")
     if not named:
         return tuple(f"LABEL_{number}" for number in range(int(config.get("num_labels", 2))))

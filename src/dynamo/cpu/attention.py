@@ -1,8 +1,8 @@
-"""Attention: queries against keys and values that lie in pages.
+"""Attention: products of queries with keys and values stored in pages.
 
-A page is a KV block: `block_tokens` consecutive slots. A sequence's pages lie anywhere, but neighbours in the sequence
-are often neighbours in the cache too, so a sequence is described by runs of slots, and each run is read in place:
-nothing is gathered.
+A page is a KV block: `block_tokens` consecutive slots. The pages of a sequence may be anywhere in the cache, but pages that
+are adjacent in the sequence are often adjacent in the cache. A sequence is therefore described by runs of slots, and each
+run is read in place without a gather.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ F32 = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intp]
 
 QUERIES_MAX = 64  # Rows of a prefill that are computed together: few enough that their scores stay in a core's cache.
-QUERIES_MIN = 8  # With fewer, a long context would be read again and again for very little.
+QUERIES_MIN = 8  # With fewer rows, a long context is read too many times for little work.
 SCORES_MAX = 1 << 19  # Scores of such rows, in all heads; 2 MiB.
 
 Run = tuple[int, int]
@@ -27,7 +27,7 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The rows of one sequence in a batch: `count` rows from `row`, which attend to `context` tokens with themselves."""
+    """Rows of one sequence in a batch: `count` rows from `row`, which attend to `context` tokens including themselves."""
 
     row: int
     count: int
@@ -36,17 +36,17 @@ class Span:
 
 
 def cache_bytes(layers: int, kv_heads: int, slots: int, head_dim: int) -> int:
-    """What a cache takes."""
+    """Return the size of a cache in bytes."""
     return layers * 2 * kv_heads * slots * head_dim * 4
 
 
 class KvCache:
-    """The keys and values of every layer, by slot. Keys of all heads come first, then values."""
+    """Keys and values of every layer, by slot. Keys of all heads come first, then values."""
 
     def __init__(
         self, layers: int, kv_heads: int, slots: int, head_dim: int, place: npt.NDArray[np.uint8] | None = None
     ) -> None:
-        """`place`, where it is to lie in some that is there already, is zero and as large as `cache_bytes` says."""
+        """`place`: existing zeroed memory of `cache_bytes` bytes for the cache; None allocates it."""
         self.kv_heads = kv_heads
         shape = (layers, 2 * kv_heads, slots, head_dim)
         # The memory of slots that were never used is never touched, so that a generous cache costs nothing.
@@ -55,13 +55,13 @@ class KvCache:
         self._heads = np.arange(2 * kv_heads, dtype=np.intp) * slots
 
     def release(self) -> None:
-        """Gives its memory back, which is taken again as it is used. What it held is gone."""
+        """Return the memory to the system; it is allocated again on use. The content is lost."""
         if not memory.forget(self._pages.ctypes.data, self._pages.nbytes):
             self._pages[...] = 0
 
     @property
     def pages(self) -> F32:
-        """All of it: (layers, 2 * kv_heads, slots, head_dim), in place."""
+        """Return the whole cache in place: (layers, 2 * kv_heads, slots, head_dim)."""
         return self._pages
 
     def keys(self, layer: int) -> F32:
@@ -71,31 +71,31 @@ class KvCache:
         return self._pages[layer, self.kv_heads :]
 
     def between(self, start: int, stop: int) -> F32:
-        """Everything in these slots: (layers, 2 * kv_heads, slots, head_dim), in place."""
+        """Return the content of these slots in place: (layers, 2 * kv_heads, slots, head_dim)."""
         return self._pages[:, :, start:stop]
 
     def rows_of(self, slots: Ids) -> Ids:
-        """Where each slot's keys and values are written; the same in every layer."""
+        """Return the rows to which the keys and values of each slot are written; the same in every layer."""
         return slots[:, None] + self._heads
 
     def write(self, layer: int, rows: Ids, keys_values: F32) -> None:
-        """`keys_values` is (tokens, 2 * kv_heads, head_dim)."""
+        """Write `keys_values` of shape (tokens, 2 * kv_heads, head_dim)."""
         self._rows[layer][rows] = keys_values
 
 
 class DecodeGroup:
-    """Sequences of similar length that each add one token: their softmax is one operation."""
+    """Sequences of similar length with one new token each, whose softmax is computed in one operation."""
 
     def __init__(self, spans: Sequence[Span], kv_heads: int, heads_per_kv: int) -> None:
         self.spans = spans
         self.first = spans[0].row
         longest = max(span.context for span in spans)
         shape = (len(spans), kv_heads, heads_per_kv, longest)
-        self.scores = np.full(shape, -np.inf, np.float32)  # What is never written stays masked in every layer.
+        self.scores = np.full(shape, -np.inf, np.float32)  # Entries that are never written stay masked in every layer.
         self.weights = np.empty(shape, np.float32)
 
     def attend(self, queries: F32, keys: F32, values: F32, out: F32) -> None:
-        """`queries` and `out` are (rows, kv_heads, heads_per_kv, head_dim); queries are scaled already."""
+        """Write the attention output to `out`; both are (rows, kv_heads, heads_per_kv, head_dim), queries already scaled."""
         scores, weights = self.scores, self.weights
         transposed = keys.swapaxes(1, 2)
         for place, span in enumerate(self.spans):
@@ -109,7 +109,7 @@ class DecodeGroup:
 
 
 class Prefill:
-    """Consecutive tokens of one sequence: each attends to what came before it and to itself."""
+    """Consecutive tokens of one sequence; each attends to itself and to all tokens before it."""
 
     def __init__(self, span: Span, kv_heads: int, heads_per_kv: int) -> None:
         self.span = span
@@ -121,7 +121,7 @@ class Prefill:
         self._parts = [self._part(first, min(queries, span.count - first)) for first in range(0, span.count, queries)]
 
     def attend(self, queries: F32, keys: F32, values: F32, out: F32) -> None:
-        """As `DecodeGroup.attend`."""
+        """Write the attention output to `out`, with arguments as in `DecodeGroup.attend`."""
         transposed = keys.swapaxes(1, 2)[:, None]
         values = values[:, None]
         for part in self._parts:
@@ -143,7 +143,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some rows of a prefill, and room for their scores, which the parts use in turn."""
+    """Some rows of a prefill, with a buffer for their scores that the parts share."""
 
     row: int
     count: int
@@ -163,7 +163,7 @@ class _Part:
 
 
 def plan(spans: Sequence[Span], kv_heads: int, heads_per_kv: int) -> "list[DecodeGroup | Prefill]":
-    """How a batch's attention is computed. Spans of one row come first, ordered by context."""
+    """Return the operations that compute a batch's attention. Spans of one row come first, ordered by context."""
     single = groupby((span for span in spans if span.count == 1), key=_magnitude)
     return [
         *(DecodeGroup(list(similar), kv_heads, heads_per_kv) for _, similar in single),
@@ -172,12 +172,12 @@ def plan(spans: Sequence[Span], kv_heads: int, heads_per_kv: int) -> "list[Decod
 
 
 def _magnitude(span: Span) -> int:
-    """Within one magnitude, padding at most doubles the work."""
+    """Return the power of two of the context; within one magnitude, padding at most doubles the work."""
     return span.context.bit_length()
 
 
 def _score(queries: F32, keys: F32, runs: Sequence[Run], out: F32) -> None:
-    """Every query with every key; `keys` are (..., head_dim, slots)."""
+    """Compute the scores of every query with every key; `keys` are (..., head_dim, slots)."""
     at = 0
     for start, stop in runs:
         until = at + stop - start
@@ -186,7 +186,7 @@ def _score(queries: F32, keys: F32, runs: Sequence[Run], out: F32) -> None:
 
 
 def _sum_values(weights: F32, values: F32, runs: Sequence[Run], out: F32) -> None:
-    """The values, each as much as it weighs; `values` are (..., slots, head_dim)."""
+    """Sum the weighted values; `values` are (..., slots, head_dim)."""
     at = 0
     for start, stop in runs:
         until = at + stop - start
@@ -198,7 +198,7 @@ def _sum_values(weights: F32, values: F32, runs: Sequence[Run], out: F32) -> Non
 
 
 def _cut(runs: Sequence[Run], tokens: int) -> list[Run]:
-    """The runs of the first `tokens` slots."""
+    """Return the runs of the first `tokens` slots."""
     cut: list[Run] = []
     for start, stop in runs:
         if tokens <= 0:

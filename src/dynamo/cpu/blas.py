@@ -1,4 +1,4 @@
-"""Blas: what OpenBLAS must be told before numpy is imported; afterwards it does not listen."""
+"""Blas: OpenBLAS thread count and instruction set, which must be set before numpy is imported."""
 
 import os
 import sys
@@ -6,24 +6,24 @@ from collections.abc import Callable, Mapping
 
 AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 CPU_INFO = "/proc/cpuinfo"
-CPU_INFO_CHARS_MAX = 8192  # The first processor speaks for all.
-SMALL_MODEL_BYTES = 64_000_000  # Of a checkpoint. Below, threads wait for each other longer than they compute.
+CPU_INFO_CHARS_MAX = 8192  # The first processor's entry; all processors are assumed equal.
+SMALL_MODEL_BYTES = 64_000_000  # Checkpoint size; below it, synchronising threads takes longer than computing.
 
 
 def cores() -> int:
-    """The processors that this process may use."""
+    """Return the number of processors available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def suitable_threads(path: str, workers: int = 1, cores_there: int | None = None) -> int:
-    """How many threads each of so many workers should have for the model in this directory; one if there is none.
+    """Return the threads for each of `workers` processes that run the model in this directory; 1 if there is no model.
 
-    A core is left to everything else: threads that wait for each other stand still when one of them is held up.
+    One core is left free: threads that synchronise with each other all stall when one of them is preempted.
     """
     try:
         sizes = [entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(".safetensors")]
     except OSError:
-        return 1  # Somebody else will say that there is none.
+        return 1  # The model loader reports the missing model.
     there = cores() if cores_there is None else cores_there
     return max(1, (there - 1) // workers) if sum(sizes) > SMALL_MODEL_BYTES else 1
 
@@ -35,12 +35,12 @@ def prepare(
     cpu_info: str = CPU_INFO,
     put: Callable[[str, str], None] = os.putenv,
 ) -> bool:
-    """Sets the number of threads and, where OpenBLAS would miss it, the instruction set. False if it came too late."""
+    """Set the thread count and, where OpenBLAS detects it wrongly, the instruction set. Return False if numpy is loaded."""
     if "numpy" in sys.modules:
         return False
     put("OPENBLAS_NUM_THREADS", str(threads))
     if "OPENBLAS_CORETYPE" not in variables and _is_amd_with_avx512(cpu_info):
-        # OpenBLAS 0.3.31 takes a Zen 5 for a Haswell, which is half as fast; what it calls SkylakeX is AVX-512.
+        # OpenBLAS 0.3.31 detects Zen 5 as Haswell, which is half as fast; its SkylakeX kernels use AVX-512.
         put("OPENBLAS_CORETYPE", "SkylakeX")
     return True
 

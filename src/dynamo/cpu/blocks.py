@@ -1,7 +1,7 @@
-"""Blocks: which KV block holds what, who uses it, and which one is given away next. Pure.
+"""Blocks: the content, the users and the eviction order of KV blocks. Pure.
 
-A block is *used* while sequences hold it, *cached* when nobody does but its content may serve again, and *empty*
-otherwise. Content is known by its sequence hash, which covers the whole prefix, so equal hashes mean equal content.
+A block is *used* while sequences hold it, *cached* when no sequence holds it but its content can be reused, and *empty*
+otherwise. Content is identified by its sequence hash, which covers the whole prefix, so equal hashes mean equal content.
 """
 
 import re
@@ -11,7 +11,7 @@ from itertools import islice
 
 from dynamo.protocols.kv_events import Cleared, KvEvent, Removed, Stored, StoredBlock
 
-# Neighbours in age are often neighbours in place, so that several evicted together leave a gap worth having; but they
+# Blocks of similar age are often adjacent, so evicting several together leaves a large gap; but they
 # are only a small share of the cache.
 EVICTED_TOGETHER = 8
 EVICTED_SHARE = 64
@@ -21,7 +21,7 @@ _GAP = re.compile(rb"\x01+")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a block holds once all its tokens are computed."""
+    """Content of a block whose tokens are all computed."""
 
     block: int
     sequence_hash: int
@@ -30,7 +30,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """A block that was given up. Its bytes stay until the next step writes into it."""
+    """Evicted block. Its bytes stay valid until the next step writes to it."""
 
     block: int
     sequence_hash: int
@@ -39,15 +39,15 @@ class Evicted:
 
 
 class BlockPool:
-    """All blocks of one cache, and the story of their content as events."""
+    """All blocks of one cache, with events for every change of their content."""
 
     def __init__(self, blocks: int, *, is_caching: bool = True, notes_evicted: bool = False) -> None:
-        """With `notes_evicted`, `take_evicted` tells what was given up: somebody keeps it elsewhere."""
+        """With `notes_evicted`, evicted blocks are recorded for `take_evicted`, so that they can be saved to a tier."""
         self.total = blocks
         self.is_caching = is_caching
         self._notes_evicted = notes_evicted
         self._origins: dict[int, tuple[int, int | None]] = {}
-        """With that, the tokens hash and the parent of each sequence hash."""
+        """Tokens hash and parent of each sequence hash, if `notes_evicted`."""
         self._evicted: list[Evicted] = []
         self._evicted_together = max(1, min(EVICTED_TOGETHER, blocks // EVICTED_SHARE))
         self._holders = [0] * blocks
@@ -60,7 +60,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that `allocate` can give: the empty ones and the cached ones."""
+        """Return the number of blocks that `allocate` can use: empty and cached ones."""
         return self._empty_count + len(self._cached)
 
     @property
@@ -68,7 +68,7 @@ class BlockPool:
         return self.total - self.free
 
     def acquire(self, hashes: Sequence[int]) -> list[int]:
-        """Holds the blocks of the longest prefix that is known."""
+        """Acquire and return the blocks of the longest cached prefix."""
         blocks: list[int] = []
         for sequence_hash in hashes:
             block = self._block_of.get(sequence_hash)
@@ -81,7 +81,7 @@ class BlockPool:
         return blocks
 
     def allocate(self, count: int, after: int | None = None) -> list[int] | None:
-        """Holds `count` blocks without content, in a row behind `after` if that can be; None if so many are not free."""
+        """Acquire `count` blocks without content, contiguous after `after` if possible; return None if too few are free."""
         if count > self.free:
             return None
         if count > self._empty_count:
@@ -97,13 +97,13 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Holds blocks that are held already once more."""
+        """Acquire blocks that are already in use once more."""
         for block in blocks:
-            assert self._holders[block] > 0, "a block that nobody holds was shared"
+            assert self._holders[block] > 0, "a block that is not in use was shared"
             self._holders[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Lets go of a sequence's blocks. Its end is forgotten before its beginning, which more others may share."""
+        """Release a sequence's blocks. The last blocks become the oldest, as other sequences more often share the first."""
         for block in reversed(blocks):
             self._holders[block] -= 1
             assert self._holders[block] >= 0, "a block was released twice"
@@ -116,10 +116,10 @@ class BlockPool:
                 self._empty_count += 1
 
     def store(self, parent_hash: int | None, contents: Sequence[Content]) -> None:
-        """Makes consecutive blocks of a sequence findable.
+        """Index consecutive blocks of a sequence by their content.
 
-        Content that another block holds already, and content whose parent was forgotten, is passed over: it could
-        not be found.
+        Content that another block already stores, and content whose parent was evicted, is skipped because a lookup would
+        never reach it.
         """
         if not self.is_caching:
             return
@@ -134,7 +134,7 @@ class BlockPool:
             else:
                 if not fresh:
                     first_parent = parent_hash
-                assert self._holders[content.block] > 0, "content was stored in a block that nobody holds"
+                assert self._holders[content.block] > 0, "content was stored in a block that is not in use"
                 self._block_of[content.sequence_hash] = content.block
                 self._hash_of[content.block] = content.sequence_hash
                 fresh.append(StoredBlock(content.sequence_hash, content.tokens_hash))
@@ -144,7 +144,7 @@ class BlockPool:
         self._tell_stored(first_parent, fresh)
 
     def clear(self) -> None:
-        """Forgets all content. Blocks in use stay with their sequences."""
+        """Remove all content. Blocks in use stay with their sequences."""
         for block in self._cached:
             self._empty[block] = 1
         self._empty_count += len(self._cached)
@@ -155,36 +155,36 @@ class BlockPool:
         self._events.append(Cleared())
 
     def take_events(self) -> list[KvEvent]:
-        """What happened since the last call, in order."""
+        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def take_evicted(self) -> list[Evicted]:
-        """What was given up since the last call; to be read before anything is written."""
+        """Return the blocks evicted since the last call; call it before anything is written to the cache."""
         evicted, self._evicted = self._evicted, []
         return evicted
 
     def depth(self, hashes: Sequence[int]) -> int:
-        """How many blocks of a prefix are known."""
+        """Return the number of leading blocks of a prefix that are cached."""
         for depth, sequence_hash in enumerate(hashes):
             if sequence_hash not in self._block_of:
                 return depth
         return len(hashes)
 
     def validate(self) -> None:
-        """Asserts what must hold between any two calls."""
-        assert self._empty_count == sum(self._empty), "the empty blocks are miscounted"
-        assert {hash_: block for block, hash_ in self._hash_of.items()} == self._block_of, "an index lost its twin"
+        """Assert the invariants between any two calls."""
+        assert self._empty_count == sum(self._empty), "the count of empty blocks is wrong"
+        assert {hash_: block for block, hash_ in self._hash_of.items()} == self._block_of, "the two hash indexes differ"
         for block in range(self.total):
             is_used, is_empty, is_cached = self._holders[block] > 0, bool(self._empty[block]), block in self._cached
             assert is_used + is_empty + is_cached == 1, f"block {block} is in {is_used + is_empty + is_cached} states"
             assert not (is_empty and block in self._hash_of), f"the empty block {block} has content"
-            assert not is_cached or block in self._hash_of, f"block {block} is cached, but nobody could find it"
+            assert not is_cached or block in self._hash_of, f"block {block} is cached but has no hash"
 
     def _choose(self, after: int | None, missing: int) -> int:
         if after is not None and after + 1 < self.total and self._empty[after + 1]:
             return after + 1
-        # In the middle of the largest gap a sequence has room to grow, and so has the one before the gap.
+        # The middle of the largest gap leaves space for this sequence and for the one before the gap.
         gap = max(_GAP.finditer(self._empty), key=_width)
         return max(gap.start(), min((gap.start() + gap.end()) // 2, gap.end() - missing))
 

@@ -1,4 +1,4 @@
-"""Checkpoint: the tensors of a directory in Hugging Face layout, as float32."""
+"""Checkpoint: tensors of a Hugging Face model directory, as float32."""
 
 import json
 import os
@@ -24,14 +24,14 @@ class _Entry:
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    """From the start of the file, in bytes."""
+    """Position from the start of the file, in bytes."""
 
 
 class Checkpoint:
-    """Tensors by name, read when they are asked for. Remembers which were, so that none is overlooked."""
+    """Tensors by name, read on demand. Records which ones were read, so that unused tensors are detected."""
 
     def __init__(self, path: str, *, single: str = SINGLE) -> None:
-        """`single` is the file's name where all tensors are in one."""
+        """`single`: file name of a checkpoint that consists of one file."""
         self.path = path
         self._entries: dict[str, _Entry] = {}
         self._maps: dict[str, npt.NDArray[np.uint8]] = {}
@@ -43,12 +43,12 @@ class Checkpoint:
         return name in self._entries
 
     def tensor(self, name: str, *shape: int) -> F32:
-        """One tensor, converted to float32, in memory of its own. Raises `ConfigError` if it is not of this shape."""
+        """Return one tensor as a float32 copy. Raise `ConfigError` if it is missing or has another shape."""
         entry = self._entries.get(name)
         if entry is None:
             raise ConfigError(f"{self.path}: the checkpoint has no tensor {name}")
         if entry.shape != shape:
-            raise ConfigError(f"{entry.file}: {name} has shape {entry.shape}; config.json asks for {shape}")
+            raise ConfigError(f"{entry.file}: {name} has shape {entry.shape}; expected {shape} from config.json")
         dtype = STORED.get(entry.dtype)
         if dtype is None:
             raise ConfigError(f"{entry.file}: {name} is stored as {entry.dtype}; the engine reads {', '.join(STORED)}")
@@ -63,16 +63,16 @@ class Checkpoint:
         return np.array(stored, dtype=np.float32)
 
     def optional(self, name: str, *shape: int) -> F32 | None:
-        """The tensor if the checkpoint has it."""
+        """Return the tensor, or None if the checkpoint does not contain it."""
         return self.tensor(name, *shape) if name in self else None
 
     def unread(self) -> list[str]:
-        """The tensors that nobody asked for."""
+        """Return the names of the tensors that were not read."""
         return sorted(self._entries.keys() - self._read)
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """A JSON object from a file. Raises `ConfigError` with the file's name."""
+    """Read a JSON object from a file. Raise `ConfigError` with the file's name."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
@@ -81,7 +81,7 @@ def read_json(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: no JSON ({error})") from None
+        raise ConfigError(f"{path}: invalid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a JSON object")
     return value
@@ -93,7 +93,7 @@ def _files(path: str, name: str) -> list[str]:
         return [single]
     index = os.path.join(path, INDEX)
     if not os.path.exists(index):
-        raise ConfigError(f"{path}: neither {SINGLE} nor {INDEX} is there")
+        raise ConfigError(f"{path}: must contain {SINGLE} or {INDEX}")
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict):
         raise ConfigError(f"{index}: no weight_map")
@@ -109,7 +109,7 @@ def _header(file: str) -> dict[str, _Entry]:
             header = json.loads(stream.read(length))
             size = stream.seek(0, os.SEEK_END) - 8 - length
     except FileNotFoundError:
-        raise ConfigError(f"{file}: the index names it, but it is not there") from None
+        raise ConfigError(f"{file}: file listed in the index does not exist") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: not a safetensors file ({error})") from None
     header.pop("__metadata__", None)
@@ -117,6 +117,6 @@ def _header(file: str) -> dict[str, _Entry]:
     for name, meta in header.items():
         begin, end = meta["data_offsets"]
         if end > size:
-            raise ConfigError(f"{file}: cut short: {name} ends at byte {end} of {size}")
+            raise ConfigError(f"{file}: truncated: {name} ends at byte {end} of {size}")
         entries[name] = _Entry(file, meta["dtype"], tuple(meta["shape"]), 8 + length + begin)
     return entries

@@ -1,4 +1,4 @@
-"""Classify engine: the embedding engine with a head of labels, asked in text."""
+"""Classify engine: the embedding engine with a classification head and text input."""
 
 import time
 from typing import Any
@@ -18,7 +18,7 @@ from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 
 class ClassifyEngine(EmbeddingEngine):
-    """Answers which label a text has: `/v1/classify`."""
+    """Engine that returns the label of a text: `/v1/classify`."""
 
     def __init__(self, config: CpuConfig) -> None:
         super().__init__(config)
@@ -27,7 +27,7 @@ class ClassifyEngine(EmbeddingEngine):
 
     def embedder_of(self, model: Model, path: str) -> Embedder:
         if not model.shape.labels:
-            raise ConfigError(f"{path}: the model has no labels: --classify-worker expects one for classification")
+            raise ConfigError(f"{path}: the model has no labels; --classify-worker requires a classification model")
         self._labels = model.shape.labels
         self._tokenizer = Tokenizer.from_dir(path)
         return Embedder(model, Pooling.LAST, self._config.max_num_batched_tokens, model.score)
@@ -41,7 +41,7 @@ class ClassifyEngine(EmbeddingEngine):
         }
 
     def job_of(self, request: PreprocessedRequest | EmbeddingWork | ClassifyRequest) -> Job:
-        assert isinstance(request, ClassifyRequest), "the worker reads what the engine's configuration names"
+        assert isinstance(request, ClassifyRequest), "the worker decodes requests by the engine's configuration"
         if request.truncation_side == "left":
             raise InvalidArgument("truncation_side left is not supported by this engine", param="truncation_side")
         special = request.add_special_tokens is not False
@@ -80,7 +80,7 @@ class ClassifyEngine(EmbeddingEngine):
 
 
 def probabilities(scores: F32) -> F32:
-    """Of one label, whether it holds; of several, which of them does."""
+    """Return the sigmoid for a single label, the softmax for several labels."""
     if len(scores) == 1:
         return (1 / (1 + np.exp(-scores))).astype(np.float32)
     weights = np.exp(scores - scores.max())

@@ -1,8 +1,8 @@
-"""Compiler: grammars are compiled off the event loop, each once, with limits on time and memory.
+"""Compiler: compile each grammar once, off the event loop, with limits on time and memory.
 
-A grammar that is not plain is compiled on trial in a child process first, which is killed at the limits: the library
-cannot be interrupted. A trial gets a short time at once and, if that is not enough, a longer one in a process for slow
-grammars, so that a few of these do not delay all others.
+A grammar that is not plain is first compiled on trial in a child process, which is killed at the limits because the
+library cannot be interrupted. A trial first gets a short time limit and, if that is exceeded, a longer one in a separate
+process for slow grammars, so that a few of these do not delay all others.
 """
 
 import asyncio
@@ -24,34 +24,34 @@ from dynamo.protocols.engine import GuidedDecoding
 
 logger = logging.getLogger(__name__)
 
-COMPILE_TIMEOUT_S = 10.0  # An ordinary grammar takes milliseconds; the rest is for a busy machine.
+COMPILE_TIMEOUT_S = 10.0  # A typical grammar takes milliseconds; the margin covers a busy machine.
 QUICK_TIMEOUT_S = 1.0
-MEMORY_BYTES = 256 << 20  # Beyond the vocabulary; an ordinary grammar takes a few MB.
-KEPT_BYTES_MAX = 16 << 20  # A larger one is compiled each time: 128 of them are kept.
-IDLE_S = 300.0  # A child has the vocabulary in memory, and reads it again for a second.
+MEMORY_BYTES = 256 << 20  # Beyond the vocabulary; a typical grammar takes a few MB.
+KEPT_BYTES_MAX = 16 << 20  # A larger one is compiled each time; up to 128 are cached.
+IDLE_S = 300.0  # A child holds the vocabulary in memory; a restart reads it in about a second.
 QUICK_CHILDREN_MAX = 2
-THREADS_MAX = 2  # Compiling is pure computation: more threads would only take it from the model.
-TRIALS_MAX = 32  # Grammars that are on trial or wait for it; each holds a thread.
+THREADS_MAX = 2  # Compiling is pure computation: more threads would only slow down the model.
+TRIALS_MAX = 32  # Grammars on trial or queued; each occupies a thread.
 BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 Told = Callable[[Guide | DynamoException], None]
-"""Told the grammar in its first state, or why there is none."""
+"""Callback that receives the grammar in its initial state, or the error."""
 
 
 class CompilerMetrics:
-    """What the worker's `/metrics` says of grammars."""
+    """Prometheus metrics of grammar compilation."""
 
     def __init__(self, registry: MetricsRegistry, model: str) -> None:
         lookups = registry.counter(
             "dynamo_component_guided_grammar_lookups_total",
-            "Grammars that requests asked for: kept from before, compiled now, or refused",
+            "Grammars requested, by result: cached, compiled or rejected",
             ("model", "outcome"),
         )
         self.kept: Counter = lookups.labels(model=model, outcome="kept")
         self.compiled: Counter = lookups.labels(model=model, outcome="compiled")
         self.refused: Counter = lookups.labels(model=model, outcome="refused")
         self.size: Gauge = registry.gauge(
-            "dynamo_component_guided_grammars", "Compiled grammars that are kept", ("model",)
+            "dynamo_component_guided_grammars", "Compiled grammars in the cache", ("model",)
         ).labels(model=model)
         self.seconds: Histogram = registry.histogram(
             "dynamo_component_guided_grammar_compile_seconds", "Time to compile a grammar", ("model",), BUCKETS_S
@@ -59,10 +59,10 @@ class CompilerMetrics:
 
 
 class Trial(Protocol):
-    """Finds out whether a grammar can be compiled within the limits."""
+    """Check whether a grammar can be compiled within the limits."""
 
     def measure(self, guided: GuidedDecoding, thoughts_end: str | None, timeout_s: float) -> int:
-        """Block, and return how many bytes the grammar takes. Raise `DynamoException` for one that cannot be had."""
+        """Block and return the size of the grammar in bytes. Raise `DynamoException` if it cannot be compiled."""
 
     def close(self) -> None:
         """End the processes."""
@@ -97,12 +97,12 @@ class ChildTrial:
             raise _too_late(guided, timeout_s) from None
         except ChildOutOfMemory:
             raise InvalidArgument(
-                f"{named(guided)}: compiling it needs more than {MEMORY_BYTES >> 20} MB", param=param_of(guided)
+                f"{named(guided)}: compilation needs more than {MEMORY_BYTES >> 20} MB", param=param_of(guided)
             ) from None
         except ChildPoolBusy:
             raise WorkerOverloaded("too many grammars are being compiled") from None
         except ChildError as error:
-            raise Unknown(f"the grammar could not be compiled: {error}") from None
+            raise Unknown(f"failed to compile the grammar: {error}") from None
         return taken
 
     def close(self) -> None:
@@ -129,10 +129,10 @@ class Compiler:
         self._trials = 0
         self._tasks = TaskOwner("compiler")
         self._asked: dict[bytes, list[Told]] = {}
-        """Callbacks of requests that wait for a grammar that is being compiled."""
+        """Callbacks of requests that wait for a grammar under compilation, by key."""
 
     def want(self, guided: GuidedDecoding, thoughts_end: str | None, told: Told) -> None:
-        """Have `told` called once: at once for a grammar that is kept. Raise `InvalidArgument` for one too large."""
+        """Call `told` once, immediately for a cached grammar. Raise `InvalidArgument` for a grammar that is too large."""
         key = key_of(guided, thoughts_end)
         guide = self._grammars.kept(key)
         if guide is not None:
@@ -145,7 +145,7 @@ class Compiler:
             self._tasks.start(self._compile(guided, key, thoughts_end), "compile")
 
     async def close(self) -> None:
-        """Compile no more; requests that still wait get no call."""
+        """Stop compiling; waiting requests get no callback."""
         await self._tasks.cancel_and_wait()
         self._trial.close()
 
@@ -158,9 +158,9 @@ class Compiler:
             self._metrics.compiled.inc()
         except DynamoException as error:
             outcome = error
-        except Exception as error:  # The request's boundary: a grammar that breaks the library breaks no other request.
-            logger.exception("a grammar could not be compiled")
-            outcome = Unknown(f"the grammar could not be compiled: {error}")
+        except Exception as error:  # Request boundary: a grammar that crashes the library must not fail other requests.
+            logger.exception("failed to compile a grammar")
+            outcome = Unknown(f"failed to compile the grammar: {error}")
         if not isinstance(outcome, Guide):
             self._metrics.refused.inc()
         self._metrics.seconds.observe(perf_counter() - began)
@@ -174,7 +174,7 @@ class Compiler:
             raise WorkerOverloaded("too many grammars are being compiled")
 
         def work() -> int:
-            self._grammars.ready()  # A model without a tokenizer is refused here, with the reason.
+            self._grammars.ready()  # Raises the reason for a model without a tokenizer.
             return self._trial.measure(guided, thoughts_end, self._timeout_s)
 
         self._trials += 1
@@ -184,14 +184,14 @@ class Compiler:
             self._trials -= 1
 
     async def _compiled(self, guided: GuidedDecoding, key: bytes, thoughts_end: str | None, *, is_kept: bool) -> Guide:
-        """Compile a grammar whose cost is known to be bounded. Raise `DynamoException`."""
+        """Compile a grammar whose cost is bounded. Raise `DynamoException`."""
         loop = asyncio.get_running_loop()
 
         def work() -> Guide:
             try:
                 return self._grammars.compile(guided, key, thoughts_end, is_kept=is_kept)
             finally:
-                with contextlib.suppress(RuntimeError):  # The loop is closed: no grammar is compiled any more.
+                with contextlib.suppress(RuntimeError):  # The loop is closed; the result is not needed.
                     loop.call_soon_threadsafe(self._threads.release)
 
         has_begun = False
@@ -207,4 +207,4 @@ class Compiler:
 
 
 def _too_late(guided: GuidedDecoding, timeout_s: float) -> InvalidArgument:
-    return InvalidArgument(f"{named(guided)}: it was not compiled within {timeout_s:g} s", param=param_of(guided))
+    return InvalidArgument(f"{named(guided)}: compilation took longer than {timeout_s:g} s", param=param_of(guided))

@@ -12,13 +12,13 @@ from dynamo.core.errors import ConfigError
 DEMO_MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo_model")
 DEMO_MODEL_NAME = "dynamo-demo"
 DEMO_MODEL_CALLS = "hermes"
-"""The format of tool calls that it was trained to write."""
+"""Tool call format that the demo model was trained on."""
 TRANSPORTS = ("nixl", "shm", "tcp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuConfig(DisaggregatedOptions):
-    """Embedded engine: computes a model on this machine's processor."""
+    """Embedded engine: run a model on the CPU of this machine."""
 
     COMMON: ClassVar = (
         "--model-path",
@@ -34,99 +34,99 @@ class CpuConfig(DisaggregatedOptions):
         "--request-plane",
     )
     model_path: str | None = option(
-        None, "--model-path", None, "Directory in Hugging Face layout, or a hub id; the bundled demo model without it"
+        None, "--model-path", None, "Directory in Hugging Face layout, or a hub id; default: the bundled demo model"
     )
     model_name: str | None = option(
         None,
         "--model-name",
         None,
-        "Name to serve the model under; its directory's without it",
+        "Served model name; default: name of the model directory",
         aliases=("--served-model-name",),
     )
     max_model_len: int | None = option(
-        None, "--max-model-len", None, "Longest prompt and output together, in tokens; what the model allows without it"
+        None, "--max-model-len", None, "Maximum tokens of prompt plus output; default: the model's maximum"
     )
-    block_size: int = option(16, "--block-size", None, "Tokens in a KV block")
+    block_size: int = option(16, "--block-size", None, "Tokens per KV block")
     kv_cache_blocks: int | None = option(
         None,
         "--kv-cache-blocks",
         None,
-        "KV blocks to keep; as many as --kv-cache-memory-mb holds without it",
+        "Number of KV blocks; default: as many as fit into --kv-cache-memory-mb",
         aliases=("--num-gpu-blocks-override",),
     )
-    kv_cache_memory_mb: int = option(1024, "--kv-cache-memory-mb", None, "Memory for the KV cache, taken as it is used")
+    kv_cache_memory_mb: int = option(1024, "--kv-cache-memory-mb", None, "Memory for the KV cache in MB, allocated on use")
     enable_prefix_caching: bool = option(
-        True, "--enable-prefix-caching", None, "Compute a prefix that is in the cache only once"
+        True, "--enable-prefix-caching", None, "Reuse cached KV blocks of common prefixes"
     )
-    max_num_seqs: int = option(32, "--max-num-seqs", None, "Sequences that run at the same time")
+    max_num_seqs: int = option(32, "--max-num-seqs", None, "Maximum number of concurrent sequences")
     max_num_batched_tokens: int = option(
-        512, "--max-num-batched-tokens", None, "Tokens in one step; longer prompts are computed in chunks"
+        512, "--max-num-batched-tokens", None, "Maximum tokens per step; longer prompts are computed in chunks"
     )
     max_waiting_requests: int = option(
-        256, "--max-waiting-requests", None, "Requests that may wait for a slot; more are sent to another worker"
+        256, "--max-waiting-requests", None, "Maximum queued requests; further ones are migrated to another worker"
     )
     embedding_worker: bool = option(
-        False, "--embedding-worker", None, "Answer embeddings (/v1/embeddings) instead of text"
+        False, "--embedding-worker", None, "Serve embeddings (/v1/embeddings) instead of text"
     )
     classify_worker: bool = option(
-        False, "--classify-worker", None, "Answer classes (/v1/classify) with a model made for that"
+        False, "--classify-worker", None, "Serve classification (/v1/classify); requires a classification model"
     )
     pooling: str = option(
         "auto",
         "--pooling",
         None,
-        "Which states of a text make its embedding; auto: what the model says, or its last token",
+        "Pooling of token states into an embedding; auto: the model's setting, or the last token",
         choices=("auto", "mean", "last", "cls"),
     )
     kv_transfer: list[str] = option(
         ["shm", "tcp"],
         "--kv-transfer",
         None,
-        "Ways in which KV blocks may travel between prefill and decode workers, the best first: nixl (where it is "
+        "KV block transports between prefill and decode workers in order of preference: nixl (if "
         "installed; opens the whole KV cache to peers), shm (between processes of one user), tcp",
     )
     kv_transfer_host: str = option(
         "",
         "--kv-transfer-host",
         None,
-        "Address at which a prefill worker offers its KV blocks; without it that of DYN_TCP_RPC_HOST, or this machine's",
+        "Listen address for KV transfers of a prefill worker; default: DYN_TCP_RPC_HOST, or this machine's address",
     )
-    kv_transfer_port: int = option(0, "--kv-transfer-port", None, "Port of that address; 0: any")
+    kv_transfer_port: int = option(0, "--kv-transfer-port", None, "Port of --kv-transfer-host; 0: any free port")
     bootstrap_port: int | None = option(
         None,
         "--disaggregation-bootstrap-port",
         None,
-        "Port at which decode workers meet a prefill worker while it computes: requests are sent to both at once, and "
-        "blocks move as they are complete; 0: any port; without it blocks move when the prompt is computed",
+        "Bootstrap port of a prefill worker: requests are sent to prefill and decode workers at the same time, and "
+        "blocks move as they complete; 0: any free port; default: blocks move after the whole prompt is computed",
     )
     kv_transfer_timeout: float = option(
         10.0,
         "--kv-transfer-timeout",
         None,
-        "Seconds that fetching a prompt's KV blocks may take, after which the decode worker computes them itself",
+        "Timeout in seconds to fetch a prompt's KV blocks, after which the decode worker computes the prompt",
     )
     kv_hold_timeout: float = option(
-        30.0, "--kv-hold-timeout", None, "Seconds for which a prefill worker keeps KV blocks for who is to fetch them"
+        30.0, "--kv-hold-timeout", None, "Seconds for which a prefill worker keeps KV blocks for the decode worker"
     )
     kv_hold_share: float = option(
-        0.5, "--kv-hold-share", None, "Part of a prefill worker's KV cache that may be kept so at most, 0-1"
+        0.5, "--kv-hold-share", None, "Maximum share of a prefill worker's KV cache kept for decode workers, 0-1"
     )
-    enable_lora: bool = option(False, "--enable-lora", None, "Take LoRA adapters, which are loaded while it serves")
-    max_loras: int = option(8, "--max-loras", None, "LoRA adapters that are used in one step")
-    max_lora_rank: int = option(64, "--max-lora-rank", None, "Largest rank of a LoRA adapter")
-    max_cpu_loras: int = option(64, "--max-cpu-loras", None, "LoRA adapters that are loaded at the same time")
-    enable_rl: bool = option(False, "--enable-rl", "DYN_ENABLE_RL", "Offer what a trainer needs: new weights, and more")
+    enable_lora: bool = option(False, "--enable-lora", None, "Enable LoRA adapters, which can be loaded at runtime")
+    max_loras: int = option(8, "--max-loras", None, "Maximum LoRA adapters used in one step")
+    max_lora_rank: int = option(64, "--max-lora-rank", None, "Maximum rank of a LoRA adapter")
+    max_cpu_loras: int = option(64, "--max-cpu-loras", None, "Maximum LoRA adapters loaded at the same time")
+    enable_rl: bool = option(False, "--enable-rl", "DYN_ENABLE_RL", "Enable routes for RL training, such as weight updates")
     profile_dir: str | None = option(
         None,
         "--profile-dir",
         "DYN_CPU_PROFILE_DIR",
-        "Directory for what /engine/control/stop_profile writes; that of temporary files without it",
+        "Output directory of /engine/control/stop_profile; default: the temporary directory",
     )
     threads: int | None = option(
         None,
         "--threads",
         "OPENBLAS_NUM_THREADS",
-        "Threads of the matrix products; without it one, or for a larger model all cores but one",
+        "Threads for matrix products; default: 1, or for a larger model all cores but one",
     )
 
     def __post_init__(self) -> None:
@@ -149,9 +149,9 @@ class CpuConfig(DisaggregatedOptions):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} {value}: expected 1 or more")
         if self.embedding_worker and self.classify_worker:
-            raise ConfigError("--embedding-worker and --classify-worker: expected one of them")
+            raise ConfigError("--embedding-worker and --classify-worker: are mutually exclusive")
         if self.enable_lora and (self.embedding_worker or self.classify_worker):
-            raise ConfigError("--enable-lora: adapters are for workers that generate text")
+            raise ConfigError("--enable-lora: must be used with a worker that generates text")
         if self.max_waiting_requests < 0:
             raise ConfigError(f"--max-waiting-requests {self.max_waiting_requests}: expected 0 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -162,9 +162,9 @@ class CpuConfig(DisaggregatedOptions):
 
     def _check_disaggregation(self) -> None:
         if self.role is DisaggregationMode.ENCODE:
-            raise ConfigError("--disaggregation-mode encode: the embedded engine reads text and has nothing to encode")
+            raise ConfigError("--disaggregation-mode encode: the embedded engine supports text input only")
         if self.role is not DisaggregationMode.AGGREGATED and (self.embedding_worker or self.classify_worker):
-            raise ConfigError(f"--disaggregation-mode {self.role.value}: only text is generated in two parts")
+            raise ConfigError(f"--disaggregation-mode {self.role.value}: must be used with a worker that generates text")
         unknown = [name for name in self.kv_transfer if name not in TRANSPORTS]
         if unknown or not self.kv_transfer:
             raise ConfigError(f"--kv-transfer {','.join(self.kv_transfer)}: expected some of {', '.join(TRANSPORTS)}")
@@ -185,10 +185,10 @@ class CpuConfig(DisaggregatedOptions):
 
     @property
     def directory(self) -> str:
-        """Where the model is."""
+        """Return the model directory."""
         return os.path.abspath(self.model_path or DEMO_MODEL)
 
     @property
     def name(self) -> str:
-        """What the model is called."""
+        """Return the served model name."""
         return self.model_name or (os.path.basename(self.directory) if self.model_path else DEMO_MODEL_NAME)

@@ -1,4 +1,4 @@
-"""Controls: what the embedded engine can be told beside answering (docs/engine-control.md)."""
+"""Controls: engine routes for sleep, profiling, aborts and weight updates (docs/engine-control.md)."""
 
 import asyncio
 import os
@@ -31,28 +31,28 @@ from dynamo.cpu.trace import StepTrace
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 PARTS = (WEIGHTS, KV_CACHE)
 VERSION = "default"
-"""What weights are called that nobody gave a name."""
+"""Version of weights that were loaded without a version name."""
 
 
 class Stepping(Protocol):
-    """What the controls need of the engine."""
+    """Engine interface that the controls use."""
 
     trace: StepTrace | None
     is_asleep: bool
 
     @property
     def core(self) -> Core:
-        """For what is done in `between_steps`."""
+        """Return the core; use it only inside `between_steps`."""
 
     async def between_steps(self, work: Callable[[], None]) -> None:
-        """Has something done by the engine's thread while it computes nothing. Raises what `work` raises."""
+        """Run `work` on the engine's thread between two steps. Raise the exception of `work`."""
 
     def abort(self, request_id: str) -> None:
-        """Ends a request."""
+        """Abort a request."""
 
 
 class Controls:
-    """The routes of one engine, and what they do to it."""
+    """Control routes of one engine and their implementation."""
 
     def __init__(
         self, engine: Stepping, host: EngineHost, config: CpuConfig, adapters: Adapters, *, has_tiers: bool
@@ -69,20 +69,20 @@ class Controls:
         self._panel = Panel()
 
     def routes(self) -> dict[str, Work]:
-        """By the names under which upstream has them."""
+        """Return the routes by their upstream names."""
         offered = ProfileControls(self).routes()
-        if self._config.role is DisaggregationMode.AGGREGATED:  # Elsewhere others read its cache where it lies.
+        if self._config.role is DisaggregationMode.AGGREGATED:  # In other modes other workers read the cache in place.
             offered |= SleepControls(self, self._host).routes()
         if self._config.enable_rl:
             offered |= TrainerControls(self).routes()
         return self._panel.guarded(offered)
 
     def endpoints(self) -> dict[str, Work]:
-        """What is asked over the request plane."""
+        """Return the operations served over the request plane."""
         return self._panel.guarded(CacheControls(self).endpoints())
 
     async def sleep(self, level: int) -> None:
-        """Gives the weights and the cache back, at any level: both are had again from the checkpoint and from prompts."""
+        """Free the weights and the cache, at any level: both are restored from the checkpoint and from prompts."""
         self._engine.is_asleep = True
         try:
             await self._engine.between_steps(self._forget)
@@ -93,11 +93,11 @@ class Controls:
         await asyncio.to_thread(memory.give_back)
 
     async def wake_up(self, tags: list[str] | None) -> bool:
-        """True when it is awake as a whole. Raises `InvalidArgument`."""
+        """Restore parts of the engine; return True if it is completely awake. Raise `InvalidArgument`."""
         wanted = PARTS if tags is None else tags
         unknown = [str(tag) for tag in wanted if tag not in PARTS] if isinstance(wanted, list | tuple) else [str(tags)]
         if unknown:
-            raise InvalidArgument(f"tags {', '.join(unknown)}: expected some of {', '.join(PARTS)}")
+            raise InvalidArgument(f"tags {', '.join(unknown)}: allowed values: {', '.join(PARTS)}")
         if WEIGHTS in wanted and WEIGHTS in self._asleep:
             weights = await asyncio.to_thread(load_weights, self._path, self._shape)
             await self._engine.between_steps(partial(self._exchange, weights, await self._fingerprint(self._path)))
@@ -107,14 +107,14 @@ class Controls:
 
     async def start_profile(self, prefix: str | None) -> None:
         if self._engine.trace is not None:
-            raise InvalidArgument("a profile is being made already")
+            raise InvalidArgument("a profile is already running")
         self._engine.trace = StepTrace(None if prefix is None else str(prefix))
 
     async def stop_profile(self) -> str:
         trace, self._engine.trace = self._engine.trace, None
         if trace is None:
-            raise InvalidArgument("no profile is being made")
-        await self._engine.between_steps(lambda: None)  # The step that still knew of it is over.
+            raise InvalidArgument("no profile is running")
+        await self._engine.between_steps(lambda: None)  # The last step that records into the profile is finished.
         return await asyncio.to_thread(trace.write, self._config.profile_dir or tempfile.gettempdir())
 
     async def reset_prefix_cache(self) -> bool:
@@ -128,9 +128,9 @@ class Controls:
         self._engine.abort(request_id)
 
     async def update_weights(self, path: str, version: str | None) -> None:
-        """Of the same model, from a directory: out of service for the moment of the exchange."""
+        """Load weights of the same model from a directory; requests are rejected during the replacement."""
         if self._config.role is not DisaggregationMode.AGGREGATED:
-            raise InvalidArgument("new weights are not supported where KV blocks change hands: disaggregated")
+            raise InvalidArgument("weight updates are not supported for disaggregated workers")
         path, shape = await asyncio.to_thread(_read, path)
         if shape != self._shape:
             raise InvalidArgument(f"{path}: config.json describes another model")
@@ -159,11 +159,11 @@ class Controls:
         self._version = version
 
     async def _fingerprint(self, path: str) -> str | None:
-        """By which tiers know blocks of these weights; None where nobody asks."""
+        """Return the fingerprint that identifies blocks of these weights in the tiers; None without tiers."""
         return await asyncio.to_thread(fingerprint, path) if self._has_tiers else None
 
     def _exchange(self, weights: Weights, identity: str | None) -> None:
-        """With tiers, those of the same weights stay: a wake-up finds what was known before."""
+        """Replace the weights. The tiers keep blocks of the same weights, so that a wake-up finds them again."""
         core = self._engine.core
         core.model.load(weights)
         if identity is None:
@@ -178,5 +178,5 @@ class Controls:
 
 
 def _read(path: str) -> tuple[str, Architecture]:
-    """A directory by its full name, and the model in it. Raises `ConfigError`."""
+    """Return the absolute path of a directory and the architecture of its model. Raise `ConfigError`."""
     return os.path.abspath(path), Architecture.read(path)

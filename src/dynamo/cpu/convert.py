@@ -1,4 +1,4 @@
-"""Conversion: a request in upstream's words into a generation of this engine, or a refusal that names the field."""
+"""Conversion: turn an upstream request into a generation of this engine, or raise an error that names the field."""
 
 import math
 import os
@@ -24,17 +24,17 @@ from dynamo.tokens.hashing import U64, seed_of
 OWN_OPTIONS = frozenset(
     ("logit_bias", "allowed_token_ids", "detokenize", "output_kind", "spaces_between_special_tokens", "flat_logprobs")
 )
-"""Options without a field that are honoured, or that concern text and in-process results alone."""
+"""Options without a protocol field that are supported, or that only affect text or in-process results."""
 NATIVE_PARAMETERS = (
     frozenset(VllmSampling.__struct_fields__) | OWN_OPTIONS | {"skip_clone", "skip_reading_prefix_cache"}
 )
 """Parameters of `/inference/v1/generate` that the frontend or this engine reads, or that only concern text."""
-LOGPROBS_MAX = 100  # An answer with more alternatives is mostly alternatives.
+LOGPROBS_MAX = 100  # With more, the response would consist mostly of alternatives.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """How the model's makers sample it (generation_config.json), where a request does not say."""
+    """Default sampling parameters of the model (generation_config.json)."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -42,11 +42,11 @@ class Defaults:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     eos_token_ids: tuple[int, ...] = ()
-    """What ends an answer where the request does not list it."""
+    """Token ids that end the output if the request does not list any."""
 
     @classmethod
     def read(cls, path: str) -> "Defaults":
-        """From a model's directory; a model need not have any. Raises `ConfigError` if the file is no good."""
+        """Read the defaults from a model directory; the file is optional. Raise `ConfigError` if it is invalid."""
         file = os.path.join(path, "generation_config.json")
         if not os.path.exists(file):
             return cls()
@@ -66,7 +66,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What this engine can take."""
+    """Limits of this engine."""
 
     vocab_size: int
     context_length: int
@@ -77,7 +77,7 @@ class Limits:
 def to_generation(
     request: PreprocessedRequest, reply: Reply, limits: Limits, defaults: Defaults, adapter: Adapter | None = None
 ) -> Generation:
-    """Raises `InvalidArgument` for a request that this engine cannot serve."""
+    """Convert a request. Raise `InvalidArgument` for a request that this engine cannot serve."""
     _check_prompt(request.token_ids, limits)
     _refuse_unsupported(request)
     rules = _rules(request, limits, defaults)
@@ -106,12 +106,12 @@ def to_generation(
         first = generation.choices[0]
         first.prompt_logprobs = PromptLogprobs(scored)
         first.sequence.scored = 1
-        first.sequence.peer = None  # Blocks that others computed have no logits.
+        first.sequence.peer = None  # Blocks computed by other workers have no logits.
     return generation
 
 
 def _peer(request: PreprocessedRequest) -> tuple[str, int] | None:
-    """Whom the router named as holding more of the prompt than this worker. Whatever is no such hint is none."""
+    """Return the address and block count of a worker with more cached prefix, from the router's hint; None if invalid."""
     hint = request.extra_args.get(HINT) if isinstance(request.extra_args, dict) else None
     if not isinstance(hint, dict):
         return None
@@ -220,7 +220,7 @@ def _rules(request: PreprocessedRequest, limits: Limits, defaults: Defaults) -> 
 
 
 def _within(tokens: set[int], limits: Limits) -> set[int]:
-    """A token that is not in the vocabulary never comes, so that it need not be watched for."""
+    """Return the tokens that are in the vocabulary; others are never generated."""
     return {token for token in tokens if 0 <= token < limits.vocab_size}
 
 
@@ -244,7 +244,7 @@ def _sampling(request: PreprocessedRequest, limits: Limits, defaults: Defaults, 
 
 
 def _alternatives(name: str, count: int | None) -> int | None:
-    """Return how many alternatives are asked for. Raises `InvalidArgument` for a number out of range."""
+    """Return the number of alternatives requested. Raise `InvalidArgument` if it is out of range."""
     if count is not None and not 0 <= count <= LOGPROBS_MAX:
         raise InvalidArgument(f"{name} is {count}; expected 0 to {LOGPROBS_MAX}", param=name)
     return count
@@ -260,7 +260,7 @@ def _number(options: SamplingOptions, name: str, default: float, *, low: float, 
 
 
 def _allowed(request: PreprocessedRequest, limits: Limits) -> npt.NDArray[np.bool_] | None:
-    """The tokens that `allowed_token_ids` lists."""
+    """Return a mask of the tokens in `allowed_token_ids`."""
     listed = _own_options(request).get("allowed_token_ids")
     if listed is None:
         return None

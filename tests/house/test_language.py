@@ -1,0 +1,34 @@
+"""Docstrings, messages and names are plain technical English: the word list of tools/language.py, with a shrinking budget."""
+
+import pytest
+from tools import language
+
+BUDGETS: dict[tuple[str, str], int] = {}
+"""Findings that are still allowed, by package and kind; every other package and kind has none. Numbers only go down."""
+
+
+def test_no_package_has_more_findings_than_its_budget() -> None:
+    counts = language.counts()
+    over = {where: number for where, number in counts.items() if number > BUDGETS.get(where, 0)}
+    assert not over, "reword them; python tools/language.py PATH lists them"
+
+
+def test_budgets_are_lowered_with_the_findings() -> None:
+    counts = language.counts()
+    assert {where: number for where, number in BUDGETS.items() if counts[where] < number} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "word"),
+    [
+        ('"""A worker tells its load."""', language.DOCSTRING, "tells"),
+        ('x = "nobody is here"', language.STRING, "nobody"),
+        ("def told() -> None: ...", language.IDENTIFIERS, "told"),
+        ('class A:\n    x: int = 1\n    """Whoever comes."""', language.DOCSTRING, "whoever"),
+    ],
+)
+def test_finding_names_its_kind_and_word(tmp_path: language.Path, source: str, kind: str, word: str) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    (found,) = language.findings(path)
+    assert (found.kind, found.word) == (kind, word)
