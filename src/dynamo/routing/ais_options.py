@@ -1,9 +1,9 @@
-"""AisOptions: what is known of the engine and its machine, to say how long a prompt takes (`--router-prefill-load-model ais`).
+"""AisOptions: engine description for estimated prefill times (`--router-prefill-load-model ais`).
 
 The flags and keys are those of AISimulate, NVIDIA's simulator of inference engines. Its measured tables are not part of this
-package. What is used here: the model's config.json where it is a directory on this machine, the system's published
-arithmetic, and the tensor-parallel size make a first estimate; the steps that workers report then correct it
-(`kv_router.prefill_model`). The other keys are accepted and have no effect: a prompt's time is learned, not looked up.
+package. The first estimate uses the model's config.json (if the model path is a directory on this machine), the published peak
+throughput of the system, and the tensor-parallel size; the step times that workers report then correct it
+(`kv_router.prefill_model`). The other keys are accepted and have no effect, because prefill times are learned, not looked up.
 
     seconds = base + 2 x parameters / rate x tokens + 4 x layers x attention width / rate x pairs of tokens
     rate    = half of the system's dense BF16 peak x tensor-parallel size
@@ -35,7 +35,7 @@ PEAKS = {
     "gb200": 2500e12,
     "gb300": 2500e12,
 }
-"""Dense BF16 operations a second, from data sheets, by the first word of a system's name (`h200_sxm`)."""
+"""Dense BF16 operations per second, from data sheets, by the first word of a system's name (`h200_sxm`)."""
 EFFICIENCY = 0.5
 REQUIRED = ("backend", "system", "model", "worker_type")
 USED = ("system", "model", "tp")
@@ -45,7 +45,7 @@ WITH = "With --router-prefill-load-model ais: "
 Estimate = tuple[float, float, float]
 
 
-@dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of those who route.
+@dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of the routers.
 class AisOptions:
     """Engine performance model."""
 
@@ -122,7 +122,7 @@ class AisOptions:
     )
 
     def ais_config(self) -> dict[str, Any]:
-        """What is said of the engine. Raises `ConfigError` where too little is, or it is said twice."""
+        """Return the engine description. Raises `ConfigError` if it is incomplete or given twice."""
         flat = {
             "backend": self.ais_backend,
             "system": self.ais_system,
@@ -137,28 +137,28 @@ class AisOptions:
         given = {name: value for name, value in flat.items() if value is not None}
         if self.ais_perf_config is not None:
             if given:
-                raise ConfigError("--ais-perf-config and the other --ais- flags exclude each other")
+                raise ConfigError("--ais-perf-config and the other --ais- flags are mutually exclusive")
             return checked(read_perf_config(self.ais_perf_config))
         return checked({"worker_type": "aggregated", **given})
 
     def check_ais(self) -> None:
-        """Raises `ConfigError` where too little is said of the engine."""
+        """Raise `ConfigError` if the engine description is incomplete or given twice."""
         self.ais_config()
 
     def prefill_estimate(self) -> Estimate:
-        """How long prompts take before any was seen."""
+        """Return the estimate of prefill times to use before any were measured."""
         return estimate_of(self.ais_config())
 
 
 def read_perf_config(text: str) -> dict[str, Any]:
-    """JSON, or what is in a JSON or YAML file. Raises `ConfigError`."""
+    """Parse JSON, or the content of a JSON or YAML file. Raises `ConfigError`."""
     import yaml
 
     if text.lstrip().startswith("{"):
         try:
             found = json_decode(text)
         except UNREADABLE as error:
-            raise ConfigError(f"--ais-perf-config: no JSON: {error}") from None
+            raise ConfigError(f"--ais-perf-config: must be valid JSON: {error}") from None
     else:
         try:
             found = yaml.safe_load(Path(text).read_text(encoding="utf-8"))
@@ -170,7 +170,10 @@ def read_perf_config(text: str) -> dict[str, Any]:
 
 
 def perf_config_text(given: Any) -> str | None:
-    """As the flag takes what Python gives: an object with `to_dict`, a mapping, JSON or a path. Raises `ValueError`."""
+    """Return the flag's value for a Python value: an object with `to_dict`, a mapping, JSON or a path.
+
+    Raises `ValueError`.
+    """
     if given is None or isinstance(given, str):
         return given
     shown = given.to_dict() if hasattr(given, "to_dict") else given
@@ -180,26 +183,26 @@ def perf_config_text(given: Any) -> str | None:
 
 
 def checked(config: dict[str, Any]) -> dict[str, Any]:
-    """The same. Raises `ConfigError` where it does not say what it must."""
+    """Return `config` unchanged. Raises `ConfigError` if a required key is missing or invalid."""
     missing = [name for name in REQUIRED if not config.get(name)]
     if missing:
         raise ConfigError(
-            f"--router-prefill-load-model ais needs {', '.join(missing)} (--ais-perf-config, or --ais-backend, "
+            f"--router-prefill-load-model ais requires {', '.join(missing)} (--ais-perf-config, or --ais-backend, "
             "--ais-system and --ais-model-path)"
         )
     ranks = config.get("tp", 1)
     if not isinstance(ranks, int) or ranks < 1:
-        raise ConfigError(f"--ais-tp-size {ranks!r}: expected a number from 1 on")
+        raise ConfigError(f"--ais-tp-size {ranks!r}: must be at least 1")
     return config
 
 
 def estimate_of(config: Mapping[str, Any]) -> Estimate:
-    """How long prompts take on such an engine; the default where its model or machine is not known here."""
+    """Return the estimated prefill times of an engine; the default if its model or system is unknown."""
     system, model = str(config["system"]), str(config["model"])
     peak = PEAKS.get(system.lower().replace("-", "_").partition("_")[0])
     shape = _shape(Path(model))
     if peak is None or shape is None:
-        _say_unknown(f"system {system}" if peak is None else f"model {model}, which has no config.json here,")
+        _say_unknown(f"system {system}" if peak is None else f"model {model} (no local config.json)")
         return ESTIMATE
     parameters, width = shape
     rate = peak * EFFICIENCY * config.get("tp", 1)
@@ -208,12 +211,12 @@ def estimate_of(config: Mapping[str, Any]) -> Estimate:
 
 @functools.cache
 def _say_unknown(what: str) -> None:
-    """Once is enough: the options are read in several places."""
-    logger.warning("%s is not known: prompts take what a mid-sized model takes, until steps are heard", what)
+    """Log that the default estimate is used; cached, because the options are read in several places."""
+    logger.warning("unknown %s; using the prefill times of a mid-sized model until step times arrive", what)
 
 
 def _shape(model: Path) -> tuple[float, float] | None:
-    """Parameters that a token meets, and the width of all layers' attention; None for a model that is not here."""
+    """Return the parameters used per token and the summed attention width of all layers; None if the model is not local."""
     try:
         config = json_decode((model / "config.json").read_bytes())
     except (OSError, *UNREADABLE):

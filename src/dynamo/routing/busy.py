@@ -1,7 +1,7 @@
-"""Busy thresholds: which workers are too loaded to be given more (serving-plane.md §6.6).
+"""Busy thresholds: detection of workers that are too loaded to receive more requests.
 
-Pure. A worker is busy when it is over any threshold that is set; a request is rejected when every worker that could
-take it is. What is not known (a load that was never published, a capacity that is not on the card) is not busy.
+Pure. A worker is busy when it exceeds any threshold that is set; a request is rejected when every worker that could
+serve it is busy. An unknown value (a load never published, a capacity missing on the card) does not make a worker busy.
 """
 
 from collections.abc import Iterable
@@ -14,22 +14,22 @@ from dynamo.protocols.load import KvMetrics
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
-    """The three knobs, under the names of `/busy_threshold`; None is off."""
+    """The three thresholds, under the names of `/busy_threshold`; None disables one."""
 
     active_decode_blocks_threshold: float | None = None
-    """Share of a worker's KV blocks, 0 to 1 (`--active-decode-blocks-threshold`)."""
+    """Fraction of a worker's KV blocks, 0 to 1 (`--active-decode-blocks-threshold`)."""
     active_prefill_tokens_threshold: int | None = None
     """Tokens (`--active-prefill-tokens-threshold`)."""
     active_prefill_tokens_threshold_frac: float | None = None
-    """Multiple of the tokens a worker takes in one batch (`--active-prefill-tokens-threshold-frac`)."""
+    """Multiple of the maximum number of tokens in a worker's batch (`--active-prefill-tokens-threshold-frac`)."""
 
     @property
     def is_set(self) -> bool:
-        """Whether there is anything to watch."""
+        """Whether any threshold is set."""
         return any(getattr(self, name) is not None for name in self.__struct_fields__)
 
     def check(self) -> "Thresholds":
-        """Itself. Raises `InvalidArgument` for a value out of range."""
+        """Return itself. Raises `InvalidArgument` for a value out of range."""
         share = self.active_decode_blocks_threshold
         if share is not None and not 0 <= share <= 1:
             raise InvalidArgument(f"active_decode_blocks_threshold must be between 0 and 1, got {share}")
@@ -44,14 +44,14 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a worker's card says it can take."""
+    """Capacity of a worker according to its card."""
 
     kv_blocks: int | None
     batched_tokens: int | None
 
 
 class BusyWorkers:
-    """The newest load of each rank of each worker, and who is over a threshold."""
+    """Most recent load of each rank of each worker, and the workers that exceed a threshold."""
 
     def __init__(self, thresholds: Thresholds, capacity: Capacity) -> None:
         self.thresholds = thresholds
@@ -59,17 +59,17 @@ class BusyWorkers:
         self._loads: dict[int, dict[int, KvMetrics]] = {}
 
     def apply(self, load: KvMetrics) -> None:
-        """A worker published a rank's load."""
+        """Store the published load of a rank."""
         self._loads.setdefault(load.worker_id, {})[load.dp_rank] = load
 
     def keep(self, workers: Iterable[int]) -> None:
-        """Only these are there now."""
+        """Drop the loads of all other workers."""
         present = set(workers)
         for worker in [worker for worker in self._loads if worker not in present]:
             del self._loads[worker]
 
     def why(self, worker: int) -> str | None:
-        """The knob that a worker is over, None if it is not busy. A worker is busy when all of its ranks are."""
+        """Return the flag of the threshold that a worker exceeds; None if not busy. All ranks must be busy."""
         ranks = self._loads.get(worker)
         if not ranks:
             return None
@@ -77,7 +77,7 @@ class BusyWorkers:
         return reasons[0] if all(reasons) else None
 
     def busy(self, workers: Iterable[int]) -> frozenset[int]:
-        """Those of the workers that are busy."""
+        """Return the busy workers among the given ones."""
         return frozenset(worker for worker in workers if self.why(worker) is not None)
 
     def _why(self, load: KvMetrics) -> str | None:

@@ -1,4 +1,4 @@
-"""RouterConfig: how a worker set wants to be routed to, in place of the frontend's own settings (serving-plane.md §2.3)."""
+"""RouterConfig: routing settings that a worker set publishes on its model card and that override the frontend's own."""
 
 import logging
 import os
@@ -26,10 +26,10 @@ WORDS = {
     RouterMode.DIRECT: "direct",
     RouterMode.KV: "k_v",
 }
-"""The modes as cards spell them."""
+"""Router modes in the spelling of model cards."""
 AFFINITY_MODES = ("hard", "soft")
 MODES = {word: mode for mode, word in WORDS.items()} | {"kv": RouterMode.KV}
-"""What is understood: cards of this package said `kv` until they were seen not to be read elsewhere."""
+"""Accepted spellings: older cards of this package contain `kv`, which other implementations do not accept."""
 KV_NAMES = frozenset(
     {
         "overlap_score_credit", "overlap_score_credit_decay", "prefill_load_scale", "host_cache_hit_weight",
@@ -40,11 +40,11 @@ KV_NAMES = frozenset(
         "shared_cache_type", "router_predicted_ttl_secs",
     }
 )  # fmt: skip
-"""What a card says of a KV router whatever it is; the rest only where it is not the default."""
+"""Settings of a KV router that are always on a card; other settings are on it only if they differ from the default."""
 
 
 class RouterConfig:
-    """Upstream's arguments. Raises `InvalidArgument` for one that this release does not honour."""
+    """Arguments of upstream's `RouterConfig`. Raises `InvalidArgument` for a value that this release does not support."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RouterConfig:
         ).check()
 
     def on_card(self) -> dict[str, Any]:
-        """As the model's card has it."""
+        """Return the representation on the model card."""
         limits = {name: value for name, value in to_builtins(self.load_thresholds).items() if value is not None}
         return {
             "router_mode": WORDS[self.router_mode],
@@ -98,30 +98,32 @@ class RouterConfig:
 
 @dataclass(frozen=True, slots=True)
 class WantedRouting:
-    """What a card asks for; None for the frontend's own."""
+    """Routing settings of a card; None selects the frontend's own."""
 
     mode: RouterMode | None = None
     thresholds: Thresholds | None = None
     enforce_disagg: bool = False
-    """Its decode workers compute no prompts, even where the frontend would let them."""
+    """Decode workers compute no prefills, even if the frontend allows it."""
     affinity_ttl_s: int | None = None
     affinity_mode: Mode | None = None
     kv: KvRouterConfig | None = None
-    """How a KV router decides."""
+    """Settings of the KV router."""
 
 
 def wanted_routing(card: ModelDeploymentCard) -> WantedRouting:
-    """How a card's workers want to be routed to; what cannot be read of it is the frontend's own."""
+    """Return the routing settings of a card; an unreadable setting falls back to the frontend's own."""
     wanted = card.router_config or None
     if wanted is None:
         return WantedRouting()
     word, ttl_s = wanted.get("router_mode"), wanted.get("session_affinity_ttl_secs")
     mode = MODES.get(word) if isinstance(word, str) else None
     if mode is None:
-        logger.warning("model %s: router mode %s is not supported; the frontend's is used", card.display_name, word)
+        logger.warning(
+            "model %s: unsupported router mode %s on the card; using the frontend's", card.display_name, word
+        )
     if type(ttl_s) is not int or not 1 <= ttl_s <= AFFINITY_TTL_MAX_S:
         if ttl_s is not None:
-            logger.warning("model %s: its session affinity of %s s cannot be used", card.display_name, ttl_s)
+            logger.warning("model %s: ignoring invalid session affinity TTL of %s s", card.display_name, ttl_s)
         ttl_s = None
     return WantedRouting(
         mode,
@@ -137,7 +139,7 @@ def _kv_on_card(config: KvRouterConfig) -> dict[str, Any]:
     defaults, found = asdict(KvRouterConfig()), asdict(config)
     path = found["router_policy_config"]
     found["router_policy_config"] = None if path is None else os.fspath(path)
-    del found["overlap_score_weight"]  # The older spelling of another one.
+    del found["overlap_score_weight"]  # Older name of `prefill_load_scale`.
     said = {name: value for name, value in found.items() if name in KV_NAMES or value != defaults[name]}
     return said | {"skip_initial_worker_wait": False}
 
@@ -152,12 +154,12 @@ def _kv(card: ModelDeploymentCard, given: Any) -> KvRouterConfig | None:
                 raise TypeError(f"{one.name} is {known[one.name]!r}")  # noqa: TRY301
         return KvRouterConfig(**known)
     except (ValueError, TypeError, AttributeError) as error:
-        logger.warning("model %s: its KV router's settings cannot be read: %s", card.display_name, error)
+        logger.warning("model %s: ignoring unreadable KV router settings: %s", card.display_name, error)
         return None
 
 
 def _is_like(value: Any, default: Any) -> bool:
-    """Whether a value is of a setting's kind; the bounds are checked by who takes it."""
+    """Whether a value has the type of a setting's default; the consumer checks the bounds."""
     if default is None:
         return value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
     if isinstance(default, bool) or isinstance(value, bool):
@@ -171,5 +173,5 @@ def _thresholds(card: ModelDeploymentCard, limits: Any) -> Thresholds | None:
         given = {name: value for name, value in (limits or {}).items() if name in names}
         return Thresholds(**given).check() if given else None
     except (InvalidArgument, TypeError, AttributeError) as error:
-        logger.warning("model %s: its load thresholds cannot be read: %s", card.display_name, error)
+        logger.warning("model %s: ignoring unreadable load thresholds: %s", card.display_name, error)
         return None

@@ -1,6 +1,6 @@
-"""EndpointRouter: the KV router of one endpoint's workers, in a process that is no frontend (`dynamo.router`, `KvRouter`).
+"""EndpointRouter: the KV router of one endpoint's workers outside a frontend (`dynamo.router`, `KvRouter`).
 
-It follows who serves the endpoint, what their cards say and what they hold; it places requests and sends them.
+It follows the endpoint's instances, their model cards and their cached blocks; it places requests and sends them.
 """
 
 import asyncio
@@ -41,20 +41,20 @@ from dynamo.text.multimodal.routing_hashes import hashes_of
 
 logger = logging.getLogger(__name__)
 
-FIRST_VIEW_S = 5.0  # The first view of the cards waits so long for the registry.
+FIRST_VIEW_S = 5.0  # Maximum wait for the first complete view of the model cards.
 
 decode_record = json_decoder(ModelRecord).decode
 decode_load = msgpack_decoder(KvMetrics).decode
 
 
 class Produced(msgspec.Struct):
-    """How much an element of an answer carries."""
+    """Output tokens of a response item."""
 
     token_ids: list[int] = msgspec.field(default_factory=list)
 
 
 class RoutedStream(ResponseStream):
-    """An answer whose worker is rid of its request when it ends. Its first element says which worker it is."""
+    """Response stream that releases its request from the worker at its end; the first item contains the chosen worker."""
 
     def __init__(self, router: KvPushRouter, request_id: str, annotated: bool) -> None:
         super().__init__(annotated)
@@ -64,7 +64,7 @@ class RoutedStream(ResponseStream):
         self._request_id = request_id
         self._is_released = False
         self.is_over = False
-        """Whether nobody waits for it any more."""
+        """Whether the caller no longer waits for the response."""
 
     def on_token(self, token_id: int) -> None:
         self.tokens += 1
@@ -75,11 +75,11 @@ class RoutedStream(ResponseStream):
             try:
                 self.tokens += len(decode(item.data, item.codec, Produced).token_ids)
             except UNREADABLE:
-                self.tokens += 1  # An engine with words of its own: it has begun.
+                self.tokens += 1  # An engine with its own item format; the item counts as the first token.
         super().on_item(item)
 
     def release(self) -> None:
-        """Its worker is rid of it."""
+        """Release the request from its worker."""
         if not self._is_released:
             self._is_released = True
             self._router.release(self._request_id)
@@ -105,7 +105,7 @@ class RoutedStream(ResponseStream):
 
 
 class EndpointRouter:
-    """Chooses workers of one endpoint by what they hold, and sends to them."""
+    """Router that chooses workers of one endpoint by cached blocks and load, and sends requests to them."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class EndpointRouter:
         self.kv = KvPushRouter(endpoint.runtime, endpoint.id, config, profile=profile, chance=chance)
         self.busy = BusyWorkers(thresholds or Thresholds(), Capacity(None, None))
         self._cards: dict[str, tuple[int, ModelDeploymentCard]] = {}
-        """By discovery key."""
+        """Instance id and model card by discovery key."""
         self._client: Client | None = None
         self._tasks = TaskOwner(f"router of {endpoint}")
         self._synced = asyncio.Event()
@@ -128,17 +128,17 @@ class EndpointRouter:
 
     @property
     def client(self) -> Client:
-        """Who serves the endpoint; once it has started."""
-        assert self._client is not None, "the router has not started"
+        """Client of the endpoint, available after `start`."""
+        assert self._client is not None, "the router is not started"
         return self._client
 
     @property
     def is_sound(self) -> bool:
-        """False while one of its watches has died and is being restarted."""
+        """False while a failed watch is being restarted."""
         return self._tasks.is_sound and self.kv.is_sound
 
     async def start(self) -> None:
-        """Returns when who is there already is known."""
+        """Start, and return once the present instances are known."""
         self._client = await self.endpoint.client(RouterMode.KV)
         self._client.on_change(self._tell)
         self._tasks.supervise(self._watch, "cards")
@@ -148,19 +148,19 @@ class EndpointRouter:
             async with asyncio.timeout(FIRST_VIEW_S):
                 await self._synced.wait()
         except TimeoutError:
-            logger.warning("the cards of %s are not known yet: the registry does not answer", self.endpoint)
+            logger.warning("no model cards of %s within the start timeout; check the discovery backend", self.endpoint)
         self._tell()
         await self.kv.start()
 
     async def close(self) -> None:
-        """Ends; requests under way go on."""
+        """Stop; requests in progress continue."""
         await self._tasks.cancel_and_wait()
         await self.kv.close()
         if self._client is not None:
             await self._client.close()
 
     def models(self) -> set[str]:
-        """The names that the workers' cards say."""
+        """Return the model names on the workers' cards."""
         return {card.display_name for _, card in self._cards.values()}
 
     # Requests.
@@ -174,7 +174,7 @@ class EndpointRouter:
         lora_name: str | None = None,
         cache_salt: str | None = None,
     ) -> Ask:
-        """A prompt in the router's words. Raises `InvalidArgument` for one that cannot be hashed."""
+        """Return the routing request of a prompt. Raises `InvalidArgument` for a prompt that cannot be hashed."""
         hashes = hashes_of(
             tokens,
             self.kv.config.block_size,
@@ -189,13 +189,13 @@ class EndpointRouter:
         return asked
 
     async def place(self, ask: Ask, progress: Progress) -> Decision:
-        """The worker for a request, which counts as its until it is released. Raises what `Router.place` raises."""
+        """Choose the worker for a request and count it there until release. Raises the errors of `Router.place`."""
         return await self.kv.place(ask, progress)
 
     def overlap_scores(self, ask: Ask) -> dict[str, Any]:
-        """How many blocks of a prompt each rank holds, by tier, in upstream's words.
+        """Return the number of cached prompt blocks of each rank, by tier, in upstream's format.
 
-        A slower tier's count includes the faster ones'.
+        The count of a slower tier includes the faster ones.
         """
         machine, size = self.kv.machine, self.kv.config.block_size
         held = machine.overlaps(ask.blocks, self._clock.now(), ask.held)
@@ -203,7 +203,7 @@ class EndpointRouter:
         return overlap_table(held, machine.loads(), size, ask.tokens, shared)
 
     def potential_loads(self, ask: Ask) -> list[dict[str, int]]:
-        """What each rank would have to do with this prompt beside what it has, in upstream's words."""
+        """Return the load of each rank including this prompt, in upstream's format."""
         self.kv.refresh()
         self.kv.prepare(ask)
         return load_table(self.kv.machine.potential(ask, self._clock.now()))
@@ -211,9 +211,9 @@ class EndpointRouter:
     async def generate(
         self, request: Mapping[str, Any], *, annotated: bool = False, context: Context | None = None
     ) -> RoutedStream:
-        """Sends a request to the worker that is chosen for it; iterate over what is returned.
+        """Send a request to the worker chosen for it and return the response stream.
 
-        Raises `InvalidArgument` for one that cannot be read, and what choosing and sending raise.
+        Raises `InvalidArgument` for an unreadable request, and the errors of choosing and sending.
         """
         typed = read_request(request)
         request_id = context.id() if context is not None else str(uuid.uuid4())
@@ -250,7 +250,7 @@ class EndpointRouter:
         stream.bind(call, context)
         return stream
 
-    # Who is there.
+    # Instances.
 
     def _avoid(self, exclude: frozenset[int]) -> frozenset[int]:
         present = frozenset(self.client.instance_ids())
@@ -263,7 +263,7 @@ class EndpointRouter:
         return self.busy.busy(frozenset(self.client.instance_ids()) - exclude)
 
     def _tell(self) -> None:
-        """The machine hears who is there; who has no card is taken as one rank that says nothing of itself."""
+        """Pass the present workers to the router; a worker without a card counts as one rank of unknown capacity."""
         if self._client is None:
             return
         present = self._client.instance_ids()
@@ -298,8 +298,8 @@ class EndpointRouter:
         try:
             record = decode_record(value)
         except UNREADABLE as error:
-            logger.warning("model record %s cannot be read: %s", key, error)
-            return  # The last one stays until its owner has repaired it, or leaves.
+            logger.warning("unreadable model record %s: %s; keeping the previous one", key, error)
+            return  # The previous card stays until the owner repairs the record or removes it.
         self._cards[key] = (record.instance_id, record.card_json)
 
     async def _listen(self) -> None:
@@ -310,7 +310,7 @@ class EndpointRouter:
                     try:
                         self.busy.apply(decode_load(event.payload))
                     except UNREADABLE as error:
-                        logger.warning("a load of %s cannot be read: %s", self.endpoint, error)
+                        logger.warning("unreadable load message of %s: %s", self.endpoint, error)
         finally:
             await subscriber.close()
 
@@ -322,9 +322,9 @@ def overlap_table(
     tokens: int,
     shared: Runs | None = None,
 ) -> dict[str, Any]:
-    """Upstream's table of who holds what of a prompt; `held` counts what a tier has beyond the faster ones.
+    """Return upstream's table of cached prompt blocks by rank; `held` counts per tier the blocks beyond the faster tiers.
 
-    `shared` are the blocks of a cache that all read, where there is one.
+    `shared` are the blocks in a cache shared by all workers, if there is one.
     """
     rows = []
     for worker_id, dp_rank in sorted(ranks):
@@ -351,7 +351,7 @@ def overlap_table(
 
 
 def load_table(loads: Mapping[Rank, tuple[float, float, int]]) -> list[dict[str, int]]:
-    """Upstream's table of loads."""
+    """Return upstream's table of loads."""
     return [
         {
             "worker_id": worker_id,
@@ -365,15 +365,15 @@ def load_table(loads: Mapping[Rank, tuple[float, float, int]]) -> list[dict[str,
 
 
 def read_request(request: Mapping[str, Any]) -> PreprocessedRequest:
-    """A request as its caller wrote it. Raises `InvalidArgument`."""
+    """Decode a request of a caller. Raises `InvalidArgument`."""
     try:
         return msgspec.convert({"model": "", **request}, PreprocessedRequest)
     except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidArgument(f"the request cannot be read: {error}") from None
+        raise InvalidArgument(f"invalid request: {error}") from None
 
 
 def sent_as(request: Mapping[str, Any], typed: PreprocessedRequest, decision: Decision) -> dict[str, Any]:
-    """What the worker is sent: all that the caller wrote, every field that workers read, and the chosen rank."""
+    """Return the request for the worker: the caller's fields, every field that workers read, and the chosen rank."""
     routing = msgspec.structs.replace(typed.routing or Routing(), dp_rank=decision.dp_rank)
     sent: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(typed, routing=routing))
     for name, value in request.items():

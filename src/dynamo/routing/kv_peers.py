@@ -1,7 +1,7 @@
-"""KV peers: a request is told which other worker holds more of its prompt than the one it goes to. Pure.
+"""KV peers: hint in a request that names another worker with more cached prompt blocks than the chosen one. Pure.
 
-Workers that lend their blocks say in their card where (`runtime_data`). What the hint names may be gone when the worker
-asks: it computes then, as without.
+Workers that share their blocks publish an address on their card (`runtime_data`). If the blocks are gone when the worker
+requests them, it computes the prompt as without a hint.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.model_card import ModelDeploymentCard
 
 ADDRESS = "kv_peer_address"
-"""The key in a card's `runtime_data`."""
+"""Key in a card's `runtime_data`."""
 HINT = "kv_peer"
-"""The key in a request's `extra_args`: `{"address": …, "worker_id": …, "blocks": …}`."""
-GAIN_MIN = 4  # Blocks; fewer are computed before the peer has answered.
+"""Key in a request's `extra_args`: `{"address": …, "worker_id": …, "blocks": …}`."""
+GAIN_MIN = 4  # Blocks; computing fewer takes less time than the peer's response.
 
 
 def peers_of(cards: Mapping[int, ModelDeploymentCard]) -> dict[int, str]:
-    """The addresses of the workers that lend their blocks."""
+    """Return the addresses of the workers that share their blocks."""
     found: dict[int, str] = {}
     for worker_id, card in cards.items():
         address = card.runtime_config.runtime_data.get(ADDRESS)
@@ -32,10 +32,10 @@ def peers_of(cards: Mapping[int, ModelDeploymentCard]) -> dict[int, str]:
 def hint_of(
     worker_id: int, overlap: int, holders: Mapping[tuple[int, int], tuple[int, int, int]], peers: Mapping[int, str]
 ) -> dict[str, Any] | None:
-    """Who holds most of a prompt beyond what the chosen worker holds; None where asking is not worth it.
+    """Return a hint to the worker with the most cached prompt blocks beyond the chosen worker's; None below the minimum gain.
 
-    Holders are ranks with their blocks by tier: on the device, and behind these in the host and on disk. What a peer
-    lends lies in its host; what is on its device lies there as well.
+    `holders` maps ranks to their blocks by tier: on the device, then additional ones in host memory and on disk. A peer
+    serves blocks from host memory, which also contains the blocks on its device.
     """
     most, best = overlap + GAIN_MIN - 1, None
     for (holder, _), (device, host, _) in holders.items():
@@ -45,7 +45,7 @@ def hint_of(
 
 
 def with_hint(request: PreprocessedRequest, hint: dict[str, Any] | None) -> PreprocessedRequest:
-    """The request with the hint; what an earlier choice said is gone."""
+    """Return the request with the hint in place of any earlier hint."""
     extra = request.extra_args if isinstance(request.extra_args, dict) else {}
     if hint is None and HINT not in extra:
         return request

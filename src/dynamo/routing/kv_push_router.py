@@ -1,10 +1,10 @@
-"""KvPushRouter: the KV router of one worker set, acting: who is there, what they hold, where a request goes.
+"""KvPushRouter: runtime shell of the KV router of one worker set: instances, cached blocks, placement of requests.
 
-    choose(request, progress)  ──▶  Decision      the worker and rank; may wait while all are busy
-    release(request id)                           the request ended, or goes elsewhere
+    choose(request, progress)  ──▶  Decision      the worker and rank; may wait while all workers are busy
+    release(request id)                           the request ended or is sent elsewhere
 
-The deciding is `kv_router.router`'s. What costs something for each token is avoided: whether a request has its first
-token is read off its progress when the next decision needs to know.
+`kv_router.router` makes the decisions. Work per token is avoided: the arrival of a request's first token is read from its
+progress when the next decision needs it.
 """
 
 import asyncio
@@ -44,25 +44,25 @@ from dynamo.tokens.hashing import packed_block_hashes, seed_of, sequence_hashes
 logger = logging.getLogger(__name__)
 
 POLICY_CLASS = "policy-class"
-"""The context metadata that names a request's class (header `x-dynamo-meta-policy-class`)."""
+"""Context metadata key of a request's policy class (header `x-dynamo-meta-policy-class`)."""
 
-POLL_S = 0.005  # While requests wait: how soon a first token elsewhere lets the next one go.
-SYNC_POLL_S = 0.01  # With replica sync: how late others hear of a first token.
-QUEUE_TIMEOUT_S = 120.0  # Longer than any prompt takes to compute; who waited so long is told to come back.
-SILENT_S = 10.0  # A worker that publishes its holdings has said so long before.
+POLL_S = 0.005  # Interval of admission checks while requests wait.
+SYNC_POLL_S = 0.01  # With replica sync: maximum delay until other routers receive a first token.
+QUEUE_TIMEOUT_S = 120.0  # Longer than the prefill of any prompt; a request that waited so long is rejected.
+SILENT_S = 10.0  # A worker with KV events publishes its first event well before.
 
 
 class Progress(Protocol):
-    """How far a request is."""
+    """Progress of a request."""
 
     tokens: int
     """Output tokens so far."""
     is_over: bool
-    """Whether nobody waits for it any more."""
+    """Whether the caller no longer waits for the response."""
 
 
 class KvPushRouter:
-    """One worker set's KV router."""
+    """KV router of one worker set."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class KvPushRouter:
         self.machine = Router(config, chance or random.Random(random.getrandbits(64)), profile)
         self.view: KvView | None = None
         self.durable: DurableEvents | None = None
-        """Follows the workers' events where a server keeps them."""
+        """Subscription to the workers' events on a persistent stream."""
         self.remote = RemoteIndexer(runtime, endpoint) if config.use_remote_indexer else None
-        """Who is asked what workers hold, in place of following their events."""
+        """Indexer of another process that is queried instead of following KV events."""
         self.model_name = ""
-        """What the workers serve."""
+        """Name of the served model."""
         self.is_eagle = False
-        """Whether they look a token ahead, and hash their blocks with it (`mm_routing.hashes_of`)."""
+        """Whether the workers' block hashes include the next token (`mm_routing.hashes_of`)."""
         if config.use_kv_events and self.remote is None:
             self.view = KvView(runtime, endpoint, self.machine, is_durable=config.durable_kv_events)
             if config.durable_kv_events:
@@ -99,34 +99,34 @@ class KvPushRouter:
                 )
         self._clock = clock or SystemClock()
         self.sync = ReplicaSync(runtime, endpoint, self.machine, self._clock) if config.replica_sync else None
-        """What other routers do."""
+        """Exchange of active requests with router replicas."""
         self.bindings: AffinitySync | None = None
-        """Where their sessions go."""
+        """Exchange of session bindings with router replicas."""
         if self.machine.affinity is not None:
             self.bindings = AffinitySync(runtime, endpoint, self.machine, self._clock)
         self.key: TrackingKey | None = None
-        """What makes the hashes of requests under way ours and nobody else's."""
+        """Key that makes the hashes of active requests private to routers with the same key."""
         if config.tracking_hash == KEYED:
             self.key = read_key(config.tracking_key_file or "", config.tracking_key_id or "")
         name = router_id or f"{runtime.instance_id:x}"
         self.shared: SharedCache | None = None
-        """What a cache that all workers read has."""
+        """Index of a cache shared by all workers."""
         if config.shared_cache == "hicache":
             self.shared = SharedCache(config.block_size, runtime.metrics, name, str(endpoint))
         self._completes = self.key is not None or self.shared is not None
         self.paces: PaceListener | None = None
-        """Hears how fast workers are, for those who want to know."""
+        """Subscription to the workers' step times, if a cost model uses them."""
         if config.policy == "balanced" or self.machine.prefill_model is not None:
             self.paces = PaceListener(runtime, endpoint, self.machine.pace, self.machine.prefill_model)
         self._peers: dict[int, str] = {}
-        """Where workers lend their blocks to each other."""
+        """Addresses at which workers share their blocks."""
         self._lengths: dict[str, Progress] = {}
-        """With that cost function: whose lengths are learned when they end."""
+        """With the latency-based cost function: requests whose output lengths are learned at their end."""
         self._tasks = TaskOwner(f"kv router of {endpoint}")
         self._metrics = KvRouterMetrics(runtime.metrics, name, endpoint)
         self._prefilling: dict[str, Progress] = {}
         self._growing: dict[str, tuple[Progress, int]] = {}
-        """With output blocks tracked: how many were counted."""
+        """With output blocks tracked: progress and counted blocks by request."""
         self._waiting: dict[str, tuple[asyncio.Future[Decision], Progress]] = {}
         self._poller: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -135,7 +135,7 @@ class KvPushRouter:
         self._queue_timeout_s = setting("DYN_ROUTER_QUEUE_TIMEOUT_SECS", QUEUE_TIMEOUT_S, float)
 
     async def start(self) -> None:
-        """Begins to follow the workers' events."""
+        """Subscribe to the workers' events."""
         if self.remote is not None:
             await self.remote.start()
         if self.view is not None:
@@ -149,7 +149,7 @@ class KvPushRouter:
             await self.paces.start()
 
     async def close(self) -> None:
-        """Ends; who waits is told so."""
+        """Stop; waiting requests fail."""
         waiting, self._waiting = self._waiting, {}
         for future, _ in waiting.values():
             if not future.done():
@@ -169,33 +169,33 @@ class KvPushRouter:
 
     @property
     def is_sound(self) -> bool:
-        """False while its picture of the caches is not followed."""
+        """False while a subscription to cache state is interrupted."""
         return all(one is None or one.is_sound for one in (self.view, self.durable, self.sync, self.bindings))
 
     @property
     def is_guessing(self) -> bool:
-        """Whether caches are guessed: because that is wanted, or because workers tell nothing of them."""
+        """Whether cache contents are predicted, by configuration or because workers publish no KV events."""
         if self.remote is not None:
             return False
         return self.view is None or self.machine.predicted is not self._configured
 
-    # Who is there.
+    # Instances.
 
     def set_workers(self, cards: Mapping[int, ModelDeploymentCard]) -> None:
-        """The workers that are present, with their cards."""
+        """Replace the present workers and their cards."""
         self.hear_cards(cards.values())
         self._peers = peers_of(cards)
         self.set_facts([facts_of(worker_id, card) for worker_id, card in cards.items()])
 
     def hinted(self, request: PreprocessedRequest, decision: Decision) -> PreprocessedRequest:
-        """The request as the chosen worker gets it: with the name of who holds more of its prompt, where somebody lends."""
+        """Return the request for the chosen worker, with a hint to a peer that has more of its blocks, if any."""
         if not self._peers or decision.overlap_blocks >= decision.blocks:
             return request
         holders = self.holders(decision.snapshot.ask.blocks)
         return with_hint(request, hint_of(decision.worker_id, decision.overlap_blocks, holders, self._peers))
 
     def hear_cards(self, cards: Iterable[ModelDeploymentCard]) -> None:
-        """What the workers' cards say of all of them."""
+        """Apply the card settings that are common to all workers."""
         heard = list(cards)
         for card in heard:
             self.model_name, self.is_eagle = card.display_name, card.runtime_config.enable_eagle
@@ -203,7 +203,7 @@ class KvPushRouter:
             self.shared.hear_cards(heard)
 
     def set_facts(self, workers: Collection[WorkerFacts]) -> None:
-        """The workers that are present, with what is known of them."""
+        """Replace the present workers and their facts."""
         machine = self.machine
         present = {facts.worker_id for facts in workers}
         for worker_id in [worker_id for worker_id in machine.workers if worker_id not in present]:
@@ -226,16 +226,16 @@ class KvPushRouter:
         busy: Collection[int] = (),
         metadata: Mapping[str, str] | None = None,
     ) -> Decision:
-        """The worker and rank for a request, which is counted as theirs until `release`.
+        """Choose the worker and rank for a request and count it there until `release`.
 
-        Raises what `Router.place` raises, and `Overloaded` for one that waited too long.
+        Raises the errors of `Router.place`, and `Overloaded` for a request that waited too long.
         """
         began = time.perf_counter()
         ask = self.ask(request, request_id, avoid=avoid, busy=busy, metadata=metadata)
         return await self.place(ask, progress, time.perf_counter() - began)
 
     async def place(self, ask: Ask, progress: Progress, hashing_s: float = 0.0) -> Decision:
-        """The same for a request in the router's own words; raises the same."""
+        """Choose as `choose` does, for a request in the router's own format."""
         began = time.perf_counter()
         if self.remote is not None:
             await self.know(ask)
@@ -266,37 +266,37 @@ class KvPushRouter:
         return decision
 
     def peek(self, request: PreprocessedRequest, request_id: str = "", **more: Any) -> Decision:
-        """Where a request would go now; nothing is counted. Raises what `Router.place` raises."""
+        """Return the decision for a request without counting it. Raises the errors of `Router.place`."""
         return self.look(self.ask(request, request_id, **more))
 
     def look(self, ask: Ask) -> Decision:
-        """The same for a request in the router's own words."""
+        """Decide as `peek` does, for a request in the router's own format."""
         self.refresh()
         self._check_sources()
         self.prepare(ask)
         decision = self.machine.place(ask, self._clock.now(), book=False)
-        assert decision is not None, "who only asks does not wait"
+        assert decision is not None, "a decision without booking never waits"
         return decision
 
     async def know(self, ask: Ask) -> None:
-        """Asks who holds what of a prompt, where another process knows it."""
+        """Query the cached blocks of a prompt if another process holds the index."""
         if self.remote is not None and ask.held is None:
             ask.held = await self.remote.find(self.model_name, ask.blocks)
 
     def prepare(self, ask: Ask) -> None:
-        """Names a prompt's blocks as other routers do, where they are heard."""
+        """Set the sequence hashes of a prompt if router replicas are synchronized."""
         if self.sync is not None and ask.sequence is None:
             ask.sequence = pack(sequence_hashes(unpack(ask.blocks)))
 
     def prefilled(self, request_id: str) -> bool:
-        """Its first token came, as somebody says who sees it. False for a request that is not counted."""
+        """Record a first token that the caller observed. False for a request that is not counted."""
         self._prefilling.pop(request_id, None)
         if self.sync is not None:
             self.sync.prefilled(request_id)
         return self.machine.prefilled(request_id, self._clock.now())
 
     def release(self, request_id: str) -> None:
-        """The request ended, or is to be chosen for anew."""
+        """Stop counting a request that ended or is chosen for again."""
         self._prefilling.pop(request_id, None)
         self._growing.pop(request_id, None)
         ended = self._lengths.pop(request_id, None)
@@ -316,7 +316,7 @@ class KvPushRouter:
         busy: Collection[int] = (),
         metadata: Mapping[str, str] | None = None,
     ) -> Ask:
-        """What the router needs to know of a request. Raises `InvalidArgument` for routing that cannot be read."""
+        """Return the routing request. Raises `InvalidArgument` for invalid routing fields."""
         routing = request.routing
         tokens = request.token_ids
         if routing is None:
@@ -371,7 +371,7 @@ class KvPushRouter:
         cache_salt: str | None = None,
         block_mm_infos: Any = None,
     ) -> None:
-        """What follows from a prompt's tokens and not from its hashes, where it is asked for."""
+        """Set the fields computed from a prompt's tokens rather than its hashes, if configured."""
         if self.key is not None:
             size, is_eagle = self.config.block_size, self.is_eagle
             seeds = self.key.seeds(self.model_name, size, cache_salt=cache_salt, lora_name=lora_name, is_eagle=is_eagle)
@@ -380,7 +380,7 @@ class KvPushRouter:
             ask.shared = self.shared.find(tokens)
 
     def _shown(self, info: Mapping[str, Any], request: PreprocessedRequest) -> tuple[bytes, int]:
-        """Blocks and tokens of a prompt with images, or for engines that look ahead. Raises `InvalidArgument`."""
+        """Return blocks and token count of a prompt with images or for EAGLE engines. Raises `InvalidArgument`."""
         tokens, routing = _tokens_of(info, request), request.routing
         hashes = hashes_of(
             tokens,
@@ -393,7 +393,7 @@ class KvPushRouter:
         return pack(hashes), len(tokens)
 
     def refresh(self) -> None:
-        """Brings the load up to date with what became of the requests under way."""
+        """Update the load with the progress of the active requests."""
         machine = self.machine
         if self._prefilling:
             done = [request_id for request_id, progress in self._prefilling.items() if progress.tokens]
@@ -412,19 +412,19 @@ class KvPushRouter:
                 self._growing[request_id] = (progress, full)
 
     def explain(self, request_id: str | None = None) -> Iterator[Explanation]:
-        """The last decisions, newest first, or those about one request, with every candidate."""
+        """Yield the last decisions, newest first, or those about one request, with every candidate."""
         for decision in reversed(self.machine.decisions):
             if request_id is None or decision.request_id == request_id:
                 yield self.machine.explain(decision)
 
     def holders(self, blocks: bytes) -> dict[Rank, tuple[int, int, int]]:
-        """Who holds what of a prompt now, by tier, as far as it is known here."""
+        """Return the cached blocks of a prompt by rank and tier, according to the local index."""
         return self.machine.overlaps(blocks, self._clock.now())
 
     # Other routers.
 
     def _tell_placed(self, sync: ReplicaSync, ask: Ask, decision: Decision) -> None:
-        """Others hear of a request, and as soon of its first token as a poll sees it."""
+        """Publish a placed request, and its first token once a poll observes it."""
         uncached = self.machine.active.prefill_of(ask.request_id)
         sync.added(
             ask.request_id,
@@ -443,7 +443,7 @@ class KvPushRouter:
             await self._clock.sleep(SYNC_POLL_S)
             self.refresh()
 
-    # Waiting.
+    # Queue.
 
     async def _wait(self, ask: Ask, progress: Progress) -> Decision:
         future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
@@ -455,7 +455,7 @@ class KvPushRouter:
                 return await future
         except TimeoutError:
             raise Overloaded(
-                f"no worker had room within {self._queue_timeout_s:g} s (DYN_ROUTER_QUEUE_TIMEOUT_SECS)"
+                f"no worker had capacity within {self._queue_timeout_s:g} s (DYN_ROUTER_QUEUE_TIMEOUT_SECS)"
             ) from None
         finally:
             self._waiting.pop(ask.request_id, None)
@@ -463,7 +463,7 @@ class KvPushRouter:
                 self.machine.withdraw(ask.request_id)
 
     async def _poll(self) -> None:
-        """Lets those go for whom there is room, as long as somebody waits."""
+        """Admit waiting requests as capacity becomes available, until none is left."""
         while self._waiting:
             await self._clock.sleep(POLL_S)
             self.refresh()
@@ -473,7 +473,7 @@ class KvPushRouter:
         for request_id, (future, progress) in list(self._waiting.items()):
             if progress.is_over and not future.done():
                 self.machine.withdraw(request_id)
-                future.set_exception(DynamoException("nobody waits for the request any more"))
+                future.set_exception(DynamoException("the caller no longer waits for the request"))
         for ask, found in self.machine.admit(self._clock.now()):
             entry = self._waiting.get(ask.request_id)
             if entry is None or entry[0].done():
@@ -486,15 +486,15 @@ class KvPushRouter:
             else:
                 future.set_exception(found)
 
-    # Who tells nothing.
+    # Workers without KV events.
 
     def _check_sources(self) -> None:
-        """Where events are expected and none come, caches are guessed, and it is said so."""
+        """Predict cache contents and log a warning if KV events are expected and none arrive."""
         if self.view is None:
             return
         if self.view.has_sources or not self.machine.workers:
             if self._alone_since is not None and self.machine.predicted is not self._configured:
-                logger.warning("workers tell what they hold now: their caches are guessed no longer")
+                logger.warning("workers publish KV events now; no longer predicting their cache contents")
                 self.machine.predicted = self._configured
             self._alone_since = None
             self._metrics.silent_workers.set(0)
@@ -505,8 +505,8 @@ class KvPushRouter:
         elif now - self._alone_since > SILENT_S and self.machine.predicted is self._configured:
             count = len(self.machine.workers)
             logger.warning(
-                "none of %d worker(s) of %s tells what its cache holds: it is guessed from what they are given. "
-                "Start them with KV events, or the router with --no-router-kv-events",
+                "no KV events from %d worker(s) of %s; predicting their cache contents from routed requests. "
+                "Enable KV events on the workers, or start the router with --no-router-kv-events",
                 count,
                 self.view.endpoint,
             )
@@ -515,7 +515,7 @@ class KvPushRouter:
 
 
 def facts_of(worker_id: int, card: ModelDeploymentCard) -> WorkerFacts:
-    """What the router needs to know of a card."""
+    """Return the facts of a worker that the router needs, from its card."""
     runtime = card.runtime_config
     return WorkerFacts(
         worker_id,
@@ -528,13 +528,13 @@ def facts_of(worker_id: int, card: ModelDeploymentCard) -> WorkerFacts:
 
 
 def _tokens_of(info: Mapping[str, Any], request: PreprocessedRequest) -> Sequence[int]:
-    """The tokens by which a prompt is routed: with those that stand for its images, where somebody knows them."""
+    """Return the tokens by which a prompt is routed: with image placeholder tokens if the request has them."""
     tokens = info.get("routing_token_ids")
     return tokens if isinstance(tokens, list) and tokens else request.token_ids
 
 
 def constraints_of(given: dict[str, Any] | None) -> tuple[frozenset[str], dict[str, float]]:
-    """Required and preferred taints of `routing_constraints`. Raises `InvalidArgument`."""
+    """Return required and preferred taints of `routing_constraints`. Raises `InvalidArgument`."""
     if not given:
         return frozenset(), {}
     required, preferred = given.get("required_taints") or [], given.get("preferred_taints") or {}

@@ -1,4 +1,4 @@
-"""KvRouterMetrics: what the decisions of a KV router cost, and what they found (serving-plane.md §7.3, §7.4)."""
+"""KvRouterMetrics: durations and results of the decisions of a KV router."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from dynamo.protocols.discovery import EndpointId
 
 
 class KvRouterMetrics:
-    """Those of one worker set."""
+    """Metrics of one worker set."""
 
     def __init__(self, registry: MetricsRegistry, router_id: str, endpoint: EndpointId) -> None:
         buckets = log_buckets(0.01, 100.0, 16)
@@ -17,34 +17,34 @@ class KvRouterMetrics:
             family = registry.histogram(f"dynamo_router_overhead_{name}_ms", what, ("router_id",), buckets)
             return family.labels(router_id=router_id)
 
-        self._hashing = overhead("block_hashing", "Hashing a prompt's blocks")
-        self._scheduling = overhead("scheduling", "Looking up, costing, choosing and booking")
-        self._total = overhead("total", "A whole decision")
+        self._hashing = overhead("block_hashing", "Time to hash a prompt's blocks, in milliseconds")
+        self._scheduling = overhead("scheduling", "Time to look up, score, choose and book, in milliseconds")
+        self._total = overhead("total", "Total time of a routing decision, in milliseconds")
         self._hit_rate = registry.histogram(
             "dynamo_component_router_kv_hit_rate",
-            "Part of a prompt's blocks that its worker holds",
+            "Fraction of a prompt's blocks that are cached on the chosen worker",
             ("router_id",),
             tuple(step / 10 for step in range(11)),
         ).labels(router_id=router_id)
         self._requests = registry.counter(
-            "dynamo_component_router_requests_total", "Requests that were given a worker", ("router_id",)
+            "dynamo_component_router_requests_total", "Requests placed on a worker", ("router_id",)
         ).labels(router_id=router_id)
         self._lost = registry.histogram(
             "dynamo_component_router_overlap_blocks_lost",
-            "Blocks that another worker held beyond the chosen one's",
+            "Cached prompt blocks of the best worker beyond those of the chosen one",
             ("router_id", "worker_type"),
             (0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0),
         ).labels(router_id=router_id, worker_type="aggregated")
         self.silent_workers = registry.gauge(
             "dynamo_component_router_kv_event_source_mismatch_workers",
-            "Workers that tell nothing of their caches although events are expected",
+            "Workers that publish no KV events although events are expected",
             ("target_component", "target_endpoint", "target_namespace"),
         ).labels(
             target_component=endpoint.component, target_endpoint=endpoint.name, target_namespace=endpoint.namespace
         )
 
     def decided(self, decision: Decision, hashing_s: float, scheduling_s: float) -> None:
-        """A request was given a worker at once."""
+        """Record a decision that was made without waiting."""
         self._hashing.observe(hashing_s * 1e3)
         self._scheduling.observe(scheduling_s * 1e3)
         self._total.observe((hashing_s + scheduling_s) * 1e3)

@@ -1,6 +1,6 @@
-"""KV router options: flags, variables and defaults of serving-plane.md §4.2, shared by whoever routes.
+"""KvRouterOptions: flags, variables and defaults of the KV router, shared by all components that route.
 
-Upstream marks some flags as deprecated in favour of `--router-policy-config`; they work here all the same.
+Upstream marks some flags as deprecated in favour of `--router-policy-config`; here they remain fully supported.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dynamo.kv_router.tracking import KEYED, PUBLIC, read_key
 from dynamo.routing.ais_options import AisOptions
 from dynamo.routing.tracking_options import TrackingOptions
 
-AFFINITY_TTL_MAX_S = 31_536_000  # A year, as upstream.
+AFFINITY_TTL_MAX_S = 31_536_000  # One year, as upstream.
 
 FLAGS = {
     "overlap_score_credit": "--router-kv-overlap-score-credit",
@@ -22,10 +22,10 @@ FLAGS = {
     "router_temperature": "--router-temperature",
     "shared_cache_multiplier": "--shared-cache-multiplier",
 }
-"""Of weights whose flags are not `--router-` and their names."""
+"""Flags of weights whose names do not derive from the weight's name."""
 
 
-@dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of those who route.
+@dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of the routers.
 class KvRouterOptions(AisOptions, TrackingOptions):
     """KV router (`--router-mode kv`)."""
 
@@ -244,7 +244,7 @@ class KvRouterOptions(AisOptions, TrackingOptions):
 
 
 def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
-    """What the options mean for a model of that block size. Raises `ConfigError`."""
+    """Return the router configuration for a model of that block size. Raises `ConfigError`."""
     credit, scale = options.overlap_score_credit, options.prefill_load_scale
     if options.overlap_score_weight is not None:
         scale = options.overlap_score_weight
@@ -269,18 +269,18 @@ def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
         name = error.param or ""
         raise ConfigError(str(error).replace(name, FLAGS.get(name, f"--router-{name.replace('_', '-')}"), 1)) from None
     if weights.shared_cache_multiplier > 1:
-        raise ConfigError(f"--shared-cache-multiplier {weights.shared_cache_multiplier:g}: expected 0 to 1")
+        raise ConfigError(f"--shared-cache-multiplier {weights.shared_cache_multiplier:g}: must be between 0 and 1")
     ttl_s = options.session_affinity_ttl_secs
     if ttl_s is not None and not 1 <= ttl_s <= AFFINITY_TTL_MAX_S:
-        raise ConfigError(f"--router-session-affinity-ttl-secs {ttl_s}: expected 1 to {AFFINITY_TTL_MAX_S}")
+        raise ConfigError(f"--router-session-affinity-ttl-secs {ttl_s}: must be between 1 and {AFFINITY_TTL_MAX_S}")
     if options.index_blocks_max < 1:
-        raise ConfigError(f"--router-index-max-blocks {options.index_blocks_max}: expected at least 1")
+        raise ConfigError(f"--router-index-max-blocks {options.index_blocks_max}: must be at least 1")
     if options.router_snapshot_threshold < 1:
-        raise ConfigError(f"--router-snapshot-threshold {options.router_snapshot_threshold}: expected at least 1")
+        raise ConfigError(f"--router-snapshot-threshold {options.router_snapshot_threshold}: must be at least 1")
     if options.serve_indexer and options.use_remote_indexer:
         raise ConfigError("--serve-indexer and --use-remote-indexer are mutually exclusive")
     if options.event_threads < 1:
-        raise ConfigError(f"--router-event-threads {options.event_threads}: expected at least 1")
+        raise ConfigError(f"--router-event-threads {options.event_threads}: must be at least 1")
     options.check_tracking()
     is_estimated = options.prefill_load_model != "none"
     if is_estimated:
@@ -321,7 +321,7 @@ def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
 
 
 def check_files(config: RouterConfig) -> RouterConfig:
-    """The same. Raises `ConfigError` for a key that cannot be read: better now than with the first worker."""
+    """Return `config` unchanged. Raises `ConfigError` for an unreadable key, at startup and not at the first worker."""
     if config.tracking_hash == KEYED:
         read_key(config.tracking_key_file or "", config.tracking_key_id or "")
     return config

@@ -1,18 +1,18 @@
-"""Router policy file: `--router-policy-config`, YAML (serving-plane.md §4.2).
+"""RouterPolicy: the YAML file of `--router-policy-config`.
 
-    router:                      # the same as flags, which it beats
+    router:                      # same settings as the flags, which it overrides
       use_kv_events: true
     worker_selection:
       aggregated: steady
       instances:
         - {name: steady, type: default, parameters: {prefill_load_scale: 4, router_temperature: 0.1}}
-    default_policy_family: interactive        # the classes of those who wait: kv_router/policy.py
+    default_policy_family: interactive        # classes of queued requests: kv_router/policy.py
     uncached_isl_buckets: [{min_tokens: 0, bucket: all}]
     policy_classes: [{name: chat, policy_family: interactive, cache_bucket: all}]
     models:
-      big-model: {default_policy_family: …}   # takes the place of the classes above
+      big-model: {default_policy_family: …}   # replaces the classes above
 
-The cost parameters may stand with an instance of type `default`, or of type `balanced`, our own.
+The cost parameters may be those of an instance of type `default`, or of type `balanced`, this project's own.
 """
 
 from collections.abc import Mapping
@@ -59,17 +59,17 @@ SETTINGS: Mapping[str, str] = {
     "shared_cache_type": "shared_cache",
     "use_remote_indexer": "use_remote_indexer",
 }
-"""What `router:` may say, and where it goes."""
+"""Keys of `router:` and the configuration fields that they set."""
 
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {"serve_indexer": (False,)}
-"""What it may say only with these values: others ask for what this file cannot switch on."""
+"""Keys accepted only with these values, because other values request a feature that this file cannot enable."""
 
 
 class RouterPolicy:
-    """A policy file that was read."""
+    """Content of a policy file."""
 
     def __init__(self, content: Mapping[str, Any], path: str) -> None:
-        """Raises `ConfigError` that names the file and the field."""
+        """Parse the file's content. Raises `ConfigError` that names the file and the field."""
         self._path = path
         known = {"router", "worker_selection", "models", *PROFILE_FIELDS}
         self._only(content, known, "")
@@ -88,7 +88,7 @@ class RouterPolicy:
 
     @classmethod
     def read(cls, path: str) -> "RouterPolicy":
-        """Raises `ConfigError`."""
+        """Read a file. Raises `ConfigError`."""
         import yaml
 
         try:
@@ -96,7 +96,7 @@ class RouterPolicy:
         except OSError as error:
             raise ConfigError(f"{FLAG} {path}: {error.strerror}") from None
         except (UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"{FLAG} {path}: no YAML ({' '.join(str(error).split())})") from None
+            raise ConfigError(f"{FLAG} {path}: invalid YAML ({' '.join(str(error).split())})") from None
         if not isinstance(content, dict) or not content:
             raise ConfigError(
                 f"{FLAG} {path}: expected a mapping with router, worker_selection, models or policy_classes"
@@ -104,11 +104,11 @@ class RouterPolicy:
         return cls(content, path)
 
     def profile(self, model: str) -> PolicyProfile | None:
-        """The classes of a model's requests; None where the file says nothing of classes."""
+        """Return the queue classes of a model's requests; None if the file defines none."""
         return self._models.get(model) or self._profile
 
     def applied(self, config: RouterConfig, stage: str = "aggregated", named: str | None = None) -> RouterConfig:
-        """A configuration with what the file says otherwise; `named` is the stage's policy where a flag says it.
+        """Return a configuration with the file's settings applied; `named` is the stage's policy if a flag names it.
 
         Raises `ConfigError`.
         """
@@ -135,7 +135,7 @@ class RouterPolicy:
         return made
 
     def _instance(self, stage: str, named: str | None) -> tuple[str | None, dict[str, Any]]:
-        """Type and parameters of the policy that a stage names."""
+        """Return type and parameters of the policy that a stage names."""
         name = named or self._selection.get(stage)
         instances = self._selection.get("instances") or []
         self._only(self._selection, {"aggregated", "prefill", "decode", "encode", "instances"}, "worker_selection.")
@@ -164,7 +164,7 @@ class RouterPolicy:
             return None
         if len(given) < len(PROFILE_FIELDS):
             missing = ", ".join(name for name in PROFILE_FIELDS if name not in given)
-            raise ConfigError(f"{FLAG} {self._path}: {where}{missing} is missing: the three go together")
+            raise ConfigError(f"{FLAG} {self._path}: {where}{missing} is missing: all three keys are required together")
         try:
             return msgspec.convert(given, PolicyProfile).check()
         except (msgspec.ValidationError, ConfigError) as error:

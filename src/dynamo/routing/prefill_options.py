@@ -1,4 +1,4 @@
-"""DisaggregationOptions: the flags of routing in two legs, prefill and decode (serving-plane.md §4.2, §4.11)."""
+"""DisaggregationOptions: the flags of disaggregated routing to prefill and decode workers."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from dynamo.routing.policy_file import TYPES, RouterPolicy
 from dynamo.routing.prefill_plan import CONFIG_FLAG, FLAG, Conditional
 
 
-@dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of those who route.
+@dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of the routers.
 class DisaggregationOptions:
     """Routing to prefill and decode workers."""
 
@@ -45,31 +45,31 @@ class DisaggregationOptions:
     )
 
     def conditional(self, queue_threshold: float | None) -> Conditional | None:
-        """When decode workers compute prompts; None: only where nobody else does. Raises `ConfigError`."""
+        """Return the conditions of prefill on decode workers; None if disabled. Raises `ConfigError`."""
         if not self.conditional_disagg:
             if self.conditional_disagg_config is not None:
-                raise ConfigError(f"{CONFIG_FLAG} needs {FLAG}")
+                raise ConfigError(f"{CONFIG_FLAG} requires {FLAG}")
             return None
         return Conditional.read(self.conditional_disagg_config, queue_threshold)
 
     def policy_of(self, worker_type: str) -> str | None:
-        """The policy that a flag names for workers of that type."""
+        """Return the policy that a flag names for workers of that type."""
         return {"prefill": self.prefill_policy, "decode": self.decode_policy}.get(worker_type)
 
     def check_disaggregation(self, router_mode: str, config: RouterConfig, policy: RouterPolicy | None) -> None:
-        """Raises `ConfigError` for flags that do not go together, or for a policy that the file does not have."""
+        """Raise `ConfigError` for conflicting flags, or for a policy missing in the file."""
         self.conditional(config.queue_threshold)
         if self.conditional_disagg and router_mode != "kv":
-            raise ConfigError(f"{FLAG} needs --router-mode kv")
+            raise ConfigError(f"{FLAG} requires --router-mode kv")
         if self.conditional_disagg and not config.use_kv_events:
-            raise ConfigError(f"{FLAG} needs --router-kv-events")
+            raise ConfigError(f"{FLAG} requires --router-kv-events")
         for worker_type in ("prefill", "decode"):
             name = self.policy_of(worker_type)
             if name is not None and router_mode != "kv":
-                raise ConfigError(f"--router-{worker_type}-policy needs --router-mode kv")
+                raise ConfigError(f"--router-{worker_type}-policy requires --router-mode kv")
             if name is not None and policy is None and name not in TYPES:
                 raise ConfigError(
-                    f"--router-{worker_type}-policy {name}: without --router-policy-config expected one of "
+                    f"--router-{worker_type}-policy {name}: without --router-policy-config must be one of "
                     + ", ".join(TYPES)
                 )
             config_of_stage(config, worker_type, policy, self)
@@ -78,15 +78,15 @@ class DisaggregationOptions:
 def config_of_stage(
     config: RouterConfig, worker_type: str, policy: RouterPolicy | None, options: DisaggregationOptions
 ) -> RouterConfig:
-    """How workers of one type are routed to. Raises `ConfigError` for a policy that the file does not have."""
+    """Return the configuration for workers of one type. Raises `ConfigError` for a policy missing in the file."""
     name = options.policy_of(worker_type)
     stage = worker_type if worker_type in ("prefill", "decode", "encode") else "aggregated"
     if policy is not None:
         config = policy.applied(config, stage, name)
     elif name is not None:
         config = msgspec.structs.replace(config, policy="balanced" if TYPES[name] == "balanced" else "dynamo")
-    if worker_type == "prefill":  # Its blocks are lent, not kept: only prompts that are being computed count.
+    if worker_type == "prefill":  # Blocks leave after the transfer: only active prefills count.
         return msgspec.structs.replace(config, track_active_blocks=False, track_output_blocks=False)
-    if worker_type == "decode" and not options.conditional_disagg:  # Chosen by load: nobody asks what it holds.
+    if worker_type == "decode" and not options.conditional_disagg:  # Chosen by load alone: cache state is not needed.
         return msgspec.structs.replace(config, use_kv_events=False, use_remote_indexer=False, durable_kv_events=False)
     return config

@@ -1,10 +1,10 @@
-"""Prefill plan: what the two legs of a request are sent, and whether it has two (serving-plane.md §4.11). Pure.
+"""Prefill plan: the requests of the prefill and decode phases, and the choice of disaggregated routing. Pure.
 
-    request ──▶ prefill leg ──▶ a prefill worker: one token, and where the blocks lie
-            └─▶ decode leg  ──▶ a decode worker: that result, or where both meet, and no credit for what it holds
+    request ──▶ prefill phase ──▶ a prefill worker: one token, and the location of the blocks
+            └─▶ decode phase  ──▶ a decode worker: that result, or the bootstrap address, and no credit for cached blocks
 
-A request has one leg where the decode worker is told to compute the prompt itself: because that is sooner
-(`Conditional`), or because nobody else is left who would.
+A request has one phase if the decode worker computes the prompt itself: because that is faster (`Conditional`), or because
+no prefill worker is available.
 """
 
 import math
@@ -35,17 +35,17 @@ DECODE_OVERRIDE: Mapping[str, Any] = {
     "track_prefill_tokens": False,
     "shared_cache_multiplier": None,
 }
-"""How a decode worker is chosen: by its load alone, for the blocks come from elsewhere. Nulls as upstream writes them."""
+"""Weights for choosing a decode worker: load alone, since the blocks come from the prefill worker. Nulls as upstream."""
 
 GOES_ON = (None, "length")
-"""How a prefill worker ends what decode goes on with; every other end is the request's."""
+"""Finish reasons of the prefill phase after which decode continues; any other one ends the request."""
 
 LOCAL_PREFILL = "local_prefill"
-"""What a decode worker's card says in its `runtime_data` where it can compute a prompt itself."""
+"""Key in the `runtime_data` of a decode worker's card: the worker can compute a prompt itself."""
 
 
 def prefill_ask(request: PreprocessedRequest) -> PreprocessedRequest:
-    """The request as the prefill workers' router is asked about it: the worker that it names is the prefill worker."""
+    """Return the request for the prefill workers' router, with the named prefill worker as the target."""
     routing = request.routing
     if routing is None:
         return request
@@ -61,7 +61,7 @@ def prefill_ask(request: PreprocessedRequest) -> PreprocessedRequest:
 def prefill_leg(
     request: PreprocessedRequest, worker_id: int, dp_rank: int | None, meeting: BootstrapInfo | None
 ) -> PreprocessedRequest:
-    """What the prefill worker is sent. `dp_rank` is there where a router chose one."""
+    """Return the request for the prefill worker. `dp_rank` is set if a router chose one."""
     routing = msgspec.structs.replace(request.routing or Routing(), prefill_worker_id=worker_id)
     if dp_rank is not None:
         routing.dp_rank = routing.prefill_dp_rank = dp_rank
@@ -79,7 +79,7 @@ def decode_leg(
     dp_rank: int | None,
     found: PrefillResult | BootstrapInfo,
 ) -> PreprocessedRequest:
-    """What the decode worker is sent after that; its own rank is for its router to say."""
+    """Return the request for the decode worker; its router sets the decode rank."""
     routing = msgspec.structs.replace(request.routing or Routing(), prefill_worker_id=worker_id)
     is_meeting = isinstance(found, BootstrapInfo)
     if is_meeting and dp_rank is not None:
@@ -94,7 +94,7 @@ def decode_leg(
 
 
 def whole(request: PreprocessedRequest) -> PreprocessedRequest:
-    """What a decode worker is sent that computes the prompt itself."""
+    """Return the request for a decode worker that computes the prompt itself."""
     if BYPASS_REMOTE_PREFILL in request.annotations:
         return request
     return msgspec.structs.replace(request, annotations=[*request.annotations, BYPASS_REMOTE_PREFILL])
@@ -102,34 +102,34 @@ def whole(request: PreprocessedRequest) -> PreprocessedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known when it is decided whether a request has two legs."""
+    """Input of the decision whether a request is disaggregated."""
 
     prompt_tokens: int
     new_tokens: int
-    """Of them, what the decode worker that would be chosen does not hold."""
+    """Prompt tokens that are not cached on the candidate decode worker."""
     prefill_load: float | None = None
-    """Prompt tokens under way at the prefill worker that would be chosen, in its largest batches; None: unknown."""
+    """Active prompt tokens of the candidate prefill worker, in multiples of its largest batch; None if unknown."""
     decode_load: float | None = None
-    """The part of its blocks that the decode worker would have in use with this request; None: unknown."""
+    """Fraction of the candidate decode worker's blocks in use with this request; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conditional:
-    """`--router-conditional-disagg`: when a decode worker computes the prompt itself because that is sooner."""
+    """Conditions of `--router-conditional-disagg` under which a decode worker computes the prompt itself."""
 
     policy: str = "isl_bounding"
     eff_isl_threshold: int = 2048
-    """Beyond so many new tokens a prompt is always computed elsewhere."""
+    """Number of new tokens from which a prompt counts as long and goes to a prefill worker."""
     eff_isl_ratio_threshold: float = 0.7
-    """And where so large a part of it is new."""
+    """Fraction of new tokens in the prompt from which it counts as long."""
     prefill_busy_threshold: float | None = None
-    """A prefill worker with more than so many of its largest batches under way is busy."""
+    """Multiple of its largest batch above which a prefill worker is busy."""
     decode_busy_threshold: float | None = None
-    """A decode worker with more than that part of its blocks in use is spared."""
+    """Fraction of blocks in use above which a decode worker does not compute prompts."""
 
     @classmethod
     def read(cls, text: str | None, queue_threshold: float | None) -> "Conditional":
-        """What the flags say. Raises `ConfigError` that names the field."""
+        """Parse the flags. Raises `ConfigError` that names the field."""
         given = json_object(text) if text is not None else {}
         unknown = sorted(given.keys() - cls.__dataclass_fields__.keys())
         if unknown:
@@ -144,7 +144,7 @@ class Conditional:
         if made.policy in LOAD_POLICIES and made.prefill_busy_threshold is None:
             if queue_threshold is None:
                 raise ConfigError(
-                    f"{CONFIG_FLAG}: policy {made.policy} needs prefill_busy_threshold, or --router-queue-threshold"
+                    f"{CONFIG_FLAG}: policy {made.policy} requires prefill_busy_threshold, or --router-queue-threshold"
                 )
             made = replace(made, prefill_busy_threshold=queue_threshold)
         return made
@@ -189,7 +189,7 @@ LOAD_POLICIES = frozenset({"prefill_load", "isl_or_load"})
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The object in a flag's value. Raises `ConfigError`."""
+    """Parse the JSON object in a flag's value. Raises `ConfigError`."""
     try:
         value = json_decode(text.encode())
     except ValueError:

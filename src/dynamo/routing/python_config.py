@@ -1,4 +1,4 @@
-"""KvRouterConfig: upstream's settings of a KV router in Python, and what they mean to ours (serving-plane.md §4.13)."""
+"""KvRouterConfig: upstream's Python settings of a KV router, and their conversion to this router's configuration."""
 
 import math
 import os
@@ -24,15 +24,15 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "router_queue_policy": ("fcfs", "wspt"),
     "router_approximate_cache_policy": ("ttl", "lru"),
 }
-"""What this release knows of settings that have more values upstream."""
+"""Supported values of settings that have more values upstream."""
 
 
 @dataclass
 class KvRouterConfig:
-    """How a KV router decides. Raises `ValueError` for a value that is out of range, or not known to this release."""
+    """Settings of a KV router. Raises `ValueError` for a value that is out of range or unsupported by this release."""
 
     overlap_score_weight: float | None = None
-    """Older spelling of `prefill_load_scale`, which it beats; 0 also sets the credit to 0."""
+    """Older name of `prefill_load_scale`, which it overrides; 0 also sets the credit to 0."""
     host_cache_hit_weight: float = 0.75
     disk_cache_hit_weight: float = 0.25
     router_temperature: float = 0.0
@@ -47,7 +47,7 @@ class KvRouterConfig:
     router_approximate_cache_policy: str = "ttl"
     router_queue_threshold: float | None = None
     router_event_threads: int = 4
-    """Without effect: one loop applies events faster than several threads did."""
+    """No effect: one loop applies events faster than several threads did."""
     router_queue_policy: str = "fcfs"
     use_remote_indexer: bool = False
     serve_indexer: bool = False
@@ -81,7 +81,7 @@ class KvRouterConfig:
         self.check()
 
     def check(self) -> None:
-        """Raises `ValueError`."""
+        """Raise `ValueError` for an invalid setting."""
         for name, value in asdict(self).items():
             if isinstance(value, int | float) and not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be a finite, non-negative number, got {value}")
@@ -105,7 +105,7 @@ class KvRouterConfig:
 
     @staticmethod
     def from_json(config_json: str) -> "KvRouterConfig":
-        """Reads what `{"name": value}` says. Raises `ValueError`."""
+        """Parse `{"name": value}`. Raises `ValueError`."""
         try:
             given = json_decode(config_json)
             if not isinstance(given, dict):
@@ -115,7 +115,7 @@ class KvRouterConfig:
             raise ValueError(f"Failed to parse KvRouterConfig JSON: {error}") from None
 
     def copy(self) -> "KvRouterConfig":
-        """Another one that says the same."""
+        """Return a copy."""
         return self.with_overrides()
 
     def with_overrides(
@@ -127,7 +127,7 @@ class KvRouterConfig:
         prefill_load_scale: float | None = None,
         decode_active_request_weight: float | None = None,
     ) -> "KvRouterConfig":
-        """Another one that says some things otherwise. Raises `ValueError`."""
+        """Return a copy with some settings replaced. Raises `ValueError`."""
         changes = {
             "overlap_score_credit": overlap_score_credit,
             "overlap_score_credit_decay": overlap_score_credit_decay,
@@ -144,7 +144,7 @@ class KvRouterConfig:
         affinity_mode: str = "hard",
         ais_perf_config: Any = None,
     ) -> RouterConfig:
-        """What it means to the router. Raises `ValueError`."""
+        """Return the router configuration. Raises `ValueError`."""
         path = self.router_tracking_key_file
         options = KvRouterOptions(
             overlap_score_credit=self.overlap_score_credit,
@@ -186,7 +186,7 @@ class KvRouterConfig:
             raise ValueError(str(error)) from None
 
     def profile(self, model: str = "") -> PolicyProfile | None:
-        """The classes of its policy file. Raises `ValueError`."""
+        """Return the queue classes of its policy file. Raises `ValueError`."""
         try:
             policy = self._policy()
         except ConfigError as error:
@@ -199,5 +199,5 @@ class KvRouterConfig:
 
 
 def _as_name(flag: re.Match[str]) -> str:
-    """A flag, as it is called in Python."""
+    """Return the Python name of a flag."""
     return flag.group().removeprefix("--").replace("-", "_")

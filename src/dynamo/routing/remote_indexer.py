@@ -1,10 +1,10 @@
-"""RemoteIndexer: one router's index, asked by others over the request plane (`--serve-indexer`, `--use-remote-indexer`).
+"""RemoteIndexer: queries to the index of another router over the request plane (`--serve-indexer`, `--use-remote-indexer`).
 
-    ask   {model_name, block_hashes, device_only} ──▶ <namespace>.<component>.kv_indexer_query
-    told  {"TieredScores": {device: {scores: [[rank, blocks]]}, lower_tier: [[tier, {hits: [[rank, more]]}]]}}
+    request   {model_name, block_hashes, device_only} ──▶ <namespace>.<component>.kv_indexer_query
+    response  {"TieredScores": {device: {scores: [[rank, blocks]]}, lower_tier: [[tier, {hits: [[rank, more]]}]]}}
 
-The words are upstream's: a released router may ask ours, and ours a released one. Who cannot be asked knows nothing of the
-caches for that one request; load still decides.
+The format is upstream's: releases of Dynamo and this package can query each other. If the indexer is unavailable, the
+request is routed by load alone.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from dynamo.runtime.single_response import OneAnswer
 logger = logging.getLogger(__name__)
 
 NAME = "kv_indexer_query"
-ASK_S = 1.0  # An answer takes a millisecond; who waits longer for it than for a prompt is better off without.
+ASK_S = 1.0  # A response takes a millisecond; a longer wait would cost more than a cache miss.
 
 Tiers = tuple[int, int, int]
-"""Blocks on a rank's device, then beyond that on its host, then on disk."""
+"""Blocks on a rank's device, then additional ones in host memory, then on disk."""
 
 
 class IndexerQuery(msgspec.Struct):
-    """Who holds these blocks?"""
+    """Query for the ranks that cache these blocks."""
 
     model_name: str
     block_hashes: list[int]
@@ -47,41 +47,41 @@ class IndexerQuery(msgspec.Struct):
 
 
 class RankName(msgspec.Struct, frozen=True):
-    """A rank, as the wire names it."""
+    """Rank in the wire format."""
 
     worker_id: int
     dp_rank: int = 0
 
 
 class DeviceScores(msgspec.Struct):
-    """Blocks from the start that ranks hold on their devices."""
+    """Number of leading blocks cached on each rank's device."""
 
     scores: list[tuple[RankName, int]]
     frequencies: list[int] = msgspec.field(default_factory=list)
 
 
 class TierHits(msgspec.Struct):
-    """Blocks beyond the faster tiers'."""
+    """Blocks beyond those of the faster tiers."""
 
     hits: list[tuple[RankName, int]]
 
 
 class TieredScores(msgspec.Struct):
-    """Who holds how much."""
+    """Cached blocks by tier and rank."""
 
     device: DeviceScores
     lower_tier: list[tuple[str, TierHits]] = msgspec.field(default_factory=list)
 
 
 class IndexerAnswer(msgspec.Struct, omit_defaults=True):
-    """What an indexer answers; one of the two is set."""
+    """Response of an indexer; exactly one field is set."""
 
     scores: TieredScores | None = msgspec.field(default=None, name="TieredScores")
     error: str | None = msgspec.field(default=None, name="Error")
 
 
 def answer_of(held: Mapping[Rank, Tiers], *, device_only: bool = False) -> IndexerAnswer:
-    """What ranks hold, as it is told."""
+    """Return the response for cached blocks by rank."""
     device = [(RankName(*rank), tiers[0]) for rank, tiers in sorted(held.items()) if tiers[0]]
     lower = []
     for tier in () if device_only else (1, 2):
@@ -92,7 +92,7 @@ def answer_of(held: Mapping[Rank, Tiers], *, device_only: bool = False) -> Index
 
 
 def held_of(scores: TieredScores) -> dict[Rank, Tiers]:
-    """What was told, by rank."""
+    """Return the cached blocks of a response by rank."""
     found: dict[Rank, list[int]] = {}
     for tier, hits in [(TIERS[0], scores.device.scores), *((name, one.hits) for name, one in scores.lower_tier)]:
         if tier in TIERS:
@@ -102,12 +102,12 @@ def held_of(scores: TieredScores) -> dict[Rank, Tiers]:
 
 
 class IndexerServer:
-    """Answers by one router's index."""
+    """Endpoint that serves queries from one router's index."""
 
     def __init__(
         self, endpoint: Endpoint, machine: Router, models: Callable[[], Collection[str]], clock: Clock | None = None
     ) -> None:
-        """`models` says which names the workers serve now."""
+        """Store the arguments; `models` returns the names that the workers currently serve."""
         place = endpoint.id
         self._endpoint = endpoint.runtime.endpoint(f"{place.namespace}.{place.component}.{NAME}")
         self._machine = machine
@@ -116,33 +116,33 @@ class IndexerServer:
         self._serving: Serving | None = None
 
     async def start(self) -> None:
-        """Lets other routers find it."""
+        """Register the endpoint for other routers."""
         self._serving = await self._endpoint.serve(self.handle)
 
     async def close(self) -> None:
-        """Lets nobody find it any more."""
+        """Unregister the endpoint."""
         if self._serving is not None:
             await self._serving.close(0.0)
 
     def handle(self, request: Request, reply: Reply) -> None:
-        """A question. Raises `InvalidArgument` for one that cannot be read."""
+        """Handle a query. Raises `InvalidArgument` for an unreadable one."""
         try:
             query = decode(request.body, request.codec, IndexerQuery)
             blocks = pack(query.block_hashes)
         except (*UNREADABLE, struct.error) as error:
-            raise InvalidArgument(f"an indexer's question that cannot be read: {error}") from None
+            raise InvalidArgument(f"invalid indexer query: {error}") from None
         reply.item(Bare(self.answer(query, blocks)))
         reply.finish()
 
     def answer(self, query: IndexerQuery, blocks: bytes) -> IndexerAnswer:
-        """What is known of these blocks."""
+        """Return the cached blocks of a query."""
         if query.model_name not in self._models():
             return IndexerAnswer(error=f"served indexer model {query.model_name} is not registered")
         return answer_of(self._machine.overlaps(blocks, self._clock.now()), device_only=query.device_only)
 
 
 class RemoteIndexer:
-    """Asks another process who holds what."""
+    """Client of the index of another process."""
 
     def __init__(self, runtime: DistributedRuntime, endpoint: EndpointId) -> None:
         self._path = f"{endpoint.namespace}.{endpoint.component}.{NAME}"
@@ -151,16 +151,16 @@ class RemoteIndexer:
         self._metrics = RemoteMetrics(runtime.metrics)
 
     async def start(self) -> None:
-        """Begins to follow who can be asked."""
+        """Start watching the indexer's instances."""
         self._client = await self._runtime.endpoint(self._path).client()
 
     async def close(self) -> None:
-        """Ends."""
+        """Stop."""
         if self._client is not None:
             await self._client.close()
 
     async def find(self, model_name: str, blocks: bytes) -> dict[Rank, Tiers]:
-        """Who holds how much of a prompt, given its packed tokens hashes; nothing where nobody answers in time."""
+        """Return the cached blocks of a prompt by rank, given its packed token hashes; empty on failure or timeout."""
         if not blocks or self._client is None:
             return {}
         query = encode(IndexerQuery(model_name, list(unpack(blocks))), MSGPACK)
@@ -173,7 +173,7 @@ class RemoteIndexer:
                 item = await receiver.first
             answer = decode(item.data or b"", item.codec, IndexerAnswer)
             if answer.scores is None:
-                raise StreamIncomplete(answer.error or "the indexer answered nothing")
+                raise StreamIncomplete(answer.error or "the indexer sent an empty response")
         except (DynamoException, TimeoutError, *UNREADABLE) as error:
             self._metrics.failed(self._path, error)
             return {}
@@ -181,13 +181,13 @@ class RemoteIndexer:
 
 
 class RemoteMetrics:
-    """How often nobody answered."""
+    """Metrics of failed queries."""
 
     def __init__(self, registry: MetricsRegistry) -> None:
         name = "dynamo_router_remote_indexer_failures_total"
-        self._failures = registry.counter(name, "Questions to the remote indexer without an answer").labels()
+        self._failures = registry.counter(name, "Failed queries to the remote indexer").labels()
 
     def failed(self, path: str, error: Exception) -> None:
-        """One more."""
+        """Record a failed query."""
         self._failures.inc()
-        logger.warning("%s does not say who holds what: %s", path, str(error) or "no answer in time")
+        logger.warning("query to %s failed: %s; routing by load", path, str(error) or "timeout")

@@ -1,6 +1,6 @@
-"""ServedIndexers: the indexes of a frontend's KV routers, told to other routers (`--serve-indexer`).
+"""ServedIndexers: the indexes of a frontend's KV routers, served to other routers (`--serve-indexer`).
 
-One for each endpoint: models of one endpoint, such as adapters, have the same workers, and what these hold is the same.
+There is one per endpoint, because models of one endpoint, such as adapters, share workers and therefore cached blocks.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,7 +11,7 @@ from dynamo.runtime.distributed import DistributedRuntime
 
 
 class ServedIndexers:
-    """Those of one frontend, by endpoint."""
+    """Indexer servers of one frontend, by endpoint."""
 
     def __init__(self, runtime: DistributedRuntime) -> None:
         self._runtime = runtime
@@ -19,7 +19,7 @@ class ServedIndexers:
         self._names: dict[str, Collection[str]] = {}
 
     async def follow(self, path: str, machines: Mapping[str, Router]) -> None:
-        """The models of an endpoint and their routers are these now; the first one's index is told."""
+        """Replace the models of an endpoint and their routers; the index of the first one is served."""
         self._names[path] = list(machines)
         machine = next(iter(machines.values()), None)
         known = self._servers.get(path)
@@ -35,7 +35,7 @@ class ServedIndexers:
             await server.start()
 
     async def close(self) -> None:
-        """Nobody finds them any more."""
+        """Unregister all indexers."""
         servers, self._servers = self._servers, {}
         for _, server in servers.values():
             await server.close()

@@ -1,7 +1,7 @@
-"""SessionAffinity: the turns of a session go to the worker of its first one, where no KV router chooses (serving-plane.md §4.9).
+"""SessionAffinity: binding of sessions to the worker of their first request, for router modes other than kv.
 
-The worker that took a session's request is bound to it; other frontends hear of that (`llm.affinity_sync`). A bound worker
-that left, or that the request may not go to, is passed over, and whoever takes the request instead is bound.
+The worker that accepted a session's request is bound to it; other frontends receive the binding (`sync.affinity_sync`). If the
+bound worker has left or is not allowed for the request, the worker that serves the request instead is bound.
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from dynamo.runtime.distributed import DistributedRuntime
 
 
 class SessionAffinity:
-    """The sessions of one worker set."""
+    """Sessions of one worker set."""
 
     def __init__(
         self,
@@ -32,31 +32,31 @@ class SessionAffinity:
         self._sync = AffinitySync(runtime, endpoint, self, self._clock)
 
     async def start(self) -> None:
-        """Begins to hear what other frontends bind."""
+        """Subscribe to the bindings of other frontends."""
         await self._sync.start()
 
     async def close(self) -> None:
-        """Ends that."""
+        """Stop the subscription."""
         await self._sync.close()
 
     @property
     def is_sound(self) -> bool:
-        """False while the others are not heard."""
+        """False while the subscription to other frontends is interrupted."""
         return self._sync.is_sound
 
     @property
     def is_hard(self) -> bool:
-        """Whether a session goes to its worker even when that is over a busy threshold."""
+        """Whether a session uses its worker even above a busy threshold."""
         return self._bound.mode == "hard"
 
     def find(self, request: PreprocessedRequest, able: Collection[int]) -> int | None:
-        """The worker of the request's session, if it is one of these."""
+        """Return the worker of the request's session if it is in `able`."""
         session = session_of(request)[0]
         rank = None if session is None else self._bound.find(session, self._clock.now())
         return rank[0] if rank is not None and rank[0] in able else None
 
     def sent(self, request: PreprocessedRequest, request_id: str, worker_id: int) -> bool:
-        """A worker took the request. True where it keeps a session's binding alive until `finish`."""
+        """Record that a worker accepted the request. True if it keeps a session's binding alive until `finish`."""
         session, is_last = session_of(request)
         if session is None:
             return False
@@ -70,16 +70,16 @@ class SessionAffinity:
         return True
 
     def finish(self, request_id: str) -> None:
-        """The request ended, or goes elsewhere."""
+        """Record that the request ended or is sent elsewhere."""
         self._bound.finish(request_id, self._clock.now())
 
     def bind(self, session: str, rank: Rank, version: Version, now: float) -> bool:
-        """Another frontend gave a session to a worker. False where a newer binding is known."""
+        """Apply another frontend's binding of a session. False if a newer binding is known."""
         return self._bound.hear(session, rank, version, now)
 
 
 def session_of(request: PreprocessedRequest) -> tuple[str | None, bool]:
-    """The session that the request belongs to, and whether it is its last."""
+    """Return the session of the request, and whether the request is its last."""
     context: Any = request.agent_context
     if not isinstance(context, dict) or not isinstance(context.get("session_id"), str):
         return None, False

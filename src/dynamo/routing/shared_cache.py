@@ -1,11 +1,11 @@
-"""SharedCache: what a cache that all workers read has of a prompt (`--shared-cache-type hicache`).
+"""SharedCache: the cached prompt blocks in a store that all workers share (`--shared-cache-type hicache`).
 
-    cards   runtime_data: layout of pages, where the store tells of them   ──▶ hear_cards
+    cards   runtime_data: page layout and event endpoint of the store      ──▶ hear_cards
     store   ZMQ PUB: topic, number, (milliseconds, objects, rank)          ──▶ SharedPages
-    router  find(tokens)                                                   ──▶ the blocks that need not be computed
+    router  find(tokens)                                                   ──▶ blocks that need not be computed
 
-The deciding is `kv_router.hicache`'s. A store that is silent, or workers that disagree about it, leave the router with what
-the workers hold themselves.
+`kv_router.hicache` makes the decisions. If the store publishes nothing, or the workers' cards contradict each other about it,
+only the workers' own caches count.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from dynamo.protocols.model_card import ModelDeploymentCard
 
 logger = logging.getLogger(__name__)
 
-UNREAD_MAX = 100_000  # Messages that wait for us; more are a gap, after which all is forgotten.
+UNREAD_MAX = 100_000  # Receive queue length, in messages; an overflow is a gap, after which the index is cleared.
 FRAMES = 3
 
 decode_fields = msgpack_decoder(tuple[int | float, list[Any], int]).decode
@@ -34,7 +34,7 @@ NAMES = ObjectEvent.__struct_fields__
 
 
 class SharedCache:
-    """One worker set's shared cache."""
+    """Shared cache of one worker set."""
 
     def __init__(self, block_size: int, registry: MetricsRegistry, router_id: str, name: str = "") -> None:
         self.pages = SharedPages()
@@ -42,32 +42,32 @@ class SharedCache:
         self._name = name
         self._tasks = TaskOwner(f"shared cache of {name}")
         self._endpoint: str | None = None
-        """Where the store is heard."""
+        """Address of the store's event publisher."""
         self._changed = asyncio.Event()
-        """Set when that is another place than before."""
+        """Event set when the address changes."""
         self._warned = ""
         self._metrics = SharedCacheMetrics(registry, router_id)
 
     @property
     def is_sound(self) -> bool:
-        """False while the store is not followed although there is one."""
+        """False while there is a store and it is not followed."""
         return self._tasks.is_sound
 
     @property
     def endpoint(self) -> str | None:
-        """Where the store is heard; None where nobody said, or workers disagree."""
+        """Address of the store's event publisher; None if no card has it or the cards contradict each other."""
         return self._endpoint
 
     async def start(self) -> None:
-        """Begins to follow the store."""
+        """Start following the store."""
         self._tasks.supervise(self._follow, "store")
 
     async def close(self) -> None:
-        """Ends."""
+        """Stop."""
         await self._tasks.cancel_and_wait()
 
     def hear_cards(self, cards: Iterable[ModelDeploymentCard]) -> None:
-        """What the workers say of it now."""
+        """Apply the store settings on the workers' cards."""
         try:
             layout = agreed_layout(cards, self._block_size)
             self._warned = ""
@@ -75,7 +75,7 @@ class SharedCache:
             layout = None
             if self._warned != str(error):
                 self._warned = str(error)
-                logger.warning("the shared cache of %s is left out: %s", self._name, error)
+                logger.warning("ignoring the shared cache of %s: %s", self._name, error)
         endpoint = layout.kv_events_endpoint if layout is not None else None
         self.pages.lay_out(layout)
         if endpoint != self._endpoint:
@@ -83,33 +83,33 @@ class SharedCache:
             self._changed.set()
 
     def find(self, tokens: Sequence[int]) -> Runs:
-        """Which blocks of a prompt it has."""
+        """Return the blocks of a prompt that the store contains."""
         began = time.perf_counter()
         found = self.pages.find(tokens)
         self._metrics.asked((time.perf_counter() - began) * 1e3)
         return found
 
     def used(self, held: int, blocks: int, beyond: int) -> None:
-        """A prompt of so many blocks, of which it has some, went to a worker for which it has `beyond` more."""
+        """Record a placed prompt of `blocks` blocks: `held` in the store, `beyond` of them not on the chosen worker."""
         self._metrics.used(held, blocks, beyond)
 
     def hear(self, frames: Sequence[bytes]) -> None:
-        """One message of the store. What cannot be read is left out, and counted."""
+        """Apply one message of the store; an unreadable one is dropped and counted."""
         if len(frames) != FRAMES or len(frames[1]) != 8:
             self._metrics.errors.inc()
-            logger.warning("the store of %s says what cannot be read: %d frames", self._name, len(frames))
+            logger.warning("malformed message from the store of %s: %d frames", self._name, len(frames))
             return
         try:
             events = [_event(one) for one in decode_fields(frames[2])[1]]
         except UNREADABLE as error:
             self._metrics.errors.inc()
-            logger.warning("the store of %s says what cannot be read: %s", self._name, error)
+            logger.warning("unreadable message from the store of %s: %s", self._name, error)
             return
         if not self.pages.apply(struct.unpack(">Q", frames[1])[0], events):
-            logger.warning("something that the store of %s said was missed: what it has is learned anew", self._name)
+            logger.warning("missed messages from the store of %s; rebuilding its index", self._name)
 
     async def _follow(self) -> None:
-        """Follows the store, wherever it is."""
+        """Follow the store at its current address."""
         while True:
             self._changed.clear()
             endpoint = self._endpoint
@@ -146,7 +146,7 @@ class SharedCache:
 
 
 def agreed_layout(cards: Iterable[ModelDeploymentCard], block_size: int) -> HicacheLayout | None:
-    """How the workers store their pages; None where none does. Raises `InvalidArgument` where it cannot be made use of."""
+    """Return the page layout of the store; None if no worker has one. Raises `InvalidArgument` if it is unusable."""
     given = [card.runtime_config.runtime_data.get(RUNTIME_KEY) for card in cards]
     found = [read_layout(one) for one in given if one is not None]
     if not found:
@@ -154,17 +154,17 @@ def agreed_layout(cards: Iterable[ModelDeploymentCard], block_size: int) -> Hica
     places = {one.kv_events_endpoint for one in found if one.kv_events_endpoint}
     bare = {msgspec.structs.replace(one, kv_events_endpoint=None) for one in found}
     if len(bare) > 1 or len(places) > 1:
-        raise InvalidArgument("workers disagree about where or how their pages are stored")
+        raise InvalidArgument("workers report different addresses or page layouts of the store")
     layout = bare.pop()
     if layout.backend != "mooncake":
-        raise InvalidArgument(f"{layout.backend} is a store that cannot be followed")
+        raise InvalidArgument(f"unsupported store backend {layout.backend}")
     if layout.page_size != block_size:
-        raise InvalidArgument(f"pages of {layout.page_size} tokens, but blocks of {block_size}")
+        raise InvalidArgument(f"page size of {layout.page_size} tokens does not fit the block size of {block_size}")
     return msgspec.structs.replace(layout, kv_events_endpoint=places.pop() if places else None)
 
 
 class SharedCacheMetrics:
-    """What asking costs, and what was found (serving-plane.md §7.3, §7.4)."""
+    """Lookup times and hit rates of a shared cache."""
 
     def __init__(self, registry: MetricsRegistry, router_id: str) -> None:
         def family(make: Any, name: str, what: str, *more: Any) -> Any:
@@ -173,39 +173,39 @@ class SharedCacheMetrics:
         self._asked = family(
             registry.histogram,
             "dynamo_router_overhead_shared_cache_query_ms",
-            "Asking what a shared cache has of a prompt",
+            "Time of a shared cache lookup, in milliseconds",
             log_buckets(0.01, 100.0, 16),
         )
         self.errors = family(
             registry.counter,
             "dynamo_router_shared_cache_errors_total",
-            "Messages of a shared cache that could not be read or received",
+            "Messages of a shared cache that were unreadable or lost",
         )
         self._rate = family(
             registry.histogram,
             "dynamo_component_router_shared_cache_hit_rate",
-            "Part of a prompt's blocks that a shared cache has",
+            "Fraction of a prompt's blocks in a shared cache",
             tuple(step / 10 for step in range(11)),
         )
         self._beyond = family(
             registry.histogram,
             "dynamo_component_router_shared_cache_beyond_blocks",
-            "Blocks that a shared cache has beyond the chosen worker's own",
+            "Blocks in a shared cache that are not cached on the chosen worker",
             (0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0),
         )
 
     def asked(self, milliseconds: float) -> None:
-        """It was asked."""
+        """Record a lookup."""
         self._asked.observe(milliseconds)
 
     def used(self, held: int, blocks: int, beyond: int) -> None:
-        """A request was given a worker."""
+        """Record a placed request."""
         if blocks:
             self._rate.observe(min(1.0, held / blocks))
         self._beyond.observe(beyond)
 
 
 def _event(given: Any) -> ObjectEvent:
-    """An object's event, its fields by name or in their order. Raises `ValidationError`."""
+    """Decode an object's event, with fields by name or by position. Raises `ValidationError`."""
     fields = dict(zip(NAMES, given, strict=False)) if isinstance(given, list) else given
     return msgspec.convert(fields, ObjectEvent)

@@ -1,11 +1,11 @@
-"""Topology: where a worker stands, and how far its KV blocks may travel (serving-plane.md §4.11).
+"""Topology: the topology domains of a worker, and the constraints on transfers of its KV blocks.
 
     worker    read_topology()               files of DYN_TOPOLOGY_MOUNT_PATH, one domain each  ──▶  its card
-    router    taints_of(card)               what requests may ask for: dynamo.topology/<domain>=<value>
-              transfer_constraints(card)    whom a prefill worker's blocks may go to: who stands where it does
+    router    taints_of(card)               taints that requests may name: dynamo.topology/<domain>=<value>
+              transfer_constraints(card)    decode workers that may receive blocks: those with the same domain value
 
-A file's name is a domain, zone or rack or host, and what it holds is the worker's place in it. The files may come to be
-while the worker starts, so it waits for the one that blocks are bound to.
+The name of a file is a domain (zone, rack, host) and its content is the worker's value in that domain. Files may appear while
+the worker starts, so it waits for the file of the transfer domain.
 """
 
 import logging
@@ -32,18 +32,18 @@ Enforcement = Literal["required", "preferred"]
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker stands."""
+    """Topology domains of a worker and its transfer constraint."""
 
     domains: Mapping[str, str]
-    """Its place in each domain."""
+    """Value by domain."""
     transfer_domain: str
-    """The domain that its blocks are bound to."""
+    """Domain that block transfers must not, or should not, leave."""
     enforcement: Enforcement = "required"
     preferred_weight: float | None = None
-    """How much a worker of the same place is preferred, 0 to 1."""
+    """Preference for a worker with the same domain value, 0 to 1."""
 
     def put_on(self, config: RuntimeConfig) -> None:
-        """Says it on a card."""
+        """Store the topology on a card."""
         config.topology_domains = dict(self.domains)
         config.kv_transfer_domain = self.transfer_domain
         config.kv_transfer_enforcement = self.enforcement
@@ -51,22 +51,22 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_topology(variables: Mapping[str, str] | None = None, clock: Clock | None = None) -> Topology | None:
-    """Where this worker stands; None where nobody said that it should tell.
+    """Return the topology of this worker; None if DYN_TOPOLOGY_ENABLED is not set.
 
-    Raises `ConfigError` for variables that do not go together, and where the files do not come within half a minute.
+    Raises `ConfigError` for conflicting variables, and if the file of the transfer domain is missing after half a minute.
     """
     given = environ() if variables is None else variables
     if not _is_enabled(given.get("DYN_TOPOLOGY_ENABLED", "")):
         return None
     domain = given.get("DYN_KV_TRANSFER_DOMAIN", "").strip()
     if not domain:
-        raise ConfigError("DYN_TOPOLOGY_ENABLED needs DYN_KV_TRANSFER_DOMAIN: the domain that KV blocks are bound to")
+        raise ConfigError("DYN_TOPOLOGY_ENABLED requires DYN_KV_TRANSFER_DOMAIN, the domain of KV block transfers")
     enforcement = setting("DYN_KV_TRANSFER_ENFORCEMENT", "required", str, given).strip()
     if enforcement not in ("required", "preferred"):
-        raise ConfigError(f"DYN_KV_TRANSFER_ENFORCEMENT={enforcement!r}: expected required or preferred")
+        raise ConfigError(f"DYN_KV_TRANSFER_ENFORCEMENT={enforcement!r}: must be required or preferred")
     weight = _weight(given)
     if enforcement == "preferred" and weight is None:
-        raise ConfigError("DYN_KV_TRANSFER_ENFORCEMENT=preferred needs DYN_KV_TRANSFER_PREFERRED_WEIGHT, 0 to 1")
+        raise ConfigError("DYN_KV_TRANSFER_ENFORCEMENT=preferred requires DYN_KV_TRANSFER_PREFERRED_WEIGHT, 0 to 1")
     mount = Path(setting("DYN_TOPOLOGY_MOUNT_PATH", MOUNT_PATH, str, given))
     clock = clock or SystemClock()
     deadline = clock.now() + WAIT_S
@@ -74,8 +74,8 @@ async def read_topology(variables: Mapping[str, str] | None = None, clock: Clock
     while domain not in domains:
         left = deadline - clock.now()
         if left <= 0:
-            raise ConfigError(f"topology: {mount / domain} was not there, or empty, for {WAIT_S:g} s")
-        logger.info("waiting for %s, %.0f s more", mount / domain, left)
+            raise ConfigError(f"topology: {mount / domain} was missing or empty for {WAIT_S:g} s")
+        logger.info("waiting for topology file %s, %.0f s left", mount / domain, left)
         await clock.sleep(min(POLL_S, left))
         domains = read_domains(mount)
     found = Topology(
@@ -84,18 +84,18 @@ async def read_topology(variables: Mapping[str, str] | None = None, clock: Clock
         enforcement="preferred" if enforcement == "preferred" else "required",
         preferred_weight=weight,
     )
-    logger.info("topology: %s, blocks are bound to %s (%s)", domains, domain, enforcement)
+    logger.info("topology: %s, transfer domain %s (%s)", domains, domain, enforcement)
     return found
 
 
 def read_domains(mount: Path) -> dict[str, str]:
-    """The domains of a directory: files that are neither hidden nor empty."""
+    """Return the domains of a directory: the files that are neither hidden nor empty."""
     try:
         paths = sorted(mount.iterdir())
     except FileNotFoundError:
         return {}
     except OSError as error:
-        logger.warning("%s cannot be read: %s", mount, error.strerror)
+        logger.warning("failed to read topology directory %s: %s", mount, error.strerror)
         return {}
     domains = {}
     for path in paths:
@@ -104,7 +104,7 @@ def read_domains(mount: Path) -> dict[str, str]:
         try:
             value = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
         except (OSError, UnicodeDecodeError) as error:
-            logger.warning("%s cannot be read: %s", path, error)
+            logger.warning("failed to read topology file %s: %s", path, error)
             continue
         if value:
             domains[path.name] = value
@@ -112,7 +112,7 @@ def read_domains(mount: Path) -> dict[str, str]:
 
 
 def taints_of(config: RuntimeConfig) -> frozenset[str]:
-    """What a card lets requests ask for: the taints that were set, and those of its places."""
+    """Return the taints of a card that requests may name: configured ones and those of its topology domains."""
     taints = set(config.taints) if isinstance(config.taints, list) else set()
     if isinstance(config.topology_domains, dict):
         taints.update(topology_taint(domain, value) for domain, value in config.topology_domains.items())
@@ -120,38 +120,40 @@ def taints_of(config: RuntimeConfig) -> frozenset[str]:
 
 
 def topology_taint(domain: str, value: str) -> str:
-    """The taint of a place."""
+    """Return the taint of a domain value."""
     return f"{TOPOLOGY_TAINTS}{domain}={value}"
 
 
 def transfer_constraints(prefill: RuntimeConfig) -> tuple[frozenset[str], dict[str, float]]:
-    """Required and preferred taints of the decode worker, given the card of the prefill worker that was chosen.
+    """Return required and preferred taints of the decode worker, given the card of the chosen prefill worker.
 
-    Both are empty where the prefill worker does not mind. Raises `NotReady` for a card that contradicts itself: its
-    blocks must not go just anywhere.
+    Both are empty if the prefill worker has no constraint. Raises `NotReady` for an inconsistent card, because blocks
+    must not be transferred without the constraint.
     """
     domain = prefill.kv_transfer_domain
     if not isinstance(domain, str) or not domain:
         return frozenset(), {}
     domains = prefill.topology_domains if isinstance(prefill.topology_domains, dict) else {}
     if domain not in domains:
-        raise NotReady(f"the prefill worker's blocks are bound to {domain}, but it does not say where in it it stands")
+        raise NotReady(f"the prefill worker has transfer domain {domain}, but no topology value for it")
     taint = topology_taint(domain, domains[domain])
     if prefill.kv_transfer_enforcement == "required":
         return frozenset({taint}), {}
     if prefill.kv_transfer_enforcement == "preferred":
         weight = prefill.kv_transfer_preferred_weight
         if not isinstance(weight, int | float):
-            raise NotReady(f"the prefill worker prefers its own {domain}, but does not say how much")
+            raise NotReady(f"the prefill worker prefers transfers within its {domain}, but its weight is missing")
         return frozenset(), {taint: float(weight)}
-    raise NotReady(f"the prefill worker's blocks are bound to {domain}, but it does not say how strictly")
+    raise NotReady(
+        f"the prefill worker has transfer domain {domain}, but its enforcement is neither required nor preferred"
+    )
 
 
 def _is_enabled(text: str) -> bool:
     try:
         return read_bool(text)
     except ValueError:
-        logger.warning("DYN_TOPOLOGY_ENABLED=%r is neither true nor false: taken for false", text)
+        logger.warning("DYN_TOPOLOGY_ENABLED=%r: must be true or false; using false", text)
         return False
 
 
@@ -164,5 +166,5 @@ def _weight(given: Mapping[str, str]) -> float | None:
     except ValueError:
         weight = -1.0
     if not 0.0 <= weight <= 1.0:
-        raise ConfigError(f"DYN_KV_TRANSFER_PREFERRED_WEIGHT={text!r}: expected a number from 0 to 1")
+        raise ConfigError(f"DYN_KV_TRANSFER_PREFERRED_WEIGHT={text!r}: must be a number from 0 to 1")
     return weight

@@ -1,4 +1,4 @@
-"""TrackingOptions: by which hashes routers know each other's requests under way (serving-plane.md §4.6)."""
+"""TrackingOptions: the hash function by which routers exchange active requests."""
 
 from dataclasses import dataclass
 
@@ -6,9 +6,9 @@ from dynamo.core.config import option
 from dynamo.kv_router.tracking import KEYED, PUBLIC, TrackingKey, check_tracking, read_key
 
 
-@dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of those who route.
+@dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of the routers.
 class TrackingOptions:
-    """Hashes of the requests that routers track."""
+    """Hashes of active requests."""
 
     tracking_hash: str = option(
         PUBLIC,
@@ -28,11 +28,11 @@ class TrackingOptions:
     )
 
     def check_tracking(self) -> None:
-        """Raises `ConfigError` for flags that do not go together."""
+        """Raise `ConfigError` for conflicting flags."""
         check_tracking(self.tracking_hash, self.tracking_key_file, self.tracking_key_id)
 
     def tracking_key(self) -> TrackingKey | None:
-        """The key, if there is one. Raises `ConfigError` where it cannot be read."""
+        """Return the key, or None without keyed hashes. Raises `ConfigError` if it cannot be read."""
         if self.tracking_hash != KEYED:
             return None
         return read_key(self.tracking_key_file or "", self.tracking_key_id or "")

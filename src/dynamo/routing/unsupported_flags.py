@@ -1,4 +1,4 @@
-"""Waiting flags of routing: upstream's, of routers, and of workers that say how to be routed to (serving-plane.md §4.2).
+"""Unsupported flags of routing: upstream's, of routers and of workers that advertise routing settings.
 
 Pure: tables.
 """
@@ -20,7 +20,7 @@ ROUTER: tuple[Waiting, ...] = (
     _router("prefill-policy"),
     _router("decode-policy"),
 )
-"""Of routers that know one kind of worker only."""
+"""Flags of routers that serve only one worker type."""
 
 ADVERTISED: tuple[Waiting, ...] = (
     *ROUTER,
@@ -57,7 +57,7 @@ ADVERTISED: tuple[Waiting, ...] = (
     Waiting("--shared-cache-type", "DYN_SHARED_CACHE_TYPE", "none"),
     _router("predicted-ttl-secs"),
 )
-"""Of workers, for those who route to them: routers have these flags."""
+"""Flags of workers that only advertise the value to routers; routers support them."""
 
 AIS: tuple[Waiting, ...] = (
     _ais("perf-config"),
@@ -73,4 +73,4 @@ AIS: tuple[Waiting, ...] = (
     _ais("nextn-accept-rates"),
     _ais("mtp-seed", "42"),
 )
-"""The flags of AISimulate, a model of how long an engine takes, of workers."""
+"""Flags of workers for AISimulate, a performance model of engines."""

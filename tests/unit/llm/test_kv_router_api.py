@@ -175,7 +175,7 @@ async def test_named_workers_and_constraints_are_obeyed(house: House) -> None:
         await router.generate(PROMPT, "m", worker_id=1)
     with pytest.raises(NotReady, match="lacks gold"):
         await router.best_worker(PROMPT, routing_constraints=RoutingConstraints({"gold"}))
-    with pytest.raises(InvalidArgument, match="cannot be read"):
+    with pytest.raises(InvalidArgument, match="invalid request"):
         await router.generate_from_request({"token_ids": "x"})
     with pytest.raises(ValueError, match="response_buffer_size"):
         await router.generate(PROMPT, "m", response_buffer_size=-1)

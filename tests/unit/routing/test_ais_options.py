@@ -65,7 +65,7 @@ def test_what_is_not_known_here_takes_what_a_mid_sized_model_takes(
     model: Path, given: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert estimate_of({**engine(model), **given}) == ESTIMATE
-    assert "not known" in caplog.text
+    assert "unknown" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "{", '{"num_hidden_layers": "x"}'])
@@ -100,8 +100,8 @@ def test_the_older_spelling_is_taken(model: Path) -> None:
     [
         ([], "backend, system, model"),
         (["--ais-backend", "vllm"], "system, model"),
-        (["--ais-perf-config", "{}", "--ais-backend", "vllm"], "exclude each other"),
-        (["--ais-perf-config", "{"], "no JSON"),
+        (["--ais-perf-config", "{}", "--ais-backend", "vllm"], "mutually exclusive"),
+        (["--ais-perf-config", "{"], "valid JSON"),
         (["--ais-perf-config", "[]"], "--ais-perf-config"),
         (["--ais-perf-config", "none.yaml"], "none.yaml"),
         ([*FLAT, "m", "--ais-tp-size", "0"], "--ais-tp-size"),
@@ -114,7 +114,7 @@ def test_too_little_or_too_much_is_refused(argv: list[str], said: str) -> None:
 
 def test_the_engine_is_asked_for_only_where_the_model_is() -> None:
     assert router_config(KvRouterOptions(), 16).prefill_load_model == "none"
-    with pytest.raises(ConfigError, match="--router-prefill-load-model ais needs"):
+    with pytest.raises(ConfigError, match="--router-prefill-load-model ais requires"):
         router_config(KvRouterOptions(prefill_load_model="ais"), 16)
     given = KvRouterOptions(prefill_load_model="aic", ais_perf_config=json.dumps(engine("m")))
     assert router_config(given, 16).prefill_load_model == "ais"

@@ -52,7 +52,7 @@ def test_each_stage_has_its_policy(tmp_path: Path) -> None:
     [
         (("--router-conditional-disagg",), "round-robin", RouterConfig(), "--router-mode kv"),
         (("--router-conditional-disagg",), "kv", RouterConfig(use_kv_events=False), "--router-kv-events"),
-        (("--router-conditional-disagg-config={}",), "kv", RouterConfig(), "needs --router-conditional-disagg"),
+        (("--router-conditional-disagg-config={}",), "kv", RouterConfig(), "requires --router-conditional-disagg"),
         (("--router-prefill-policy=default",), "random", RouterConfig(), "--router-prefill-policy"),
         (("--router-decode-policy=odd",), "kv", RouterConfig(), "--router-decode-policy odd"),
     ],

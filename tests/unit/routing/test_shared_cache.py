@@ -50,10 +50,10 @@ def test_one_worker_may_say_where_the_store_of_all_is() -> None:
 @pytest.mark.parametrize(
     ("cards", "said"),
     [
-        ([card(), card(tp_size=2)], "disagree"),
-        ([card(kv_events_endpoint="tcp://a:1"), card(kv_events_endpoint="tcp://b:1")], "disagree"),
+        ([card(), card(tp_size=2)], "different addresses"),
+        ([card(kv_events_endpoint="tcp://a:1"), card(kv_events_endpoint="tcp://b:1")], "different addresses"),
         ([card(backend="other")], "other"),
-        ([card(page_size=8)], "pages of 8"),
+        ([card(page_size=8)], "page size of 8"),
         ([card(page_size=0)], "pages of 0"),
     ],
 )
@@ -69,7 +69,7 @@ def test_what_cannot_be_used_is_left_out_and_routing_goes_on(caplog: pytest.LogC
     found.hear_cards([card(page_size=8)])
 
     assert found.endpoint is None and found.find(TOKENS) == ()
-    assert len([record for record in caplog.records if "left out" in record.message]) == 1
+    assert len([record for record in caplog.records if "ignoring the shared cache" in record.message]) == 1
 
 
 @pytest.mark.parametrize("by_name", [True, False])

@@ -65,7 +65,7 @@ async def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         clock.advance(1.0)
 
-    with pytest.raises(ConfigError, match="zone was not there"):
+    with pytest.raises(ConfigError, match="zone was missing"):
         await asyncio.wait_for(reading, 5)
 
 
@@ -120,9 +120,9 @@ def test_a_worker_without_a_domain_does_not_mind() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"kv_transfer_domain": "host"}, "where in it it stands"),
-        ({"kv_transfer_enforcement": "preferred"}, "how much"),
-        ({}, "how strictly"),
+        ({"kv_transfer_domain": "host"}, "no topology value"),
+        ({"kv_transfer_enforcement": "preferred"}, "its weight is missing"),
+        ({}, "its enforcement is neither"),
     ],
 )
 def test_a_card_that_contradicts_itself_is_not_taken_for_anywhere(more: dict[str, str], said: str) -> None:

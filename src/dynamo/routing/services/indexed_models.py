@@ -1,4 +1,4 @@
-"""IndexedModels: engines that publish KV events, followed: one index for each model and routing group (serving-plane.md §4.12)."""
+"""IndexedModels: one index of cached blocks per model and routing group, fed by the KV events of engines over ZMQ."""
 
 import asyncio
 import logging
@@ -17,45 +17,45 @@ from dynamo.protocols.kv_events import WorkerKvEvent
 
 logger = logging.getLogger(__name__)
 
-EVENTS_PER_TURN = 64  # Events of a dump that are applied before others have a turn.
+EVENTS_PER_TURN = 64  # Events of a dump that are applied before the event loop runs other tasks.
 
 Place = tuple[str, str]
-"""Model and routing group."""
+"""Model name and routing group."""
 Rank = tuple[int, int]
 
 STATUS_ORDER = (Status.FAILED, Status.PAUSED, Status.PENDING, Status.ACTIVE)
-"""An instance is as well as its worst rank."""
+"""The status of an instance is the worst one of its ranks."""
 
 
 class Held(msgspec.Struct):
-    """How many tokens of a prompt an instance holds; a slower tier's count includes the faster ones'."""
+    """Cached prompt tokens of an instance; a slower tier's count includes the faster ones."""
 
     longest_matched: int
     gpu: int
     dp: dict[str, int]
-    """On the device, by rank."""
+    """Tokens on the device, by rank."""
     cpu: int
     disk: int
 
 
 class Matches(msgspec.Struct):
-    """Who holds how many tokens of a prompt."""
+    """Cached prompt tokens by instance."""
 
     scores: dict[str, dict[str, int]]
-    """On the device, by instance and rank."""
+    """Tokens on the device, by instance and rank."""
     frequencies: list[int]
     instances: dict[str, Held]
 
 
 class ModelDump(msgspec.Struct):
-    """All that one model's workers hold."""
+    """All cached blocks of one model's workers."""
 
     block_size: int
     events: list[WorkerKvEvent]
 
 
 class ShownListener(msgspec.Struct, omit_defaults=True):
-    """One rank's listener."""
+    """Listener of one rank, as returned by the API."""
 
     endpoint: str
     status: str
@@ -63,7 +63,7 @@ class ShownListener(msgspec.Struct, omit_defaults=True):
 
 
 class ShownWorker(msgspec.Struct):
-    """An instance that is followed."""
+    """Followed instance, as returned by the API."""
 
     instance_id: int
     source: str
@@ -77,7 +77,7 @@ class ShownWorker(msgspec.Struct):
 
 @dataclass(slots=True)
 class IndexedModel:
-    """One model and group."""
+    """Index of one model and routing group."""
 
     block_size: int
     index: KvIndex
@@ -85,32 +85,32 @@ class IndexedModel:
 
 @dataclass(slots=True)
 class _Followed:
-    """One instance."""
+    """Listeners of one instance."""
 
     place: Place
     listeners: dict[int, tuple[EngineListener, asyncio.Task[None]]] = field(default_factory=dict)
 
 
 class IndexedModels:
-    """Every model, every instance that is followed, and what they hold."""
+    """Indexes of all models, and the instances whose KV events are followed."""
 
     def __init__(
         self, *, blocks_max: int = BLOCKS_MAX, observe: Callable[[WorkerKvEvent, bool], None] | None = None
     ) -> None:
-        """`observe` is told of each event, and whether its blocks were known."""
+        """Store the arguments; `observe` receives each event and whether its blocks were known."""
         self.models: dict[Place, IndexedModel] = {}
         self.gate = asyncio.Event()
-        """Listeners wait for it: what peers know comes first."""
+        """Event that opens the listeners, so that the state of peers is loaded first."""
         self._instances: dict[int, _Followed] = {}
         self._blocks_max = blocks_max
         self._observe = observe
         self._tasks = TaskOwner("engine listeners")
 
     async def close(self) -> None:
-        """Follows nobody any more."""
+        """Stop all listeners."""
         await self._tasks.cancel_and_wait()
 
-    # Who is followed.
+    # Followed instances.
 
     def follow(
         self,
@@ -124,7 +124,7 @@ class IndexedModels:
         salt: str | None = None,
         is_eagle: bool = False,
     ) -> None:
-        """Follows one rank. Raises `HttpError` where that contradicts what is known, or names no address."""
+        """Follow one rank. Raises `HttpError` for a conflicting registration or an invalid address."""
         model = self.models.get(place)
         if model is not None and model.block_size != block_size:
             told = f"block_size mismatch for {shown(place)}: existing={model.block_size}, requested={block_size}"
@@ -152,7 +152,7 @@ class IndexedModels:
         followed.listeners[dp_rank] = (listener, task)
 
     def leave(self, instance_id: int, place: Place, dp_rank: int | None = None) -> None:
-        """Follows an instance, or one of its ranks, no more, and forgets what it holds. Raises `HttpError`."""
+        """Stop following an instance, or one of its ranks, and drop its blocks. Raises `HttpError`."""
         followed = self._instances.get(instance_id)
         if followed is None:
             raise HttpError(404, f"instance {instance_id} not found")
@@ -169,7 +169,7 @@ class IndexedModels:
             index.remove_worker(instance_id)
 
     def workers(self, model_name: str | None = None, routing_group: str | None = None) -> list[ShownWorker]:
-        """The instances that are followed; of one model or group only, where it is named."""
+        """Return the followed instances, optionally of one model or group only."""
         found = []
         for instance_id, followed in sorted(self._instances.items()):
             if model_name not in (None, followed.place[0]) or routing_group not in (None, followed.place[1]):
@@ -194,34 +194,39 @@ class IndexedModels:
         return found
 
     def listeners(self) -> list[EngineListener]:
-        """Of all ranks."""
+        """Return the listeners of all ranks."""
         return [one for followed in self._instances.values() for one, _ in followed.listeners.values()]
 
-    # What they hold.
+    # Cached blocks.
 
     def find(self, place: Place, blocks: bytes) -> Matches:
-        """Who holds how much of a prompt, given its packed tokens hashes. Raises `HttpError` for an unknown model."""
+        """Return the cached tokens of a prompt, given its packed token hashes. Raises `HttpError` for an unknown model."""
         model = self.models.get(place)
         if model is None:
             raise HttpError(404, f"no indexer for {shown(place)}")
         return matches_of(tiers_of(model.index, blocks), model.block_size)
 
     def dump(self) -> dict[str, ModelDump]:
-        """All models, by `model:group`."""
+        """Return the dump of all models, by `model:group`."""
         return {
             f"{model}:{group}": ModelDump(one.block_size, events.dump(one.index))
             for (model, group), one in self.models.items()
         }
 
     async def load(self, dumped: Mapping[str, ModelDump]) -> int:
-        """Applies another one's dump; returns how many events it was. Models of another block size are left out."""
+        """Apply a peer's dump and return its number of events. Models with a different block size are skipped."""
         count = 0
         for name, one in dumped.items():
             model_name, _, group = name.rpartition(":")
             place = (model_name, group)
             model = self.models.setdefault(place, IndexedModel(one.block_size, KvIndex(self._blocks_max)))
             if model.block_size != one.block_size:
-                logger.warning("a peer's %s has blocks of %d tokens, ours %d", name, one.block_size, model.block_size)
+                logger.warning(
+                    "skipping %s of a peer's dump: block size %d differs from the local %d",
+                    name,
+                    one.block_size,
+                    model.block_size,
+                )
                 continue
             for told in one.events:
                 events.apply(model.index, told)
@@ -240,7 +245,7 @@ class IndexedModels:
 
 
 def tiers_of(index: KvIndex, blocks: bytes) -> dict[Rank, tuple[int, int, int]]:
-    """Blocks that each rank holds from the start: on its device, then beyond that on its host, then on disk."""
+    """Return the number of leading blocks of each rank: on its device, then additional ones in host memory, then on disk."""
     overlap = index.find(blocks)
     found: dict[Rank, tuple[int, int, int]] = {
         rank: (depth, 0, 0) for rank, depth in index.depth_by_rank(overlap).items()
@@ -256,7 +261,7 @@ def tiers_of(index: KvIndex, blocks: bytes) -> dict[Rank, tuple[int, int, int]]:
 
 
 def matches_of(tiers: Mapping[Rank, tuple[int, int, int]], block_size: int) -> Matches:
-    """The same in tokens, by instance."""
+    """Convert blocks by rank to tokens by instance."""
     scores: dict[str, dict[str, int]] = {}
     instances: dict[str, Held] = {}
     for (instance_id, dp_rank), counts in sorted(tiers.items()):
@@ -268,7 +273,7 @@ def matches_of(tiers: Mapping[Rank, tuple[int, int, int]], block_size: int) -> M
 
 
 def add_tiers(held: Held, dp_rank: int, counts: tuple[int, int, int], block_size: int) -> None:
-    """Notes what one more rank of an instance holds: the instance is as good as its best rank."""
+    """Merge the counts of one more rank of an instance; the instance takes those of its best rank."""
     device, host, disk = (sum(counts[: tier + 1]) * block_size for tier in range(3))
     held.dp[str(dp_rank)] = device
     held.gpu, held.cpu, held.disk = max(held.gpu, device), max(held.cpu, host), max(held.disk, disk)
@@ -276,5 +281,5 @@ def add_tiers(held: Held, dp_rank: int, counts: tuple[int, int, int], block_size
 
 
 def shown(place: Place) -> str:
-    """A model and group in words."""
+    """Return a model and routing group for messages."""
     return f"model={place[0]} routing_group={place[1]}"

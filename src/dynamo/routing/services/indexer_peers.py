@@ -1,4 +1,4 @@
-"""Peers: other indexers; at the start the first that answers is asked for all that it knows (serving-plane.md §4.12)."""
+"""Peers: other indexers; at startup their state is loaded from the first one that responds."""
 
 import logging
 import urllib.request
@@ -11,7 +11,7 @@ from dynamo.routing.services.indexed_models import IndexedModels, ModelDump
 
 logger = logging.getLogger(__name__)
 
-DUMP_S = 60.0  # A dump of millions of blocks takes some seconds to make, send and read.
+DUMP_S = 60.0  # A dump of millions of blocks takes several seconds to create, send and parse.
 PEERS_MAX = 256
 URL_SCHEMES = ("http://", "https://")
 
@@ -19,7 +19,7 @@ decode_dump = json_decoder(dict[str, ModelDump]).decode
 
 
 class Peers:
-    """Other indexers, by URL."""
+    """URLs of other indexers."""
 
     def __init__(self, urls: Sequence[str] = ()) -> None:
         self._urls: list[str] = []
@@ -28,40 +28,40 @@ class Peers:
 
     @property
     def urls(self) -> list[str]:
-        """In order."""
+        """Return the URLs in order."""
         return sorted(self._urls)
 
     def add(self, url: str) -> None:
-        """One more; naming it again changes nothing. Raises `HttpError` for what is no URL."""
+        """Add a URL; adding it again has no effect. Raises `HttpError` for an invalid URL."""
         if not url.startswith(URL_SCHEMES):
             raise HttpError(400, f"invalid peer URL `{url}`: expected http://host:port")
         if url not in self._urls:
             if len(self._urls) >= PEERS_MAX:
-                raise HttpError(409, f"there are {PEERS_MAX} peers already")
+                raise HttpError(409, f"cannot add a peer: the maximum of {PEERS_MAX} is reached")
             self._urls.append(url)
 
     def remove(self, url: str) -> bool:
-        """One less; False where it was none."""
+        """Remove a URL; False if it was not present."""
         if url not in self._urls:
             return False
         self._urls.remove(url)
         return True
 
     async def recover(self, models: IndexedModels) -> None:
-        """What the first peer that answers knows, is known from now on. Nobody need answer."""
+        """Load the dump of the first peer that responds; peers may all be unavailable."""
         for url in list(self._urls):
             try:
                 text = await in_daemon_thread(lambda url=url: fetch(url), f"dump of {url}")  # type: ignore[misc]
                 count = await models.load(decode_dump(text))
             except (OSError, *UNREADABLE) as error:
-                logger.warning("peer %s does not say what it knows: %s", url, error)
+                logger.warning("failed to load the dump of peer %s: %s", url, error)
                 continue
-            logger.info("peer %s told %d events", url, count)
+            logger.info("peer %s: loaded %d events", url, count)
             return
 
 
 def fetch(url: str) -> bytes:
-    """The dump of an indexer. Raises `OSError`."""
+    """Return the dump of an indexer. Raises `OSError`."""
     with urllib.request.urlopen(url.rstrip("/") + "/dump", timeout=DUMP_S) as answer:  # noqa: S310 - checked by `add`
         body: bytes = answer.read()
     return body

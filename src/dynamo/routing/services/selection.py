@@ -1,9 +1,8 @@
-"""SelectionService: upstream's worker selection without a runtime: workers are told of, their KV events are followed, and
-a caller asks which of them takes a prompt (serving-plane.md §4.12).
+"""SelectionService: upstream's worker selection without a runtime, for registered workers whose KV events are followed.
 
     upsert_worker({...}) · select({...}) · select_and_reserve({...}) · prefill_complete(id) · free_reservation(id)
 
-`python -m dynamo.select_service` is the same over HTTP. Requests and answers are plain JSON values.
+`python -m dynamo.select_service` provides the same over HTTP. Requests and responses are plain JSON values.
 """
 
 import asyncio
@@ -56,7 +55,7 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionCacheConfig:
-    """Bounds of the selections that wait to be reserved."""
+    """Bounds of the selections that can still be reserved."""
 
     ttl_secs: float | None = None
     max_entries: int | None = None
@@ -64,7 +63,7 @@ class SelectionCacheConfig:
 
 
 class WorkerBody(msgspec.Struct, kw_only=True):
-    """A worker, as its caller tells of it. What is left out of a change stays as it was."""
+    """Worker registration. A change keeps the omitted fields."""
 
     worker_id: Id | UnsetType = UNSET
     model_name: str = DEFAULT
@@ -88,13 +87,13 @@ class WorkerBody(msgspec.Struct, kw_only=True):
 
 
 class WorkerRecord(msgspec.Struct, kw_only=True):
-    """A worker, as it is shown."""
+    """Registered worker, as returned by the API."""
 
     worker_id: int
     model_name: str
     routing_group: str
     lifecycle: str
-    """`schedulable`, `incomplete` or, of one that was removed, `unschedulable`."""
+    """`schedulable`, `incomplete`, or `unschedulable` for a removed worker."""
     endpoint: str | None
     kv_events_endpoint: str | None
     kv_events_endpoints: dict[str, str] | UnsetType = UNSET
@@ -115,13 +114,13 @@ class WorkerRecord(msgspec.Struct, kw_only=True):
 
 
 class PromptBody(msgspec.Struct, kw_only=True):
-    """A prompt, and what its request asks for."""
+    """Prompt with its routing parameters."""
 
     model_name: str = DEFAULT
     routing_group: str = DEFAULT
     token_ids: list[int] | None = None
     block_hashes: list[Signed] | None = None
-    """Tokens hashes, signed, in place of the tokens."""
+    """Token hashes, signed, in place of the tokens."""
     isl_tokens: Id | None = None
     selection_id: str | None = None
     lora_name: str | None = None
@@ -137,7 +136,7 @@ class PromptBody(msgspec.Struct, kw_only=True):
 
 
 class ReservationBody(msgspec.Struct, kw_only=True):
-    """A request that its caller gave to a worker, or whose selection he takes up."""
+    """Reservation of an earlier selection, or of a worker that the caller chose."""
 
     selection_id: str
     model_name: str = DEFAULT
@@ -153,7 +152,7 @@ class ReservationBody(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class _Model:
-    """One model and group."""
+    """State of one model and routing group."""
 
     block_size: int
     machine: Router
@@ -161,7 +160,7 @@ class _Model:
 
 @dataclass(slots=True)
 class _Pending:
-    """A selection that may be reserved."""
+    """Selection that can still be reserved."""
 
     ask: Ask
     rank: tuple[int, int]
@@ -170,13 +169,13 @@ class _Pending:
 
 
 class Catalog:
-    """The workers that were told of, and why some cannot be chosen."""
+    """Registered workers, and the reasons why some are not schedulable."""
 
     def __init__(self) -> None:
         self.records: dict[int, WorkerRecord] = {}
 
     def record(self, worker_id: int, body: WorkerBody) -> WorkerRecord:
-        """How a worker is shown, as far as what was told of it says."""
+        """Return the record of a worker, with its lifecycle and the missing fields."""
         fields = {name: getattr(body, name) for name in body.__struct_fields__ if name != "worker_id"}
         record = WorkerRecord(worker_id=worker_id, lifecycle="schedulable", **fields)
         reasons = []
@@ -204,7 +203,7 @@ class Catalog:
 
 
 def event_endpoints(record: WorkerRecord) -> dict[int, str | None]:
-    """Where each rank tells of its cache; None where nobody said."""
+    """Return the KV event endpoint of each rank; None if it is missing."""
     start, size = record.data_parallel_start_rank or 0, record.data_parallel_size or 1
     by_rank = record.kv_events_endpoints if isinstance(record.kv_events_endpoints, dict) else {}
     only = record.kv_events_endpoint if size == 1 else None
@@ -212,7 +211,7 @@ def event_endpoints(record: WorkerRecord) -> dict[int, str | None]:
 
 
 def followed_as(record: WorkerRecord) -> tuple[Any, ...]:
-    """What it is followed by: a change of it means to follow it anew."""
+    """Return the fields of a record whose change requires new listeners."""
     return (
         record.model_name,
         record.routing_group,
@@ -224,7 +223,7 @@ def followed_as(record: WorkerRecord) -> tuple[Any, ...]:
 
 
 class SelectionService:
-    """Selects and counts. Made on a running loop; the answers are JSON values."""
+    """Selection and booking of requests. Create it on a running loop; responses are JSON values."""
 
     def __init__(
         self,
@@ -240,14 +239,14 @@ class SelectionService:
         chance: random.Random | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`indexer_threads` has no effect: one loop applies events faster than several threads did.
+        """Store the arguments and start. `indexer_threads` has no effect: one loop is faster than several threads.
 
-        With a `tracking_key` peers know requests under way by hashes that nobody else can compute.
+        With a `tracking_key`, peers exchange active requests under hashes that require the key to compute.
         """
         if session_affinity_ttl_secs is not None and not 1 <= session_affinity_ttl_secs <= AFFINITY_MAX_S:
             raise ValueError(f"session_affinity_ttl_secs {session_affinity_ttl_secs}: expected 1 to {AFFINITY_MAX_S}")
         if replica_sync_peers and replica_sync_port is None:
-            raise ValueError("replica_sync_peers needs replica_sync_port: peers tell each other")
+            raise ValueError("replica_sync_peers requires replica_sync_port")
         cache = selection_cache or SelectionCacheConfig()
         self.models = IndexedModels()
         try:
@@ -277,7 +276,7 @@ class SelectionService:
         self._starting = self._tasks.start(self._begin(), "start")
 
     async def start(self) -> None:
-        """Returns when what peers know is known here, if one of them says it. Raises what prevented the start."""
+        """Return once the state of a peer is loaded, if one responds. Raises the error that prevented the start."""
         await asyncio.shield(self._starting)
 
     async def _begin(self) -> None:
@@ -287,12 +286,12 @@ class SelectionService:
         self.models.gate.set()
 
     def shutdown(self) -> None:
-        """Ends; said twice, it changes nothing."""
+        """Start closing; repeated calls have no effect."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self.close(), name="selection service: end")
 
     async def close(self) -> None:
-        """Ends, awaited."""
+        """Close and wait for the end."""
         await self._tasks.cancel_and_wait()
         await self.models.close()
         if self.peers is not None:
@@ -301,24 +300,24 @@ class SelectionService:
     # Workers.
 
     async def upsert_worker(self, worker: Any) -> Any:
-        """A worker came, or is told of anew."""
+        """Register or replace a worker."""
         body = read(worker, WorkerBody)
         if isinstance(body.worker_id, UnsetType):
             raise failed("invalid_request", "worker_id is required")
         return plain(self._set(body.worker_id, body))
 
     async def update_worker(self, worker_id: int, changes: Any) -> Any:
-        """Some of what is known of a worker changed."""
+        """Change fields of a worker."""
         before = self._catalog.records.get(worker_id)
         if before is None:
             raise failed("not_found", f"worker {worker_id} not found")
         if not isinstance(changes, Mapping):
-            raise failed("invalid_request", "a change of a worker is an object")
+            raise failed("invalid_request", "a worker update must be an object")
         known = {name: value for name, value in plain(before).items() if name in WorkerBody.__struct_fields__}
         return plain(self._set(worker_id, read({**known, **changes}, WorkerBody)))
 
     async def delete_worker(self, worker_id: int) -> Any:
-        """A worker left, and its reservations with it."""
+        """Remove a worker and its reservations."""
         record = self._catalog.records.pop(worker_id, None)
         if record is None:
             raise failed("not_found", f"worker {worker_id} not found")
@@ -327,11 +326,11 @@ class SelectionService:
         return plain(record)
 
     def list_workers(self, *, model_name: str | None = None, routing_group: str | None = None) -> Any:
-        """The workers that were told of."""
+        """Return the registered workers."""
         return plain(self._catalog.shown(model_name, routing_group))
 
     def ready(self) -> Any:
-        """Whether any worker can be chosen, and what is known of all."""
+        """Return whether any worker is schedulable, and the records of all."""
         count = sum(record.lifecycle == "schedulable" for record in self._catalog.records.values())
         return {"ready": count > 0, "schedulable_workers": count, "workers": self.list_workers()}
 
@@ -402,7 +401,7 @@ class SelectionService:
     # Selections.
 
     async def overlap_scores(self, request: Any) -> Any:
-        """How much of a prompt each rank holds, by tier."""
+        """Return the cached blocks of a prompt by rank and tier."""
         body = read(request, PromptBody)
         model = self._schedulable(body.model_name, body.routing_group)
         ask = self._ask(body, model)
@@ -410,7 +409,7 @@ class SelectionService:
         return overlap_table(held, model.machine.loads(), model.block_size, ask.tokens)
 
     async def select(self, request: Any) -> Any:
-        """The worker that a prompt would go to now. With a `selection_id` it can be reserved for a while."""
+        """Return the worker for a prompt. With a `selection_id`, the selection can be reserved for a limited time."""
         body = read(request, PromptBody)
         model, ask = self._asked(body)
         decision = self._decide(model, ask, book=False)
@@ -421,7 +420,7 @@ class SelectionService:
         return answer
 
     async def select_and_reserve(self, request: Any) -> Any:
-        """The same, and the request counts as that worker's from now on."""
+        """Select a worker and count the request there at once."""
         body = read(request, PromptBody)
         selection_id = body.selection_id or str(uuid.uuid4())
         self._must_be_free(selection_id)
@@ -440,7 +439,7 @@ class SelectionService:
         }
 
     async def create_reservation(self, request: Any) -> Any:
-        """Takes up a selection, or counts a request that the caller gave to a worker himself."""
+        """Reserve an earlier selection, or count a request on a worker that the caller chose."""
         body = read(request, ReservationBody)
         place, now = (body.model_name, body.routing_group), self._clock.now()
         if body.worker_id is not None:
@@ -460,7 +459,7 @@ class SelectionService:
         return self._reservation(body.selection_id, place, pending.rank)
 
     async def prefill_complete(self, selection_id: str) -> None:
-        """A reservation's request has its first token."""
+        """Record the first token of a reservation's request."""
         place, machine = self._reserved(selection_id)
         rank = machine.rank_of(selection_id)
         machine.prefilled(selection_id)
@@ -468,14 +467,14 @@ class SelectionService:
             self.peers.prefilled(selection_id, rank, place)
 
     def add_output_block(self, selection_id: str, *, decay_fraction: float | None = None) -> None:
-        """A reservation's output filled one more block."""
+        """Record another full output block of a reservation's request."""
         if decay_fraction is not None and not 0 <= decay_fraction <= 1:
             raise failed("invalid_request", "decay_fraction must be between 0.0 and 1.0")
         _, machine = self._reserved(selection_id)
         machine.active.grow(selection_id, decay_fraction)
 
     async def free_reservation(self, selection_id: str) -> None:
-        """A reservation's request ended."""
+        """Record the end of a reservation's request."""
         place, machine = self._reserved(selection_id)
         rank = machine.rank_of(selection_id)
         del self._reservations[selection_id]
@@ -484,7 +483,7 @@ class SelectionService:
             self.peers.freed(selection_id, rank, place)
 
     def loads(self, *, model_name: str | None = None, routing_group: str | None = None) -> Any:
-        """What every rank of every model has to do."""
+        """Return the load of every rank of every model."""
         now = self._clock.now()
         found = []
         for place, model in sorted(self._selectors.items()):
@@ -495,7 +494,7 @@ class SelectionService:
         return found
 
     async def potential_loads(self, request: Any) -> Any:
-        """What every rank would have to do with a prompt."""
+        """Return the load of every rank including a prompt."""
         body = read(request, PromptBody)
         model = self._schedulable(body.model_name, body.routing_group)
         ask = self._ask(body, model)
@@ -503,10 +502,10 @@ class SelectionService:
         return load_table(model.machine.potential(ask, self._clock.now()))
 
     def dump(self) -> Any:
-        """All that is known of the caches."""
+        """Return the dump of all indexes."""
         return self.models.dump()
 
-    # How it is done.
+    # Implementation.
 
     def _schedulable(self, model_name: str, routing_group: str) -> _Model:
         place = (model_name, routing_group)
@@ -531,11 +530,11 @@ class SelectionService:
         return model, ask
 
     def _sequence(self, body: PromptBody | ReservationBody, place: Place, model: _Model, blocks: bytes) -> bytes:
-        """By which hashes peers know a prompt's blocks."""
+        """Return the sequence hashes under which peers exchange a prompt's blocks."""
         if self._key is None:
             return pack(sequence_hashes(unpack(blocks)))
         if body.token_ids is None:
-            raise failed("invalid_request", "token_ids is required: requests are known by keyed hashes")
+            raise failed("invalid_request", "token_ids is required with a tracking key")
         seeds = self._key.seeds(
             place[0], model.block_size, group=place[1], cache_salt=body.cache_salt, lora_name=body.lora_name
         )
@@ -569,7 +568,7 @@ class SelectionService:
             raise failed("overloaded", str(error)) from None
         except InvalidArgument as error:
             raise failed("invalid_request", str(error)) from None
-        assert decision is not None, "nobody waits here: there is no threshold"
+        assert decision is not None, "without a queue threshold, no decision waits"
         return decision
 
     def _answer(self, body: PromptBody, model: _Model, ask: Ask, decision: Decision) -> dict[str, Any]:
@@ -679,15 +678,15 @@ class SelectionService:
         if pending is not None:
             self._pending_bytes -= pending.size
 
-    # What peers count (`llm.replica_peers`).
+    # Events of peers (`routing.sync.replica_peers`).
 
     def block_size(self, place: Place) -> int:
-        """That of a model's workers; 0 for an unknown model."""
+        """Return the block size of a model's workers; 0 for an unknown model."""
         model = self._selectors.get(place)
         return 0 if model is None else model.block_size
 
     def replica_added(self, request_id: str, rank: tuple[int, int], place: Place, added: AddedSequence) -> None:
-        """A peer gave a request to a rank; one that is not known here is passed over."""
+        """Count a request that a peer placed; one of an unknown model or rank is ignored."""
         model = self._selectors.get(place)
         if model is None:
             return
@@ -697,29 +696,29 @@ class SelectionService:
         model.machine.share(request_id, rank, sequence, tokens, self._clock.now())
 
     def replica_bound(self, session: str, rank: tuple[int, int], place: Place, version: Version) -> None:
-        """A peer gave a session to a rank; one that is not known here is passed over."""
+        """Apply a peer's session binding; one of an unknown model or rank is ignored."""
         model = self._selectors.get(place)
         if model is not None:
             model.machine.bind(session, rank, version, self._clock.now())
 
     def replica_prefilled(self, request_id: str, place: Place) -> None:
-        """A peer's request has its first token."""
+        """Record the first token of a peer's request."""
         if place in self._selectors:
             self._selectors[place].machine.prefilled(request_id)
 
     def replica_freed(self, request_id: str, place: Place) -> None:
-        """A peer's request ended."""
+        """Record the end of a peer's request."""
         if place in self._selectors:
             self._selectors[place].machine.finish(request_id, self._clock.now())
 
 
 def failed(kind: str, message: str) -> SelectionServiceError:
-    """A refusal with its word and its status."""
+    """Return an error with its kind and HTTP status."""
     return SelectionServiceError(message, kind, STATUS_OF_KIND[kind])
 
 
 def read(value: Any, kind: type[B]) -> B:
-    """A JSON value that a caller gave, or what was read of it already. Raises `SelectionServiceError`."""
+    """Convert a JSON value, or return an already converted one. Raises `SelectionServiceError`."""
     if isinstance(value, kind):
         return value
     try:
@@ -729,5 +728,5 @@ def read(value: Any, kind: type[B]) -> B:
 
 
 def plain(value: Any) -> Any:
-    """A JSON value."""
+    """Convert to a JSON value."""
     return msgspec.to_builtins(value)

@@ -1,10 +1,10 @@
-"""AffinitySync: routers of the same workers tell each other which session goes where (serving-plane.md §4.9).
+"""AffinitySync: exchange of session bindings between routers of the same workers.
 
     router A   bound(session, rank) ──▶ session_affinity_events ──▶ router B's affinity, and back
 
-Each message is one binding with its version, in upstream's words. The greatest version is in force everywhere: two routers
-that bind one session at once end up with the same worker. It is a best effort: a router that comes late learns a session
-with its next turn. Prefill and decode workers have endpoints of their own, and so bindings of their own.
+Each message is one binding with its version, in upstream's format. The greatest version wins everywhere: two routers that bind
+one session concurrently converge to the same worker. Delivery is best effort: a router that starts later receives a session's
+binding with its next request. Prefill and decode workers have separate endpoints, and therefore separate bindings.
 """
 
 import logging
@@ -27,7 +27,7 @@ TOPIC = "session_affinity_events"
 
 
 class SessionAffinityUpdate(msgspec.Struct):
-    """A session was given to a rank."""
+    """Binding of a session to a rank."""
 
     session_id: str
     worker_id: int
@@ -37,19 +37,19 @@ class SessionAffinityUpdate(msgspec.Struct):
 
 
 class BindingMachine(Protocol):
-    """Who binds sessions: a router's machine."""
+    """Router that binds sessions."""
 
     affinity: Affinity | None
 
     def bind(self, session: str, rank: Rank, version: Version, now: float) -> bool:
-        """Another router gave a session to a rank. False where that is unknown, or a newer one is known."""
+        """Apply a binding of another router. False for an unknown rank, or if a newer binding is known."""
 
 
 decode_update = msgpack_decoder(SessionAffinityUpdate).decode
 
 
 class AffinitySync:
-    """One router's part in it."""
+    """Publisher and subscriber of one router's bindings."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class AffinitySync:
         clock: Clock,
         writer_id: int | None = None,
     ) -> None:
-        """The machine's affinity writes with this id from now on."""
-        assert machine.affinity is not None, "a router without sessions has nothing to tell"
+        """Set the writer id of the router's affinity, for all later bindings."""
+        assert machine.affinity is not None, "session affinity is disabled for this router"
         self.writer_id = new_id() if writer_id is None else writer_id
         self._affinity = machine.affinity
         self._affinity.writer = self.writer_id
@@ -72,30 +72,30 @@ class AffinitySync:
 
     @property
     def is_sound(self) -> bool:
-        """False while the others are not heard."""
+        """False while the subscription to the other routers is interrupted."""
         return self._topic.is_sound
 
     async def start(self) -> None:
-        """Begins to listen and to speak."""
+        """Start the subscriber and the publisher."""
         await self._topic.start(speaks=True)
 
     async def close(self) -> None:
-        """Ends."""
+        """Stop."""
         await self._topic.close()
 
     def bound(self, session: str, rank: Rank) -> None:
-        """A session's request was given to a rank here."""
+        """Publish the binding of a session that this router placed on a rank."""
         version = self._affinity.version_of(session)
         if version is not None and self._topic.tell(msgpack_encode(SessionAffinityUpdate(session, *rank, *version))):
             self._metrics.told.inc()
 
     def hear(self, payload: bytes) -> None:
-        """What another router says. What cannot be read is left out, and counted."""
+        """Apply a binding of another router; an unreadable one is dropped and counted."""
         try:
             update = decode_update(payload)
         except UNREADABLE as error:
             self._metrics.unreadable.inc()
-            logger.warning("a binding of another router of %s cannot be read: %s", self._endpoint, error)
+            logger.warning("unreadable session binding for %s: %s", self._endpoint, error)
             return
         if update.writer_id == self.writer_id:
             return
@@ -105,12 +105,14 @@ class AffinitySync:
 
 
 class AffinitySyncMetrics:
-    """How much was told and heard."""
+    """Numbers of bindings sent, received and unreadable."""
 
     def __init__(self, registry: MetricsRegistry) -> None:
         prefix = "dynamo_router_affinity_sync_"
-        self.told = registry.counter(prefix + "bindings_sent_total", "Bindings told to other routers").labels()
-        self.heard = registry.counter(prefix + "bindings_received_total", "Bindings heard from other routers").labels()
+        self.told = registry.counter(prefix + "bindings_sent_total", "Session bindings sent to other routers").labels()
+        self.heard = registry.counter(
+            prefix + "bindings_received_total", "Session bindings received from other routers"
+        ).labels()
         self.unreadable = registry.counter(
-            prefix + "unreadable_total", "Bindings of other routers that could not be read"
+            prefix + "unreadable_total", "Unreadable session bindings from other routers"
         ).labels()

@@ -1,12 +1,12 @@
-"""ReplicaPeers: services that count load tell each other what they count, over ZMQ (serving-plane.md §4.12).
+"""ReplicaPeers: exchange of active requests and session bindings between load-tracking services, over ZMQ.
 
-    add · prefill complete · free ──PUB──▶ every peer's SUB ──▶ its own books
+    add · prefill complete · free ──PUB──▶ every peer's SUB ──▶ its load state
 
-    session ─▶ rank ──PUB──▶ every peer's SUB ──▶ its sessions, where it keeps some
+    session ─▶ rank ──PUB──▶ every peer's SUB ──▶ its sessions, if it keeps any
 
-Messages are upstream's: topic, then a msgpack map of model, group, block size and one `ActiveSequenceEvent`, or, on a topic of
-its own, of one session's binding. They are a best effort: what a slow peer misses is not told again, and a fresh one begins
-with nothing.
+Messages are upstream's: topic, then a msgpack map of model, group, block size and one `ActiveSequenceEvent`, or, on a separate
+topic, of one session's binding. Delivery is best effort: a message that a slow peer misses is not sent again, and a new peer
+starts empty.
 """
 
 import logging
@@ -37,22 +37,22 @@ from dynamo.tokens.hashing import U64
 
 logger = logging.getLogger(__name__)
 
-TOPIC = "dynamo.slot-tracker.v1"  # Slot trackers and selection services hear each other.
+TOPIC = "dynamo.slot-tracker.v1"  # Slot trackers and selection services share it.
 AFFINITY_TOPIC = "dynamo.session-affinity.v1"
-UNSENT_MAX = 10_000  # Messages that wait for a slow peer; more are dropped, the newest first.
+UNSENT_MAX = 10_000  # Send queue length per peer, in messages; beyond it new messages are dropped.
 PEERS_MAX = 256
 
 Rank = tuple[int, int]
 Place = tuple[str, str]
-"""Model and routing group."""
+"""Model name and routing group."""
 
 
-@dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of those who count.
+@dataclass(frozen=True, kw_only=True)  # No slots: it is mixed into the options of the services.
 class ReplicaOptions:
-    """Who else counts the same."""
+    """Replica synchronization."""
 
     replica_sync_port: int | None = option(
-        None, "--replica-sync-port", None, "ZMQ port where peers hear what is counted here; 0 lets the system choose"
+        None, "--replica-sync-port", None, "ZMQ port of the event publisher for peers; 0 selects a free port"
     )
     replica_sync_peers: list[str] = option(
         [], "--replica-sync-peers", None, "ZMQ addresses of peers, separated by commas: tcp://host:port"
@@ -60,7 +60,7 @@ class ReplicaOptions:
 
     def __post_init__(self) -> None:
         if self.replica_sync_peers and self.replica_sync_port is None:
-            raise ConfigError("--replica-sync-peers needs --replica-sync-port: peers tell each other")
+            raise ConfigError("--replica-sync-peers requires --replica-sync-port")
         for peer in self.replica_sync_peers:
             try:
                 check_endpoint(peer)
@@ -69,7 +69,7 @@ class ReplicaOptions:
 
 
 class ReplicaMessage(msgspec.Struct):
-    """What one service tells the others."""
+    """Event of one active request."""
 
     model_name: str
     routing_group: str
@@ -78,7 +78,7 @@ class ReplicaMessage(msgspec.Struct):
 
 
 class AffinityMessage(msgspec.Struct):
-    """Where one of its sessions goes."""
+    """Binding of one session."""
 
     model_name: str
     routing_group: str
@@ -90,30 +90,30 @@ class AffinityMessage(msgspec.Struct):
 
 
 class Bindings(Protocol):
-    """Who keeps sessions."""
+    """Store of session bindings."""
 
     def replica_bound(self, session: str, rank: Rank, place: Place, version: Version) -> None:
-        """A peer gave a session to a rank."""
+        """Apply a peer's session binding."""
 
 
 class Books(Protocol):
-    """Who counts."""
+    """Store of active requests."""
 
     def block_size(self, place: Place) -> int:
-        """That of a model's workers; 0 for an unknown model."""
+        """Return the block size of a model's workers; 0 for an unknown model."""
 
     def replica_added(self, request_id: str, rank: Rank, place: Place, added: AddedSequence) -> None:
-        """A peer gave a request to a rank."""
+        """Count a request that a peer placed on a rank."""
 
     def replica_prefilled(self, request_id: str, place: Place) -> None:
-        """A peer's request has its first token."""
+        """Record the first token of a peer's request."""
 
     def replica_freed(self, request_id: str, place: Place) -> None:
-        """A peer's request ended."""
+        """Record the end of a peer's request."""
 
 
 class PeerBody(msgspec.Struct):
-    """A peer."""
+    """Address of a peer."""
 
     endpoint: str
 
@@ -123,16 +123,16 @@ decode_binding = msgpack_decoder(AffinityMessage).decode
 
 
 class ReplicaPeers:
-    """Tells peers what is counted here, and hears what they count."""
+    """Publisher of local events and subscriber to the events of peers."""
 
     def __init__(
         self, books: Books, peers: Sequence[str] = (), topic: str = TOPIC, bindings: Bindings | None = None
     ) -> None:
-        """`bindings`: who wants to hear of sessions."""
+        """Store the arguments; `bindings` receives the session bindings of peers."""
         self.router_id = random.getrandbits(64)
-        """Our own events are known by it, should they come back."""
+        """Id in every published event, by which own events that return are recognized."""
         self.port = 0
-        """Where peers hear us, once it has started."""
+        """Port of the publisher, available after `start`."""
         self._topic = topic.encode()
         self._books = books
         self._bindings = bindings
@@ -145,11 +145,11 @@ class ReplicaPeers:
 
     @property
     def peers(self) -> list[str]:
-        """Whom we hear, in order."""
+        """Return the addresses of the peers in order."""
         return list(self._peers)
 
     async def start(self, port: int) -> None:
-        """Binds, and connects to the peers. Raises `ConfigError` for a port that cannot be had."""
+        """Bind the publisher and connect to the peers. Raises `ConfigError` if the port is not available."""
         import zmq
         import zmq.asyncio
 
@@ -174,7 +174,7 @@ class ReplicaPeers:
         self._tasks.supervise(self._listen, "peers")
 
     async def close(self) -> None:
-        """Ends."""
+        """Stop."""
         await self._tasks.cancel_and_wait()
         for socket in (self._out, self._in):
             if socket is not None:
@@ -183,7 +183,7 @@ class ReplicaPeers:
             self._context.term()
 
     def add_peer(self, endpoint: str) -> bool:
-        """Hears one more; False where it is heard already. Raises `HttpError` for what is no address."""
+        """Subscribe to a peer; False if already subscribed. Raises `HttpError` for an invalid address."""
         try:
             check_endpoint(endpoint)
         except InvalidArgument as error:
@@ -191,14 +191,14 @@ class ReplicaPeers:
         if endpoint in self._peers:
             return False
         if len(self._peers) >= PEERS_MAX:
-            raise HttpError(409, f"there are {PEERS_MAX} peers already")
+            raise HttpError(409, f"cannot add a peer: the maximum of {PEERS_MAX} is reached")
         if self._in is not None:
             self._in.connect(endpoint)
         self._peers = sorted([*self._peers, endpoint])
         return True
 
     def remove_peer(self, endpoint: str) -> bool:
-        """Hears it no more; False where it was not heard."""
+        """Unsubscribe from a peer; False if not subscribed."""
         if endpoint not in self._peers:
             return False
         self._peers.remove(endpoint)
@@ -206,26 +206,26 @@ class ReplicaPeers:
             self._in.disconnect(endpoint)
         return True
 
-    # What is counted here.
+    # Published events.
 
     def added(
         self, request_id: str, rank: Rank, place: Place, sequence_hashes: Sequence[int], prefill_tokens: int
     ) -> None:
-        """A request was given to a rank."""
+        """Publish a request placed on a rank."""
         hint = PrefillLoadHint(prefill_tokens) if prefill_tokens else None
         hashes = [one & U64 for one in sequence_hashes]
         self._tell(request_id, rank, place, AddRequest(AddedSequence(hashes, prefill_tokens > 0, None, hint)))
 
     def prefilled(self, request_id: str, rank: Rank, place: Place) -> None:
-        """It has its first token."""
+        """Publish the first token of a request."""
         self._tell(request_id, rank, place, MARK_PREFILL_COMPLETED)
 
     def freed(self, request_id: str, rank: Rank, place: Place) -> None:
-        """It ended."""
+        """Publish the end of a request."""
         self._tell(request_id, rank, place, "Free")
 
     def bound(self, session: str, rank: Rank, place: Place, version: Version) -> None:
-        """A session was given to a rank."""
+        """Publish a session's binding to a rank."""
         if self._out is not None:
             message = AffinityMessage(*place, session, *rank, *version)
             self._out.send_multipart([AFFINITY_TOPIC.encode(), msgpack_encode(message)])
@@ -234,16 +234,16 @@ class ReplicaPeers:
         event = ActiveSequenceEvent(request_id, SequenceWorker(*rank), data, self.router_id)
         message = ReplicaMessage(*place, self._books.block_size(place), event)
         if self._out is not None:
-            self._out.send_multipart([self._topic, msgpack_encode(message)])  # A PUB socket never waits.
+            self._out.send_multipart([self._topic, msgpack_encode(message)])  # A PUB socket never blocks.
 
-    # What is heard.
+    # Received events.
 
     async def _listen(self) -> None:
         while True:
             self.hear(await self._in.recv_multipart())
 
     def hear(self, frames: Sequence[bytes]) -> None:
-        """One message of a peer; one that cannot be read is counted and left out."""
+        """Apply one message of a peer; an unreadable one is dropped and counted."""
         try:
             if frames[0] == AFFINITY_TOPIC.encode():
                 self._hear_binding(decode_binding(frames[-1]))
@@ -251,12 +251,12 @@ class ReplicaPeers:
             message = decode_message(frames[-1])
         except UNREADABLE as error:
             self.unreadable += 1
-            logger.warning("a message of a peer cannot be read: %s", error)
+            logger.warning("unreadable message from a peer: %s", error)
             return
         event, place = message.event, (message.model_name, message.routing_group)
         if event.router_id == self.router_id or self._books.block_size(place) not in (0, message.block_size):
             return
-        request_id = f"{event.router_id:x}/{event.request_id}"  # Two services may name theirs alike.
+        request_id = f"{event.router_id:x}/{event.request_id}"  # Request ids are unique per service only.
         if isinstance(event.data, AddRequest):
             rank = (event.worker.worker_id, event.worker.dp_rank)
             self._books.replica_added(request_id, rank, place, event.data.added)
@@ -273,7 +273,7 @@ class ReplicaPeers:
 
 
 def add_peer_routes(routes: JsonRoutes, peers: ReplicaPeers | None) -> None:
-    """`/replica_sync/…`; without peers they say that nothing is told."""
+    """Add the routes `/replica_sync/…`; without `peers` they report that replica sync is disabled."""
 
     def some() -> ReplicaPeers:
         if peers is None:

@@ -1,10 +1,10 @@
-"""ReplicaSync: routers of the same workers tell each other what they gave to whom (serving-plane.md §4.9).
+"""ReplicaSync: exchange of active requests between routers of the same workers.
 
     router A   added ─ prefilled ─ freed ──▶ active_sequences_events ──▶ router B's active load, and back
 
-Each knows its own requests as they are, and the others' as far as it heard: a router that comes late begins without
-them, and what a lost `Free` leaves behind expires with all that nobody ended. What a router that is gone placed is
-forgotten when it leaves the registry. How outputs grow is not told.
+Each router has exact data of its own requests, and data of the others' as far as events arrive: a router that starts later
+begins without them, and a request whose `Free` was lost expires like any request that is never released. The requests of a
+router that leaves discovery are dropped. The growth of outputs is not published.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 TOPIC = "active_sequences_events"
 BATCH_MAX, BATCH_S = 256, 0.001
-TOLD_MIN = 4096  # Requests of others that are remembered before it is looked whether they still run.
+TOLD_MIN = 4096  # Requests of other routers that are stored before finished ones are pruned.
 
 decode_events = msgpack_decoder(ActiveSequenceEvents).decode
 
@@ -45,10 +45,10 @@ FREED: Literal["Free"] = "Free"
 
 
 class ActiveMachine(Protocol):
-    """Who counts the requests: a router's machine."""
+    """Router that counts active requests."""
 
     def is_active(self, request_id: str) -> bool:
-        """Whether it is counted."""
+        """Whether the request is counted."""
 
     def share(
         self,
@@ -59,17 +59,17 @@ class ActiveMachine(Protocol):
         now: float,
         prefill_s: float | None = None,
     ) -> bool:
-        """Another router placed a request. False for an unknown rank."""
+        """Count a request that another router placed. False for an unknown rank."""
 
     def prefilled(self, request_id: str, now: float | None = None) -> bool:
-        """The first token came."""
+        """Record the first token."""
 
     def finish(self, request_id: str, now: float = 0.0) -> bool:
-        """The request ended."""
+        """Record the end of the request."""
 
 
 class ReplicaSync:
-    """One router's part in it."""
+    """Publisher and subscriber of one router's requests."""
 
     def __init__(
         self,
@@ -85,32 +85,32 @@ class ReplicaSync:
         self._clock = clock
         self._topic = Topic(runtime, endpoint, TOPIC, self._hear, self._gone)
         self._own: dict[str, Rank] = {}
-        """The requests that others were told of, and where they are."""
+        """Published active requests and their ranks."""
         self._others: dict[str, int] = {}
-        """By request, the router that placed it."""
+        """Router id of other routers' requests, by request id."""
         self._kept = 0
-        """How many of them still ran when that was looked at last."""
+        """Number of them that were active at the last pruning."""
         self._speakers: dict[int, int] = {}
-        """By publisher, the router that speaks through it."""
+        """Router id by publisher id."""
         self._unsent: list[ActiveSequenceEvent] = []
         self._timer: asyncio.TimerHandle | None = None
         self._metrics = SyncMetrics(runtime.metrics)
 
     @property
     def is_sound(self) -> bool:
-        """False while the others are not heard."""
+        """False while the subscription to the other routers is interrupted."""
         return self._topic.is_sound
 
     async def start(self) -> None:
-        """Begins to listen and to speak."""
+        """Start the subscriber and the publisher."""
         await self._topic.start(speaks=True)
 
     async def close(self) -> None:
-        """Says what was not said, and ends."""
+        """Send pending events and stop."""
         self.flush()
         await self._topic.close()
 
-    # What is told.
+    # Published events.
 
     def added(
         self,
@@ -123,9 +123,9 @@ class ReplicaSync:
         expected_output_tokens: int | None = None,
         prefill_s: float | None = None,
     ) -> None:
-        """The router itself placed a request; `sequence` are the packed sequence hashes of its blocks.
+        """Publish a request that this router placed; `sequence` are the packed sequence hashes of its blocks.
 
-        `prefill_s` is how long its prompt is expected to take.
+        `prefill_s` is the expected duration of its prefill, in seconds.
         """
         self._others.pop(request_id, None)
         self._own[request_id] = rank
@@ -135,19 +135,19 @@ class ReplicaSync:
         self._tell(request_id, rank, AddRequest(AddedSequence(hashes, tracks_prefill, expected_output_tokens, hint)))
 
     def prefilled(self, request_id: str) -> None:
-        """The first token of an own request came."""
+        """Publish the first token of an own request."""
         rank = self._own.get(request_id)
         if rank is not None:
             self._tell(request_id, rank, MARK_PREFILL_COMPLETED)
 
     def freed(self, request_id: str) -> None:
-        """An own request ended."""
+        """Publish the end of an own request."""
         rank = self._own.pop(request_id, None)
         if rank is not None:
             self._tell(request_id, rank, FREED)
 
     def flush(self) -> None:
-        """Sends what has not been sent."""
+        """Send pending events."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -163,21 +163,21 @@ class ReplicaSync:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(BATCH_S, self.flush)
 
-    # What is heard.
+    # Received events.
 
     def _hear(self, event: Event) -> None:
         try:
             told = decode_events(event.payload).events
         except ValueError as error:
             self._metrics.unreadable.inc()
-            logger.warning("what another router of %s says cannot be read: %s", self._endpoint, error)
+            logger.warning("unreadable events from another router of %s: %s", self._endpoint, error)
             return
         for one in told:
             if one.router_id != self.router_id:
                 self.hear(one, event.publisher_id)
 
     def hear(self, told: ActiveSequenceEvent, publisher_id: int = 0) -> None:
-        """One event of another router, or of a worker."""
+        """Apply one event of another router, or of a worker."""
         self._metrics.heard.inc()
         request_id = told.request_id
         if told.data == MARK_PREFILL_COMPLETED:
@@ -203,13 +203,13 @@ class ReplicaSync:
             self._others[told.request_id] = told.router_id
 
     def _prune(self) -> None:
-        """Forgets who placed requests that have expired or whose worker left."""
+        """Drop the entries of requests that have expired or whose worker left."""
         is_active = self._machine.is_active
         self._others = {one: router for one, router in self._others.items() if is_active(one)}
         self._kept = len(self._others)
 
     def _gone(self, publisher_id: int) -> None:
-        """A router left: nobody will say what became of its requests."""
+        """Finish the requests of a router that left, because no more events of them will arrive."""
         router_id = self._speakers.pop(publisher_id, None)
         if router_id is None:
             return
@@ -219,12 +219,14 @@ class ReplicaSync:
 
 
 class SyncMetrics:
-    """How much was told and heard."""
+    """Numbers of events sent, received and unreadable."""
 
     def __init__(self, registry: MetricsRegistry) -> None:
         prefix = "dynamo_router_replica_sync_"
-        self.told = registry.counter(prefix + "events_sent_total", "Events told to other routers").labels()
-        self.heard = registry.counter(prefix + "events_received_total", "Events heard from other routers").labels()
+        self.told = registry.counter(prefix + "events_sent_total", "Request events sent to other routers").labels()
+        self.heard = registry.counter(
+            prefix + "events_received_total", "Request events received from other routers"
+        ).labels()
         self.unreadable = registry.counter(
-            prefix + "unreadable_total", "Messages of other routers that could not be read"
+            prefix + "unreadable_total", "Unreadable messages from other routers"
         ).labels()

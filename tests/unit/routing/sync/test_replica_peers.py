@@ -109,7 +109,7 @@ def test_options_that_contradict_are_named() -> None:
 
 def test_the_number_of_peers_is_bounded() -> None:
     peers = ReplicaPeers(Books(), [f"tcp://a:{port}" for port in range(1, 257)])
-    with pytest.raises(HttpError, match="256 peers"):
+    with pytest.raises(HttpError, match="maximum of 256"):
         peers.add_peer("tcp://b:1")
 
 
