@@ -54,7 +54,9 @@ class CpuConfig(DisaggregatedOptions):
         "Number of KV blocks; default: as many as fit into --kv-cache-memory-mb",
         aliases=("--num-gpu-blocks-override",),
     )
-    kv_cache_memory_mb: int = option(1024, "--kv-cache-memory-mb", None, "Memory for the KV cache in MB, allocated on use")
+    kv_cache_memory_mb: int = option(
+        1024, "--kv-cache-memory-mb", None, "Memory for the KV cache in MB, allocated on use"
+    )
     enable_prefix_caching: bool = option(
         True, "--enable-prefix-caching", None, "Reuse cached KV blocks of common prefixes"
     )
@@ -115,7 +117,9 @@ class CpuConfig(DisaggregatedOptions):
     max_loras: int = option(8, "--max-loras", None, "Maximum LoRA adapters used in one step")
     max_lora_rank: int = option(64, "--max-lora-rank", None, "Maximum rank of a LoRA adapter")
     max_cpu_loras: int = option(64, "--max-cpu-loras", None, "Maximum LoRA adapters loaded at the same time")
-    enable_rl: bool = option(False, "--enable-rl", "DYN_ENABLE_RL", "Enable routes for RL training, such as weight updates")
+    enable_rl: bool = option(
+        False, "--enable-rl", "DYN_ENABLE_RL", "Enable routes for RL training, such as weight updates"
+    )
     profile_dir: str | None = option(
         None,
         "--profile-dir",
@@ -164,7 +168,9 @@ class CpuConfig(DisaggregatedOptions):
         if self.role is DisaggregationMode.ENCODE:
             raise ConfigError("--disaggregation-mode encode: the embedded engine supports text input only")
         if self.role is not DisaggregationMode.AGGREGATED and (self.embedding_worker or self.classify_worker):
-            raise ConfigError(f"--disaggregation-mode {self.role.value}: must be used with a worker that generates text")
+            raise ConfigError(
+                f"--disaggregation-mode {self.role.value}: must be used with a worker that generates text"
+            )
         unknown = [name for name in self.kv_transfer if name not in TRANSPORTS]
         if unknown or not self.kv_transfer:
             raise ConfigError(f"--kv-transfer {','.join(self.kv_transfer)}: expected some of {', '.join(TRANSPORTS)}")

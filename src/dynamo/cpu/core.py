@@ -1,4 +1,4 @@
-"""Core: one step of the engine: plan, compute, sample, judge. No threads and no clock, so that tests turn it by hand."""
+"""Core: one engine step: plan, compute, sample, check stop rules. No threads and no clock, so tests can drive it."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
@@ -26,7 +26,7 @@ SCORED_LOGITS_MAX = 1 << 21  # Logits of prompt tokens computed at a time: 16 MB
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one step says to one request: a token, an output that carries more, or the error that ends it."""
+    """Result of one step for one request: a token, an output with more data, or the error that ends the request."""
 
     generation: Generation
     word: int | EngineOutput | Exception
@@ -35,31 +35,31 @@ class Said:
 
 @dataclass(slots=True)
 class Outcome:
-    """Everything a step has to tell."""
+    """All results of a step."""
 
     said: list[Said] = field(default_factory=list)
     events: list[KvEvent] = field(default_factory=list)
-    """Of the cache alone, where there are no tiers below it."""
+    """KV events of the cache, if there are no tiers below it."""
     told: list[Told] = field(default_factory=list)
-    """Of the cache and the tiers below it."""
+    """KV events of the cache and of the tiers below it."""
     load: WorkerLoad = field(default_factory=WorkerLoad)
     passed: ForwardPass | None = None
-    """What was computed, if anything was; the time it took is for who has a clock."""
+    """Measurements of the step, if anything was computed; the caller adds the duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """The rows of a batch whose logits score tokens of one prompt."""
+    """Rows of a batch whose logits score tokens of one prompt."""
 
     sequence: Sequence
     positions: range
-    """In the sequence; the token after each is scored."""
+    """Positions in the sequence; the logits at each one score the token that follows it."""
     rows: Ids
-    """In the batch."""
+    """Row indexes in the batch."""
 
 
 class Core:
-    """The scheduler, the model and the requests that are between them."""
+    """The scheduler, the model and the running requests."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Core:
         self._lender = lender
         self._borrower = borrower
         self._early: list[Said] = []
-        """What is said of requests whose first token came with them."""
+        """Results for requests whose first token arrived with the request."""
         self._model = model
         self._block_tokens = block_tokens
         self._choices: dict[Sequence, tuple[Generation, Choice]] = {}
@@ -92,12 +92,12 @@ class Core:
             self.scheduler.add(choice.sequence)
         if generation.fetch is not None:
             if any(choice.prompt_logprobs is not None for choice in generation.choices):
-                self._abandon(generation)  # The fetched blocks have no logits: this worker computes the prompt.
+                self._abandon(generation)  # Fetched blocks have no logits, so this worker computes the prompt.
             else:
                 self._borrow(generation, generation.fetch)
 
     def drop(self, generation: Generation) -> None:
-        """Forgets a request; harmless for one that is gone already."""
+        """Remove a request; no effect if it has already ended."""
         for choice in generation.choices:
             if self._choices.pop(choice.sequence, None) is not None:
                 self.scheduler.finish(choice.sequence)
@@ -106,21 +106,23 @@ class Core:
             self._lender.break_off(generation.meeting, "the request ended")
 
     def end_fetch(self, fetch: Fetch, *, is_whole: bool) -> None:
-        """A request's blocks are there, or cannot be had."""
-        assert fetch.sequence is not None, "a fetch ended that never began"
+        """Record that the fetch of a request's blocks completed or failed."""
+        assert fetch.sequence is not None, "a fetch ended that was never started"
         self.scheduler.end_fetch(fetch.sequence, is_whole=is_whole)
 
     def step(self) -> Outcome:
-        """Computes what the scheduler planned and samples wherever all known tokens are computed."""
+        """Compute the scheduler's plan and sample a token for each sequence whose tokens are all computed."""
         outcome = Outcome()
-        if self._early:  # Said before anything is computed: it is known already.
+        if self._early:  # Emitted before anything is computed, because it is already known.
             outcome.said, self._early = self._early, []
             outcome.load = self.load()
             return outcome
         tiers = self._tiers
         chunks = _in_rows(self.scheduler.plan())
         if tiers is not None:
-            tiers.carry_out(self.scheduler.pool.take_evicted())  # Before anything is fetched into what was given up.
+            tiers.carry_out(
+                self.scheduler.pool.take_evicted()
+            )  # Must run before anything is fetched into evicted blocks.
         self._trade()
         if tiers is not None and not chunks and self.has_work:
             tiers.wait()
@@ -148,20 +150,20 @@ class Core:
         return outcome
 
     def clear(self) -> None:
-        """Forgets all prefixes, wherever they are."""
+        """Remove all cached prefixes, in the cache and in the tiers."""
         self.scheduler.pool.clear()
         if self._tiers is not None:
             self._tiers.clear()
 
     def reidentify(self, fingerprint: str) -> None:
-        """Weights were loaded: nothing that was computed with others is used any more. Of equal ones the tiers keep all."""
+        """Discard all blocks after new weights were loaded; tiers keep the blocks if the fingerprint is unchanged."""
         self.scheduler.pool.clear()
         if self._tiers is not None:
             self._tiers.reidentify(fingerprint)
 
     def forget_cache(self) -> None:
-        """Gives the cache's memory back; what the tiers below it hold stays. Nobody uses it."""
-        assert not self._choices, "the cache was taken from requests that run"
+        """Free the cache's memory; the tiers keep their blocks. No request may be running."""
+        assert not self._choices, "the cache was freed while requests are running"
         self.scheduler.pool.clear()
         self._model.cache.release()
 
@@ -170,7 +172,7 @@ class Core:
         return self._model
 
     def load(self) -> WorkerLoad:
-        """How busy this engine is."""
+        """Return the current load of this engine."""
         scheduler = self.scheduler
         prefilling = [
             sequence.pending
@@ -194,7 +196,7 @@ class Core:
             sequence, positions = one.sequence, one.positions
             generation, choice = self._choices[sequence]
             asked = choice.prompt_logprobs
-            assert asked is not None, "scores are computed for a sequence that did not ask for them"
+            assert asked is not None, "scores were computed for a sequence that did not request them"
             try:
                 for first in range(positions.start, positions.stop, rows_max):
                     end = min(first + rows_max, positions.stop)
@@ -202,7 +204,7 @@ class Core:
                     logits = self._model.logits(states[at : at + end - first])
                     asked.scores += score(logits, sequence.tokens[first + 1 : end + 1], asked.count)
                     sequence.scored = end + 1
-            except Exception as error:  # The request's boundary: the others of this step go on.
+            except Exception as error:  # Request boundary: other requests of this step continue.
                 self.drop(generation)
                 outcome.said.append(Said(generation, error, is_last=True))
             row += len(positions)
@@ -221,7 +223,7 @@ class Core:
                 else:
                     sampled = sample(logits[row], draw)
                     token, output = sampled.token, choice.say(sampled)
-            except Exception as error:  # The request's boundary: the others of this step go on.
+            except Exception as error:  # Request boundary: other requests of this step continue.
                 self.drop(generation)
                 outcome.said.append(Said(generation, error, is_last=True))
                 continue
@@ -245,28 +247,28 @@ class Core:
             self._abandon(generation)
         return Said(generation, output, is_last=generation.unfinished == 0)
 
-    # Blocks that change hands between prefill and decode workers.
+    # Block transfer between prefill and decode workers.
 
     def _trade(self) -> None:
-        """What the plan asks of other workers."""
+        """Start the transfers that the plan requires."""
         if self._borrower is not None:
             for sequence in self.scheduler.take_begun():
                 fetch = self._choices[sequence][0].fetch
-                assert fetch is not None, "a sequence fetches from nowhere"
+                assert fetch is not None, "a sequence is fetching without a source"
                 fetch.sequence = sequence
                 self._borrower.begin(fetch)
         if self._lender is not None and self.scheduler.is_starved:
             self._lender.relieve()
 
     def _pass_on(self, lender: Lender, sequence: Sequence) -> None:
-        """Keeps what is complete of a prompt for a decode worker that waits for it."""
+        """Export the completed blocks of a prompt to the decode worker that waits for them."""
         generation, _ = self._choices[sequence]
         meeting, end = generation.meeting, sequence.computed // self._block_tokens
         if meeting is None or end <= generation.lent:
             return
         blocks = self.scheduler.lend_part(sequence, generation.lent, end)
         descriptor = lender.lend(blocks)
-        if descriptor is None:  # Too much is kept already: the decode worker computes it.
+        if descriptor is None:  # The hold limit is reached; the decode worker computes the prompt.
             self.scheduler.take_back(blocks)
             lender.break_off(meeting, "no more blocks can be kept")
             generation.meeting = None
@@ -275,7 +277,7 @@ class Core:
         generation.lent = end
 
     def _lend(self, lender: Lender, generation: Generation, choice: Choice, output: EngineOutput) -> None:
-        """Keeps the blocks of a prompt for the decode worker, and says where they are."""
+        """Keep the blocks of a prompt for the decode worker and put their location into the output."""
         blocks = self.scheduler.lend(choice.sequence, generation.lent)
         descriptor = lender.lend(blocks)
         if descriptor is None:
@@ -287,15 +289,15 @@ class Core:
         )  # fmt: skip
         if generation.meeting is not None:
             lender.conclude(generation.meeting, output.disaggregated_params)
-        output.finish_reason, output.stop_reason = "length", None  # Why an answer ends is for decode to say.
+        output.finish_reason, output.stop_reason = "length", None  # The decode worker determines the finish reason.
 
     def _borrow(self, generation: Generation, fetch: Fetch) -> None:
-        """The first choice goes on from the token that was computed with the prompt; its blocks are fetched."""
+        """Continue the first choice from the token computed with the prompt and fetch its blocks."""
         generation.choices[0].sequence.is_remote = True
         self._say_first(generation, fetch)
 
     def hear_first(self, fetch: Fetch) -> None:
-        """The token that follows a prompt came while its blocks still do."""
+        """Handle the first output token that arrived before the prompt's blocks."""
         if fetch.sequence in self._choices:
             self._say_first(self._choices[fetch.sequence][0], fetch)
 
@@ -306,12 +308,12 @@ class Core:
             return
         try:
             self._early.append(self._judged(generation, choice, first.token, choice.say(first)))
-        except Exception as error:  # The request's boundary.
+        except Exception as error:  # Request boundary.
             self.drop(generation)
             self._early.append(Said(generation, error, is_last=True))
 
     def _abandon(self, generation: Generation) -> None:
-        """Nobody needs what is not fetched yet, and who keeps it is to know."""
+        """Cancel a fetch that is no longer needed and notify the prefill worker."""
         fetch = generation.fetch
         if fetch is not None and self._borrower is not None and not fetch.is_abandoned:
             fetch.is_abandoned = True
@@ -335,12 +337,12 @@ def _with_rows(batch: Batch, scored: Items[ScoredRows]) -> Batch:
 
 
 def _in_rows(chunks: list[Chunk]) -> list[Chunk]:
-    """Single tokens first, ordered by context, as the model wants its spans."""
+    """Return the chunks with single tokens first, ordered by context, as the model requires."""
     return sorted(chunks, key=lambda chunk: (chunk.count > 1, chunk.sequence.computed))
 
 
 def _passed(chunks: Items[Chunk], waiting: Iterable[Sequence]) -> ForwardPass:
-    """What a step is about to compute, and who waits meanwhile."""
+    """Return the measurements of a step and of the waiting sequences."""
     prompts, cached, computed, contexts = Tally(), 0, 0, Tally()
     for chunk in chunks:
         sequence = chunk.sequence

@@ -1,7 +1,7 @@
-"""Disaggregation: what a prefill worker of this engine tells the decode worker, and who moves the blocks. Pure.
+"""Disaggregation: parameters passed from prefill to decode workers, and protocols of the block transfer. Pure.
 
-What stands in `disaggregated_params`: where the blocks are (a descriptor of `dynamo.kvbm.transfer`), the token that
-follows the prompt and what was asked about it. Decode says that token at once, fetches the blocks, and goes on.
+`disaggregated_params` contains the location of the blocks (a descriptor of `dynamo.kvbm.transfer`), the token that follows
+the prompt, and its log-probabilities if requested. The decode worker emits that token at once, fetches the blocks and continues.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,36 +17,36 @@ from dynamo.protocols.engine import BootstrapInfo, EngineOutput
 
 
 class Lender(Protocol):
-    """Keeps blocks for decode workers. Called on the engine's thread."""
+    """Keep blocks for decode workers. Called on the engine's thread."""
 
     def lend(self, blocks: Sequence[int]) -> Descriptor | None:
-        """Where others find them, from now on; None where no more can be kept."""
+        """Export blocks and return their descriptor; return None if no more can be kept."""
 
     def relieve(self) -> None:
-        """Gives up what waits longest: its blocks are needed here."""
+        """Release the export that has waited longest, because its blocks are needed."""
 
     def pass_on(self, meeting: Meeting, first: int, descriptor: Descriptor) -> None:
-        """Tells who waits for a prompt of blocks that are complete."""
+        """Send completed blocks of a prompt to the waiting decode worker."""
 
     def conclude(self, meeting: Meeting, params: dict[str, Any]) -> None:
-        """The prompt is computed."""
+        """Finish the session: the prompt is computed."""
 
     def break_off(self, meeting: Meeting, reason: str) -> None:
-        """It is not going to be; harmless for one that is."""
+        """End the session of a prompt that will not be computed; no effect if it has ended."""
 
 
 class Borrower(Protocol):
-    """Fetches blocks from prefill workers. Called on the engine's thread, which does not wait."""
+    """Fetch blocks from prefill workers. Called on the engine's thread; does not block."""
 
     def begin(self, fetch: Fetch) -> None:
-        """Fetches what the fetch's sequence has not; how it ends is told to the engine."""
+        """Start to fetch the missing blocks of the fetch's sequence; the result is reported to the engine."""
 
     def abandon(self, fetch: Fetch) -> None:
-        """Nobody needs the blocks any more; one that has begun still ends."""
+        """Cancel a fetch that is no longer needed; one that has started still reports its end."""
 
 
 class First(msgspec.Struct, omit_defaults=True):
-    """The token that follows the prompt."""
+    """First output token, computed together with the prompt."""
 
     token: int
     logprob: float | None = None
@@ -54,7 +54,7 @@ class First(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, output: EngineOutput) -> "First | None":
-        """As it was said; None where nothing was."""
+        """Return the first token of an output; None if the output has none."""
         if not output.token_ids:
             return None
         top = output.top_logprobs[0] if output.top_logprobs else []
@@ -73,7 +73,7 @@ class Params(msgspec.Struct, omit_defaults=True):
     first: First | None = None
     cached_tokens: int | None = None
     adapter: int | None = None
-    """The fingerprint of the LoRA adapter that computed it."""
+    """Fingerprint of the LoRA adapter that computed the prompt."""
 
 
 def params_of(
@@ -83,7 +83,7 @@ def params_of(
     cached_tokens: int | None,
     adapter: int | None = None,
 ) -> dict[str, Any]:
-    """What the prefill worker says."""
+    """Return the `disaggregated_params` of a prefill worker."""
     params = Params(prompt_tokens, descriptor, First.of(output), cached_tokens, adapter)
     value: dict[str, Any] = msgspec.to_builtins(params)
     return value
@@ -99,11 +99,11 @@ def read_params(
     adapter: int | None = None,
     first_block: int = 0,
 ) -> tuple[Descriptor, Sampled | None, int | None]:
-    """What the decode worker understands of it; blocks before the first were told of. Raises `TransferError` where it is of no use for this prompt."""
+    """Decode the params of a prefill worker; earlier blocks were announced before. Raise `TransferError` if unusable."""
     try:
         params = msgspec.convert(value, Params)
     except msgspec.ValidationError as error:
-        raise TransferError(f"the prefill worker's disaggregated_params are not this engine's: {error}") from None
+        raise TransferError(f"cannot decode the prefill worker's disaggregated_params: {error}") from None
     if params.kv is None:
         raise TransferError("the prefill worker kept no blocks")
     if params.adapter != adapter:
@@ -133,7 +133,7 @@ def fetch_of(
     asks_logprobs: bool,
     adapter: int | None = None,
 ) -> Fetch:
-    """What is to be fetched for a request. Raises `TransferError` where nothing can be."""
+    """Return the fetch for a request. Raise `TransferError` if its params are unusable."""
     descriptor, first, cached_tokens = read_params(
         value, prompt, layout, vocab_size, asks_logprobs=asks_logprobs, adapter=adapter
     )
@@ -141,7 +141,7 @@ def fetch_of(
 
 
 def meeting_of(info: BootstrapInfo) -> Meeting:
-    """Where both legs of a request meet."""
+    """Return the session in which the prefill and decode phases of a request connect."""
     key = info.handoff_id if isinstance(info.handoff_id, bytes) else b""
     return Meeting(info.bootstrap_host, info.bootstrap_port, info.bootstrap_room, key)
 
@@ -155,7 +155,7 @@ def fetch_from(
     asks_logprobs: bool,
     adapter: int | None = None,
 ) -> Fetch:
-    """What is to be fetched for a request whose prompt is computed meanwhile."""
+    """Return the fetch for a request whose prompt is being computed."""
     fetch = Fetch(None, Deadline.after(WHOLE_S), meeting=meeting_of(info))
 
     def understand(params: dict[str, Any], reached: int) -> None:

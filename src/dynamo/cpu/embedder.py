@@ -1,7 +1,7 @@
-"""Embedder: texts' tokens into one vector each, several texts in one step. No threads, so that tests turn it by hand.
+"""Embedder: one vector per text, several texts per step. No threads, so tests can drive it.
 
-A step computes as many whole texts as fit in its rows, or a piece of one that is longer. What it computed is not kept:
-every step's keys and values begin at the first slot again, except those of a text that goes on.
+A step computes as many whole texts as fit into its rows, or a chunk of a longer text. Computed keys and values are not
+reused: every step starts at the first slot again, unless it continues a longer text.
 """
 
 import enum
@@ -18,11 +18,11 @@ from dynamo.cpu.attention import F32, Span
 from dynamo.cpu.model import Batch, Model
 
 POOLING_FILE = os.path.join("1_Pooling", "config.json")
-"""Where sentence-transformers says how a model's states become one vector."""
+"""File in which sentence-transformers configures the pooling of a model."""
 
 
 class Pooling(enum.Enum):
-    """Which of a text's states make its vector."""
+    """Pooling of a text's token states into a vector."""
 
     MEAN = "mean"
     LAST = "last"
@@ -37,7 +37,7 @@ POOLING_KEYS = {
 
 
 def read_pooling(path: str, wanted: str) -> Pooling:
-    """What was asked for; with `auto` what the model says, or its last token. Raises `ConfigError`."""
+    """Return the requested pooling; for `auto` the model's setting, or last token. Raise `ConfigError`."""
     if wanted != "auto":
         return Pooling(wanted)
     file = os.path.join(path, POOLING_FILE)
@@ -51,26 +51,26 @@ def read_pooling(path: str, wanted: str) -> Pooling:
         raise ConfigError(f"{file}: {error}") from None
     if len(modes) != 1 or modes[0] not in POOLING_KEYS:
         raise ConfigError(
-            f"{file}: pools by {', '.join(modes) or 'nothing'}; the engine knows {', '.join(POOLING_KEYS)}"
+            f"{file}: pooling mode {', '.join(modes) or 'none'}; must be exactly one of {', '.join(POOLING_KEYS)}"
         )
     return POOLING_KEYS[modes[0]]
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """The texts of one request, in tokens, and the vectors that they have become."""
+    """Tokenized texts of one request and their vectors."""
 
     texts: Sequence[Sequence[int]]
     dimensions: int | None = None
-    """The first so many numbers only; None for all."""
+    """Number of leading components to return; None for all."""
     vectors: list[F32 | None] = field(default_factory=list)
     is_open: bool = True
     is_activated: bool = True
-    """Whether a classifier is to answer with probabilities instead of its bare scores."""
+    """Whether a classifier returns probabilities instead of raw scores."""
     begun: int = 0
-    """How many texts have been taken up."""
+    """Number of texts whose computation has started."""
     left: int = 0
-    """How many texts have no vector yet."""
+    """Number of texts without a vector."""
 
     def __post_init__(self) -> None:
         self.vectors = [None] * len(self.texts)
@@ -79,7 +79,7 @@ class Job:
 
 @dataclass(slots=True)
 class _Long:
-    """A text that takes several steps."""
+    """Text that takes several steps."""
 
     job: Job
     place: int
@@ -88,12 +88,14 @@ class _Long:
 
 
 class Embedder:
-    """The model and the jobs that wait for it."""
+    """The model and its queue of jobs."""
 
     def __init__(
         self, model: Model, pooling: Pooling, rows_max: int, finish: Callable[[F32], F32] | None = None
     ) -> None:
-        """`finish` makes a vector of a pooled state: `unit`, unless another is given. The model needs a slot for every token of its longest text, and for every row of a step."""
+        """`finish` turns a pooled state into a vector (default: `unit`). The model needs a slot for every token of its longest
+        text and for every row of a step.
+        """
         self._model = model
         self._pooling = pooling
         self._rows_max = rows_max
@@ -106,11 +108,11 @@ class Embedder:
         return bool(self._jobs) or self._long is not None
 
     def add(self, job: Job) -> None:
-        """Every text of it has at least one token, and no more than the model's longest."""
+        """Add a job. Every text must have at least one token and at most the model's maximum."""
         self._jobs.append(job)
 
     def step(self) -> list[Job]:
-        """Computes one step; returns the jobs that it completed."""
+        """Compute one step; return the completed jobs."""
         if self._long is None:
             taken = self._take()
             if self._long is None:
@@ -118,7 +120,7 @@ class Embedder:
         return self._go_on(self._long)
 
     def _take(self) -> list[tuple[Job, int]]:
-        """The next texts, of each job in turn, that fit together; a longer one is taken alone."""
+        """Take the next texts that fit together, one job at a time in turn; a longer text is taken alone."""
         taken: list[tuple[Job, int]] = []
         room = self._rows_max
         while self._jobs:
@@ -162,7 +164,7 @@ class Embedder:
         return [job for job in done if job is not None]
 
     def _go_on(self, long: _Long) -> list[Job]:
-        """One more piece of a long text."""
+        """Compute the next chunk of a long text."""
         text, first = long.job.texts[long.place], long.computed
         if not long.job.is_open:
             self._long = None
@@ -189,14 +191,14 @@ class Embedder:
         return [] if done is None else [done]
 
     def _finish(self, job: Job, place: int, pooled: F32) -> Job | None:
-        """Notes a vector; returns the job if it was the last."""
+        """Store a vector; return the job if it was the last one."""
         job.vectors[place] = self._finished(pooled[: job.dimensions])
         job.left -= 1
         return job if job.left == 0 and job.is_open else None
 
 
 def unit(vector: F32) -> F32:
-    """The vector of length one in that direction; the sum of states points where their mean does."""
+    """Return the vector scaled to length 1; this makes the sum of states equivalent to their mean."""
     length = max(float(np.dot(vector, vector)) ** 0.5, 1e-12)
     direction: F32 = (vector / np.float32(length)).astype(np.float32)
     return direction

@@ -1,4 +1,4 @@
-"""Embedding engine: the thread that computes vectors, and its dealings with the loop."""
+"""Embedding engine: the thread that computes vectors and its interface to the event loop."""
 
 import asyncio
 import contextlib
@@ -26,23 +26,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may have."""
+    """Limits of a request."""
 
     vocab_size: int
     context_length: int
     width: int
-    """Numbers in a vector."""
+    """Components of a vector."""
 
 
 class EmbeddingEngine:
-    """`dynamo.backend.engine.LLMEngine` that answers vectors instead of tokens."""
+    """`dynamo.backend.engine.LLMEngine` that returns vectors instead of tokens."""
 
     def __init__(self, config: CpuConfig) -> None:
         self._config = config
         self._orders: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._live: dict[int, tuple[Job, Reply]] = {}
-        """By the identity of the reply."""
+        """Running jobs by the identity of their reply."""
         self._is_quiet = asyncio.Event()
         self._is_quiet.set()
         self._is_stopping = False
@@ -64,19 +64,19 @@ class EmbeddingEngine:
             raise EngineShutdown("the engine is stopped")
         running, waiting = self._config.max_num_seqs, self._config.max_waiting_requests
         if len(self._live) >= running + waiting:
-            raise WorkerOverloaded(f"{running} requests run and {waiting} wait already")
+            raise WorkerOverloaded(f"queue full: {running} requests running, {waiting} waiting")
         job = self.job_of(request)
         self._live[id(reply)] = (job, reply)
         self._is_quiet.clear()
         self._orders.put(job)
 
     def job_of(self, request: PreprocessedRequest | EmbeddingWork | ClassifyRequest) -> Job:
-        """The request's texts. Raises `InvalidArgument`."""
-        assert isinstance(request, EmbeddingWork), "the worker reads what the engine's configuration names"
+        """Return the request's texts as a job. Raise `InvalidArgument`."""
+        assert isinstance(request, EmbeddingWork), "the worker decodes requests by the engine's configuration"
         return to_job(request, self._limits)
 
     def answer_to(self, job: Job, reply: Reply) -> object:
-        """What is said of a job that is done."""
+        """Return the response to a completed job."""
         tokens = sum(len(text) for text in job.texts)
         vectors = [b64encode(vector.astype("<f4").tobytes()).decode() for vector in job.vectors if vector is not None]
         return EmbeddingOutput(embeddings=list(vectors), prompt_tokens=tokens, total_tokens=tokens)
@@ -100,7 +100,7 @@ class EmbeddingEngine:
         self._fail_all(EngineShutdown("the engine was stopped"))
 
     def _load(self) -> EngineConfig:
-        """Reads the model. Runs in a thread: it takes its time."""
+        """Load the model. Runs in a thread because it is slow."""
         config, path = self._config, self._config.directory
         shape = Architecture.read(path)
         longest, rows = config.max_model_len or shape.context_length, config.max_num_batched_tokens
@@ -122,13 +122,13 @@ class EmbeddingEngine:
         )
 
     def embedder_of(self, model: Model, path: str) -> Embedder:
-        """Who computes. Raises `ConfigError` for a model that is not made for it."""
+        """Return the embedder. Raise `ConfigError` for an unsuitable model."""
         pooling = read_pooling(path, self._config.pooling)
         logger.info("embeddings of %d numbers, %s pooling", model.shape.hidden_size, pooling.value)
         return Embedder(model, pooling, self._config.max_num_batched_tokens)
 
     def kind(self, name: str) -> dict[str, Any]:
-        """What the worker is to know of requests and answers."""
+        """Return the request and response types for the worker."""
         return {
             "health_check_payload": {"token_ids": [[1]], "model": name},
             "model_type": "Embedding",
@@ -143,13 +143,13 @@ class EmbeddingEngine:
                 done = self._embedder.step()
                 if done:
                     self._loop.call_soon_threadsafe(self._deliver, done)
-        except Exception as error:  # The task's owner: nobody else would hear of it.
+        except Exception as error:  # Task owner: the error is not reported anywhere else.
             logger.exception("the engine failed")
-            with contextlib.suppress(RuntimeError):  # The loop is closed: the process ends anyway.
+            with contextlib.suppress(RuntimeError):  # The loop is closed; the process is exiting.
                 self._loop.call_soon_threadsafe(self._die, error)
 
     def _obey(self) -> bool:
-        """Takes the jobs that wait, and waits for one if there is nothing to compute. False: stop."""
+        """Take the queued jobs; block if there is nothing to compute. Return False to stop."""
         while True:
             try:
                 job = self._orders.get(block=not self._embedder.has_work)
@@ -185,7 +185,7 @@ class EmbeddingEngine:
 
 
 def to_job(request: EmbeddingWork, limits: Limits) -> Job:
-    """A request in upstream's words into a job. Raises `InvalidArgument` that names the field."""
+    """Convert an upstream request into a job. Raise `InvalidArgument` that names the field."""
     if request.dimensions is not None and not 1 <= request.dimensions <= limits.width:
         raise InvalidArgument(
             f"dimensions {request.dimensions}: this model's embeddings have {limits.width}", param="dimensions"

@@ -1,8 +1,8 @@
-"""Engine: the thread that computes, and its dealings with the loop.
+"""Engine: the thread that computes steps and its interface to the event loop.
 
-The loop's thread takes requests and delivers words; the engine's thread computes step after step. What passes between
-them is a queue of orders one way and one callback for each step the other way, in which all words of the step are
-written at once, so that the request plane can send them together.
+The loop's thread accepts requests and delivers outputs; the engine's thread computes one step after another. Orders pass
+through a queue in one direction; in the other, each step makes one callback, which writes all outputs of the step at once so
+that the request plane can send them together.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ from dynamo.runtime.request_plane.base import Reply
 
 logger = logging.getLogger(__name__)
 
-STEPS_AHEAD_MAX = 64  # Steps whose words the loop has not delivered yet; beyond, computing more only fills memory.
+STEPS_AHEAD_MAX = 64  # Steps whose outputs the loop has not delivered; further steps would only fill memory.
 STOP_TIMEOUT_S = 30.0  # The longest step is one chunk of a prompt: a second, not half a minute.
 
 
@@ -72,10 +72,10 @@ class CpuEngine:
         self._thread: threading.Thread | None = None
         self._calls: set[Call] = set()
         self.trace: StepTrace | None = None
-        """Who is told of every step, while somebody wants to know."""
+        """Recorder of every step, while a profile is running."""
         self.is_asleep = False
         self._live: dict[int, Generation] = {}
-        """By the identity of the reply."""
+        """Running requests by the identity of their reply."""
         self._is_quiet = asyncio.Event()
         self._is_quiet.set()
         self._is_stopping = False
@@ -89,9 +89,9 @@ class CpuEngine:
         self._defaults: Defaults
         self._compiler: Compiler
         self._lending: Lending | None = None
-        """A prefill worker's."""
+        """Block exporter of a prefill worker."""
         self._fetching: Fetching | None = None
-        """A decode worker's."""
+        """Block fetcher of a decode worker."""
         self._fetch_metrics: FetchMetrics | None = None
         self._layout: Layout
         self._thoughts_end = thoughts_end_of(config.reasoning_parser)
@@ -131,10 +131,10 @@ class CpuEngine:
         if self._is_stopping or self._thread is None:
             raise EngineShutdown("the engine is stopped")
         if self.is_asleep:
-            raise EngineShutdown("the engine sleeps")
+            raise EngineShutdown("the engine is asleep")
         running, waiting = self._config.max_num_seqs, self._config.max_waiting_requests
         if len(self._live) >= running + waiting:
-            raise WorkerOverloaded(f"{running} requests run and {waiting} wait already")
+            raise WorkerOverloaded(f"queue full: {running} requests running, {waiting} waiting")
         generation = self._generation(request, reply)
         guided = request.sampling_options.guided_decoding
         if guided is not None:
@@ -146,7 +146,7 @@ class CpuEngine:
             self._orders.put(Add(generation))
 
     def _generation(self, request: PreprocessedRequest, reply: Reply) -> Generation:
-        """The part of a request that is this worker's."""
+        """Return this worker's part of a request."""
         adapter = self._adapters.of(request.routing.lora_name if request.routing is not None else None)
         if self._lending is not None:
             generation = to_generation(prompt_of(request), reply, self._limits, self._defaults, adapter)
@@ -165,7 +165,7 @@ class CpuEngine:
         return generation
 
     def _fetch(self, request: PreprocessedRequest, adapter: Adapter | None) -> Fetch | None:
-        """Where the request's prompt was computed; None where this worker is to do that, or has to."""
+        """Return the fetch of the request's prompt; None if this worker computes the prompt itself."""
         result = leg_of(request)
         assert self._fetch_metrics is not None, "a decode worker without its metrics"
         if result is None:
@@ -189,12 +189,12 @@ class CpuEngine:
                 adapter=origin,
             )
         except TransferError as error:
-            logger.warning("request for %s: its prompt is computed here: %s", request.model, error)
+            logger.warning("request for %s: computing the prompt on this worker: %s", request.model, error)
             self._fetch_metrics.computed_here(error.kind)
             return None
 
     def is_quiescent(self) -> bool:
-        """Nobody is to fetch blocks from this worker."""
+        """Return whether no decode worker still has blocks to fetch from this worker."""
         return self._lending is None or self._lending.is_quiescent
 
     def cancel(self, reply: Reply) -> None:
@@ -205,11 +205,11 @@ class CpuEngine:
 
     @property
     def core(self) -> Core:
-        """For what is done in `between_steps`."""
+        """Return the core; use it only inside `between_steps`."""
         return self._core
 
     async def between_steps(self, work: Callable[[], None]) -> None:
-        """Has something done by the engine's thread while it computes nothing. Raises what `work` raises."""
+        """Run `work` on the engine's thread between two steps. Raise the exception of `work`."""
         if self._is_stopping or self._thread is None:
             raise EngineShutdown("the engine is stopped")
         call = Call(work, self._loop.create_future())
@@ -221,7 +221,7 @@ class CpuEngine:
             self._calls.discard(call)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request where it is; harmless for one that is gone."""
+        """Abort a request; no effect if it has ended."""
         for generation in [one for one in self._live.values() if one.reply.request_id == request_id]:
             reply = generation.reply
             self.cancel(reply)
@@ -249,13 +249,13 @@ class CpuEngine:
         self._fail_all(EngineShutdown("the engine was stopped"))
 
     def _load(self) -> EngineConfig:
-        """Reads the model. Runs in a thread: it takes its time."""
+        """Load the model. Runs in a thread because it is slow."""
         config, path = self._config, self._config.directory
         if path == DEMO_MODEL:
-            logger.warning("this is the bundled demo model: it knows this project and small sums, and nothing else")
+            logger.warning("this is the bundled demo model, trained only on this project and small sums")
         shape = Architecture.read(path)
         if shape.labels:
-            raise ConfigError(f"{path}: the model tells classes apart and does not speak: expected --classify-worker")
+            raise ConfigError(f"{path}: the model is a classifier; add --classify-worker")
         context_length, blocks = room_of(config, shape)
         model = Model(
             shape,
@@ -305,7 +305,7 @@ class CpuEngine:
         )
 
     def _memory(self, shape: Architecture, blocks: int) -> npt.NDArray[np.uint8] | None:
-        """What the cache is to lie in; None: wherever."""
+        """Return the memory for the cache; None to allocate it."""
         if self._config.role is not DisaggregationMode.PREFILL:
             return None
         size = cache_bytes(shape.layers, shape.kv_heads, blocks * self._config.block_size, shape.head_dim)
@@ -317,7 +317,7 @@ class CpuEngine:
         return [Transport(name) for name in self._config.kv_transfer]
 
     def _open_transfers(self, model: Model, path: str) -> None:
-        """What prefill and decode workers need of each other."""
+        """Start the block exporter of a prefill worker or the block fetcher of a decode worker."""
         config = self._config
         if config.role is DisaggregationMode.AGGREGATED:
             return
@@ -350,9 +350,9 @@ class CpuEngine:
             )
 
     def _heard(self, outcome: str, pulled: Pulled | None) -> None:
-        """How a fetch went; on one of its threads."""
+        """Record the result of a fetch; runs on a thread of the fetch pool."""
         assert self._fetch_metrics is not None, "a decode worker without its metrics"
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody reads it any more.
+        with contextlib.suppress(RuntimeError):  # The loop is closed; metrics are no longer read.
             self._loop.call_soon_threadsafe(self._fetch_metrics.fetched, outcome, pulled)
 
     # The engine's thread.
@@ -372,13 +372,13 @@ class CpuEngine:
                     if self._is_stopping:
                         return
                 self._loop.call_soon_threadsafe(self._deliver, outcome, is_idle)
-        except Exception as error:  # The task's owner: nobody else would hear of it.
+        except Exception as error:  # Task owner: the error is not reported anywhere else.
             logger.exception("the engine failed")
-            with contextlib.suppress(RuntimeError):  # The loop is closed: the process ends anyway.
+            with contextlib.suppress(RuntimeError):  # The loop is closed; the process is exiting.
                 self._loop.call_soon_threadsafe(self._die, error)
 
     def _obey(self) -> bool:
-        """Carries out the orders that wait, and waits for one if there is nothing to compute. False: stop."""
+        """Execute the queued orders; block if there is nothing to compute. Return False to stop."""
         while True:
             try:
                 order = self._orders.get(block=not self._core.has_work)
@@ -389,7 +389,7 @@ class CpuEngine:
             elif isinstance(order, Drop):
                 self._core.drop(order.generation)
                 if not self._core.has_work:
-                    return True  # Nothing is left to compute, but what was freed is to be told.
+                    return True  # Nothing is left to compute, but freed blocks must be reported.
             elif isinstance(order, Fetched):
                 self._core.end_fetch(order.fetch, is_whole=order.is_whole)
                 if not self._core.has_work:
@@ -411,9 +411,9 @@ class CpuEngine:
         error: Exception | None = None
         try:
             call.work()
-        except Exception as raised:  # Whoever asked for it hears it.
+        except Exception as raised:  # Passed on to the caller.
             error = raised
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+        with contextlib.suppress(RuntimeError):  # The loop is closed; no caller is waiting.
             self._loop.call_soon_threadsafe(call.end, error)
 
     # The loop's thread.
@@ -424,8 +424,8 @@ class CpuEngine:
             if said.generation.is_open:
                 try:
                     self._say(said)
-                except Exception:  # The request's boundary: the others of this step hear theirs.
-                    logger.exception("request %s: its reply could not be written", said.generation.reply.request_id)
+                except Exception:  # Request boundary: other requests of this step still get their outputs.
+                    logger.exception("request %s: failed to write the reply", said.generation.reply.request_id)
                     self.cancel(said.generation.reply)
         now = self._loop.time()
         self._reporter.report(
@@ -450,7 +450,7 @@ class CpuEngine:
             reply.fail(Unknown(str(word)))
 
     def _guide(self, generation: Generation, outcome: Guide | DynamoException) -> None:
-        """A request's grammar is there, or cannot be."""
+        """Continue a request whose grammar is compiled, or fail it."""
         if not generation.is_open:
             return
         if isinstance(outcome, DynamoException):
@@ -483,7 +483,7 @@ class CpuEngine:
 def prompt_of(request: PreprocessedRequest) -> PreprocessedRequest:
     """Return a request as a prefill worker computes it: one choice of one token, sampled as the answer's first one.
 
-    The decode worker computes a prompt itself if its log-probabilities are asked for.
+    The decode worker computes a prompt itself if its log-probabilities are requested.
     """
     sampling = msgspec.structs.replace(request.sampling_options, n=1, best_of=None)
     stop = msgspec.structs.replace(request.stop_conditions, max_tokens=1)
@@ -492,7 +492,7 @@ def prompt_of(request: PreprocessedRequest) -> PreprocessedRequest:
 
 
 def thoughts_end_of(parser: str | None) -> str | None:
-    """What ends the thoughts of this model, after which a constraint holds; None for a model that has none."""
+    """Return the marker that ends the model's reasoning, after which a constraint applies; None without reasoning."""
     if parser is None:
         return None
     return next(iter(reasoning_family(parser).closed_by), None)

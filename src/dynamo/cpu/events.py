@@ -1,4 +1,4 @@
-"""Events: what the engine tells the routers: every block in order, and its load, but not after every step."""
+"""Events: reports to the routers: every block event in order, and the load at a limited rate."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,11 @@ from dynamo.kvbm.logical.consolidator import Told
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
 
-LOAD_INTERVAL_S = 0.1  # Routers choose between seconds of work; hearing of every token would only cost them.
+LOAD_INTERVAL_S = 0.1  # Routers balance seconds of work; an event per token would only add cost.
 
 
 class Reporter:
-    """Speaks to the host, on the loop's thread."""
+    """Publisher of KV events and load through the host, on the loop's thread."""
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
@@ -28,7 +28,7 @@ class Reporter:
         passed: ForwardPass | None = None,
         told: Iterable[Told] = (),
     ) -> None:
-        """After a step. The load is told when it changed and some time has passed, or when nothing will follow."""
+        """Report after a step. The load is published if it changed and the interval has passed, or if the engine is idle."""
         for event in events:
             self._host.publish_kv_event(event)
         for event, tier in told:

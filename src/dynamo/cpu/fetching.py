@@ -1,4 +1,4 @@
-"""Fetching: a decode worker's way to the blocks that prefill workers computed, off the engine's thread."""
+"""Fetching: fetch KV blocks from prefill workers to a decode worker, off the engine's thread."""
 
 import contextlib
 import logging
@@ -21,16 +21,16 @@ from dynamo.runtime.request_plane.tcp import TcpTls
 
 logger = logging.getLogger(__name__)
 
-MEETINGS = 64  # They wait for prompts to be computed most of the time.
-THREADS = 4  # Copying takes a memory bus, of which there is one; more threads only wait for stalled sources.
+MEETINGS = 64  # Sessions mostly wait for prompts to be computed.
+THREADS = 4  # Copying is limited by memory bandwidth; extra threads only cover stalled sources.
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 Ended = Callable[[Fetch, bool], None]
-"""Told on a thread of the pool when a fetch is over, and whether its blocks are whole."""
+"""Callback on a pool thread at the end of a fetch; the flag tells whether all blocks arrived."""
 First = Callable[[Fetch], None]
-"""Told on a thread when the token that follows the prompt came before the last of its blocks."""
+"""Callback on a pool thread when the first output token arrived before the last block."""
 Heard = Callable[[str, Pulled | None], None]
-"""Told on a thread of the pool how it went: a word, and what was moved."""
+"""Callback on a pool thread with the outcome of a fetch and the amount moved."""
 
 
 class Fetching:
@@ -76,7 +76,7 @@ class Fetching:
             self._submit(partial(self._release, fetch), is_meeting=fetch.meeting is not None)
 
     def close(self) -> None:
-        """Ends what waits; what runs ends at its next look at the deadline, or when its connection does."""
+        """Cancel queued fetches; running ones end at their deadline or when their connection closes."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._meetings.shutdown(wait=False, cancel_futures=True)
         self._puller.close()
@@ -84,31 +84,31 @@ class Fetching:
     def _submit(self, work: Callable[[], None], *, is_meeting: bool) -> bool:
         try:
             (self._meetings if is_meeting else self._threads).submit(work)
-        except RuntimeError:  # It is closed: the engine ends.
+        except RuntimeError:  # The pool is closed; the engine is stopping.
             return False
         return True
 
     def _pull(self, fetch: Fetch, blocks: Sequence[int], cached: int) -> Pulled | None:
-        assert fetch.descriptor is not None, "a fetch from nowhere"
+        assert fetch.descriptor is not None, "a fetch without a source"
         pairs = list(enumerate(blocks))[cached:]
         return self._puller.pull(fetch.descriptor, pairs, fetch.deadline) if pairs else None
 
     def _meet(self, fetch: Fetch, meeting: Meeting, blocks: Sequence[int], cached: int) -> Pulled | None:
-        """Pulls what is complete while the rest is computed."""
+        """Pull completed blocks while the rest of the prompt is computed."""
         reached, all_pulled = 0, list[Pulled]()
-        assert fetch.understand is not None, "a meeting of which nothing is understood"
+        assert fetch.understand is not None, "a session without a decoder"
         for word in attend(meeting, fetch.deadline, self._tls):
             if isinstance(word, End):
                 fetch.understand(word.params, reached)
                 self._first(fetch)
                 part = fetch.descriptor
-                assert part is not None, "an end without blocks"
+                assert part is not None, "the session ended without blocks"
             elif word.first != reached:
-                raise TransferError(f"blocks from {word.first} on were told after {reached}")
+                raise TransferError(f"blocks from {word.first} on were announced after {reached}")
             else:
                 part = Descriptor.check(word.descriptor)
             if reached + len(part.blocks) > len(blocks):
-                raise TransferError("there are more blocks than the prompt has")
+                raise TransferError("more blocks than the prompt has")
             pairs = [(at, blocks[reached + at]) for at in range(len(part.blocks)) if reached + at >= cached]
             deadline = Deadline(time.monotonic() + self._timeout_s, fetch.deadline.stall_s, fetch.deadline.aborted)
             if pairs:
@@ -129,29 +129,29 @@ class Fetching:
             outcome = "ok"
         except TransferError as error:
             outcome = error.kind
-            logger.info("the blocks of a prompt could not be fetched (%s): %s", outcome, error)
-        except Exception:  # The request's boundary: it computes its prompt itself.
+            logger.info("failed to fetch the blocks of a prompt (%s): %s; computing it on this worker", outcome, error)
+        except Exception:  # Request boundary: this worker computes the prompt.
             outcome = "failed"
-            logger.exception("the blocks of a prompt could not be fetched")
+            logger.exception("failed to fetch the blocks of a prompt; computing it on this worker")
         self._ended(fetch, outcome == "ok")
         self._heard(outcome, pulled)
         self._release(fetch)
 
     def _release(self, fetch: Fetch) -> None:
-        """Nobody needs the blocks any more. A meeting that was broken off tells by itself."""
+        """Release the blocks at the prefill worker. A session that failed is released by its connection."""
         try:
             if fetch.descriptor is not None:
                 self._puller.release(fetch.descriptor)
             elif fetch.meeting is not None and fetch.sequence is None:
                 leave(fetch.meeting, fetch.deadline, self._tls)
         except TransferError as error:
-            logger.info("a prefill worker could not be told that nobody waits: %s", error)
-        except Exception:  # The source gives them up by itself.
-            logger.exception("a source could not be told that its blocks were fetched")
+            logger.info("failed to cancel a transfer at a prefill worker: %s", error)
+        except Exception:  # The source releases the blocks after its timeout.
+            logger.exception("failed to release fetched blocks at the source")
 
 
 def open_puller(region: Region, transports: Sequence[Transport], tls: TcpTls) -> Puller:
-    """The ways that this process has, in the order in which they are tried."""
+    """Return a puller with the transports of this process in order of preference."""
     tcp = TcpPuller(region, tls)
     members: list[PullMember] = []
     for transport in transports:
@@ -165,29 +165,29 @@ def open_puller(region: Region, transports: Sequence[Transport], tls: TcpTls) ->
 
 
 class FetchMetrics:
-    """What the worker's `/metrics` says of it. On the loop's thread."""
+    """Prometheus metrics of fetches. Used on the loop's thread."""
 
     def __init__(self, registry: MetricsRegistry, model: str) -> None:
         self._model = model
         self._pulls = registry.counter(
             "dynamo_component_kv_fetches_total",
-            "Prompts whose KV blocks were to be fetched, by what came of it",
+            "Fetches of prompts' KV blocks, by outcome",
             ("model", "transport", "outcome"),
         )
         self._bytes = registry.counter(
-            "dynamo_component_kv_fetched_bytes_total", "Bytes of KV blocks that were fetched", ("model", "transport")
+            "dynamo_component_kv_fetched_bytes_total", "Bytes of KV blocks fetched", ("model", "transport")
         )
         self._seconds = registry.histogram(
             "dynamo_component_kv_fetch_seconds", "Time to fetch a prompt's KV blocks", ("model", "transport"), BUCKETS_S
         )
         self._local = registry.counter(
             "dynamo_component_local_prefills_total",
-            "Prompts that this decode worker computed itself, by what kept it from fetching them",
+            "Prompts computed by this decode worker instead of fetched, by reason",
             ("model", "reason"),
         )
 
     def fetched(self, outcome: str, pulled: Pulled | None) -> None:
-        """A fetch is over."""
+        """Record a completed fetch."""
         transport = pulled.transport.value if pulled is not None else "none"
         self._pulls.labels(model=self._model, transport=transport, outcome=outcome).inc()
         if pulled is not None:
@@ -197,5 +197,5 @@ class FetchMetrics:
             self.computed_here(outcome)
 
     def computed_here(self, reason: str) -> None:
-        """A prompt is computed by this worker."""
+        """Record a prompt that this worker computed itself."""
         self._local.labels(model=self._model, reason=reason).inc()

@@ -1,4 +1,4 @@
-"""Generation: one request while it is answered: its choices, when each ends, and what was said so far."""
+"""Generation: the state of one running request: its choices, their stop rules and their output so far."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -16,17 +16,17 @@ from dynamo.runtime.request_plane.base import Reply
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRules:
-    """When a choice ends by itself. Stop strings are not known here: the frontend reads text."""
+    """Conditions that end a choice. Stop strings are handled by the frontend, which has the text."""
 
     max_tokens: int
     min_tokens: int = 0
     end_ids: frozenset[int] = frozenset()
-    """End of sequence and other tokens that no reader sees."""
+    """End-of-sequence and other tokens that are hidden from the output."""
     stop_ids: frozenset[int] = frozenset()
-    """Tokens the caller named."""
+    """Stop tokens given by the caller."""
 
     def reason(self, token: int, said: int) -> str | None:
-        """Why the answer ends with this token, the `said`-th one; None if it goes on."""
+        """Return the finish reason if output token number `said` ends the output; None if generation continues."""
         if said >= self.min_tokens:
             if token in self.end_ids:
                 return "eos"
@@ -35,18 +35,18 @@ class StopRules:
         return "length" if said >= self.max_tokens else None
 
     def forbidden(self, said: int) -> Items[int]:
-        """Tokens that may not come next, because they would end the answer too early."""
+        """Return the tokens that must not come next because they would end the output before its minimum length."""
         return () if said + 1 >= self.min_tokens else sorted(self.end_ids | self.stop_ids)
 
 
 @dataclass(eq=False, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of a prompt's tokens, as far as they are computed."""
+    """Log-probabilities of a prompt's tokens computed so far."""
 
     count: int
-    """Alternatives for each token."""
+    """Number of alternatives for each token."""
     scores: list[Scored] = field(default_factory=list)
-    """Of the second token and those after it."""
+    """Scores of the second prompt token and those after it."""
 
     def engine_data(self) -> dict[str, Any]:
         """Return them in vLLM's form: null for the first token, then the token itself and the likeliest ones."""
@@ -55,7 +55,7 @@ class PromptLogprobs:
 
 @dataclass(eq=False, slots=True)
 class Choice:
-    """One of a request's answers."""
+    """One choice of a request."""
 
     index: int
     sequence: Sequence
@@ -63,10 +63,10 @@ class Choice:
     rules: StopRules
     history: History | None = None
     guide: Guide | None = None
-    """What the text must look like."""
+    """Grammar constraint of the output, if any."""
     logprobs_sum: float = 0.0
     prompt_logprobs: PromptLogprobs | None = None
-    """Sent with the first output; None where they are not asked for or were sent."""
+    """Log-probabilities to send with the first output; None if not requested or already sent."""
 
     @property
     def said(self) -> int:
@@ -74,16 +74,16 @@ class Choice:
 
     @property
     def is_plain(self) -> bool:
-        """True when the likeliest token is the next one, whatever it is."""
+        """Return whether the next token is always the one with the highest logit."""
         return self.guide is None and self.sampling.is_plain and self.said + 1 >= self.rules.min_tokens
 
     def draw(self) -> Draw | None:
-        """What the sampler must know to choose the next token; None where the grammar leaves none to choose."""
+        """Return the sampler's input for the next token; None if the grammar allows no further token."""
         forbidden = self.rules.forbidden(self.said)
         listed = self.sampling.allowed
         if self.guide is None:
             if listed is not None and listed.sum() == listed[list(forbidden)].sum():
-                forbidden = ()  # Only the end may be said at all: it comes early rather than something else.
+                forbidden = ()  # Only end tokens are allowed: end early rather than violate the grammar.
             return Draw(self.sampling, len(self.sequence.tokens), self.history, forbidden, listed)
         allowed = self.guide.allowed(self.rules.end_ids, forbidden, listed)
         if allowed is None:
@@ -91,11 +91,11 @@ class Choice:
         return Draw(self.sampling, len(self.sequence.tokens), self.history, allowed=allowed)
 
     def end(self) -> EngineOutput:
-        """The text is complete without another token."""
+        """Return the output that ends a complete text without another token."""
         return EngineOutput([], self.index, finish_reason="stop")
 
     def with_prompt_logprobs(self, token: int, output: EngineOutput | None) -> EngineOutput | None:
-        """Add the prompt's log-probabilities to the first output, which says `token`."""
+        """Add the prompt's log-probabilities to the first output, which contains `token`."""
         if self.prompt_logprobs is None:
             return output
         output = output or EngineOutput([token], self.index)
@@ -104,7 +104,7 @@ class Choice:
         return output
 
     def say(self, sampled: Sampled) -> EngineOutput | None:
-        """Takes the next token. Returns an output where it says more than the token: its likelihood, or the end."""
+        """Append the next token. Return an output if it carries more than the token: log-probabilities or the end."""
         self.sequence.tokens.append(sampled.token)
         if self.history is not None:
             self.history.add(sampled.token)
@@ -128,47 +128,47 @@ class Choice:
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """What a prefill worker left for one request, or computes for it now."""
+    """KV blocks of one request that a prefill worker has computed or is computing."""
 
     descriptor: Descriptor | None
-    """Where the blocks are; None where that is told by and by."""
+    """Location of the blocks; None while the prefill worker is still computing."""
     deadline: Deadline
     first: Sampled | None = None
-    """The token that follows the prompt, where it is known."""
+    """First output token, if known."""
     cached_tokens: int | None = None
-    """How much of the prompt that worker had in its cache."""
+    """Prompt tokens that the prefill worker found in its cache."""
     sequence: Sequence | None = None
-    """Whose blocks are fetched, once they are."""
+    """Sequence that receives the blocks, once it is scheduled."""
     is_abandoned: bool = False
     meeting: Meeting | None = None
-    """Where that is told."""
+    """Session in which the prefill worker announces completed blocks."""
     understand: "Callable[[dict[str, Any], int], None] | None" = None
-    """Takes what is said at the end of a meeting, after so many blocks. Raises `TransferError`."""
+    """Decode the params at the end of a session, given the blocks announced before. Raises `TransferError`."""
 
 
 @dataclass(eq=False, slots=True)
 class Generation:
-    """One request. The engine's thread owns it, but for `is_open`, which belongs to the loop."""
+    """One request. Owned by the engine's thread, except `is_open`, which belongs to the loop."""
 
     reply: Reply
     choices: list[Choice]
     is_prefill: bool = False
-    """Another worker goes on from its first token: its blocks are kept for that one."""
+    """True on a prefill worker: the blocks are kept for the decode worker that continues."""
     meeting: Meeting | None = None
-    """Where a decode worker waits for its blocks while they are computed."""
+    """Session in which a decode worker waits for the blocks while they are computed."""
     lent: int = 0
-    """How many it was told of."""
+    """Number of blocks announced in the session."""
     fetch: Fetch | None = None
-    """Where another worker keeps the blocks of its prompt."""
+    """Blocks of the prompt at a prefill worker."""
     is_open: bool = True
-    """False once its reply was ended, or its caller left."""
+    """False after the reply ended or the client disconnected."""
     unfinished: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.unfinished = len(self.choices)
 
     def usage(self) -> CompletionUsage:
-        """The counts of the whole request, so far."""
+        """Return the token counts of the request so far."""
         first = self.choices[0].sequence
         said = sum(choice.said for choice in self.choices)
         details = PromptTokensDetails(cached_tokens=first.cached_tokens or 0)

@@ -1,7 +1,7 @@
 """GrammarChild: compiles a grammar on trial in a child process with limits on memory and time (`core.child_pool`).
 
-A compiled grammar cannot be sent to another process. The engine compiles one itself once a child has shown that the
-limits suffice; the library computes the same again.
+A compiled grammar cannot be sent to another process. The engine compiles it again after a child has verified that it stays
+within the limits.
 """
 
 import sys
@@ -16,14 +16,14 @@ from dynamo.protocols.engine import GuidedDecoding
 
 
 class GrammarTrial:
-    """The tokenizer of one model, and what a grammar costs with it."""
+    """Tokenizer of one model, used to measure the cost of grammars."""
 
     def __init__(self, model_path: str, vocab_size: int) -> None:
         self._grammars = Grammars(model_path, vocab_size)
         self._grammars.ready()
 
     def measure(self, job: tuple[dict[str, Any], str | None]) -> int:
-        """Return how many bytes the compiled grammar takes. Raise `InvalidArgument` for one that is wrong."""
+        """Return the size of the compiled grammar in bytes. Raise `InvalidArgument` for an invalid grammar."""
         guided, thoughts_end = job
         before = resident_bytes()
         guide = self._grammars.compiled(msgspec.convert(guided, GuidedDecoding), thoughts_end)

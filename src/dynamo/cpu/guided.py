@@ -1,11 +1,11 @@
-"""Guide: the tokens that may come next where a request says what its text must look like (docs/structured-output.md).
+"""Guide: token masks for requests with a constrained output format (docs/structured-output.md).
 
     grammars = Grammars(model_path, vocab_size)
     guide = grammars.compile(GuidedDecoding(regex="[0-9]+"), key).fresh()    # compiling is slow: in a thread
     guide.allowed(end_ids=[2])                                               # a bool for each token
     guide.take(token)
 
-The grammars are `llguidance`'s. A compiled one is kept, and each choice gets a copy of it in its first state.
+Grammars are compiled by `llguidance`. Compiled grammars are cached; each choice gets a copy in its initial state.
 """
 
 import json
@@ -30,11 +30,13 @@ from dynamo.text.tokenizer.tokenizer import Tokenizer
 Bools = npt.NDArray[np.bool_]
 
 GRAMMARS_MAX = 128  # A few kB to a few MB each; a service has a handful of schemas.
-BYTES_MAX = 1 << 20  # Of a constraint as JSON: far beyond what a person writes, and compiled within a second.
+BYTES_MAX = 1 << 20  # Size of a constraint as JSON: far larger than a hand-written one, and compiled within a second.
 ERROR_CHARS_MAX = 500  # A compiler's message may quote the whole grammar.
-WHITESPACE = " "  # Between JSON's tokens, at most: every one costs a step, and a small model would write them for ever.
-GAP = r"[ \n]{0,4}"  # Between the thoughts and the answer.
-LIMITS = LLParserLimits(verbose_errors=False)  # The library's own, which end a hopeless grammar within a second.
+WHITESPACE = " "  # Maximum between JSON tokens: each costs a step, and a small model would repeat them endlessly.
+GAP = r"[ \n]{0,4}"  # Between the reasoning and the answer.
+LIMITS = LLParserLimits(
+    verbose_errors=False
+)  # The library's defaults, which abort an intractable grammar within a second.
 
 PLAIN_BYTES_MAX = 4096  # As JSON; a simple schema of that size takes up to 50 ms.
 PLAIN_KEYWORDS = frozenset({
@@ -49,26 +51,26 @@ FIELDS = {"json": "JSON schema", "regex": "regular expression", "choice": "choic
 
 
 class Guide:
-    """One choice's place in its grammar."""
+    """Position of one choice in its grammar."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, lengths: JsonLengths | None = None) -> None:
-        """`lengths` limits numbers and strings, where the text is JSON or contains some."""
+        """`lengths` limits numbers and strings if the text is or contains JSON."""
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._lengths = lengths
 
     def fresh(self) -> "Guide":
-        """The same grammar from its beginning, if nothing was taken yet."""
+        """Return a copy of the grammar in its initial state; requires that no token was taken."""
         lengths = None if self._lengths is None else self._lengths.fresh()
         return Guide(self._matcher.deep_copy(), self._vocab_size, lengths)
 
     def allowed(
         self, end_ids: Collection[int], forbidden: Collection[int] = (), listed: Bools | None = None
     ) -> Bools | None:
-        """Which tokens may come next; None where the text is complete and nothing may follow it.
+        """Return a mask of the tokens that may come next; None if the text is complete and cannot continue.
 
-        `end_ids` are the request's own: they are among them where the text may end here, and nowhere else.
-        `forbidden` never are, nor what is not in `listed`. Raises `InvalidArgument` when the grammar proves too complex.
+        `end_ids` are the end tokens of the request: allowed where the text may end, and nowhere else. Tokens in `forbidden` and
+        tokens outside `listed` are never allowed. Raises `InvalidArgument` if the grammar is too complex.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
@@ -89,12 +91,12 @@ class Guide:
         raise InvalidArgument("guided decoding: no token fits the grammar here", param=PARAM)
 
     def measure(self) -> None:
-        """Compute the first mask, as a step does. Raise `InvalidArgument` when the grammar proves too complex."""
+        """Compute the first mask, as a step does. Raise `InvalidArgument` if the grammar is too complex."""
         self._matcher.compute_bitmask()
         self._check()
 
     def take(self, token: int) -> None:
-        """The token was chosen. Raises `InvalidArgument` when the grammar proves too complex."""
+        """Advance by the chosen token. Raise `InvalidArgument` if the grammar is too complex."""
         self._matcher.consume_token(token)
         if self._lengths is not None:
             self._lengths.take(token)
@@ -102,7 +104,7 @@ class Guide:
 
     @property
     def is_complete(self) -> bool:
-        """True when the text matches and nothing can be added to it."""
+        """Return whether the text matches and cannot be extended."""
         return bool(self._matcher.is_stopped())
 
     def _check(self) -> None:
@@ -111,10 +113,10 @@ class Guide:
 
 
 class Grammars:
-    """The compiled grammars of one model, the least used forgotten first. Safe to use from several threads."""
+    """LRU cache of one model's compiled grammars. Thread-safe."""
 
     def __init__(self, model_path: str, vocab_size: int) -> None:
-        """The model's tokenizer is read when it is first needed."""
+        """The model's tokenizer is loaded on first use."""
         self._model_path = model_path
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
@@ -127,7 +129,7 @@ class Grammars:
         return len(self._kept)
 
     def kept(self, key: bytes) -> Guide | None:
-        """A grammar that was compiled before."""
+        """Return a cached grammar, or None."""
         with self._lock:
             guide = self._kept.get(key)
             if guide is not None:
@@ -137,7 +139,7 @@ class Grammars:
     def compile(
         self, guided: GuidedDecoding, key: bytes, thoughts_end: str | None = None, *, is_kept: bool = True
     ) -> Guide:
-        """Compile and, where `is_kept`, remember a grammar; otherwise as `compiled`."""
+        """Compile a grammar as `compiled` does and, if `is_kept`, cache it."""
         guide = self.compiled(guided, thoughts_end)
         if is_kept:
             with self._lock:
@@ -147,9 +149,9 @@ class Grammars:
         return guide
 
     def compiled(self, guided: GuidedDecoding, thoughts_end: str | None = None) -> Guide:
-        """Compile a grammar: milliseconds to seconds. Raise `InvalidArgument` that states what is wrong with it.
+        """Compile a grammar: milliseconds to seconds. Raise `InvalidArgument` with the reason if it is invalid.
 
-        With `thoughts_end` any text may come first, up to that marker.
+        With `thoughts_end`, any text up to that marker may come first.
         """
         tokenizer = self.ready()
         grammar = grammar_of(guided, self._markers)
@@ -163,7 +165,7 @@ class Grammars:
         return Guide(matcher, self._vocab_size, lengths)
 
     def ready(self) -> LLTokenizer:
-        """Return the vocabulary as the library needs it. It is made on first use, which may take a second."""
+        """Return the vocabulary in the library's form. It is built on first use, which may take a second."""
         with self._lock:
             if self._tokenizer is None:
                 try:
@@ -178,7 +180,7 @@ class Grammars:
 
 
 class Vocabulary(TokenizerWrapper):
-    """The model's tokens as bytes, and one more: the end of the text, whatever ids end it in a request."""
+    """The model's tokens as bytes, plus one end-of-text token that stands for all end ids of a request."""
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self._encode = tokenizer.encode
@@ -192,16 +194,16 @@ class Vocabulary(TokenizerWrapper):
         self.is_tokenizer_wrapper = True
 
     def __call__(self, text: str) -> list[int]:
-        """The ids of a text, where the library wants to know how the model's own tokenizer cuts it."""
+        """Return the token ids of a text, as split by the model's tokenizer."""
         return self._encode(text)
 
 
 def key_of(guided: GuidedDecoding, thoughts_end: str | None) -> bytes:
-    """What a grammar is kept under. Raises `InvalidArgument` for a constraint that is too large."""
+    """Return the cache key of a grammar. Raise `InvalidArgument` for a constraint that is too large."""
     key = msgspec.json.encode((guided, thoughts_end))
     if len(key) > BYTES_MAX:
         raise InvalidArgument(
-            f"{named(guided)}: it has {len(key)} bytes; the embedded engine takes {BYTES_MAX}", param=param_of(guided)
+            f"{named(guided)}: has {len(key)} bytes; the limit is {BYTES_MAX}", param=param_of(guided)
         )
     return key
 
@@ -233,17 +235,17 @@ def is_plain(guided: GuidedDecoding, key: bytes) -> bool:
 
 
 def param_of(guided: GuidedDecoding) -> str:
-    """The field that carried the constraint."""
+    """Return the request field of the constraint."""
     return next((f"guided_{field}" for field in FIELDS if getattr(guided, field) is not None), "structural_tag")
 
 
 def named(guided: GuidedDecoding) -> str:
-    """The constraint in words."""
+    """Return a name of the constraint for error messages."""
     return next((words for field, words in FIELDS.items() if getattr(guided, field) is not None), "structural tag")
 
 
 def grammar_of(guided: GuidedDecoding, markers: Mapping[str, int]) -> str:
-    """The constraint in the words of llguidance. Raises `InvalidArgument`."""
+    """Translate the constraint into an llguidance grammar. Raise `InvalidArgument`."""
     try:
         if guided.json is not None:
             return json_grammar(guided.json, guided.whitespace_pattern)
@@ -255,7 +257,7 @@ def grammar_of(guided: GuidedDecoding, markers: Mapping[str, int]) -> str:
             return lark(any_to_lark(guided.grammar))
     except InvalidArgument:
         raise
-    except Exception as error:  # The library's translators raise classes of their own, for text of the caller's.
+    except Exception as error:  # The library's translators raise various exception types for invalid input.
         raise InvalidArgument(f"{named(guided)}: {str(error)[:ERROR_CHARS_MAX]}", param=param_of(guided)) from None
     rules = Rules(markers, guided.whitespace_pattern or WHITESPACE)
     body = translate(guided.structural_tag, rules)
@@ -263,12 +265,12 @@ def grammar_of(guided: GuidedDecoding, markers: Mapping[str, int]) -> str:
 
 
 def json_grammar(schema: Any, whitespace_pattern: str | None) -> str:
-    """A JSON value of a schema, which may come as its text."""
+    """Return the grammar of a JSON value with a schema, given as an object or as JSON text."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except ValueError as error:
-            raise InvalidArgument(f"JSON schema: it is no JSON ({error})", param="guided_json") from None
+            raise InvalidArgument(f"JSON schema: invalid JSON: {error}", param="guided_json") from None
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -278,17 +280,17 @@ def json_grammar(schema: Any, whitespace_pattern: str | None) -> str:
 
 
 def lark(text: str) -> str:
-    """A grammar of one text."""
+    """Return a grammar of one Lark text."""
     return container(text)
 
 
 def container(text: str, *more: dict[str, Any]) -> str:
-    """A grammar, and those that it refers to by name."""
+    """Return a grammar together with the grammars that it refers to by name."""
     return json.dumps({"grammars": [{"name": "main", "lark_grammar": text}, *more]})
 
 
 def after_thoughts(grammar: str, thoughts_end: str, markers: Mapping[str, int]) -> str:
-    """The same text, after thoughts that end with a marker."""
+    """Return a grammar preceded by reasoning text that ends with a marker."""
     first, *more = json.loads(grammar)["grammars"]
     rules = Rules(markers, WHITESPACE)
     body = f"{rules.text_until(thoughts_end)} {rules.pattern(GAP)} @answer"
@@ -296,5 +298,5 @@ def after_thoughts(grammar: str, thoughts_end: str, markers: Mapping[str, int]) 
 
 
 def _told(matcher: LLMatcher) -> str:
-    """Why a matcher failed, without the grammar around it."""
+    """Return the error of a failed matcher, without the grammar text around it."""
     return " ".join(str(matcher.get_error()).split())[:ERROR_CHARS_MAX]

@@ -2,7 +2,7 @@
 
 A session is bound when its first request is routed, and stays bound until it has been idle for the time to live; active
 requests keep it alive. The router checks on each request whether the bound worker still exists and is eligible, so a stale
-binding never outlives a worker. Router replicas exchange bindings (`hear`); if two replicas bind one session at the same
+binding never outlives a worker. Router replicas exchange bindings with each other; if two replicas bind one session at the same
 time, both end up with the same rank.
 """
 

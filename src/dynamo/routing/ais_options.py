@@ -1,9 +1,10 @@
 """AisOptions: engine description for estimated prefill times (`--router-prefill-load-model ais`).
 
-The flags and keys are those of AISimulate, NVIDIA's simulator of inference engines. Its measured tables are not part of this
-package. The first estimate uses the model's config.json (if the model path is a directory on this machine), the published peak
-throughput of the system, and the tensor-parallel size; the step times that workers report then correct it
-(`kv_router.prefill_model`). The other keys are accepted and have no effect, because prefill times are learned, not looked up.
+The flags and keys are those of AISimulate, NVIDIA's simulator of inference engines. Its measured tables are not part of
+this package. The first estimate uses the model's config.json (if the model path is a directory on this machine), the
+published peak throughput of the system, and the tensor-parallel size; the step times that workers report then correct
+it (`kv_router.prefill_model`). The other keys are accepted and have no effect, because prefill times are learned, not
+looked up.
 
     seconds = base + 2 x parameters / rate x tokens + 4 x layers x attention width / rate x pairs of tokens
     rate    = half of the system's dense BF16 peak x tensor-parallel size
@@ -216,7 +217,7 @@ def _say_unknown(what: str) -> None:
 
 
 def _shape(model: Path) -> tuple[float, float] | None:
-    """Return the parameters used per token and the summed attention width of all layers; None if the model is not local."""
+    """Return the parameters used per token and the attention width of all layers; None if the model is not local."""
     try:
         config = json_decode((model / "config.json").read_bytes())
     except (OSError, *UNREADABLE):

@@ -44,7 +44,7 @@ KV_NAMES = frozenset(
 
 
 class RouterConfig:
-    """Arguments of upstream's `RouterConfig`. Raises `InvalidArgument` for a value that this release does not support."""
+    """Arguments of upstream's `RouterConfig`. Raises `InvalidArgument` for an unsupported value."""
 
     def __init__(
         self,

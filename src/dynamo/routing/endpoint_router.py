@@ -54,7 +54,7 @@ class Produced(msgspec.Struct):
 
 
 class RoutedStream(ResponseStream):
-    """Response stream that releases its request from the worker at its end; the first item contains the chosen worker."""
+    """Response stream that releases its request at its end; the first item contains the chosen worker."""
 
     def __init__(self, router: KvPushRouter, request_id: str, annotated: bool) -> None:
         super().__init__(annotated)
@@ -322,7 +322,7 @@ def overlap_table(
     tokens: int,
     shared: Runs | None = None,
 ) -> dict[str, Any]:
-    """Return upstream's table of cached prompt blocks by rank; `held` counts per tier the blocks beyond the faster tiers.
+    """Return upstream's table of cached prompt blocks; `held` counts per tier the blocks beyond the faster ones.
 
     `shared` are the blocks in a cache shared by all workers, if there is one.
     """

@@ -1,7 +1,7 @@
 """KV peers: hint in a request that names another worker with more cached prompt blocks than the chosen one. Pure.
 
-Workers that share their blocks publish an address on their card (`runtime_data`). If the blocks are gone when the worker
-requests them, it computes the prompt as without a hint.
+Workers that share their blocks publish an address on their card (`runtime_data`). If the blocks are gone when the
+worker requests them, it computes the prompt as without a hint.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def peers_of(cards: Mapping[int, ModelDeploymentCard]) -> dict[int, str]:
 def hint_of(
     worker_id: int, overlap: int, holders: Mapping[tuple[int, int], tuple[int, int, int]], peers: Mapping[int, str]
 ) -> dict[str, Any] | None:
-    """Return a hint to the worker with the most cached prompt blocks beyond the chosen worker's; None below the minimum gain.
+    """Return a hint to the worker with the most cached prompt blocks; None if the gain is below the minimum.
 
     `holders` maps ranks to their blocks by tier: on the device, then additional ones in host memory and on disk. A peer
     serves blocks from host memory, which also contains the blocks on its device.

@@ -3,8 +3,8 @@
     choose(request, progress)  ──▶  Decision      the worker and rank; may wait while all workers are busy
     release(request id)                           the request ended or is sent elsewhere
 
-`kv_router.router` makes the decisions. Work per token is avoided: the arrival of a request's first token is read from its
-progress when the next decision needs it.
+`kv_router.router` makes the decisions. Work per token is avoided: the arrival of a request's first token is read from
+its progress when the next decision needs it.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
 """Prefill plan: the requests of the prefill and decode phases, and the choice of disaggregated routing. Pure.
 
     request ──▶ prefill phase ──▶ a prefill worker: one token, and the location of the blocks
-            └─▶ decode phase  ──▶ a decode worker: that result, or the bootstrap address, and no credit for cached blocks
+            └─▶ decode phase  ──▶ a decode worker: that result or the bootstrap address, no credit for cached blocks
 
-A request has one phase if the decode worker computes the prompt itself: because that is faster (`Conditional`), or because
-no prefill worker is available.
+A request has one phase if the decode worker computes the prompt itself: because that is faster (`Conditional`), or
+because no prefill worker is available.
 """
 
 import math
@@ -35,7 +35,7 @@ DECODE_OVERRIDE: Mapping[str, Any] = {
     "track_prefill_tokens": False,
     "shared_cache_multiplier": None,
 }
-"""Weights for choosing a decode worker: load alone, since the blocks come from the prefill worker. Nulls as upstream."""
+"""Weights for choosing a decode worker by load alone: its blocks come from the prefill worker. Nulls as upstream."""
 
 GOES_ON = (None, "length")
 """Finish reasons of the prefill phase after which decode continues; any other one ends the request."""

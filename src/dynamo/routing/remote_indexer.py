@@ -1,4 +1,4 @@
-"""RemoteIndexer: queries to the index of another router over the request plane (`--serve-indexer`, `--use-remote-indexer`).
+"""RemoteIndexer: queries to the index of another router (`--serve-indexer`, `--use-remote-indexer`).
 
     request   {model_name, block_hashes, device_only} ──▶ <namespace>.<component>.kv_indexer_query
     response  {"TieredScores": {device: {scores: [[rank, blocks]]}, lower_tier: [[tier, {hits: [[rank, more]]}]]}}

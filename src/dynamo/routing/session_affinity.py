@@ -1,7 +1,7 @@
 """SessionAffinity: binding of sessions to the worker of their first request, for router modes other than kv.
 
-The worker that accepted a session's request is bound to it; other frontends receive the binding (`sync.affinity_sync`). If the
-bound worker has left or is not allowed for the request, the worker that serves the request instead is bound.
+The worker that accepted a session's request is bound to it; other frontends receive the binding (`sync.affinity_sync`).
+If the bound worker has left or is not allowed for the request, the worker that serves the request instead is bound.
 """
 
 from collections.abc import Collection

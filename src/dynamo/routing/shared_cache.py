@@ -4,8 +4,8 @@
     store   ZMQ PUB: topic, number, (milliseconds, objects, rank)          ──▶ SharedPages
     router  find(tokens)                                                   ──▶ blocks that need not be computed
 
-`kv_router.hicache` makes the decisions. If the store publishes nothing, or the workers' cards contradict each other about it,
-only the workers' own caches count.
+`kv_router.hicache` makes the decisions. If the store publishes nothing, or the workers' cards contradict each other
+about it, only the workers' own caches count.
 """
 
 import asyncio

@@ -4,8 +4,8 @@
     router    taints_of(card)               taints that requests may name: dynamo.topology/<domain>=<value>
               transfer_constraints(card)    decode workers that may receive blocks: those with the same domain value
 
-The name of a file is a domain (zone, rack, host) and its content is the worker's value in that domain. Files may appear while
-the worker starts, so it waits for the file of the transfer domain.
+The name of a file is a domain (zone, rack, host) and its content is the worker's value in that domain. Files may appear
+while the worker starts, so it waits for the file of the transfer domain.
 """
 
 import logging
@@ -53,7 +53,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 async def read_topology(variables: Mapping[str, str] | None = None, clock: Clock | None = None) -> Topology | None:
     """Return the topology of this worker; None if DYN_TOPOLOGY_ENABLED is not set.
 
-    Raises `ConfigError` for conflicting variables, and if the file of the transfer domain is missing after half a minute.
+    Raises `ConfigError` for conflicting variables, and if the transfer domain's file is missing after half a minute.
     """
     given = environ() if variables is None else variables
     if not _is_enabled(given.get("DYN_TOPOLOGY_ENABLED", "")):

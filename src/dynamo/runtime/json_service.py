@@ -47,7 +47,7 @@ class HttpCall(Generic[B]):
     query: Mapping[str, str]
     """The last value of each name."""
     path: str = ""
-    """What stands in place of the route's `{}`."""
+    """The path segment at the route's `{}`."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -89,16 +89,16 @@ class JsonRoutes:
     """What a service answers."""
 
     def __init__(self, *, errors_as_text: bool = False, names_missing_routes: bool = True) -> None:
-        """`errors_as_text`: a body that cannot be read is told in plain text; `names_missing_routes`: a 404 has a body."""
+        """`errors_as_text`: a body that cannot be read is answered with plain text; `names_missing_routes`: a 404 has a body."""
         self._exact: dict[str, dict[str, _Entry]] = {}
         self._open: list[tuple[str, str, dict[str, _Entry]]] = []
-        """Paths with a variable part: what stands before and behind it."""
+        """Paths with a variable segment: the parts before and after it."""
         self._errors_as_text = errors_as_text
         self._names_missing_routes = names_missing_routes
         self.observer: Observer | None = None
 
     def add(self, method: str, path: str, handler: Handler, body: type[Any] | None = None) -> None:
-        """A route; one `{}` in the path stands for any one part of it."""
+        """A route; one `{}` in the path matches any one segment."""
         decode = None if body is None else msgspec.json.Decoder(body).decode
         entry = _Entry(handler, decode, path)
         if "{}" not in path:

@@ -10,7 +10,7 @@ class OneAnswer:
     """Receives it; whatever comes after is not minded."""
 
     def __init__(self, who: str) -> None:
-        """`who` is asked, as errors name it."""
+        """`who` names the responder in errors."""
         self._who = who
         self.first: asyncio.Future[Item] = asyncio.get_running_loop().create_future()
         """The answer, or what went wrong before it came."""

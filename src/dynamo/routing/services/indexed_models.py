@@ -200,7 +200,7 @@ class IndexedModels:
     # Cached blocks.
 
     def find(self, place: Place, blocks: bytes) -> Matches:
-        """Return the cached tokens of a prompt, given its packed token hashes. Raises `HttpError` for an unknown model."""
+        """Return the cached tokens of a prompt by packed token hashes. Raises `HttpError` for an unknown model."""
         model = self.models.get(place)
         if model is None:
             raise HttpError(404, f"no indexer for {shown(place)}")
@@ -245,7 +245,7 @@ class IndexedModels:
 
 
 def tiers_of(index: KvIndex, blocks: bytes) -> dict[Rank, tuple[int, int, int]]:
-    """Return the number of leading blocks of each rank: on its device, then additional ones in host memory, then on disk."""
+    """Return the leading blocks of each rank: on its device, then additional ones in host memory, then on disk."""
     overlap = index.find(blocks)
     found: dict[Rank, tuple[int, int, int]] = {
         rank: (depth, 0, 0) for rank, depth in index.depth_by_rank(overlap).items()

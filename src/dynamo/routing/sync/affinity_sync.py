@@ -2,9 +2,10 @@
 
     router A   bound(session, rank) ──▶ session_affinity_events ──▶ router B's affinity, and back
 
-Each message is one binding with its version, in upstream's format. The greatest version wins everywhere: two routers that bind
-one session concurrently converge to the same worker. Delivery is best effort: a router that starts later receives a session's
-binding with its next request. Prefill and decode workers have separate endpoints, and therefore separate bindings.
+Each message is one binding with its version, in upstream's format. The greatest version wins everywhere: two routers
+that bind one session concurrently converge to the same worker. Delivery is best effort: a router that starts later
+receives a session's binding with its next request. Prefill and decode workers have separate endpoints, and therefore
+separate bindings.
 """
 
 import logging

@@ -4,9 +4,9 @@
 
     session ─▶ rank ──PUB──▶ every peer's SUB ──▶ its sessions, if it keeps any
 
-Messages are upstream's: topic, then a msgpack map of model, group, block size and one `ActiveSequenceEvent`, or, on a separate
-topic, of one session's binding. Delivery is best effort: a message that a slow peer misses is not sent again, and a new peer
-starts empty.
+Messages are upstream's: topic, then a msgpack map of model, group, block size and one `ActiveSequenceEvent`, or, on a
+separate topic, of one session's binding. Delivery is best effort: a message that a slow peer misses is not sent again,
+and a new peer starts empty.
 """
 
 import logging

@@ -2,9 +2,9 @@
 
     router A   added ─ prefilled ─ freed ──▶ active_sequences_events ──▶ router B's active load, and back
 
-Each router has exact data of its own requests, and data of the others' as far as events arrive: a router that starts later
-begins without them, and a request whose `Free` was lost expires like any request that is never released. The requests of a
-router that leaves discovery are dropped. The growth of outputs is not published.
+Each router has exact data of its own requests, and data of the others' as far as events arrive: a router that starts
+later begins without them, and a request whose `Free` was lost expires like any request that is never released. The
+requests of a router that leaves discovery are dropped. The growth of outputs is not published.
 """
 
 import asyncio
