@@ -132,7 +132,7 @@ class Compiler:
         """Callbacks of requests that wait for a grammar under compilation, by key."""
 
     def want(self, guided: GuidedDecoding, thoughts_end: str | None, told: Told) -> None:
-        """Call `told` once, immediately for a cached grammar. Raise `InvalidArgument` for a grammar that is too large."""
+        """Invoke the callback once, immediately for a cached grammar. Raise `InvalidArgument` for a grammar that is too large."""
         key = key_of(guided, thoughts_end)
         guide = self._grammars.kept(key)
         if guide is not None:

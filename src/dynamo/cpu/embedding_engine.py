@@ -105,7 +105,7 @@ class EmbeddingEngine:
         shape = Architecture.read(path)
         longest, rows = config.max_model_len or shape.context_length, config.max_num_batched_tokens
         if longest > shape.rope.reach:
-            raise ConfigError(f"--max-model-len {longest}: the model is made for {shape.rope.reach}")
+            raise ConfigError(f"--max-model-len {longest}: must be at most {shape.rope.reach}, the model's maximum")
         slots = max(longest, rows)
         model = Model(shape, load_weights(path, shape), slots=slots, rows_max=rows, longest=longest)
         self._limits = Limits(shape.vocab_size, longest, shape.hidden_size)

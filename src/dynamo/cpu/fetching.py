@@ -26,7 +26,7 @@ THREADS = 4  # Copying is limited by memory bandwidth; extra threads only cover 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 Ended = Callable[[Fetch, bool], None]
-"""Callback on a pool thread at the end of a fetch; the flag tells whether all blocks arrived."""
+"""Callback on a pool thread at the end of a fetch; the flag is True if all blocks arrived."""
 First = Callable[[Fetch], None]
 """Callback on a pool thread when the first output token arrived before the last block."""
 Heard = Callable[[str, Pulled | None], None]

@@ -26,7 +26,7 @@ class StopRules:
     """Stop tokens given by the caller."""
 
     def reason(self, token: int, said: int) -> str | None:
-        """Return the finish reason if output token number `said` ends the output; None if generation continues."""
+        """Return the finish reason if this token, at the given 1-based position, ends it; None if generation continues."""
         if said >= self.min_tokens:
             if token in self.end_ids:
                 return "eos"

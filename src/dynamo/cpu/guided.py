@@ -180,7 +180,7 @@ class Grammars:
 
 
 class Vocabulary(TokenizerWrapper):
-    """The model's tokens as bytes, plus one end-of-text token that stands for all end ids of a request."""
+    """The model's tokens as bytes, plus one end-of-text token that represents all end ids of a request."""
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self._encode = tokenizer.encode

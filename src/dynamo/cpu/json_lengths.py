@@ -1,10 +1,10 @@
-"""JSON lengths: where a number or a string of JSON has to end although its grammar lets it go on for ever. Pure.
+"""JSON lengths: bounds on numbers and strings of JSON where the grammar allows unlimited length. Pure.
 
 A schema such as `{"type": "integer"}` sets no limit, and a model that never chooses the end of a number writes digits up
-to `max_tokens`. Two limits apply wherever the grammar allows the end, so that a schema that demands more still gets it:
+to `max_tokens`. Two limits apply wherever the grammar allows the end, so that schemas that require more are still satisfied:
 
 * a number ends after `DIGITS_MAX` digits;
-* a string that repeats a few tokens over and over ends after `REPEATED_TOKENS_MAX` of them.
+* a string that repeats a short token sequence ends after `REPEATED_TOKENS_MAX` repeated tokens.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ LETTERS = frozenset(b"abcdfghijklmnopqrstuvwxyzABCDFGHIJKLMNOPQRSTUVWXYZ")  # Wi
 
 @dataclass(frozen=True, slots=True)
 class TokenStarts:
-    """Which tokens of a vocabulary begin with which kind of character."""
+    """Masks of the vocabulary by the kind of character with which a token begins."""
 
     texts: Sequence[bytes]
     number: Bools
@@ -43,22 +43,22 @@ class TokenStarts:
 
 
 class JsonLengths:
-    """The lengths of what one choice has written last."""
+    """Length counters of one choice's output."""
 
     def __init__(self, starts: TokenStarts) -> None:
         self._starts = starts
         self._digits = 0
-        """Of the number at the end of the text."""
+        """Digits of the number at the end of the text."""
         self._last: deque[int] = deque(maxlen=PERIOD_MAX)
         self._repeated = [0] * PERIOD_MAX
-        """Tokens at the end of the text that equal the one so many places before them, by the distance less one."""
+        """For each distance d + 1: trailing tokens that equal the token that many places before them."""
 
     def fresh(self) -> "JsonLengths":
-        """Return the same limits for another choice."""
+        """Return new counters with the same limits for another choice."""
         return JsonLengths(self._starts)
 
     def take(self, token: int) -> None:
-        """Add the token that was chosen."""
+        """Count the chosen token."""
         text = self._starts.texts[token]
         rest = text
         while rest and rest[-1] in NUMBER:
@@ -71,7 +71,7 @@ class JsonLengths:
         self._last.append(token)
 
     def limited(self, allowed: Bools, *, may_end: bool) -> Bools:
-        """Return the tokens that may come, of those that the grammar allows; `may_end`: the text may end here."""
+        """Return the allowed tokens reduced by the limits; `may_end`: the text may end here."""
         starts = self._starts
         if self._digits >= DIGITS_MAX and not (allowed & (starts.letter | starts.quote)).any():
             ending = allowed & ~starts.number  # In a number: neither a letter nor a quote may follow a digit.

@@ -1,4 +1,4 @@
-"""Layout: what this engine's blocks mean to others, so that nobody takes another model's for them."""
+"""Layout: description of this engine's blocks, so that workers never exchange blocks of different models."""
 
 import glob
 import os
@@ -12,7 +12,7 @@ PIECE_BYTES = 1 << 24
 
 
 def layout_of(path: str, shape: Architecture, block_tokens: int) -> Layout:
-    """The layout of a cache of the model in that directory."""
+    """Return the layout of a cache for the model in a directory."""
     return Layout(
         model=fingerprint(path),
         dtype="float32",
@@ -25,14 +25,14 @@ def layout_of(path: str, shape: Architecture, block_tokens: int) -> Layout:
 
 
 def fingerprint(path: str) -> str:
-    """Equal for equal weights, wherever they lie."""
+    """Return a hash of the weights, independent of their location."""
     digest = xxh3_128()
     with open(os.path.join(path, "config.json"), "rb") as file:
         digest.update(file.read())
     for name in sorted(glob.glob(os.path.join(glob.escape(path), "*.safetensors"))):
         size = os.path.getsize(name)
         digest.update(f"{os.path.basename(name)} {size}".encode())
-        with open(name, "rb") as file:  # All of it: training may change a few weights in the middle.
+        with open(name, "rb") as file:  # Hash the whole file: training may change only a few weights.
             while piece := file.read(PIECE_BYTES):
                 digest.update(piece)
     return digest.hexdigest()

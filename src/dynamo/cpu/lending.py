@@ -1,4 +1,4 @@
-"""Lending: a prefill worker's cache, open to decode workers: its memory, and what is held of it for whom."""
+"""Lending: export of a prefill worker's cache to decode workers: its memory and the blocks held for them."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -21,17 +21,17 @@ logger = logging.getLogger(__name__)
 
 
 class Lending:
-    """`Lender` over a `Source`. The memory is made before the cache, and opened when the cache lies in it."""
+    """`Lender` over a `Source`. The memory is allocated before the cache and exported once the cache lies in it."""
 
     def __init__(self, transports: Sequence[Transport], size: int) -> None:
         self._transports = transports
         has_shared = Transport.SHARED_MEMORY in transports and shared.is_available()
         self._pages = SharedPages(size) if has_shared else None
         self.memory: Bytes | None = None if self._pages is None else self._pages.array
-        """What the cache is to lie in, where others may map it."""
+        """Shared memory for the cache, if other processes may map it."""
         self._source: Source | None = None
         self.rooms: Rooms | None = None
-        """Where decode workers wait for prompts that are computed, if they may."""
+        """Server to which decode workers connect while prompts are computed, if enabled."""
 
     def open(
         self,
@@ -40,7 +40,7 @@ class Lending:
         options: SourceOptions,
         freed: Callable[[Sequence[int]], None],
     ) -> None:
-        """Begins to serve. Raises `ConfigError` where it cannot listen."""
+        """Start to serve. Raise `ConfigError` if the address cannot be bound."""
         region = Region(layout, pages)
         self._source = Source(
             region,
@@ -56,8 +56,8 @@ class Lending:
             raise listen_error(f"--kv-transfer-port {options.port}", options.host, error) from None
 
     def open_rooms(self, host: str, port: int, tls: TcpTls) -> None:
-        """Lets decode workers come before a prompt is computed. Raises `ConfigError` where it cannot listen."""
-        assert self._source is not None, "rooms without anything to lend"
+        """Accept decode workers before a prompt is computed. Raise `ConfigError` if the address cannot be bound."""
+        assert self._source is not None, "the transfer server was opened without a source"
         try:
             self.rooms = Rooms(host, port, release=self._source.release, tls=tls)
         except OSError as error:
@@ -77,7 +77,7 @@ class Lending:
 
     @property
     def is_quiescent(self) -> bool:
-        """Nobody is to fetch anything."""
+        """Return whether no block is held for a decode worker."""
         return self._source is None or self._source.leases == 0
 
     def lend(self, blocks: Sequence[int]) -> Descriptor | None:
@@ -89,11 +89,11 @@ class Lending:
             self._source.drop_oldest()
 
     def show(self, registry: MetricsRegistry, model: str) -> None:
-        """What the worker's `/metrics` says of it."""
+        """Register the metrics of the exporter."""
         source = self._source
         assert source is not None, "metrics of a source that is not open"
         labels = ("model",)
-        registry.gauge("dynamo_component_kv_held_blocks", "KV blocks kept for decode workers to fetch", labels).labels(
+        registry.gauge("dynamo_component_kv_held_blocks", "KV blocks held for decode workers", labels).labels(
             model=model
         ).follow(lambda: source.held)
         registry.gauge("dynamo_component_kv_holds", "Prompts whose KV blocks are kept", labels).labels(
@@ -101,14 +101,14 @@ class Lending:
         ).follow(lambda: source.leases)
         ends = registry.counter(
             "dynamo_component_kv_holds_ended_total",
-            "Prompts whose KV blocks are kept no longer: a decode worker has them, or nobody came for them",
+            "Prompts whose KV blocks were released, by reason: fetched or expired",
             ("model", "outcome"),
         )
         ends.labels(model=model, outcome="fetched").follow(lambda: source.pulled)
         ends.labels(model=model, outcome="given_up").follow(lambda: source.expired)
 
     def close(self) -> None:
-        """Serves nobody any more."""
+        """Stop serving."""
         if self.rooms is not None:
             self.rooms.close()
         if self._source is not None:
@@ -118,13 +118,13 @@ class Lending:
 
 
 def agent_of(region: Region, transports: Sequence[Transport]) -> NixlAgent | None:
-    """NIXL's view of a cache, where it is wanted, installed and works."""
+    """Return the NIXL agent of a cache, if NIXL is enabled, installed and working."""
     if Transport.NIXL not in transports or not nixl.is_available():
         return None
     try:
         agent = NixlAgent(region)
-    except Exception as error:  # The library's errors have no common ancestor.
-        logger.warning("NIXL is installed and cannot be used: %s", error)
+    except Exception as error:  # The library's errors have no common base class.
+        logger.warning("NIXL is installed but failed to start: %s", error)
         return None
     logger.warning("--kv-transfer nixl: a worker that is granted one transfer can access this worker's whole KV cache")
     return agent

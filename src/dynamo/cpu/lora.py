@@ -1,7 +1,7 @@
-"""LoRA: adapters in PEFT's layout, read and checked: `adapter_config.json` and `adapter_model.safetensors`.
+"""LoRA: read and validate adapters in PEFT layout: `adapter_config.json` and `adapter_model.safetensors`.
 
-What the model's matrices were made into when they were loaded (dynamo.cpu.model) is done to the adapter's, too, so that
-they add up. What this engine cannot compute is refused by name: an adapter is used as it was trained, or not at all.
+The transformations applied to the model's matrices on loading (dynamo.cpu.model) are applied to the adapter as well, so that
+the two add up. Unsupported settings are rejected by name: an adapter is used exactly as it was trained, or not at all.
 """
 
 import os
@@ -28,7 +28,7 @@ REFUSED = (
     "use_dora", "use_qalora", "use_bdlora", "lora_bias", "modules_to_save", "trainable_token_indices", "target_parameters",
     "layer_replication", "alora_invocation_tokens", "arrow_config", "megatron_config",
 )  # fmt: skip
-"""Settings that change what an adapter computes, and in ways that this engine does not know."""
+"""Settings that change the computation of an adapter in ways that this engine does not support."""
 
 _TENSOR = re.compile(
     r"base_model\.model\.(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+_proj))\.lora_([AB])(?:\.default)?\.weight"
@@ -36,12 +36,12 @@ _TENSOR = re.compile(
 
 
 def read_adapter(path: str, name: str, number: int, *, model_path: str, shape: Architecture, rank_max: int) -> Adapter:
-    """Raises `ConfigError` for what is no adapter of this model, or more than this engine can do."""
+    """Read an adapter. Raise `ConfigError` if it does not fit the model or exceeds the engine's limits."""
     config = read_json(os.path.join(path, CONFIG))
     scales = _Scales(config, path, rank_max)
     file = os.path.join(path, WEIGHTS)
     if not os.path.isfile(file):
-        raise ConfigError(f"{path}: {WEIGHTS} is not there")
+        raise ConfigError(f"{path}: {WEIGHTS} is missing")
     checkpoint = Checkpoint(path, single=WEIGHTS)
     modules = _modules(checkpoint, shape)
     scales.check_targets(modules)
@@ -51,7 +51,7 @@ def read_adapter(path: str, name: str, number: int, *, model_path: str, shape: A
 
 
 def _modules(checkpoint: Checkpoint, shape: Architecture) -> dict[str, str]:
-    """What the adapter's projections are called in its file, by their names in the model."""
+    """Return the adapter's module names in its file, by their names in the model."""
     halves: dict[str, set[str]] = {}
     prefixes: dict[str, str] = {}
     for tensor in checkpoint.unread():
@@ -66,12 +66,12 @@ def _modules(checkpoint: Checkpoint, shape: Architecture) -> dict[str, str]:
         raise ConfigError(f"{checkpoint.path}: the adapter is empty")
     for module, tensors in halves.items():
         if len(tensors) != 2:
-            raise ConfigError(f"{checkpoint.path}: of {module} only {min(tensors)} is there")
+            raise ConfigError(f"{checkpoint.path}: {module} contains only {min(tensors)}")
     return {module: re.sub(r"lora_[AB](?=(?:\.default)?\.weight$)", "lora_{}", one) for module, one in prefixes.items()}
 
 
 class _Scales:
-    """What adapter_config.json says of ranks and scales."""
+    """Ranks and scales from adapter_config.json."""
 
     def __init__(self, config: Mapping[str, Any], path: str, rank_max: int) -> None:
         self._config = config
@@ -89,7 +89,7 @@ class _Scales:
         self._alphas = self._pattern("alpha_pattern")
 
     def check_targets(self, modules: Mapping[str, str]) -> None:
-        """Asserts that the file holds what the config speaks of."""
+        """Raise `ConfigError` if the modules in the file are not those that the config lists."""
         targets = self._config.get("target_modules")
         if targets is None or targets == ALL_LINEAR:
             return
@@ -97,7 +97,7 @@ class _Scales:
             try:
                 pattern = re.compile(targets)
             except re.error as error:
-                raise ConfigError(f"{self._path}: target_modules is no regular expression: {error}") from None
+                raise ConfigError(f"{self._path}: target_modules is not a valid regular expression: {error}") from None
             strangers = [module for module in modules if not pattern.fullmatch(module)]
         else:
             named = _texts(targets, f"{self._path}: target_modules")
@@ -110,10 +110,10 @@ class _Scales:
                 module for module in modules if not any(module == one or module.endswith(f".{one}") for one in named)
             ]
         if strangers:
-            raise ConfigError(f"{self._path}: {strangers[0]} is adapted, and target_modules does not name it")
+            raise ConfigError(f"{self._path}: {strangers[0]} is in the file but not in target_modules")
 
     def of(self, module: str) -> tuple[int, float]:
-        """Rank and scale of a projection."""
+        """Return rank and scale of a projection."""
         rank = self._number(self._ranks.get(_key(self._ranks, module)), "r")
         alpha = self._number(self._alphas.get(_key(self._alphas, module)), "lora_alpha")
         if rank != int(rank) or not 1 <= rank <= self._rank_max:
@@ -136,12 +136,12 @@ class _Scales:
 
 
 def _key(patterns: Mapping[str, Any], module: str) -> str:
-    """The first pattern that the end of a module's name answers to; the name itself where there is none."""
+    """Return the first pattern that matches the end of a module's name; the name itself if none does."""
     return next((one for one in patterns if re.match(rf"(.*\.)?({one})$", module)), module)
 
 
 class _Reader:
-    """One layer of an adapter."""
+    """Reader of one layer of an adapter."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Reader:
     def _pair(
         self, projection: str, outputs: int, inputs: int, *, factor: float = 1.0, is_rotated: bool = False
     ) -> tuple[F32, F32] | None:
-        """Down and up of a projection; None where the adapter leaves it alone."""
+        """Return the down and up matrices of a projection; None if the adapter does not change it."""
         module = f"{self._name}.{projection}"
         tensor = self._modules.get(module)
         if tensor is None:
@@ -197,13 +197,13 @@ class _Reader:
         down = self._checkpoint.tensor(tensor.format("A"), rank, inputs)
         up = self._checkpoint.tensor(tensor.format("B"), outputs, rank) * np.float32(scale * factor)
         if not (np.isfinite(down).all() and np.isfinite(up).all()):
-            raise ConfigError(f"{self._checkpoint.path}: {module} has weights that are no numbers")
+            raise ConfigError(f"{self._checkpoint.path}: {module} has weights that are not finite")
         return down, (interleaved(up, self._shape.head_dim) if is_rotated else up)
 
     def _joined(
         self, norm: str | None, inputs: int, pairs: Sequence[tuple[F32, F32] | None], sizes: Sequence[int]
     ) -> Delta | None:
-        """What is added to a matrix that joins these projections, behind a norm."""
+        """Return the term for a matrix that joins these projections and follows a norm."""
         ranks = sum(len(pair[0]) for pair in pairs if pair is not None)
         if ranks == 0:
             return None
@@ -228,7 +228,7 @@ def _texts(value: Any, what: str) -> list[str]:
 
 
 def _fingerprint(path: str) -> int:
-    """Equal for equal files, wherever they lie."""
+    """Return a hash of the adapter's files, independent of their location."""
     digest = xxh3_64()
     for name in (CONFIG, WEIGHTS):
         with open(os.path.join(path, name), "rb") as file:

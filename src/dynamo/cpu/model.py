@@ -1,10 +1,10 @@
 """Model: the transformer, from token ids to logits.
 
-Rows are tokens: all sequences of a step are computed as one matrix, whatever their lengths, and only attention knows
-which rows belong together. Four things are done to the weights when they are loaded, so that they need not be done to
-every token:
+Rows are tokens: all sequences of a step are computed as one matrix, whatever their lengths; only attention depends on
+which rows belong to which sequence. Four transformations are applied to the weights on loading, so that they need not be
+applied to every token:
 
-* the gain of a norm is multiplied into the matrix behind it;
+* the gain of a norm is multiplied into the matrix that follows it;
 * queries, keys and values are one matrix, and so are the gate and the up projection;
 * the halves of a head are interleaved, so that a rotation is one multiplication of complex numbers;
 * the 1/sqrt(head_dim) of attention is multiplied into the queries, and the 1/2 of SiLU into the gate.
@@ -30,17 +30,17 @@ THIN_ROWS_MAX = 63  # Up to here it is faster with the weights on the left, even
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tokens of one step. Spans of one row come first, ordered by context; rows follow the spans."""
+    """Tokens of one step. Spans of one row come first, ordered by context; rows follow the spans."""
 
     tokens: Ids
     positions: Ids
     slots: Ids
-    """Where each token's keys and values go."""
+    """Cache slot for the keys and values of each token."""
     spans: Sequence[Span]
     wanted: Ids
-    """The rows whose logits are asked for."""
+    """Rows whose logits are needed."""
     adapted: Sequence[Adapted] = ()
-    """The rows that adapters have a say in."""
+    """Rows that use adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Everything that is learnt."""
+    """All trained parameters."""
 
     embedding: F32
     layers: Sequence[Layer]
@@ -69,7 +69,7 @@ class Weights:
 
 
 class Model:
-    """A transformer with its cache. Not safe for threads: its buffers are one step's."""
+    """Transformer with its cache. Not thread-safe: its buffers are reused by every step."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Model:
         longest: int,
         memory: npt.NDArray[np.uint8] | None = None,
     ) -> None:
-        """`memory` is what the cache is to lie in, where others read it."""
+        """`memory`: existing memory for the cache, if other processes read it."""
         self.shape = shape
         self.cache = KvCache(shape.layers, shape.kv_heads, slots, shape.head_dim, memory)
         self._loaded: Weights | None = weights
@@ -93,11 +93,11 @@ class Model:
         return self._loaded is not None
 
     def load(self, weights: Weights) -> None:
-        """Computes with these from now on. What the cache holds was computed with others."""
+        """Use these weights from now on. The caller must discard cached blocks of other weights."""
         self._loaded = weights
 
     def unload(self) -> None:
-        """Forgets its weights; there is nothing to compute until `load`."""
+        """Release the weights; nothing can be computed until `load`."""
         self._loaded = None
 
     @property
@@ -106,7 +106,7 @@ class Model:
         return self._loaded
 
     def forward(self, batch: Batch) -> F32:
-        """Writes the tokens' keys and values and returns the logits of the wanted rows."""
+        """Write the tokens' keys and values and return the logits of the wanted rows."""
         return self.logits(self.states(batch))
 
     def logits(self, states: F32) -> F32:
@@ -117,12 +117,12 @@ class Model:
         return logits
 
     def score(self, states: F32) -> F32:
-        """What the head makes of states: a number for each token, or for each label."""
+        """Apply the head to states: one score per token of the vocabulary, or per label."""
         scores: F32 = states @ self._weights.head.T
         return scores
 
     def states(self, batch: Batch) -> F32:
-        """Writes the tokens' keys and values and returns what the wanted rows have become, normalised."""
+        """Write the tokens' keys and values and return the normalised final states of the wanted rows."""
         shape, eps, weights = self.shape, self.shape.norm_eps, self._weights
         work = self._buffers.of(len(batch.tokens))
         groups = plan(batch.spans, shape.kv_heads, shape.heads // shape.kv_heads)
@@ -166,7 +166,7 @@ class Model:
 
 
 class _Buffers:
-    """Memory that every layer of every step uses again."""
+    """Memory that is reused by every layer of every step."""
 
     def __init__(self, shape: Architecture, rows_max: int) -> None:
         self.shape = shape
@@ -182,7 +182,7 @@ class _Buffers:
         self._views: dict[int, _Views] = {}
 
     def of(self, rows: int) -> "_Views":
-        """The first rows of each buffer, shaped as the layers want them."""
+        """Return views of the first rows of each buffer, in the shapes that the layers use."""
         views = self._views.get(rows)
         if views is None:
             views = self._views[rows] = _Views(self, rows)
@@ -190,7 +190,7 @@ class _Buffers:
 
 
 class _Views:
-    """The buffers of one step."""
+    """Views of the buffers for one step."""
 
     def __init__(self, buffers: _Buffers, rows: int) -> None:
         shape = buffers.shape
@@ -220,7 +220,7 @@ class _Views:
 
 
 def project(x: F32, matrix: F32, out: F32, scratch: F32) -> None:
-    """`out = x @ matrix.T`, in the form that OpenBLAS computes fastest for so many rows."""
+    """Compute `out = x @ matrix.T` in the form that OpenBLAS computes fastest for this number of rows."""
     rows = len(x)
     if rows <= GEMV_ROWS_MAX:
         for row in range(rows):
@@ -234,7 +234,7 @@ def project(x: F32, matrix: F32, out: F32, scratch: F32) -> None:
 
 
 def normalise(x: F32, eps: float, out: F32) -> None:
-    """Divides by the root of the mean square over the last axis."""
+    """Divide by the root of the mean square over the last axis."""
     square = np.einsum("...i,...i->...", x, x)
     square /= x.shape[-1]
     square += eps
@@ -243,7 +243,7 @@ def normalise(x: F32, eps: float, out: F32) -> None:
 
 
 def gated_silu(half_gate: F32, up: F32, out: F32) -> None:
-    """SiLU of the gate, times up: g * sigmoid(g) = h * (1 + tanh(h)) with h = g / 2, which cannot overflow."""
+    """Compute SiLU(gate) * up: g * sigmoid(g) = h * (1 + tanh(h)) with h = g / 2, which cannot overflow."""
     np.tanh(half_gate, out=out)
     out += 1
     out *= half_gate
@@ -251,7 +251,7 @@ def gated_silu(half_gate: F32, up: F32, out: F32) -> None:
 
 
 def load_weights(path: str, shape: Architecture) -> Weights:
-    """Reads a checkpoint. Raises `ConfigError` if a tensor is missing, of the wrong shape or left over."""
+    """Load a checkpoint. Raise `ConfigError` if a tensor is missing, of the wrong shape or unused."""
     checkpoint = Checkpoint(path)
     hidden, vocab = shape.hidden_size, shape.vocab_size
     embedding = checkpoint.tensor("model.embed_tokens.weight", vocab, hidden)
@@ -263,12 +263,12 @@ def load_weights(path: str, shape: Architecture) -> Weights:
     )
     left = [name for name in checkpoint.unread() if name != "lm_head.weight" and not name.endswith("inv_freq")]
     if left:
-        raise ConfigError(f"{path}: {left[0]} (one of {len(left)}) has no place in a {shape.name}")
+        raise ConfigError(f"{path}: {left[0]} (one of {len(left)}) is not used by a {shape.name}")
     return weights
 
 
 def _load_head(checkpoint: Checkpoint, shape: Architecture, embedding: F32) -> F32:
-    """What states are told by: a row for each token, or for each label."""
+    """Return the output head: a row for each token of the vocabulary, or for each label."""
     if shape.labels:
         return checkpoint.tensor("score.weight", len(shape.labels), shape.hidden_size)
     if shape.has_tied_embeddings:
@@ -316,11 +316,11 @@ def _qkv(q: int, kv: int) -> list[tuple[str, int]]:
 
 
 def _joined(biases: list[F32 | None]) -> F32 | None:
-    """Projections that are one matrix have all their biases or none."""
+    """Concatenate the biases of joined projections, which must all exist or all be absent."""
     return None if biases[0] is None else np.concatenate([bias for bias in biases if bias is not None])
 
 
 def interleaved(rows: F32, dim: int) -> F32:
-    """Puts a head's pairs side by side: they lie half a head apart in a checkpoint."""
+    """Interleave the two halves of a head: in a checkpoint, the members of a pair lie half a head apart."""
     halves = rows.reshape(-1, 2, dim // 2, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)

@@ -1,4 +1,4 @@
-"""Orders: what the loop's thread tells the engine's, one after the other."""
+"""Orders: messages from the event loop's thread to the engine's thread, executed in order."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -35,13 +35,13 @@ class TakeBack:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """To be done between two steps."""
+    """Function to be executed between two steps."""
 
     work: Callable[[], None]
     done: "asyncio.Future[None]"
 
     def end(self, error: Exception | None) -> None:
-        """Tells whoever waits for it. On the loop's thread."""
+        """Complete the future of the caller. Runs on the loop's thread."""
         if self.done.done():
             return
         if error is None:
@@ -51,11 +51,11 @@ class Call:
 
 
 class Look:
-    """Something changed in the tiers below the cache: it is to be told."""
+    """Report a change in the tiers below the cache."""
 
 
 class Stop:
-    """Compute no more."""
+    """Stop computing."""
 
 
 Order = Add | Drop | Fetched | FirstCame | TakeBack | Call | Look | Stop

@@ -1,4 +1,4 @@
-"""Rope: rotary position embedding and the ways in which checkpoints stretch it."""
+"""Rope: rotary position embedding and its context extension methods."""
 
 import math
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from dynamo.core.errors import ConfigError
 F64 = npt.NDArray[np.float64]
 C64 = npt.NDArray[np.complex64]
 
-THETA = 10_000.0  # The base where config.json names none.
+THETA = 10_000.0  # Default base if config.json has none.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """`rope_parameters` of config.json, or `rope_scaling` as older checkpoints spell it."""
+    """Parameters from `rope_parameters` of config.json, or `rope_scaling` in older checkpoints."""
 
     kind: str
     dim: int
@@ -38,7 +38,7 @@ class Rope:
 
     @classmethod
     def read(cls, config: dict[str, Any], head_dim: int, max_positions: int) -> "Rope":
-        """Raises `ConfigError` for a kind that is not known, `KeyError` for a number that is missing."""
+        """Read the parameters. Raise `ConfigError` for an unknown kind, `KeyError` for a missing number."""
         given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
         kind = str(given.get("rope_type") or given.get("type") or "default")
         if kind not in KINDS:
@@ -74,15 +74,15 @@ class Rope:
 
     @property
     def reach(self) -> int:
-        """The longest sequence that this embedding can tell apart."""
+        """Return the longest sequence for which this embedding is defined."""
         return int(self.max_positions * self.factor) if self.kind == "dynamic" else self.max_positions
 
     def rotations(self, longest: int) -> C64:
-        """The rotation of each pair at each position: (longest, dim / 2) complex numbers.
+        """Return the rotation of each pair at each position: (longest, dim / 2) complex numbers.
 
-        Where a kind chooses its frequencies by the length of the sequence (`dynamic`, `longrope`), the length is
-        `longest`, the longest sequence that is served: a position's rotation must not depend on how the prompt
-        was cut, or a cached key would not fit a later query.
+        Kinds that choose frequencies by the sequence length (`dynamic`, `longrope`) use `longest`, the longest sequence that is
+        served: a position's rotation must not depend on how the prompt was chunked, or a cached key would not match a later
+        query.
         """
         frequencies, amplitude = KINDS[self.kind](self, longest)
         angles = np.outer(np.arange(longest, dtype=np.float64), frequencies)
@@ -108,13 +108,13 @@ def _linear(rope: Rope, longest: int) -> tuple[F64, float]:
 
 
 def _dynamic(rope: Rope, longest: int) -> tuple[F64, float]:
-    """NTK-aware: a larger base, as much as the sequence is longer than the model was made for."""
+    """NTK-aware: scale the base with the ratio of the sequence length to the trained length."""
     stretch = rope.factor * max(longest, rope.max_positions) / rope.max_positions - (rope.factor - 1)
     return _plain(rope.dim, rope.theta * stretch ** (rope.dim / (rope.dim - 2))), 1.0
 
 
 def _yarn(rope: Rope, longest: int) -> tuple[F64, float]:
-    """Fast pairs keep their frequency, slow ones are divided by the factor, those between are blended."""
+    """Keep the frequency of fast pairs, divide that of slow pairs by the factor and interpolate in between."""
 
     def pair_of(rotations: float) -> float:
         turns = rope.original_max_positions / (rotations * 2 * math.pi)
@@ -143,7 +143,7 @@ def _yarn_amplitude(rope: Rope) -> float:
 
 
 def _longrope(rope: Rope, longest: int) -> tuple[F64, float]:
-    """Each pair has a divisor of its own, one set for short sequences and one for long."""
+    """Divide each pair by its own factor, from one set for short sequences and one for long ones."""
     factors = rope.long_factor if longest > rope.original_max_positions else rope.short_factor
     amplitude = 1.0
     if rope.attention_factor is not None:
@@ -154,7 +154,7 @@ def _longrope(rope: Rope, longest: int) -> tuple[F64, float]:
 
 
 def _llama3(rope: Rope, longest: int) -> tuple[F64, float]:
-    """Long waves are divided by the factor, short ones kept, those between blended."""
+    """Divide the frequency of long waves by the factor, keep that of short waves and interpolate in between."""
     plain = _plain(rope.dim, rope.theta)
     waves_in_context = rope.original_max_positions * plain / (2 * math.pi)
     width = rope.high_freq_factor - rope.low_freq_factor

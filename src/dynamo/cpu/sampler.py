@@ -1,4 +1,4 @@
-"""Sampler: which token is next, given the logits. Pure: chance comes from the seed and the position alone."""
+"""Sampler: choose the next token from the logits. Pure: randomness depends only on the seed and the position."""
 
 import struct
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 _NEVER = np.float32(-np.inf)
-GREEDY_BELOW = 1e-5  # A temperature so low divides logits out of float32's range; its limit is the likeliest token.
+GREEDY_BELOW = 1e-5  # Lower temperatures overflow float32; the limit is the likeliest token.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How one choice's tokens are chosen; the defaults choose from the model's own distribution."""
+    """Sampling parameters of one choice; the defaults sample from the model's own distribution."""
 
     seed: int = 0
     index: int = 0
-    """The choice: two choices of one request draw differently from one seed."""
+    """Index of the choice: choices of one request draw differently from the same seed."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -31,9 +31,9 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed: npt.NDArray[np.bool_] | None = field(default=None, compare=False)
-    """The tokens that may come at all, where the caller listed them."""
+    """Mask of the tokens in the caller's `allowed_token_ids`; None for all."""
     logprobs: int | None = None
-    """Alternatives to report beside each token."""
+    """Number of alternatives to report for each token."""
 
     @property
     def is_greedy(self) -> bool:
@@ -41,7 +41,7 @@ class Sampling:
 
     @property
     def is_plain(self) -> bool:
-        """True when the likeliest token is the answer and nothing else is asked."""
+        """Return whether sampling is greedy without any modification or report."""
         is_asked = self.logprobs is not None or self.logit_bias or self.has_penalties or self.allowed is not None
         return self.is_greedy and not is_asked
 
@@ -52,16 +52,16 @@ class Sampling:
 
 @dataclass(slots=True)
 class History:
-    """How often each token was said; kept only for those who are punished for it."""
+    """Token counts of a sequence; kept only for choices with penalties."""
 
     counts: npt.NDArray[np.int32]
-    """In the output."""
+    """Occurrences in the output."""
     is_seen: npt.NDArray[np.bool_]
-    """In the prompt or the output."""
+    """Whether the token occurs in the prompt or the output."""
 
     @classmethod
     def of(cls, prompt: Sequence[int], vocab_size: int, output_tokens: int = 0) -> "History":
-        """Return the history of a prompt that ends with so many tokens of output."""
+        """Return the history of a prompt whose last `output_tokens` tokens count as output."""
         is_seen = np.zeros(vocab_size, np.bool_)
         is_seen[list(prompt)] = True
         counts = np.zeros(vocab_size, np.int32)
@@ -76,48 +76,48 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A token, and what was asked about it."""
+    """Sampled token with its requested log-probabilities."""
 
     token: int
     logprob: float | None = None
     alternatives: list[tuple[int, float]] = field(default_factory=list)
-    """Token and log-probability, the likeliest first."""
+    """Pairs of token and log-probability, the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The log-probability of one token of a prompt, given the tokens before it."""
+    """Log-probability of one prompt token, given the tokens before it."""
 
     token: int
     logprob: float
     rank: int
-    """Position among all tokens of the vocabulary, from the likeliest; 1 is the likeliest."""
+    """Rank among all tokens of the vocabulary; 1 is the likeliest."""
     alternatives: list[tuple[int, float]]
     """Token and log-probability of the likeliest tokens, the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What the sampler must know of one sequence to choose its next token."""
+    """Input of the sampler for one sequence."""
 
     sampling: Sampling
     position: int
-    """Of the token to be chosen, counted from the beginning of the prompt."""
+    """Position of the token to be sampled, counted from the start of the prompt."""
     history: History | None = None
     forbidden: Sequence[int] = ()
-    """Tokens that must not come yet."""
+    """Tokens that must not be sampled at this position."""
     allowed: npt.NDArray[np.bool_] | None = None
-    """Tokens that may come, one of them at least; None: all."""
+    """Mask of allowed tokens, at least one; None for all."""
 
 
 def greedy(logits: F32) -> list[int]:
-    """The likeliest token of each row."""
+    """Return the likeliest token of each row."""
     tokens: list[int] = logits.argmax(axis=-1).tolist()
     return tokens
 
 
 def sample(logits: F32, draw: Draw) -> Sampled:
-    """Chooses from one row of logits. Raises `FloatingPointError` if they are not finite."""
+    """Sample from one row of logits. Raise `FloatingPointError` if they are not finite."""
     sampling = draw.sampling
     if not np.isfinite(logits.max()):
         raise FloatingPointError("the model's logits are not finite")
@@ -150,12 +150,12 @@ def score(logits: F32, tokens: Sequence[int], count: int) -> list[Scored]:
 
 
 def uniform(seed: int, index: int, position: int) -> float:
-    """A number in [0, 1) that depends on these three alone: whatever else is computed, the same seed says the same."""
+    """Return a number in [0, 1) that depends only on the arguments, so that a seed is reproducible under any load."""
     return (xxh3_64_intdigest(struct.pack("<QQQ", seed, index, position)) >> 11) * 2.0**-53
 
 
 def log_softmax(logits: F32) -> F64:
-    """Log-probabilities of the model's own distribution, before anything was asked of it."""
+    """Return log-probabilities of the model's own distribution, before any sampling parameter is applied."""
     shifted = logits.astype(np.float64) - float(logits.max())
     result: F64 = shifted - np.log(np.exp(shifted).sum())
     return result
@@ -189,7 +189,7 @@ def _punish(logits: F32, sampling: Sampling, history: History) -> None:
 
 
 def _weights(logits: F32, sampling: Sampling) -> F32:
-    """What is left of the distribution, not normalised; the likeliest token weighs 1."""
+    """Return the truncated distribution, not normalised; the likeliest token has weight 1."""
     weights: F32 = np.exp((logits - logits.max()) / np.float32(sampling.temperature))
     if sampling.min_p > 0:
         weights[weights < sampling.min_p] = 0
@@ -201,7 +201,7 @@ def _weights(logits: F32, sampling: Sampling) -> F32:
 
 
 def _nucleus_floor(weights: F32, top_p: float) -> float:
-    """The smallest weight among the fewest tokens that together make up `top_p` of the whole."""
+    """Return the smallest weight in the smallest set of tokens whose total reaches `top_p`."""
     total = float(weights.sum(dtype=np.float64))
     # Tokens below this make up less than 1 - top_p even together; the nucleus is among the others.
     candidates = weights[weights >= (1 - top_p) * total / len(weights)]

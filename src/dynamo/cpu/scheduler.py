@@ -1,12 +1,12 @@
-"""Scheduler: which sequences the next step computes, and how many tokens of each. Pure.
+"""Scheduler: choose the sequences of the next step and the number of tokens of each. Pure.
 
-Continuous batching: sequences join and leave between any two steps. Those that generate come first, one token each; what
-is left of the token budget goes to prompts, in chunks. When blocks run out, the youngest sequence gives all of its up
-and is computed again later: nothing it said is lost, and much of it may still be in the cache.
+Continuous batching: sequences join and leave between any two steps. Generating sequences come first, one token each; the
+rest of the token budget goes to prompts, in chunks. When blocks run out, the youngest sequence releases all of its blocks
+and is recomputed later: its output is kept, and many of its blocks may still be in the cache.
 
-Between prefill and decode workers a sequence's blocks change hands. At the one the blocks of a finished sequence are
-*lent*: nobody here uses them, but they are not free until whoever fetches them has done so. At the other a sequence
-whose prompt was computed elsewhere holds its blocks while it is *fetching*, and runs when they are there.
+Blocks are transferred between prefill and decode workers. On the prefill worker, the blocks of a finished sequence are
+*lent*: no local sequence uses them, but they are not free until the decode worker has fetched them. On the decode worker, a
+sequence whose prompt was computed elsewhere holds its blocks while it is *fetching*, and runs once they have arrived.
 """
 
 from collections import Counter, deque
@@ -28,31 +28,31 @@ class Chunk:
 
     @property
     def is_last(self) -> bool:
-        """True when nothing is pending afterwards, so that a token can be sampled."""
+        """Return whether nothing is pending afterwards, so that a token can be sampled."""
         return self.count == self.sequence.pending
 
 
 class Tiers(Protocol):
-    """Where blocks are kept beside the cache."""
+    """Storage of blocks below the cache."""
 
     def is_ready(self, sequence: Sequence, pool: BlockPool) -> bool:
-        """False while more of its prefix than the pool's part is on its way to where `take` finds it."""
+        """Return False while more of the prefix than the pool's part is being loaded for `take`."""
 
     def take(self, sequence: Sequence, cached: int) -> list[int]:
-        """Holds what can be copied into the cache at once, behind the cache's part of a prefix."""
+        """Acquire blocks that can be copied into the cache at once and continue the cached part of a prefix."""
 
     def load(self, slots: list[int], blocks: list[int]) -> None:
-        """To be copied before the next step is computed."""
+        """Queue copies into the cache that must be done before the next step."""
 
     def save(self, sequence: Sequence, parent_hash: int | None, contents: list[Content]) -> None:
-        """These blocks were computed."""
+        """Save computed blocks."""
 
     def forget(self, sequence: Sequence) -> None:
-        """It waits for nothing any more."""
+        """Cancel a sequence's pending loads."""
 
 
 class Scheduler:
-    """Waiting and running sequences, in the order in which they came."""
+    """Waiting and running sequences, in order of arrival."""
 
     def __init__(
         self,
@@ -63,21 +63,21 @@ class Scheduler:
         tiers: Tiers | None = None,
         adapters_max: int | None = None,
     ) -> None:
-        """`adapters_max`: how many adapters may run at the same time."""
+        """`adapters_max`: number of adapters that may run at the same time."""
         assert batched_tokens_max >= sequences_max, "every running sequence needs a token of the budget"
         self.pool = pool
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.fetching: list[Sequence] = []
         self.lent: Counter[int] = Counter()
-        """Blocks that others fetch, and for how many of them."""
+        """Number of fetches of each lent block."""
         self.preemptions = 0
         self._tiers = tiers
         self._begun: list[Sequence] = []
         self._is_stuck = False
-        """Nobody who waits can start until something is freed."""
+        """True if no waiting sequence can start until something is freed."""
         self._is_loading = False
-        """Somebody waits for blocks that are on their way from the tiers."""
+        """True if a waiting sequence depends on blocks that are being loaded from the tiers."""
         self._sequences_max = sequences_max
         self._batched_tokens_max = batched_tokens_max
         self._adapters_max = adapters_max
@@ -88,7 +88,7 @@ class Scheduler:
 
     @property
     def is_starved(self) -> bool:
-        """True when blocks are lent that those who wait need in order to start."""
+        """Return whether lent blocks prevent waiting sequences from starting."""
         return self._is_stuck and bool(self.waiting and self.lent) and not (self.running or self.fetching)
 
     def add(self, sequence: Sequence) -> None:
@@ -96,7 +96,7 @@ class Scheduler:
         self._is_stuck = False
 
     def finish(self, sequence: Sequence) -> None:
-        """Forgets a sequence, wherever it is; harmless for one that is gone already."""
+        """Remove a sequence in any state; no effect if it was already removed."""
         if sequence.is_finished:
             return
         sequence.is_finished = True
@@ -106,24 +106,24 @@ class Scheduler:
         if sequence in self.running:
             self.running.remove(sequence)
             self.pool.release(sequence.drop())
-        elif sequence not in self.fetching:  # Into its blocks somebody writes: they are free when that is over.
+        elif sequence not in self.fetching:  # The transfer still writes to its blocks; they are freed at its end.
             self.waiting.remove(sequence)
 
     def lend(self, sequence: Sequence, first: int = 0) -> list[int]:
-        """Forgets a sequence that runs, but not its blocks from the first on: they are held until `take_back`."""
+        """Remove a running sequence but hold its blocks from `first` on until `take_back`; return them."""
         blocks = self.lend_part(sequence, first, len(sequence.blocks))
         self.finish(sequence)
         return blocks
 
     def lend_part(self, sequence: Sequence, first: int, end: int) -> list[int]:
-        """The same of some of its blocks, while it runs on."""
+        """Lend some blocks of a sequence that continues to run; return them."""
         blocks = sequence.blocks[first:end]
         self.pool.share(blocks)
         self.lent.update(blocks)
         return blocks
 
     def take_back(self, blocks: Items[int]) -> None:
-        """Lent blocks are needed by nobody else any more."""
+        """Release lent blocks."""
         self.lent.subtract(blocks)
         for block in blocks:
             assert self.lent[block] >= 0, "a block was taken back twice"
@@ -133,12 +133,12 @@ class Scheduler:
         self._is_stuck = False
 
     def take_begun(self) -> list[Sequence]:
-        """The sequences whose blocks are to be fetched since the last call."""
+        """Return the sequences that started fetching since the last call."""
         begun, self._begun = self._begun, []
         return begun
 
     def end_fetch(self, sequence: Sequence, *, is_whole: bool) -> None:
-        """A sequence's blocks are there, or cannot be had: then it computes its prompt like any other, before others."""
+        """Run a sequence whose blocks arrived; on failure, queue it first to compute its own prompt."""
         self.fetching.remove(sequence)
         self._is_stuck = False
         if sequence.is_finished:
@@ -154,7 +154,7 @@ class Scheduler:
             self.waiting.appendleft(sequence)
 
     def plan(self) -> list[Chunk]:
-        """The next step. Blocks for it are held when this returns."""
+        """Return the next step. Its blocks are held on return."""
         chunks: dict[Sequence, Chunk] = {}
         preemptions = self.preemptions
         budget = self._batched_tokens_max
@@ -170,17 +170,17 @@ class Scheduler:
         return list(chunks.values())
 
     def advance(self, chunks: list[Chunk]) -> None:
-        """The step was computed."""
+        """Record that the step was computed."""
         for chunk in chunks:
             chunk.sequence.computed += chunk.count
             self._store(chunk.sequence)
 
     def validate(self) -> None:
-        """Asserts what must hold between any two calls."""
+        """Assert the invariants between any two calls."""
         self.pool.validate()
         holders = [*self.running, *self.fetching]
         held = {block for sequence in holders for block in sequence.blocks} | self.lent.keys()
-        assert len(held) == self.pool.used, "a block is held by nobody who runs"
+        assert len(held) == self.pool.used, "a block is held by no running sequence"
         assert len(holders) <= self._sequences_max, "too many sequences run"
         for sequence in self.running:
             sequence.validate()
@@ -188,14 +188,16 @@ class Scheduler:
         for sequence in self.waiting:
             assert not sequence.blocks, "a waiting sequence holds blocks"
         for sequence in self.fetching:
-            assert sequence.is_remote, "a sequence fetches what nobody computed for it"
-            assert sequence.blocks_missing(sequence.prompt_tokens) == 0, "a fetching sequence lacks room for its prompt"
+            assert sequence.is_remote, "a fetching sequence has no remote prompt"
+            assert sequence.blocks_missing(sequence.prompt_tokens) == 0, (
+                "a fetching sequence has too few blocks for its prompt"
+            )
         everyone = [*self.waiting, *self.running, *(one for one in self.fetching if not one.is_finished)]
         assert len(set(everyone)) == len(everyone), "a sequence is in two places"
-        assert not any(sequence.is_finished for sequence in everyone), "a finished sequence was not forgotten"
+        assert not any(sequence.is_finished for sequence in everyone), "a finished sequence was not removed"
 
     def _make_room(self, sequence: Sequence, count: int, chunks: dict[Sequence, Chunk]) -> bool:
-        """Blocks for the next `count` tokens; False if the sequence itself had to give way."""
+        """Acquire blocks for the next `count` tokens; return False if the sequence itself was preempted."""
         missing = sequence.blocks_missing(sequence.computed + count)
         if missing <= 0:
             return True
@@ -217,7 +219,7 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def _admit(self, chunks: dict[Sequence, Chunk], budget: int) -> None:
-        """Lets sequences in, first come first served, as long as slots, tokens and blocks last."""
+        """Start waiting sequences in order of arrival while slots, tokens and blocks are available."""
         is_held_back = False
         for sequence in [sequence for sequence in self.waiting if sequence.is_ready]:
             if len(self.running) + len(self.fetching) >= self._sequences_max:
@@ -225,7 +227,7 @@ class Scheduler:
             if sequence.adapter is not None and self._adapters_max is not None:
                 is_held_back = is_held_back or not self._has_slot(sequence.adapter, self._adapters_max)
                 if is_held_back:
-                    continue  # Nor may others with adapters overtake it: those that run would never end.
+                    continue  # Others with adapters must not overtake it, or its adapter might never get a slot.
             if sequence.is_remote:
                 if not self._fetch(sequence):
                     return
@@ -242,15 +244,15 @@ class Scheduler:
             budget -= count
 
     def _has_slot(self, adapter: Adapter, adapters_max: int) -> bool:
-        """Whether one more adapter may run, or this one does already."""
+        """Return whether the adapter is running already or one more adapter may run."""
         used = {id(one.adapter) for one in (*self.running, *self.fetching) if one.adapter is not None}
         return id(adapter) in used or len(used) < adapters_max
 
     def _start(self, sequence: Sequence, budget: int) -> int:
-        """Holds blocks for a waiting sequence and returns how many tokens it computes first; 0 if it must wait on.
+        """Acquire blocks for a waiting sequence and return its first token count; return 0 if it must keep waiting.
 
-        It starts only if all it has to compute fits, and a block more for each that runs: to start and be preempted
-        at once would help nobody.
+        It starts only if all its tokens fit, plus one block for each running sequence, so that it is not preempted right
+        after the start.
         """
         cached = self._reuse(sequence)
         if cached is None:
@@ -270,7 +272,7 @@ class Scheduler:
         return count
 
     def _load(self, sequence: Sequence, cached: list[int], tiers: Tiers) -> list[int]:
-        """Adds to the cache's part of a prefix what the tiers have of it. There is room for all of the sequence."""
+        """Extend the cached part of a prefix by the tiers' blocks. There must be space for the whole sequence."""
         slots = tiers.take(sequence, len(cached)) if self.pool.is_caching else []
         tiers.forget(sequence)
         if not slots:
@@ -283,7 +285,7 @@ class Scheduler:
         return [*cached, *blocks]
 
     def _fetch(self, sequence: Sequence) -> bool:
-        """Holds blocks for a whole prompt that lies elsewhere; False if it must wait on."""
+        """Acquire blocks for a prompt computed elsewhere; return False if it must keep waiting."""
         cached = self._reuse(sequence)
         if cached is None:
             return False
@@ -298,7 +300,7 @@ class Scheduler:
         return True
 
     def _reuse(self, sequence: Sequence) -> list[int] | None:
-        """The blocks of its beginning that are in the cache, now held; None where the rest would find no room."""
+        """Acquire the cached blocks of the prefix; return None if the rest would not fit."""
         cached = self.pool.acquire(sequence.reusable_hashes()) if self.pool.is_caching else []
         sequence.hold(cached, is_cached=True)
         others = len(self.running) + len(self.fetching)
@@ -308,7 +310,7 @@ class Scheduler:
         return cached
 
     def _store(self, sequence: Sequence) -> None:
-        """Makes what is complete findable."""
+        """Index the completed blocks by their content."""
         if not self.pool.is_caching:
             return
         parent_hash, contents = sequence.newly_complete()

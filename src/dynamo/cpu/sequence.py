@@ -1,4 +1,4 @@
-"""Sequence: the tokens of one choice of one request, and the blocks that hold what was computed of them. Pure."""
+"""Sequence: the tokens of one choice of one request and the KV blocks of the computed tokens. Pure."""
 
 from collections.abc import Sequence as Items
 
@@ -8,7 +8,7 @@ from dynamo.tokens.hashing import SEED, block_hashes, next_sequence_hash
 
 
 class Sequence:
-    """Tokens that grow at the end; a part of them is computed."""
+    """Growing list of tokens, of which a prefix is computed."""
 
     def __init__(
         self,
@@ -22,40 +22,40 @@ class Sequence:
         self.tokens = list(prompt)
         self.prompt_tokens = len(self.tokens)
         self.leader = leader
-        """A sequence with the same prompt, whose blocks this one waits for."""
+        """Sequence with the same prompt, whose blocks this one waits for."""
         self.adapter = adapter
-        """Whose tokens it says; None: the model's own."""
+        """LoRA adapter; None for the base model."""
         self.computed = 0
         self.cached_tokens: int | None = None
-        """How much of the prompt was found in the cache; None until the sequence first runs."""
+        """Prompt tokens found in the cache; None until the sequence first runs."""
         self.scored: int | None = None
-        """Prompt tokens whose log-probability is known, the first one included, which has none; None: not asked for."""
+        """Prompt tokens with known log-probability, counting the first one, which has none; None if not requested."""
         self.is_finished = False
         self.peer: tuple[str, int] | None = None
-        """Another worker that holds the prompt's beginning: its address, and how many blocks."""
+        """Address of a worker that has a prefix of the prompt, and the number of its blocks."""
         self.priority = 0
-        """What its blocks are worth where they are kept, from 0 to 100."""
+        """Retention priority of its blocks, from 0 to 100."""
         self.is_remote = False
-        """Another worker computed the prompt: its blocks are to be fetched."""
+        """Whether another worker computed the prompt, so that its blocks are fetched."""
         self.blocks: list[int] = []
         self.runs: list[tuple[int, int]] = []
-        """The blocks as runs of slots."""
+        """Blocks as runs of slots."""
         self._block_tokens = block_tokens
         self._hash_seed = hash_seed
         self._origin = None if adapter is None else adapter.fingerprint
-        """What its blocks' hashes begin with: blocks of different weights are never equal, not even under one name."""
+        """Seed of the block hashes: blocks of different weights never match, even under the same adapter name."""
         self._tokens_hashes: list[int] = []
         self._hashes: list[int] = []
         self._stored = 0
 
     @property
     def pending(self) -> int:
-        """Tokens that are known but not computed; one, while generating."""
+        """Return the number of known tokens that are not computed; one while generating."""
         return len(self.tokens) - self.computed
 
     @property
     def is_scoring(self) -> bool:
-        """True while log-probabilities of the prompt are still to be computed."""
+        """Return whether log-probabilities of the prompt are still to be computed."""
         return self.scored is not None and self.scored < self.prompt_tokens
 
     def rows_to_score(self, count: int) -> range:
@@ -66,12 +66,12 @@ class Sequence:
 
     @property
     def is_ready(self) -> bool:
-        """False while the leader still computes the prompt that both share."""
+        """Return False while the leader still computes the shared prompt."""
         leader = self.leader
         return leader is None or leader.is_finished or leader.computed >= leader.prompt_tokens
 
     def blocks_missing(self, tokens: int) -> int:
-        """How many more blocks it takes to hold so many tokens."""
+        """Return the number of additional blocks needed to hold this many tokens."""
         return -(-tokens // self._block_tokens) - len(self.blocks)
 
     def reusable_hashes(self) -> list[int]:
@@ -84,7 +84,7 @@ class Sequence:
         return self._hashes[: needed // self._block_tokens]
 
     def hold(self, blocks: Items[int], *, is_cached: bool = False) -> None:
-        """Adds blocks at the end; cached ones are computed already."""
+        """Append blocks; cached ones are already computed."""
         size = self._block_tokens
         for block in blocks:
             if self.runs and self.runs[-1][1] == block * size:
@@ -97,18 +97,18 @@ class Sequence:
             self.computed = self._stored * size
 
     def fetched(self) -> None:
-        """The prompt's blocks hold what another worker computed; a token is left to compute in any case."""
+        """Mark the prompt's blocks as computed by another worker; one token is always left to compute."""
         self.is_remote = False
         self.computed = min(self.prompt_tokens, len(self.tokens) - 1)
 
     def drop(self) -> list[int]:
-        """Forgets all that was computed and gives the blocks up."""
+        """Discard all computed state and return the released blocks."""
         blocks = self.blocks
         self.blocks, self.runs, self.computed, self._stored = [], [], 0, 0
         return blocks
 
     def newly_complete(self) -> tuple[int | None, list[Content]]:
-        """The contents of the blocks that were completed since the last call, and the hash of the block before."""
+        """Return the hash of the preceding block and the contents of the blocks completed since the last call."""
         first, end = self._stored, self.computed // self._block_tokens
         if first == end:
             return None, []
@@ -118,7 +118,7 @@ class Sequence:
         return (self._hashes[first - 1] if first else None), contents
 
     def contents(self, blocks: Items[int], first: int) -> tuple[int | None, list[Content]]:
-        """What these blocks hold if they are the sequence's from `first` on, and the hash of the block before."""
+        """Return the hash of the preceding block and the contents of these blocks, the first at index `first`."""
         self._hash_complete_blocks()
         contents = [
             Content(block, self._hashes[at], self._tokens_hashes[at]) for at, block in enumerate(blocks, start=first)
@@ -126,12 +126,12 @@ class Sequence:
         return (self._hashes[first - 1] if first else None), contents
 
     def visible_runs(self, tokens: int) -> list[tuple[int, int]]:
-        """The runs of the first `tokens` slots; they must reach into the last block."""
+        """Return the runs of the first `tokens` slots; these must reach into the last block."""
         start, stop = self.runs[-1]
         return [*self.runs[:-1], (start, stop - (len(self.blocks) * self._block_tokens - tokens))]
 
     def validate(self) -> None:
-        """Asserts what must hold between any two calls."""
+        """Assert the invariants between any two calls."""
         size = self._block_tokens
         assert 0 <= self.computed <= len(self.tokens), "more was computed than there is"
         assert self.computed <= len(self.blocks) * size, "computed tokens have no block"

@@ -1,4 +1,4 @@
-"""StructuralTag: text with constrained parts, as engines are told of it, in the grammar language of llguidance. Pure.
+"""StructuralTag: translate structural tags, text with constrained parts, into llguidance grammars. Pure.
 
     {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f"], "tags": [...]}}
 
@@ -6,8 +6,8 @@
     n2[suffix="<f"]: n1        free text up to the trigger
     n3: "=now>" %json {…} "</f>"
 
-Markers that the tokenizer knows as tokens of their own are asked for as tokens: a model that was trained on `<tool_call>`
-says it in one token and not letter by letter.
+Markers that are single tokens of the tokenizer are required as tokens: a model that was trained on `<tool_call>` generates
+it as one token and not letter by letter.
 """
 
 import json
@@ -24,17 +24,17 @@ TEXT = r"(.|\n)*"
 
 
 def refuse(what: str) -> InvalidArgument:
-    """The error for a structural tag that cannot be."""
+    """Return the error for an invalid structural tag."""
     return InvalidArgument(f"structural_tag: {what}", param=PARAM)
 
 
 def format_of(tag: Any) -> dict[str, Any]:
-    """The outermost format, from either form, as an object or as its JSON text. Raises `InvalidArgument`."""
+    """Return the outermost format of a tag in either form, given as object or JSON text. Raise `InvalidArgument`."""
     if isinstance(tag, str):
         try:
             tag = json.loads(tag)
         except ValueError as error:
-            raise refuse(f"it is no JSON ({error})") from None
+            raise refuse(f"invalid JSON: {error}") from None
         except RecursionError:
             raise refuse("it is nested too deeply") from None
     if not isinstance(tag, dict):
@@ -60,10 +60,10 @@ def format_of(tag: Any) -> dict[str, Any]:
 
 
 class Rules:
-    """The rules of one grammar, written as its formats are met."""
+    """Rules of one grammar, added during translation."""
 
     def __init__(self, markers: Mapping[str, int], whitespace: str) -> None:
-        """`markers` are the texts that the tokenizer knows as tokens of their own; `whitespace` is that of JSON."""
+        """`markers`: token ids of texts that are single tokens; `whitespace`: the pattern allowed between JSON tokens."""
         self.lines: list[str] = []
         self.grammars: list[dict[str, Any]] = []
         """Grammars that rules refer to with @."""
@@ -73,17 +73,17 @@ class Rules:
         self._text: str | None = None
 
     def rule(self, body: str, attributes: str = "") -> str:
-        """Adds a rule; returns its name."""
+        """Add a rule; return its name."""
         name = f"n{len(self.lines) + 1}"
         self.lines.append(f"{name}{attributes}: {body}")
         return name
 
     def literal(self, text: str) -> str:
-        """Exactly this text; where a marker is in it, the marker's token."""
+        """Return the expression for exactly this text, with markers as tokens."""
         return " ".join(piece for piece, _ in self._pieces(text)) or '""'
 
     def json(self, schema: Any) -> str:
-        """A JSON value of a schema."""
+        """Return the expression for a JSON value of a schema."""
         if schema is False:
             raise refuse("no value matches the schema `false`")
         if not isinstance(schema, dict | bool):
@@ -92,19 +92,19 @@ class Rules:
         return f"%json {json.dumps((schema if isinstance(schema, dict) else {}) | options)}"
 
     def pattern(self, pattern: str) -> str:
-        """A text that a regular expression matches."""
-        from llguidance import regex_to_lark  # Only engines that are asked for guidance need it.
+        """Return the expression for text that matches a regular expression."""
+        from llguidance import regex_to_lark  # Imported only when guided decoding is used.
 
         return f"/{regex_to_lark(pattern)}/"
 
     def grammar(self, text: str) -> str:
-        """A whole grammar of its own."""
+        """Add a separate grammar; return a reference to it."""
         name = f"g{len(self.grammars) + 1}"
         self.grammars.append({"name": name, "lark_grammar": text})
         return f"@{name}"
 
     def text(self, without: Sequence[str] = ()) -> str:
-        """Any text, possibly without some strings; no markers."""
+        """Return the expression for any text without markers and without the given strings."""
         plain = [one for one in without if one and one not in self._markers]
         if plain:
             banned = "|".join(map(re.escape, plain))
@@ -116,7 +116,7 @@ class Rules:
         return self._text
 
     def text_until(self, end: str, without: Sequence[str] = ()) -> str:
-        """Any text up to the first `end`, which is taken too."""
+        """Return the expression for any text up to and including the first `end`."""
         pieces = self._pieces(end)
         if not pieces:
             return self.text(without)
@@ -132,7 +132,7 @@ class Rules:
         return self.lines[-1].partition(": ")[2]
 
     def _pieces(self, text: str) -> list[tuple[str, bool]]:
-        """The text in order: quoted strings, and markers as tokens."""
+        """Split the text into quoted strings and marker tokens, in order."""
         pieces: list[tuple[str, bool]] = []
         at = 0
         for found in self._split.finditer(text) if self._split else ():
@@ -146,7 +146,7 @@ class Rules:
 
 
 def translate(tag: Any, rules: Rules) -> str:
-    """The body of the rule that is the whole text. Raises `InvalidArgument` that names what is not understood."""
+    """Return the body of the rule for the whole text. Raise `InvalidArgument` that names an unsupported part."""
     return _format(format_of(tag), rules, 0)
 
 
@@ -178,7 +178,7 @@ def _format(given: Any, rules: Rules, depth: int) -> str:
         return _any_of((_format(one, rules, depth + 1) for one in _list_of(given, "elements", dict)), rules)
     if kind in REPEATS:
         return f"({rules.rule(_format(given.get('content'), rules, depth + 1))}){REPEATS[kind]}"
-    raise refuse(f"formats of type {kind!r} are not supported; known are {', '.join(KINDS)}")
+    raise refuse(f"formats of type {kind!r} are not supported; supported: {', '.join(KINDS)}")
 
 
 REPEATS = {"optional": "?", "star": "*", "plus": "+"}
@@ -191,12 +191,12 @@ KINDS = (
 def _sequence(elements: Sequence[dict[str, Any]], rules: Rules, depth: int) -> str:
     for one in elements[:-1]:
         if one.get("type") == "any_text":
-            raise refuse("`any_text` can stand alone in a tag, or at the end of a sequence")
+            raise refuse("`any_text` must be alone in a tag or at the end of a sequence")
     return " ".join(_format(one, rules, depth + 1) for one in elements)
 
 
 def _tag(given: Mapping[str, Any], rules: Rules, depth: int, skipped: int) -> str:
-    """What comes after the first `skipped` characters of a tag."""
+    """Return the rest of a tag after its first `skipped` characters."""
     begin, end, content = _string(given, "begin"), given.get("end", ""), given.get("content")
     if not isinstance(end, str):
         raise refuse("`end` of a tag must be a string")
@@ -208,10 +208,10 @@ def _tag(given: Mapping[str, Any], rules: Rules, depth: int, skipped: int) -> st
 
 
 def _triggered(given: Mapping[str, Any], rules: Rules, depth: int) -> str:
-    """Free text, in which a trigger begins a tag."""
+    """Return free text in which a trigger begins a tag."""
     triggers, tags = _strings(given, "triggers"), _list_of(given, "tags", dict)
     if not triggers or not tags or "" in triggers:
-        raise refuse("`triggers` and `tags` must each have a member")
+        raise refuse("`triggers` and `tags` must not be empty")
     excludes = _strings(given, "excludes")
     ways = []
     for trigger in triggers:
@@ -232,10 +232,10 @@ def _triggered(given: Mapping[str, Any], rules: Rules, depth: int) -> str:
 
 
 def _separated(given: Mapping[str, Any], rules: Rules, depth: int) -> str:
-    """Tags with nothing but a separator between them."""
+    """Return tags separated only by a separator."""
     tags = _list_of(given, "tags", dict)
     if not tags:
-        raise refuse("`tags` must have a member")
+        raise refuse("`tags` must not be empty")
     one = _any_of((_tag(tag, rules, depth + 1, 0) for tag in tags), rules)
     separator = given.get("separator", "")
     if not isinstance(separator, str):
@@ -249,15 +249,15 @@ def _any_of(bodies: Iterable[str], rules: Rules) -> str:
     return rules.rule(" | ".join(bodies))
 
 
-# ---- arguments that are not written as JSON --------------------------------------------------------------------------
+# ---- arguments in formats other than JSON --------------------------------------------------------------------------
 
 STYLES: Mapping[str, tuple[str, str, str, str]] = {
     "qwen_xml": ("<parameter={}>\n", "\n</parameter>", "\n", ""),
     "glm_xml": ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>", "\n", ""),
     "deepseek_xml": ('<｜DSML｜parameter name="{}" string="{}">', "</｜DSML｜parameter>\n", "", "true"),
 }
-"""How a parameter begins (its name, and for some whether its value is bare text), how it ends, what separates two, and
-what a value of an unknown type says of itself."""
+"""Per style: begin of a parameter (with its name and, for some styles, whether the value is bare text), end of a
+parameter, separator, and the attribute of a value of unknown type."""
 
 
 def _schema(given: Mapping[str, Any], rules: Rules) -> str:
@@ -265,7 +265,7 @@ def _schema(given: Mapping[str, Any], rules: Rules) -> str:
     if style == "json":
         return rules.json(schema)
     if style not in STYLES:
-        raise refuse(f"style {style!r} is not supported; known are json, {', '.join(STYLES)}")
+        raise refuse(f"style {style!r} is not supported; supported: json, {', '.join(STYLES)}")
     if schema is False:
         raise refuse("no value matches the schema `false`")
     properties = schema.get("properties") if isinstance(schema, dict) else None
@@ -291,10 +291,10 @@ def _schema(given: Mapping[str, Any], rules: Rules) -> str:
 
 
 def _in_order(parts: Sequence[tuple[str, str, bool]], rules: Rules) -> str:
-    """Parameters in the order of the schema; those that are not required may be left out.
+    """Return parameters in the order of the schema; optional ones may be omitted.
 
-    Each is given as it is written first and as it is written later. The separator is part of the latter's first
-    text: the library reads greedily, and a separator of its own could be the beginning of what ends the tag.
+    Each is given in its form as first parameter and as later parameter. The separator is part of the latter's first
+    text: the library matches greedily, and a separate separator could be the beginning of the text that ends the tag.
     """
     rest = '""'
     firsts: list[str] = []
@@ -309,7 +309,7 @@ def _in_order(parts: Sequence[tuple[str, str, bool]], rules: Rules) -> str:
 
 
 def _free_parameters(style: str, rules: Rules) -> str:
-    """Any parameters, where the schema names none: their values are text."""
+    """Return arbitrary parameters with text values, for a schema without properties."""
     begin, end, between, kind = STYLES[style]
     before, _, behind = begin.partition("{}")
     behind = behind.replace("{}", kind)
@@ -318,7 +318,7 @@ def _free_parameters(style: str, rules: Rules) -> str:
 
 
 def _with_definitions(schema: Any, whole: Mapping[str, Any]) -> Any:
-    """A part of a schema, with the definitions of the whole, to which it may refer."""
+    """Return a part of a schema with the definitions of the whole schema, to which it may refer."""
     if not isinstance(schema, dict):
         return schema
     return {key: whole[key] for key in ("$defs", "definitions") if key in whole} | schema
@@ -349,5 +349,5 @@ def _list_of(given: Mapping[str, Any], key: str, kind: type) -> list[Any]:
 
 
 def _slashed(pattern: str) -> str:
-    """A regular expression for use between slashes."""
+    """Escape a regular expression for use between slashes."""
     return pattern.replace("/", "\\/").replace("\n", "\\n")

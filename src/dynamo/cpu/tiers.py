@@ -1,12 +1,12 @@
-"""CacheTiers: the embedded engine's cache as the first of the block manager's tiers (docs/kvbm.md).
+"""CacheTiers: connect the embedded engine's cache to the block manager as its first tier (docs/kvbm.md).
 
-    a block is computed        ─▶ save: it is copied into the host
-    a block is given up        ─▶ carry_out: it is copied into the host, if it is not there any more
-    a prompt waits             ─▶ is_ready: what disk or object store have of it is on its way into the host
-    a prompt starts            ─▶ take, load: what the host has of it is copied into the cache before the step
+    a block is computed        ─▶ save: copy it to the host tier
+    a block is evicted         ─▶ carry_out: copy it to the host tier, if it is no longer there
+    a prompt waits             ─▶ is_ready: load its blocks from disk or object store into the host tier
+    a prompt starts            ─▶ take, load: copy its blocks from the host tier into the cache before the step
 
-Device and host are the same memory here, so that these copies are made by the engine's own thread: they cost a thousandth
-of what computing costs.
+Device and host are the same memory here, so the engine's own thread makes these copies: they cost a thousandth of the
+computation.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,25 +30,25 @@ from dynamo.protocols.kv_events import Cleared, KvEvent
 from dynamo.routing.kv_peers import ADDRESS
 from dynamo.runtime.request_plane.tcp import TcpTls
 
-WAITING_MAX = 16  # Prompts whose blocks are on their way at the same time; each holds room in the host.
-WAIT_S = 0.02  # Where there is nothing else to do: how soon orders are looked at again.
+WAITING_MAX = 16  # Prompts whose blocks are loaded at the same time; each occupies host blocks.
+WAIT_S = 0.02  # Polling interval of the order queue while there is nothing to compute.
 
 
 class CacheTiers:
-    """Copies between cache and host. The engine's thread calls it."""
+    """Copies between cache and host tier. Called on the engine's thread."""
 
     def __init__(self, manager: BlockManager, cache: KvCache, block_tokens: int) -> None:
         self.manager = manager
         self._cache = cache
         self._block_tokens = block_tokens
         self._tickets: dict[Sequence, Ticket | None] = {}
-        """What the waiting sequences wait for; None: nothing."""
+        """Pending load of each waiting sequence; None if there is nothing to load."""
         self._loads: list[tuple[int, int]] = []
         self._consolidator = Consolidator()
         self._server: MetricsServer | None = None
 
     def start(self, metrics: MetricsRegistry) -> None:
-        """Begins to work, and shows what is done."""
+        """Start the manager and register its metrics."""
         show(metrics, self.manager, self._block_tokens)
         config = self.manager.config
         if config.has_metrics_port:
@@ -59,7 +59,7 @@ class CacheTiers:
 
     @property
     def runtime_data(self) -> dict[str, str]:
-        """What the model's card says of it: where peers ask for blocks."""
+        """Return the entries for the model card: the address from which peers request blocks."""
         address = self.manager.peer_address
         return {} if address is None else {ADDRESS: address}
 
@@ -70,13 +70,13 @@ class CacheTiers:
         self.manager.close()
 
     async def route(self, body: dict[str, Any]) -> dict[str, Any]:
-        """`/engine/kvbm`: how full the tiers are."""
+        """Return the fill of the tiers (`/engine/kvbm`)."""
         return self.manager.status()
 
-    # The scheduler's side.
+    # Called by the scheduler.
 
     def is_ready(self, sequence: Sequence, pool: BlockPool) -> bool:
-        """False while more of its prefix than the cache's part is on its way into the host."""
+        """Return False while more of the prefix than the cached part is being loaded into the host tier."""
         if sequence not in self._tickets:
             hashes = sequence.reusable_hashes()
             cached = pool.depth(hashes)
@@ -90,18 +90,18 @@ class CacheTiers:
         return ticket is None or self.manager.is_over(ticket)
 
     def take(self, sequence: Sequence, cached: int) -> list[int]:
-        """Holds the host's blocks behind the cache's part of a prefix."""
+        """Acquire the host tier's blocks that continue the cached part of a prefix."""
         hashes = sequence.reusable_hashes()
         if cached:
             self.manager.touch(hashes[:cached])
         return self.manager.find(hashes[cached:]) if cached < len(hashes) else []
 
     def load(self, slots: list[int], blocks: list[int]) -> None:
-        """To be copied before the next step is computed."""
+        """Queue copies into the cache that must be done before the next step."""
         self._loads += zip(slots, blocks, strict=True)
 
     def save(self, sequence: Sequence, parent_hash: int | None, contents: list[Content]) -> None:
-        """These blocks were computed."""
+        """Save computed blocks."""
         outgoing = []
         for content in contents:
             identity = Identity(content.sequence_hash, content.tokens_hash, parent_hash, sequence.priority)
@@ -110,15 +110,15 @@ class CacheTiers:
         self.manager.offload(outgoing)
 
     def forget(self, sequence: Sequence) -> None:
-        """It waits for nothing any more."""
+        """Cancel a sequence's pending loads."""
         ticket = self._tickets.pop(sequence, None)
         if ticket is not None:
             self.manager.end(ticket)
 
-    # The core's side.
+    # Called by the core.
 
     def carry_out(self, evicted: Iterable[Evicted]) -> None:
-        """Saves what is given up and copies what is wanted. Nothing has been written into the cache since the plan."""
+        """Save evicted blocks and execute the queued copies. Must run before anything is written to the cache."""
         for one in evicted:
             identity = Identity(one.sequence_hash, one.tokens_hash, one.parent_hash)
             self.manager.offload([Outgoing(identity, partial(self._copy_out, one.block))])
@@ -129,13 +129,13 @@ class CacheTiers:
             self._loads.clear()
 
     def wait(self) -> None:
-        """There is nothing to compute until blocks come."""
+        """Wait for blocks while there is nothing to compute."""
         self.manager.wait(WAIT_S)
 
     def tell(self, events: list[KvEvent]) -> list[Told]:
-        """What the cache and the tiers have to tell, as one story."""
+        """Merge the events of the cache and of the tiers into one ordered list."""
         told = list(self._consolidator.device(events))
-        is_anew = any(isinstance(event, Cleared) for event in events)  # Which routers take as said of all tiers.
+        is_anew = any(isinstance(event, Cleared) for event in events)  # Routers apply `Cleared` to all tiers.
         for tier, changes in self.manager.take_all() if is_anew else self.manager.take_changes():
             if self.manager.config.has_events:
                 told += self._consolidator.lower(tier, changes)
@@ -145,7 +145,7 @@ class CacheTiers:
         self.manager.clear()
 
     def reidentify(self, fingerprint: str) -> None:
-        """The engine has other weights: no block of the former ones is used any more, wherever it lies."""
+        """Discard all blocks in all tiers after weights with another fingerprint were loaded."""
         self.manager.reidentify(fingerprint)
 
     def _on_the_way(self) -> list[Ticket]:
@@ -167,7 +167,7 @@ def open_tiers(
     on_change: Callable[[], None],
     tls: TcpTls = PLAIN,
 ) -> CacheTiers:
-    """Raises `ConfigError` for tiers that cannot be."""
+    """Open the configured tiers. Raise `ConfigError` for an invalid configuration."""
     shape = cache.between(0, block_tokens).shape
     layout = BlockLayout(shape, "float32", fingerprint(model_path))
     manager = BlockManager(config, layout, worker_id=worker_id, on_change=on_change, tls=tls)

@@ -1,4 +1,4 @@
-"""Trace: what the engine's time went into, step by step, as a file that chrome://tracing and Perfetto show."""
+"""Trace: timing of each engine step, as a file for chrome://tracing and Perfetto."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from typing import Any
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.load import ForwardPass, WorkerLoad
 
-STEPS_MAX = 200_000  # About an hour of a small model; afterwards the oldest are forgotten.
+STEPS_MAX = 200_000  # About an hour of a small model; then the oldest are dropped.
 
 
 class StepTrace:
-    """The steps since it was made. The engine's thread adds, another one writes when no more are added."""
+    """Recorded steps. The engine's thread adds them; another thread writes them after the last one."""
 
     def __init__(self, prefix: str | None) -> None:
         self._prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", prefix or "dynamo-cpu")
@@ -24,11 +24,11 @@ class StepTrace:
         self._steps: deque[tuple[float, float, ForwardPass, WorkerLoad]] = deque(maxlen=STEPS_MAX)
 
     def add(self, began: float, ended: float, passed: ForwardPass, load: WorkerLoad) -> None:
-        """A step was computed."""
+        """Record a computed step."""
         self._steps.append((began, ended, passed, load))
 
     def write(self, directory: str) -> str:
-        """The file that now holds it, whole. Raises `InvalidArgument` where it cannot be written."""
+        """Write the complete trace and return its path. Raise `InvalidArgument` if the file cannot be written."""
         try:
             os.makedirs(directory, exist_ok=True)
             file, path = tempfile.mkstemp(prefix=f"{self._prefix}-", suffix=".trace.json", dir=directory)
@@ -39,7 +39,7 @@ class StepTrace:
         return path
 
     def events(self) -> list[dict[str, Any]]:
-        """In the words of the Trace Event Format: a bar for each step, and curves of what ran and what waited."""
+        """Return Trace Event Format events: a bar for each step, counters for running and waiting requests."""
         process = os.getpid()
         place = {"pid": process, "tid": threading.get_native_id()}
         events: list[dict[str, Any]] = [

@@ -162,7 +162,7 @@ async def test_requests_beyond_the_queue_are_for_another_worker(begin: Any, list
     replies = [listening(), listening()]
     for reply in replies:
         engine.submit(request(max_tokens=4), reply)
-    with pytest.raises(WorkerOverloaded, match="1 requests run and 1 wait already"):
+    with pytest.raises(WorkerOverloaded, match="queue full: 1 requests running, 1 waiting"):
         engine.submit(request(), listening())
     for reply in replies:
         await reply.end()
@@ -261,7 +261,7 @@ async def test_an_engine_that_cannot_load_can_be_stopped(begin: Any, tmp_path: A
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_model_len": 1000}, "--max-model-len 1000: the model is made for 256"),
+        ({"max_model_len": 1000}, "--max-model-len 1000: must be at most 256"),
         ({"max_model_len": 100, "kv_cache_blocks": 20}, "holds 20 blocks of 4 tokens"),
     ],
 )

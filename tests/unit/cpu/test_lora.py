@@ -233,5 +233,5 @@ def test_a_torn_file_is_refused(read: Any, write_adapter: Write) -> None:
     with pytest.raises(ConfigError, match="cut short"):
         read(str(path))
     file.unlink()
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="is missing"):
         read(str(path))

@@ -106,7 +106,7 @@ def test_a_tensor_without_a_place_is_refused(write_model: Callable[..., str]) ->
     path = write_model()
     tensors = load_file(f"{path}/model.safetensors")
     save_file(tensors | {"model.layers.0.mlp.experts.0": np.ones(3, np.float32)}, f"{path}/model.safetensors")
-    with pytest.raises(ConfigError, match=r"experts\.0 \(one of 1\) has no place in a Qwen3ForCausalLM"):
+    with pytest.raises(ConfigError, match=r"experts\.0 \(one of 1\) is not used by a Qwen3ForCausalLM"):
         load_weights(path, Architecture.read(path))
 
 
