@@ -96,7 +96,7 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
+    with pytest.raises(ConfigError, match=r"must contain model\.safetensors or"):
         Checkpoint(str(tmp_path))
 
 

@@ -132,7 +132,7 @@ async def test_asleep_it_refuses_so_that_others_are_asked_and_awake_it_says_the_
     assert (await stand.press("control/sleep", level=2))["status"] == "ok"
     assert not stand.engine.core.model.is_loaded
     assert stand.host.service == ["left"]
-    with pytest.raises(EngineShutdown, match="sleeps") as refused:
+    with pytest.raises(EngineShutdown, match="asleep") as refused:
         stand.begin()
     assert refused.value.retry_elsewhere
     await stand.engine.between_steps(lambda: None)  # What the last step told is told.

@@ -119,7 +119,7 @@ def test_a_constraint_can_hold_after_thoughts(compile_of: Make, accepts: Make) -
         ({"regex": "(?=a)b"}, "guided_regex", "look-around"),
         ({"json": {"type": "nope"}}, "guided_json", "Invalid type: nope"),
         ({"json": {"not": {"type": "string"}}}, "guided_json", "not"),
-        ({"json": "{"}, "guided_json", "no JSON"),
+        ({"json": "{"}, "guided_json", "invalid JSON"),
         ({"json": 5}, "guided_json", "expected an object"),
         ({"json": {"$ref": "http://localhost/other"}}, "guided_json", "http://localhost/other"),
         ({"grammar": "nonsense"}, "guided_grammar", "::="),

@@ -177,9 +177,9 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"trainable_token_indices": [1]}, "trainable_token_indices"),
     ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
     ({"target_modules": ["q_proj", "embed_tokens"]}, "target_modules embed_tokens"),
-    ({"target_modules": ["v_proj"]}, "target_modules does not name it"),
-    ({"target_modules": r".*\.mlp\..*"}, "target_modules does not name it"),
-    ({"target_modules": "("}, "no regular expression"),
+    ({"target_modules": ["v_proj"]}, "not in target_modules"),
+    ({"target_modules": r".*\.mlp\..*"}, "not in target_modules"),
+    ({"target_modules": "("}, "not a valid regular expression"),
     ({"target_modules": 3}, "expected names"),
     ({"rank": 17}, "expected 1 to --max-lora-rank 16"),
     ({"rank": 3}, "has shape"),
@@ -216,7 +216,7 @@ def test_targets_are_named_as_peft_names_them(target: Any, read: Any, write_adap
         (lambda tensors: tensors | {"base_model.model.lm_head.lora_A.weight": np.ones(2, np.float32)}, "lm_head"),
         (lambda tensors: dict(list(tensors.items())[1:]), "only"),
         (lambda tensors: {name.replace("layers.1", "layers.7"): one for name, one in tensors.items()}, "2 layers"),
-        (lambda tensors: {name: one * np.float32("nan") for name, one in tensors.items()}, "no numbers"),
+        (lambda tensors: {name: one * np.float32("nan") for name, one in tensors.items()}, "not finite"),
     ],
 )
 def test_a_file_that_is_not_this_models_adapter_is_refused(
@@ -230,7 +230,7 @@ def test_a_torn_file_is_refused(read: Any, write_adapter: Write) -> None:
     path = Path(write_adapter(random_adapter(CONFIG, targets=TARGETS)))
     file = path / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(ConfigError, match="cut short"):
+    with pytest.raises(ConfigError, match="truncated"):
         read(str(path))
     file.unlink()
     with pytest.raises(ConfigError, match="is missing"):

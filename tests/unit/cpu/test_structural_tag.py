@@ -254,7 +254,7 @@ def test_text_can_be_kept_free_of_words(accepts: Accepts) -> None:
     ("tag", "words"),
     [
         (5, "expected an object"),
-        ("{", "no JSON"),
+        ("{", "invalid JSON"),
         ("[" * 100_000, "nested too deeply"),
         ({}, "expected `format`"),
         ({"format": 5}, "`format` must be an object"),
