@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,6 +94,7 @@ def below(paths: list[Path]) -> Iterator[Finding]:
             yield from findings(file.resolve())
 
 
+@cache
 def counts() -> Counter[tuple[str, str]]:
     """Count the findings by package and kind."""
     return Counter((one.package, one.kind) for one in below([SOURCE]))

@@ -3,7 +3,21 @@
 import pytest
 from tools import language
 
-BUDGETS: dict[tuple[str, str], int] = {}
+BUDGETS: dict[tuple[str, str], int] = {
+    ("api", language.IDENTIFIERS): 3,
+    ("backend", language.IDENTIFIERS): 2,
+    ("core", language.IDENTIFIERS): 1,
+    ("cpu", language.IDENTIFIERS): 37,
+    ("http", language.IDENTIFIERS): 1,
+    ("kv_events", language.IDENTIFIERS): 1,
+    ("kv_router", language.IDENTIFIERS): 28,
+    ("kvbm", language.IDENTIFIERS): 4,
+    ("mocker", language.IDENTIFIERS): 1,
+    ("protocols", language.IDENTIFIERS): 1,
+    ("routing", language.IDENTIFIERS): 41,
+    ("serving", language.IDENTIFIERS): 3,
+    ("sglang", language.IDENTIFIERS): 2,
+}
 """Findings that are still allowed, by package and kind; every other package and kind has none. Numbers only go down."""
 
 

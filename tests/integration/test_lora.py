@@ -148,7 +148,7 @@ def test_an_adapter_comes_from_an_object_store_whole_or_not_at_all(graph: Lora) 
         store.cut = 1000
         torn = graph.systems[0].load("far", "s3://adapters/other")
         assert torn["status"] == "error"
-        assert "cut short" in torn["message"]
+        assert "truncated" in torn["message"]
         store.cut = None
         assert graph.systems[0].load("far", "s3://adapters/other")["status"] == "success"
         assert "DYN_LORA_ENABLED" in graph.systems[1].load("far", "s3://adapters/other")["message"]

@@ -154,7 +154,7 @@ def test_an_adapter_comes_from_an_object_store(s3: ObjectServer, tmp_path: Path)
             lambda server: server.objects.pop("/bucket/a/adapter_model.safetensors"),
             "adapter_model.safetensors does not exist",
         ),
-        (lambda server: setattr(server, "cut", 5), "cut short"),
+        (lambda server: setattr(server, "cut", 5), "truncated response"),
         (lambda server: setattr(server, "status", 403), "status 403"),
     ],
 )
