@@ -80,7 +80,7 @@ def test_the_queue_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("flag", ["--dyn-tool-call-parser", "--dyn-reasoning-parser"])
 def test_a_parser_that_nobody_knows_is_refused_with_the_names(flag: str) -> None:
-    with pytest.raises(ConfigError, match=f"{flag} nobody: expected one of .*qwen3"):
+    with pytest.raises(ConfigError, match=f"{flag} nobody: must be one of .*qwen3"):
         load(WorkerOptions, [flag, "nobody"])
 
 

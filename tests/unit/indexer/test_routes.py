@@ -38,7 +38,7 @@ class House:
     async def hold(self) -> None:
         await self.ask("POST", "/register", WORKER)
         engine = self.models.listeners()[0].events
-        engine.hear(message(0, stored([1, 2], None, TOKENS[:8])))
+        engine.process(message(0, stored([1, 2], None, TOKENS[:8])))
 
 
 @pytest.fixture

@@ -40,8 +40,8 @@ def test_blocks_are_told_to_the_host_with_rank_and_tier() -> None:
     (listener,) = kv_listeners({1: source()}, 4, 2, host)
     assert (listener.endpoint, listener.replay_endpoint) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
     removed = {"type": "BlockRemoved", "block_hashes": [5], "medium": "CPU", "group_idx": 0}
-    listener.events.hear(frames(0, STORED))
-    listener.events.hear(frames(1, removed, {"type": "AllBlocksCleared"}))
+    listener.events.process(frames(0, STORED))
+    listener.events.process(frames(1, removed, {"type": "AllBlocksCleared"}))
     kinds = [(type(event), rank, tier) for event, rank, tier in host.events]
     assert kinds == [(Stored, 3, "device"), (Removed, 3, "host_pinned"), (Cleared, 3, "device")]
 

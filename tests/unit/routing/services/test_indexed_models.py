@@ -24,7 +24,7 @@ async def models() -> AsyncIterator[IndexedModels]:
 def hear(models: IndexedModels, number: int, *frames: list[bytes]) -> None:
     """What the listener with that number hears."""
     for one in frames:
-        models.listeners()[number].events.hear(one)
+        models.listeners()[number].events.process(one)
 
 
 def full(models: IndexedModels) -> None:

@@ -33,7 +33,7 @@ class House:
 
     def hear(self, *frames: list[bytes], listener: int = 0) -> None:
         for one in frames:
-            self.service.models.listeners()[listener].events.hear(one)
+            self.service.models.listeners()[listener].events.process(one)
 
     async def refused(self, work: Any) -> tuple[str, int]:
         with pytest.raises(SelectionServiceError) as caught:

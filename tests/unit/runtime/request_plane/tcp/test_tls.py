@@ -60,10 +60,10 @@ def test_a_flag_beats_its_variable(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"cert_path"}, "--tcp-tls-cert-path .* needs --tcp-tls-key-path"),
-        ({"key_path"}, "--tcp-tls-key-path .* needs --tcp-tls-cert-path"),
-        ({"ca_cert_path", "client_cert_path"}, "--tcp-tls-client-cert-path .* needs --tcp-tls-client-key-path"),
-        ({"ca_cert_path", "client_key_path"}, "--tcp-tls-client-key-path .* needs --tcp-tls-client-cert-path"),
+        ({"cert_path"}, "--tcp-tls-cert-path .* requires --tcp-tls-key-path"),
+        ({"key_path"}, "--tcp-tls-key-path .* requires --tcp-tls-cert-path"),
+        ({"ca_cert_path", "client_cert_path"}, "--tcp-tls-client-cert-path .* requires --tcp-tls-client-key-path"),
+        ({"ca_cert_path", "client_key_path"}, "--tcp-tls-client-key-path .* requires --tcp-tls-client-cert-path"),
         ({"client_cert_path", "client_key_path"}, "--tcp-tls-client-cert-path .*: requires --tcp-tls-ca-cert-path"),
         ({"client_ca_cert_path"}, "--tcp-tls-client-ca-cert-path .*: requires --tcp-tls-cert-path"),
     ],
