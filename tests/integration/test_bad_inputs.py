@@ -244,7 +244,7 @@ OTHERS = [
     Bad("/nowhere", "an unknown route", None, "GET /nowhere", None, 404, "GET"),
     Bad("/nowhere", "an unknown route", {}, "POST /nowhere", None, 404),
     Bad("/v1/chat/completions/", "a slash too many", ASKED["/v1/chat/completions"], "/v1/chat/completions/", None, 404),
-    *(Bad(path, "a wrong method", None, f"GET is not allowed on {path}", None, 405, "GET") for path in ASKED if path not in ("/busy_threshold", "/v1/responses/input_tokens")),
+    *(Bad(path, "a wrong method", None, f"GET is not allowed on {path}", None, 405, "GET") for path in ASKED if path not in ("/busy_threshold", "/v1/responses", "/v1/responses/input_tokens")),
     Bad("/v1/models", "a wrong method", {}, "POST is not allowed on /v1/models", None, 405),
     Bad("/health", "a wrong method", {}, "POST is not allowed on /health", None, 405),
     Bad("/v1/chat/completions", "a wrong method", None, "PATCH is not allowed", None, 405, "PATCH"),

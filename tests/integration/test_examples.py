@@ -83,7 +83,7 @@ def test_the_sample_engine_is_a_command(tmp_path: Path) -> None:
         assert worker.wait(30) == 0
         refused = graph.run("backend.sample", "--step-s", "1")
         assert refused.wait(30) == 2
-        assert "--model-path is missing" in (tmp_path / "backend.sample2.log").read_text()
+        assert "--model-path is required" in (tmp_path / "backend.sample2.log").read_text()
     finally:
         graph.stop()
 

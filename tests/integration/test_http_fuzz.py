@@ -345,7 +345,9 @@ def test_after_a_storm_of_garbage_nothing_of_it_is_left(graph: Graph) -> None:
                 pass
 
     pid = graph.frontend.pid
-    assert graph.http.get("/live").status_code == 200  # This client's connection is part of the baseline.
+    # This client's connection and the one to the worker are part of the baseline.
+    assert graph.http.get("/live").status_code == 200
+    assert graph.post({"model": "m", "prompt": "a", "max_tokens": 1}, "/v1/completions").status_code == 200
     files = open_files(pid)
     storm(0, STORM)  # After which what is kept for the next one is there.
     wait_for(lambda: open_files(pid) <= files, "connections are left open")

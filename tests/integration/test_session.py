@@ -28,13 +28,13 @@ from pathlib import Path
 from dynamo.cli.announcement import Announcement
 from dynamo.cli.graph import Graph, Process
 from dynamo.cli.progress import Progress
+from dynamo.cli.run_directory import RunDirectory
 from dynamo.cli.serve import Session
 
 spec = json.loads(sys.argv[1])
-home = Path(spec["home"])
-home.mkdir()
-(home / "discovery").mkdir()
-process = lambda name, code: Process(name=name, command=(sys.executable, "-c", code, name, spec["home"]))
+home = RunDirectory(spec["folder"])
+home.discovery.mkdir()
+process = lambda name, code: Process(name=name, command=(sys.executable, "-c", code, name, str(home.path)))
 graph = Graph(
     frontend=process("frontend", spec["frontend"]),
     workers=tuple(process(f"worker-{n}", code) for n, code in enumerate(spec["workers"], 1)),
@@ -84,10 +84,10 @@ class Run:
 
     def __init__(self, tmp_path: Path, workers: list[str], frontend: str = FRONTEND) -> None:
         self.tmp_path = tmp_path
-        self.home = tmp_path / "home"
+        self.folder = tmp_path
         self.port = claim_port("127.0.0.1", 0)
         spec = {
-            "home": str(self.home),
+            "folder": str(self.folder),
             "frontend": frontend.replace("PORT", str(self.port)),
             "workers": workers,
             "port": self.port,
@@ -103,6 +103,11 @@ class Run:
 
     def until(self, words: str) -> None:
         wait_for(lambda: words in self.text(), lambda: f"{words!r} never appeared in:\n{self.text()}")
+
+    @property
+    def home(self) -> Path:
+        """The run's directory; a path that does not exist once it is removed."""
+        return next(self.folder.glob("dynamo-serve-*"), self.folder / "removed")
 
     def pid(self, name: str) -> int:
         path = self.tmp_path / f"{name}.pid"
@@ -147,7 +152,7 @@ def test_a_signal_ends_every_process_and_leaves_nothing(tmp_path: Path, runs: li
     assert run.ends() == 0
     assert not any(map(is_alive, pids))
     assert not run.home.exists()
-    assert run.text().rstrip().endswith("ending")
+    assert run.text().rstrip().endswith("stopping")
 
 
 def test_a_signal_while_loading_ends_it_too(tmp_path: Path, runs: list[Run]) -> None:
@@ -169,7 +174,7 @@ def test_a_worker_that_fails_to_start_ends_the_graph_with_its_log(tmp_path: Path
     text = run.text()
     assert "error: worker-2 ended with status 1 before it was ready" in text
     assert "no memory for this" in text
-    log = Path(text.split("Its whole log: ")[1].strip())
+    log = Path(text.split("Complete log: ")[1].strip())
     assert "no memory for this" in log.read_text()
     assert not (run.home / "discovery").exists()
     assert not is_alive(run.pid("worker-1"))
@@ -207,15 +212,19 @@ def test_a_worker_that_keeps_dying_ends_the_graph(tmp_path: Path, runs: list[Run
     assert not is_alive(run.pid("frontend"))
 
 
-def test_a_frontend_killed_while_serving_ends_the_graph(tmp_path: Path, runs: list[Run]) -> None:
+def test_a_frontend_killed_while_serving_is_started_again(tmp_path: Path, runs: list[Run]) -> None:
     run = Run(tmp_path, [WORKER])
     runs.append(run)
     run.until("Ready in")
-    os.kill(run.pid("frontend"), signal.SIGKILL)
-    assert run.ends() == 1
-    assert run.text().splitlines()[-1] == "error: frontend was killed by SIGKILL"
+    victim = run.pid("frontend")
+    os.kill(victim, signal.SIGKILL)
+    run.until("frontend was killed by SIGKILL; restarting it")
+    wait_for(lambda: run.pid("frontend") != victim, lambda: "the frontend was never started again")
+    assert is_alive(run.pid("worker-1"))
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ends() == 0
     assert not is_alive(run.pid("worker-1"))
-    assert not run.home.exists()
+    assert not (run.home / "discovery").exists()
 
 
 def test_a_second_signal_kills_what_will_not_end(tmp_path: Path, runs: list[Run]) -> None:
@@ -248,9 +257,9 @@ def test_a_port_is_claimed_only_when_it_is_free() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--http-port {port} is taken"):
+        with pytest.raises(ConfigError, match=f"--http-port {port} is in use"):
             claim_port("127.0.0.1", port)
-        with pytest.raises(ConfigError, match=f"--http-port {port} is taken"):
+        with pytest.raises(ConfigError, match=f"--http-port {port} is in use"):
             claim_port("0.0.0.0", port)
     assert claim_port("127.0.0.1", port) == port
     assert claim_port("0.0.0.0", 0) > 0

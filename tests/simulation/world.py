@@ -272,7 +272,7 @@ class World:
             return
         text = record.getMessage()
         self.log("log", f"{record.levelname.lower()} {record.name.removeprefix('dynamo.')}: {text}")
-        if record.levelno >= logging.ERROR and not text.startswith("the engine failed"):
+        if record.levelno >= logging.ERROR and not text.startswith("engine failed"):
             error = record.exc_info[1] if record.exc_info else None
             self.violation(f"an error was logged: {text} {error!r}")
 

@@ -440,6 +440,12 @@ class HttpProtocol(HttpToolsProtocol):
         self.lingers_since = self.lingered_at = self.loop.time()
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
+        cycle: Any = self.cycle
+        if cycle is not None and not isinstance(
+            cycle, Exchange
+        ):  # Its application may still respond; nothing can be sent.
+            cycle.disconnected = True
+            cycle.message_event.set()
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
@@ -463,6 +469,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._read = data
         super().data_received(data)
         self._read = b""
+        if self.is_lingering:  # The data was refused: no request is read from it.
+            return
         if self.is_in_head:
             self.head_bytes += len(data)
             if self.head_bytes > self.limits.header_bytes:
@@ -484,6 +492,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Evaluate the request; an upgrade offered before a request body is ignored."""
+        if self.is_lingering:
+            return
         if self.parser.should_upgrade() and self._has_body():
             self._again = self._head_without_upgrade()
             return
