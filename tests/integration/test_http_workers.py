@@ -34,7 +34,7 @@ async def test_all_are_started_and_end_when_told_to(tmp_path: Path) -> None:
     workers = Workers(script(tmp_path, LIVE), 2, drain_s=30)
     running = asyncio.ensure_future(workers.run(os.getpid()))
     assert await started(tmp_path, 2) == ["0", "1"]
-    folder = workers._folder
+    folder = workers._folder.path
     workers._stopping.set()
     assert await running == 0
     assert not workers._running()

@@ -55,7 +55,7 @@ def test_a_frontend_without_tls_says_so_at_once(tmp_path: Path, certificates: Ce
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
-        (["--tcp-tls-cert-path=cert.pem"], "--tcp-tls-cert-path cert.pem needs --tcp-tls-key-path"),
+        (["--tcp-tls-cert-path=cert.pem"], "--tcp-tls-cert-path cert.pem: requires --tcp-tls-key-path"),
         (["--tcp-tls-ca-cert-path=nowhere.pem"], "--tcp-tls-ca-cert-path nowhere.pem: No such file"),
     ],
 )
