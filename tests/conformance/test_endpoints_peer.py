@@ -112,8 +112,6 @@ REFUSED = {
     "nothing to edit": (EDITS, {"model": "images", "prompt": "c"}, 400),
     "too fast": (SPEECH, {"model": "sounds", "input": "hi", "speed": 9}, 400),
     "no tokens": (VLLM, {"token_ids": [], "sampling_params": {}}, 400),
-    "no such stream": (VLLM, {"token_ids": [1], "sampling_params": {}, "stream": True}, 501),
-    "no stream": (SGLANG, {"input_ids": [1]}, 501),
     "text": (SGLANG, {"text": "hi", "stream": True}, 400),
 }
 

@@ -54,7 +54,6 @@ CHATS = {
     "special tokens": {"skip_special_tokens": False},
     "alternatives": {"logprobs": True, "top_logprobs": 3},
     "allowed": {"allowed_token_ids": [1, 2], "detokenize": False},
-    "prompt logprobs": {"prompt_logprobs": 2},
     "no effect": {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "modalities": ["text"]},
     "text": {"response_format": {"type": "text"}},
     "guided json": {"guided_json": {"type": "object"}},
@@ -143,7 +142,6 @@ TEXTS = {
     "a stop that stays": {"stop": "x", "no_stop_trim": True},
     "a guided text": {"guided_choice": ["a"]},
     "a salted text": {"cache_salt": "x"},
-    "a text's prompt logprobs": {"prompt_logprobs": 1},
 }
 CASES = {
     **{name: (CHAT, body, {}) for name, body in CHATS.items()},

@@ -143,12 +143,12 @@ def keeps_the_slot_of_a_cancelled_request() -> Iterator[None]:
 
 @contextmanager
 def misses_news_that_comes_while_reading() -> Iterator[None]:
-    def tell(self: Watch, key: str) -> None:
+    def notify(self: Watch, key: str) -> None:
         if not self._changed:
             real(self, key)
 
-    real = Watch.tell
-    with mock.patch.object(Watch, "tell", tell):
+    real = Watch.notify
+    with mock.patch.object(Watch, "notify", notify):
         yield
 
 

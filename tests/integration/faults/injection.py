@@ -146,7 +146,7 @@ class SmallDisk:
         self.root = root
         root.mkdir()
         mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(root)], capture_output=True, check=False
+            ["mount", "-t", "tmpfs", "-o", "size=128k,mode=0700", "tmpfs", str(root)], capture_output=True, check=False
         )
         if mounted.returncode:
             pytest.skip("only root may make a small disk")
