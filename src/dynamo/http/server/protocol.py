@@ -469,7 +469,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._read = data
         super().data_received(data)
         self._read = b""
-        if self.is_lingering:  # The data was refused: no request is read from it.
+        if self._has_refused():  # While the data was parsed: no further request is read.
             return
         if self.is_in_head:
             self.head_bytes += len(data)
@@ -482,6 +482,10 @@ class HttpProtocol(HttpToolsProtocol):
                 self.received_at = None
                 self.counts.oversized.inc()
                 self._reject(ErrorAnswer(400, "The body consists mostly of chunk headers or trailers"))
+
+    def _has_refused(self) -> bool:
+        """Return whether the connection only waits for the client to read the last response."""
+        return self.is_lingering
 
     def on_message_begin(self) -> None:
         """Begin a request."""
