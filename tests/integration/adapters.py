@@ -15,7 +15,7 @@ from tests.unit.cpu.conftest import random_adapter
 from dynamo.cpu.config import DEMO_MODEL
 
 RANK, ALPHA = 4, 8
-STRENGTH = 0.6
+STRENGTH = 1.0
 """Enough that the adapters say something else than the model, and than each other."""
 
 
