@@ -141,7 +141,7 @@ def determinism(loop: SimLoop, seed: int, keep: Callable[[logging.LogRecord], No
         patch = stack.enter_context
         random.seed(entropy.random())
         patch(mock.patch.object(os, "urandom", entropy.randbytes))
-        for name in ("monotonic", "perf_counter"):
+        for name in ("monotonic", "perf_counter", "thread_time"):
             patch(mock.patch.object(time, name, loop.time))
         patch(mock.patch.object(time, "time", loop.wall))
         patch(mock.patch.object(time, "time_ns", loop.wall_ns))

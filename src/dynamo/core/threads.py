@@ -1,12 +1,34 @@
 """Threads: blocking work that may hang, in a daemon thread that does not delay the exit of the process."""
 
 import asyncio
-import contextlib
+import concurrent.futures
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class _DaemonThreads(concurrent.futures.Executor):
+    """Runs each job in a new daemon thread, for which neither the loop nor the interpreter waits at exit."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[T]:
+        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        outcome.set_running_or_notify_cancel()  # From here on a cancelled caller does not cancel the work.
+
+        def run() -> None:
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(result)
+
+        threading.Thread(target=run, name=self._name, daemon=True).start()
+        return outcome
 
 
 async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
@@ -15,26 +37,4 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
     Unlike `asyncio.to_thread` it does not use the loop's thread pool, and neither the loop nor the interpreter waits
     for it at exit. If the caller is cancelled, the thread continues and its result is dropped.
     """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def set_outcome(result: T | None, error: BaseException | None) -> None:
-        if outcome.done():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: T | None = None
-        failure: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # The loop is closed, so the result has no receiver.
-            loop.call_soon_threadsafe(set_outcome, result, failure)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await outcome
+    return await asyncio.get_running_loop().run_in_executor(_DaemonThreads(name), work)

@@ -97,15 +97,15 @@ class Bounds:
 
     __slots__ = ("_chars", "_deadline_s", "_now", "_turns", "budget", "is_local", "value_chars")
 
-    def __init__(self, budget: Budget = FULL, now: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, budget: Budget = FULL, now: Callable[[], float] | None = None) -> None:
         """`now` is the processor time of this thread by default: other processes do not use up the budget."""
         self.budget = budget
         self.is_local = budget.is_local
         self.value_chars = budget.value_chars
         self._turns = budget.turns
         self._chars = budget.chars
-        self._now = now
-        self._deadline_s = now() + budget.seconds
+        self._now = time.thread_time if now is None else now
+        self._deadline_s = self._now() + budget.seconds
 
     def loop(self, values: Any) -> Any:
         """Return the values to iterate over. Raise `Refused` or `OverBudget`."""
