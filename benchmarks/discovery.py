@@ -55,7 +55,7 @@ def registry(name: str, folder: Path) -> Iterator[Registry]:
     if name == "file":
         yield Registry(lambda: FileDiscovery(str(folder)))
         return
-    from tests.etcd_cluster import EtcdCluster
+    from tests.cluster.etcd import EtcdCluster
 
     with EtcdCluster(folder) as cluster:
         cluster.wait()

@@ -2,7 +2,7 @@
 
     python -m benchmarks.frontend_cpu [--quick]
 
-Each frontend stands before its own house's mocker and answers the same load: saturated, with a mocker that takes no
+Each frontend stands before its own implementation's mocker and answers the same load: saturated, with a mocker that takes no
 time, and paced, with one as fast as a real engine; in round robin before one worker, and with the KV router before two
 that tell it every block. The systems take turns, run by run; the figures are medians.
 
@@ -25,7 +25,7 @@ from benchmarks.loadgen import Load, Report, build_requests, measure
 from benchmarks.peer import VERSION, PeerMissing, ensure_peer
 from benchmarks.report import OURS, THEIRS, guarded, machine, number, say, table, write_json
 from benchmarks.report import RESULTS as RESULTS_DIR
-from benchmarks.stacks import ENGINE, FRONTEND, HOST, MODEL_NAME, House, Recipe, Stack, ours, theirs
+from benchmarks.stacks import ENGINE, FRONTEND, HOST, MODEL_NAME, Implementation, Recipe, Stack, ours, theirs
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
 
@@ -142,7 +142,9 @@ class Run:
         return self.report.noise > NOISE_CORES_MAX
 
 
-def recipes(systems: Sequence[str], peer: House | None, *, is_same_engine: bool) -> list[tuple[str, House, House]]:
+def recipes(
+    systems: Sequence[str], peer: Implementation | None, *, is_same_engine: bool
+) -> list[tuple[str, Implementation, Implementation]]:
     """Name, frontend and engine of each system to measure."""
     mine = ours()
     found = [(OURS, mine, mine)] if OURS in systems else []
@@ -156,7 +158,7 @@ def recipes(systems: Sequence[str], peer: House | None, *, is_same_engine: bool)
 class Bench:
     """The points, the stacks and the order in which they take turns."""
 
-    def __init__(self, config: BenchConfig, peer: House | None, say: Callable[[str], None]) -> None:
+    def __init__(self, config: BenchConfig, peer: Implementation | None, say: Callable[[str], None]) -> None:
         self.config = config
         self.points = config.points()
         self.systems = recipes(config.systems, peer, is_same_engine=config.same_engine)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.frontend_latency [--quick]
 
-*First token*: one request at a time, before the house's own mocker that takes no time: all that is left is what frontend,
+*First token*: one request at a time, before the implementation's own mocker that takes no time: all that is left is what frontend,
 transport and mocker add. *Pace*: the frontend's processes may use one core; 1,000 streams of 128 tokens come from the
 metronome (`metronome.py`, the same engine for both), as from eight engines of 125 streams each. The interval between two
 tokens is set so that the core is about half busy, for each frontend its own and one at which it keeps step, and what the frontend adds is the time
@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from benchmarks.corpus import bench_model, read_prompts
 from benchmarks.loadgen import Load, Report, build_requests, measure, quantiles
 from benchmarks.metronome import Beat, read_beats
-from benchmarks.report import OURS, THEIRS, guarded, houses, number, ratio, say, table, write_result
-from benchmarks.stacks import ENGINE, FRONTEND, HOST, MODEL_NAME, House, Recipe, Stack, ours
+from benchmarks.report import OURS, THEIRS, guarded, implementations, number, ratio, say, table, write_result
+from benchmarks.stacks import ENGINE, FRONTEND, HOST, MODEL_NAME, Implementation, Recipe, Stack, ours
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
 
@@ -115,7 +115,7 @@ def only_on(cores: Sequence[int]) -> Iterator[None]:
 class Bench:
     """The prompts, the systems and the loads."""
 
-    def __init__(self, config: LatencyConfig, systems: Mapping[str, House]) -> None:
+    def __init__(self, config: LatencyConfig, systems: Mapping[str, Implementation]) -> None:
         self.config = config
         self.systems = systems
         self.model = bench_model()
@@ -127,8 +127,10 @@ class Bench:
         seen: dict[str, list[Report]] = {name: [] for name in self.systems}
         with contextlib.ExitStack() as opened:
             stacks = {
-                name: opened.enter_context(Stack(Recipe(name=name, frontend=house, engine=house), self.model))
-                for name, house in self.systems.items()
+                name: opened.enter_context(
+                    Stack(Recipe(name=name, frontend=implementation, engine=implementation), self.model)
+                )
+                for name, implementation in self.systems.items()
             }
             for rep in range(self.config.reps):
                 names = list(stacks) if rep % 2 == 0 else list(reversed(stacks))
@@ -145,23 +147,23 @@ class Bench:
             for name, reports in seen.items()
         }
 
-    def pace(self, name: str, house: House) -> list[Pace]:
+    def pace(self, name: str, implementation: Implementation) -> list[Pace]:
         """All tries of one frontend; the last is the one nearest to half load that the tries allowed."""
         found: list[Pace] = []
         interval_ms = INTERVAL_FIRST_MS
         while not found or not (found[-1].is_half or len(found) == (1 if self.config.quick else TRIES_MAX)):
-            found.append(self._pace(name, house, interval_ms))
+            found.append(self._pace(name, implementation, interval_ms))
             interval_ms = next_interval(found[-1])
         return found
 
-    def _pace(self, name: str, house: House, interval_ms: float) -> Pace:
+    def _pace(self, name: str, implementation: Implementation, interval_ms: float) -> Pace:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
             beats = os.path.join(folder, "beats")
             core, others = self.cores[0], self.cores[1:] or self.cores
             flags = ["--interval-ms", f"{interval_ms:g}", "--phases", str(PHASES), "--beats", beats]
             recipe = Recipe(
                 name=name,
-                frontend=house,
+                frontend=implementation,
                 engine=ours(),
                 program=METRONOME,
                 engine_flags=flags,
@@ -241,10 +243,10 @@ def markdown(first: Mapping[str, Mapping[str, float]], paces: Mapping[str, Seque
 
 def main() -> int:
     config = load(LatencyConfig, sys.argv[1:], prog="python -m benchmarks.frontend_latency")
-    systems = houses()
+    systems = implementations()
     bench = Bench(config, systems)
     first = bench.first_tokens()
-    paces = {name: bench.pace(name, house) for name, house in systems.items()}
+    paces = {name: bench.pace(name, implementation) for name, implementation in systems.items()}
     whole = not config.quick and THEIRS in systems
     found = {
         "first_token_ms": first,

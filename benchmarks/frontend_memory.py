@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 
 from benchmarks.corpus import bench_model, read_prompts
 from benchmarks.loadgen import Load, build_requests, family, measure, read_parents, read_usage
-from benchmarks.report import OURS, THEIRS, guarded, houses, number, ratio, say, table, write_result
-from benchmarks.stacks import FRONTEND, HOST, MODEL_NAME, House, Recipe, Stack
+from benchmarks.report import OURS, THEIRS, guarded, implementations, number, ratio, say, table, write_result
+from benchmarks.stacks import FRONTEND, HOST, MODEL_NAME, Implementation, Recipe, Stack
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
 
@@ -82,8 +82,8 @@ class Bench:
         self.small = read_prompts(self.model, PROMPT_TOKENS)
         self.large = read_prompts(self.model, BUSY_PROMPT_TOKENS)
 
-    def look(self, name: str, house: House) -> Memory:
-        with Stack(Recipe(name=name, frontend=house, engine=house), self.model) as stack:
+    def look(self, name: str, implementation: Implementation) -> Memory:
+        with Stack(Recipe(name=name, frontend=implementation, engine=implementation), self.model) as stack:
             time.sleep(SETTLE_S)
             pids = stack.pids[FRONTEND]
             start = rss_mib(pids)
@@ -161,7 +161,7 @@ def markdown(found: Mapping[str, Memory]) -> str:
 def main() -> int:
     config = load(MemoryConfig, sys.argv[1:], prog="python -m benchmarks.frontend_memory")
     bench = Bench(config)
-    found = {name: bench.look(name, house) for name, house in houses().items()}
+    found = {name: bench.look(name, implementation) for name, implementation in implementations().items()}
     whole = not config.quick and THEIRS in found
     path = write_result("frontend_memory", {name: asdict(one) for name, one in found.items()}, is_whole=whole)
     say(f"\n{markdown(found)}\n\nwritten to {path}")

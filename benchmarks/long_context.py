@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from benchmarks.corpus import bench_model, read_prompts
 from benchmarks.loadgen import MARKERS, Load, Requests, build_requests, quantiles, read_head
 from benchmarks.metronome import Beat, read_beats
-from benchmarks.report import OURS, THEIRS, guarded, houses, number, ratio, say, table, write_result
-from benchmarks.stacks import HOST, MODEL_NAME, House, Recipe, Stack, ours
+from benchmarks.report import OURS, THEIRS, guarded, implementations, number, ratio, say, table, write_result
+from benchmarks.stacks import HOST, MODEL_NAME, Implementation, Recipe, Stack, ours
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
 
@@ -148,12 +148,12 @@ class Bench:
         requests.count = random.randrange(2**31)
         return requests
 
-    def look(self, name: str, house: House) -> Delays:
+    def look(self, name: str, implementation: Implementation) -> Delays:
         phase_s = self.config.phase_s
         with tempfile.TemporaryDirectory() as folder:
             beats = os.path.join(folder, "beats")
             flags = ["--interval-ms", f"{INTERVAL_MS:g}", "--beats", beats]
-            recipe = Recipe(name=name, frontend=house, engine=ours(), program=METRONOME, engine_flags=flags)
+            recipe = Recipe(name=name, frontend=implementation, engine=ours(), program=METRONOME, engine_flags=flags)
             with Stack(recipe, self.model) as stack:
                 long = self.requests(stack.port, self.long.texts, self.long.words, LONG_OUTPUT_TOKENS)
                 ask(stack.port, long.next())  # Whatever is made at the first of its kind.
@@ -211,7 +211,7 @@ def main() -> int:
     config = load(LongConfig, sys.argv[1:], prog="python -m benchmarks.long_context")
     say("preparing the prompts (kept for the next run)")
     bench = Bench(config)
-    found = {name: bench.look(name, house) for name, house in houses().items()}
+    found = {name: bench.look(name, implementation) for name, implementation in implementations().items()}
     whole = not config.quick and THEIRS in found
     kept = {name: asdict(one) | {"added_p99_ms": one.added_p99_ms} for name, one in found.items()}
     path = write_result("long_context", {"prompt_tokens": config.prompt_tokens, **kept}, is_whole=whole)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.mocker_fidelity [--requests N] [--rounds R]
 
-Both houses are asked in turn, so that whatever else the machine does befalls both. What is told is the ratio of 10th
+Both implementations are asked in turn, so that whatever else the machine does befalls both. What is told is the ratio of 10th
 percentiles, medians and 90th percentiles of the time to the first token and of the time between tokens: the first of
 them is what least depends on a busy machine.
 """
@@ -30,7 +30,7 @@ PROMPT_TOKENS = (200, 1200, 3000)
 
 @dataclass(slots=True)
 class Times:
-    """What one house took, in milliseconds."""
+    """What one implementation took, in milliseconds."""
 
     ttft: list[float] = field(default_factory=list)
     itl: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ def load(stack: Stack, requests: int, concurrency: int, seed: int) -> Times:
 def compare(
     peer: str, requests: int = 24, concurrency: int = 4, rounds: int = 3, flags: Sequence[str] = ()
 ) -> dict[str, Times]:
-    """Both houses' times over some rounds."""
+    """Both implementations' times over some rounds."""
     found = {"ours": Times(), "theirs": Times()}
     engines = {"ours": ours(), "theirs": theirs(peer)}
     with (

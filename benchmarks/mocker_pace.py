@@ -19,7 +19,7 @@ from statistics import mean, quantiles
 
 from benchmarks.corpus import bench_model
 from benchmarks.peer import PeerMissing, ensure_peer
-from benchmarks.stacks import HOST, House, Recipe, Stack, ours, theirs
+from benchmarks.stacks import HOST, Implementation, Recipe, Stack, ours, theirs
 from dynamo.core.codec import MSGPACK, encode
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from dynamo.runtime.client import Client
@@ -103,18 +103,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--streams", default="1,16,64,256", help="how many at once, a comma between")
     counts = [int(word) for word in parser.parse_args().streams.split(",")]
-    houses: list[House] = [ours()]
+    implementations: list[Implementation] = [ours()]
     try:
-        houses.append(theirs(ensure_peer()))
+        implementations.append(theirs(ensure_peer()))
     except PeerMissing as error:
         print(f"the released system cannot be run here: {error}")
     print(
         f"{'streams':>7} {'mocker':>7} {'all, s':>8} {'TTFT p50':>10} {'TTFT p90':>10} {'ITL mean':>10} {'ITL p50':>10}  ms"
     )
     for streams in counts:
-        for house in houses:
-            with Stack(Recipe(name=house.name, frontend=ours(), engine=house, speedup=1.0), bench_model()) as stack:
-                print(f"{streams:7} {house.name:>7} {asyncio.run(measure(stack.home, streams))}", flush=True)
+        for implementation in implementations:
+            with Stack(
+                Recipe(name=implementation.name, frontend=ours(), engine=implementation, speedup=1.0), bench_model()
+            ) as stack:
+                print(f"{streams:7} {implementation.name:>7} {asyncio.run(measure(stack.home, streams))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from benchmarks.corpus import cache_dir
 from benchmarks.peer import VERSION, PeerMissing, ensure_peer
-from benchmarks.stacks import House, StackFailed, ours, theirs
+from benchmarks.stacks import Implementation, StackFailed, ours, theirs
 
 OURS, THEIRS = "ours", "theirs"
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
@@ -70,7 +70,7 @@ def write_json(path: str, value: Any) -> None:
         file.write("\n")
 
 
-def houses() -> dict[str, House]:
+def implementations() -> dict[str, Implementation]:
     """Ours, and the released one where it can be had."""
     found = {OURS: ours()}
     try:

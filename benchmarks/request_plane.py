@@ -3,7 +3,7 @@
     python -m benchmarks.request_plane [--calls 2000] [--streams 64] [--tokens 256] [--rounds 3]
 
 One program, written against the Python API that both packages have, is run under each: two processes over loopback TCP.
-Then the same between the two houses, and our own engines' way past async generators (`benchmarks.response_frames`).
+Then the same between the two implementations, and our own engines' way past async generators (`benchmarks.response_frames`).
 """
 
 import statistics

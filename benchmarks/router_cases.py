@@ -1,4 +1,4 @@
-"""The cases of `benchmarks.router`, over an adapter: what both houses are asked to do. Runs under either interpreter.
+"""The cases of `benchmarks.router`, over an adapter: what both implementations are asked to do. Runs under either interpreter.
 
     python router_cases.py ADAPTER [--big]      one JSON object on the last line
 

@@ -1,4 +1,4 @@
-"""Stacks: a frontend and a mocker of either house as processes of this one, found by file, heard on loopback only.
+"""Stacks: a frontend and a mocker of either implementation as processes of this one, found by file, heard on loopback only.
 
     with Stack(Recipe(name="ours", frontend=OURS, engine=OURS), model) as stack:
         ... stack.port, stack.pids ...
@@ -40,7 +40,7 @@ class StackFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class Implementation:
     """Whose processes: an interpreter, and what its mocker takes for an infinite speed."""
 
     name: str
@@ -48,14 +48,14 @@ class House:
     speedup_infinite: str
 
 
-def ours() -> House:
+def ours() -> Implementation:
     """The working tree, in the environment that runs this program."""
-    return House("ours", sys.executable, "0")
+    return Implementation("ours", sys.executable, "0")
 
 
-def theirs(python: str) -> House:
+def theirs(python: str) -> Implementation:
     """The released system. Its help calls 0 infinite, but 0 behaves as 1."""
-    return House("theirs", python, "1000000")
+    return Implementation("theirs", python, "1000000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,8 @@ class Recipe:
     """Which frontend drives which mocker, and how fast the mocker claims to compute."""
 
     name: str
-    frontend: House
-    engine: House
+    frontend: Implementation
+    engine: Implementation
     speedup: float | None = None
     """1 is the speed of a real engine; None is no delay at all."""
     workers: int = 1

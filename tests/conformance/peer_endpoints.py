@@ -1,6 +1,6 @@
 """A worker of every kind that writes down what it is asked and answers what a file says.
 
-Run by the Python of either house: `peer_endpoints.py MODEL_DIR RECORDS ANSWERS`.
+Run by the Python of either implementation: `peer_endpoints.py MODEL_DIR RECORDS ANSWERS`.
 """
 
 import asyncio

@@ -8,9 +8,9 @@ import json
 from contextlib import closing
 
 import pytest
-from benchmarks.peer import is_ready, peer_home
 from benchmarks.stacks import HOST
-from tests.conformance.test_requests_peer import CHAT, TOOL, USER, Stand, call, script
+from tests.cluster.peers import require_peer
+from tests.conformance.test_requests_peer import CHAT, TOOL, USER, RecordingPeers, call, script
 
 pytestmark = pytest.mark.conformance
 
@@ -31,27 +31,18 @@ CUSTOM = {
 BILLING = "x-anthropic-billing-header: cc_version=1; cch=abc;"
 
 
-class FormatStand(Stand):
-    """The same stand, asked in other ways."""
+class FormatPeers(RecordingPeers):
+    """The same frontends with Anthropic's API."""
 
-    def start(self, command):
-        super().start([*command, "--enable-anthropic-api"] if "dynamo.frontend" in command else command)
-
-    def ask(self, name, path, body, headers=None):
-        with closing(http.client.HTTPConnection(HOST, self.ports[name], timeout=30)) as connection:
-            data = json.dumps({"model": "m", **BASES[path], **body}).encode()
-            connection.request("POST", path, data, {"content-type": "application/json", **(headers or {})})
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
+    FLAGS = ("--enable-anthropic-api",)
+    BASES = BASES
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory):
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    stand = FormatStand(tmp_path_factory.mktemp("formats"))
-    yield stand
-    stand.stop()
+def peers(tmp_path_factory):
+    require_peer()
+    with FormatPeers(tmp_path_factory.mktemp("formats")) as peers:
+        yield peers
 
 
 ASKED = {
@@ -120,9 +111,9 @@ def essence(sent):
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_worker_is_asked_the_same(stand, name):
+def test_a_worker_is_asked_the_same(peers, name):
     path, body = ASKED[name]
-    assert essence(stand.sent("ours", path, body, {})) == essence(stand.sent("theirs", path, body, {}))
+    assert essence(peers.sent("ours", path, body, {})) == essence(peers.sent("theirs", path, body, {}))
 
 
 def plain(value):
@@ -148,8 +139,8 @@ strict is not called so."""
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_a_response_has_every_field_of_theirs_with_its_value(stand, name):
-    ours, theirs = (stand.ask(house, RESPONSES, TOLD[name])[1] for house in ("ours", "theirs"))
+def test_a_response_has_every_field_of_theirs_with_its_value(peers, name):
+    ours, theirs = (peers.post(implementation, RESPONSES, TOLD[name])[1] for implementation in ("ours", "theirs"))
     assert theirs["output"] and set(theirs) <= set(ours)
     for key in set(theirs) - OURS_ALONE - {"id", "created_at", "completed_at"}:
         assert plain(ours[key]) == plain(theirs[key]), key
@@ -157,12 +148,12 @@ def test_a_response_has_every_field_of_theirs_with_its_value(stand, name):
         assert ours["usage"][key] == theirs["usage"][key]
 
 
-def test_a_message_is_theirs(stand):
+def test_a_message_is_theirs(peers):
     for body in (
         {"stop_sequences": ["there"]},
         {"messages": [USER, {"role": "user", "content": "and?"}]},
     ):
-        ours, theirs = (stand.ask(house, MESSAGES, body)[1] for house in ("ours", "theirs"))
+        ours, theirs = (peers.post(implementation, MESSAGES, body)[1] for implementation in ("ours", "theirs"))
         assert {key: ours["usage"][key] for key in ("input_tokens", "output_tokens")} == {
             key: theirs["usage"][key] for key in ("input_tokens", "output_tokens")
         }
@@ -170,9 +161,9 @@ def test_a_message_is_theirs(stand):
             assert ours[key] == theirs[key]
 
 
-def told_in_order(stand, house, path, body):
+def told_in_order(peers, implementation, path, body):
     """The kinds of a stream's events; several of one kind in a row are one."""
-    with closing(http.client.HTTPConnection(HOST, stand.ports[house], timeout=30)) as connection:
+    with closing(http.client.HTTPConnection(HOST, peers.ports[implementation], timeout=30)) as connection:
         data = json.dumps({"model": "m", **BASES[path], **body, "stream": True}).encode()
         connection.request("POST", path, data, {"content-type": "application/json"})
         response = connection.getresponse()
@@ -184,9 +175,9 @@ def told_in_order(stand, house, path, body):
 
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
 @pytest.mark.parametrize("body", [{}, {"nvext": script("Hello", finish_reason="length")}])
-def test_a_text_is_streamed_in_the_same_order(stand, path, body):
-    ours = [kind for kind in told_in_order(stand, "ours", path, body) if kind != "ping"]  # As Anthropic's own say.
-    assert ours == told_in_order(stand, "theirs", path, body)
+def test_a_text_is_streamed_in_the_same_order(peers, path, body):
+    ours = [kind for kind in told_in_order(peers, "ours", path, body) if kind != "ping"]  # As Anthropic's own say.
+    assert ours == told_in_order(peers, "theirs", path, body)
 
 
 REFUSED = {
@@ -203,9 +194,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_same_is_refused_with_the_same_status(stand, name):
+def test_the_same_is_refused_with_the_same_status(peers, name):
     path, body, status = REFUSED[name]
-    ours, theirs = (stand.ask(house, path, body) for house in ("ours", "theirs"))
+    ours, theirs = (peers.post(implementation, path, body) for implementation in ("ours", "theirs"))
     assert ours[0] == theirs[0] == status
     if path == MESSAGES:
         assert {"type": ours[1]["type"], "kind": ours[1]["error"]["type"]} == {

@@ -3,14 +3,13 @@
 import http.client
 import json
 import os
-import subprocess
-import sys
 import time
 from contextlib import closing
 
 import pytest
-from benchmarks.peer import is_ready, peer_home, peer_python
-from benchmarks.stacks import HOST, free_port, stack_environment
+from benchmarks.peer import peer_python
+from benchmarks.stacks import HOST, free_port
+from tests.cluster.peers import PeerCluster, RecordedRequests, require_peer
 
 from dynamo.cpu.config import DEMO_MODEL
 
@@ -36,80 +35,41 @@ ASKED = {
 REFUSED = {"a bad prompt": "InvalidArgument", "a bug": "Unknown"}
 
 
-class Stand:
-    """Frontends of both houses, or ours alone, and the workers behind them."""
+class DisaggregatedPeers(PeerCluster):
+    """Frontends, prefill and decode workers."""
 
-    def __init__(self, home, mode, houses=("ours", "theirs")):
-        self.home = home
-        self.records = home / "records.jsonl"
-        self.records.touch()
-        self.meets = False
-        """Whether both legs are sent at once, or could be."""
-        (home / "discovery").mkdir()
-        self.ports = {house: free_port() for house in houses}
-        self.processes = []
-        for house, port in self.ports.items():
-            python = sys.executable if house == "ours" else peer_python()
-            listen = ["--http-host", HOST, "--http-port", str(port), "--router-mode", mode]
-            self.start([python, "-m", "dynamo.frontend", *listen])
+    def __init__(self, folder, mode, frontends=("ours", "theirs")):
+        super().__init__(folder, "--router-mode", mode, frontends=frontends)
+        self.records = RecordedRequests(folder / "records.jsonl")
+        self.is_bootstrapped = False
+        """Whether both phases are sent at once, or could be."""
 
-    def start(self, command):
-        env = stack_environment(str(self.home), dict(os.environ))
-        with open(self.home / f"{len(self.processes)}.log", "wb") as log:
-            self.processes.append(
-                subprocess.Popen(command, env=env, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            )
-
-    def capture(self, *bootstrap):
-        self.meets = bool(bootstrap)
+    def start_recording_workers(self, *bootstrap):
+        self.is_bootstrapped = bool(bootstrap)
         for role in ("prefill", "decode"):
             more = bootstrap if role == "prefill" else ()
-            self.start([peer_python(), CAPTURE, DEMO_MODEL, "m", str(self.records), role, *more])
+            self.run([peer_python(), CAPTURE, DEMO_MODEL, "m", str(self.records.path), role, *more])
         return self.wait()
 
     def wait(self):
-        """Returns when both legs of a request work through every frontend."""
-        for house in self.ports:
-            deadline = time.monotonic() + READY_S
-            while True:
-                try:
-                    status, answer = self.ask(house, {"max_tokens": 2})
-                except (OSError, http.client.HTTPException) as error:
-                    status, answer = 0, error
-                if status == 200:
-                    break
-                assert time.monotonic() < deadline, f"{house} was not ready in {READY_S:g} s: {answer}"
-                time.sleep(0.2)
-        return self
+        """Return when both phases of a request work through every frontend."""
+        return self.wait_answered(CHAT, {"model": "m", "messages": [USER], "max_tokens": 2})
 
-    def ask(self, house, body):
-        with closing(http.client.HTTPConnection(HOST, self.ports[house], timeout=30)) as connection:
-            data = json.dumps({"model": "m", "messages": [USER], **body}).encode()
-            connection.request("POST", CHAT, data, {"content-type": "application/json"})
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
+    def chat(self, name, body):
+        response = self.request(self.ports[name], "POST", CHAT, {"model": "m", "messages": [USER], **body})
+        return response.status, response.json
 
-    def legs(self, house, body):
-        """What both workers were asked; the prefill's leg first, whichever came first."""
-        before = len(self.records.read_text().splitlines())
-        status, answer = self.ask(house, body)
+    def phases(self, name, body):
+        """Return the requests that both workers received, prefill first, and the response."""
+        before = self.records.count()
+        status, answer = self.chat(name, body)
         assert status == 200, answer
-        lines = [json.loads(line) for line in self.records.read_text().splitlines()[before:]]
-        assert len({line["id"] for line in lines}) == 1, "both legs have the request's id"
+        lines = self.records.since(before)
+        assert len({line["id"] for line in lines}) == 1, "both phases have the request's id"
         lines.sort(key=lambda line: line["role"], reverse=True)
-        meetings = [line["request"].get("bootstrap_info") for line in lines]
-        assert all(meeting == meetings[0] for meeting in meetings)
+        bootstraps = [line["request"].get("bootstrap_info") for line in lines]
+        assert all(bootstrap == bootstraps[0] for bootstrap in bootstraps)
         return [(line["role"], settled(line["request"])) for line in lines], answer
-
-    def stop(self):
-        for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def settled(request):
@@ -128,22 +88,18 @@ def settled(request):
 
 
 @pytest.fixture(scope="module", params=["round-robin", "kv", "power-of-two", "round-robin+", "kv+"])
-def stand(request, tmp_path_factory):
+def peers(request, tmp_path_factory):
     """Both frontends before released workers that write down what they are asked; + with a place to meet."""
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+    require_peer()
     mode, plus, _ = request.param.partition("+")
-    stand = Stand(tmp_path_factory.mktemp("disagg"), mode)
-    try:
-        yield stand.capture(*(["18999"] if plus else []))
-    finally:
-        stand.stop()
+    with DisaggregatedPeers(tmp_path_factory.mktemp("disagg"), mode) as peers:
+        yield peers.start_recording_workers(*(["18999"] if plus else []))
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_both_legs_are_the_same(stand, name):
-    ours, told = stand.legs("ours", ASKED[name])
-    theirs, expected = stand.legs("theirs", ASKED[name])
+def test_both_legs_are_the_same(peers, name):
+    ours, told = peers.phases("ours", ASKED[name])
+    theirs, expected = peers.phases("theirs", ASKED[name])
     assert [role for role, _ in ours] == ["prefill", "decode"]
     for (_, one), (_, other) in zip(ours, theirs, strict=True):
         assert one == other
@@ -155,74 +111,70 @@ def test_both_legs_are_the_same(stand, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_failed_prefill_is_told_the_same(stand, name):
-    if stand.meets:
-        pytest.skip("the decode worker of this stand waits for no blocks, and may have answered already")
+def test_a_failed_prefill_is_told_the_same(peers, name):
+    if peers.is_bootstrapped:
+        pytest.skip("the decode worker of this peers waits for no blocks, and may have answered already")
     body = {"nvext": {"annotations": [f"prefill_fails:{REFUSED[name]}"]}}
-    (ours, told), (theirs, expected) = stand.ask("ours", body), stand.ask("theirs", body)
+    (ours, told), (theirs, expected) = peers.chat("ours", body), peers.chat("theirs", body)
     assert (ours, told["message"]) == (theirs, expected["message"])
     assert ours != 200
 
 
-def test_a_prefill_that_ends_the_text_is_all_of_it(stand):
-    if stand.meets:
+def test_a_prefill_that_ends_the_text_is_all_of_it(peers):
+    if peers.is_bootstrapped:
         pytest.skip("decode was sent already")
     body = {"nvext": {"annotations": ["prefill_ends:stop"], "extra_fields": ["worker_id"]}}
-    (_, told), (_, expected) = stand.ask("ours", body), stand.ask("theirs", body)
+    (_, told), (_, expected) = peers.chat("ours", body), peers.chat("theirs", body)
     assert told["choices"] == expected["choices"]
     assert told["nvext"] == expected["nvext"]
 
 
-def test_released_prefill_worker_is_stopped_when_the_client_leaves(stand):
-    before = len(stand.records.read_text().splitlines())
-    connection = http.client.HTTPConnection(HOST, stand.ports["ours"], timeout=30)
+def test_released_prefill_worker_is_stopped_when_the_client_leaves(peers):
+    before = peers.records.count()
+    connection = http.client.HTTPConnection(HOST, peers.ports["ours"], timeout=30)
     body = {"model": "m", "messages": [USER], "nvext": {"annotations": ["prefill_hangs:20"]}}
     connection.request("POST", CHAT, json.dumps(body).encode(), {"content-type": "application/json"})
-    wait_for_lines(stand, before, lambda line: line["role"] == "prefill")
+    wait_for_lines(peers, before, lambda line: line["role"] == "prefill")
     connection.close()
-    (line,) = wait_for_lines(stand, before, lambda line: "stopped" in line)
+    (line,) = wait_for_lines(peers, before, lambda line: "stopped" in line)
     assert line["stopped"] is True
-    assert stand.ask("ours", {"max_tokens": 2})[0] == 200
+    assert peers.chat("ours", {"max_tokens": 2})[0] == 200
 
 
-def wait_for_lines(stand, before, matches):
+def wait_for_lines(peers, before, matches):
     """Return the recorded requests that match, as soon as there is one."""
     deadline = time.monotonic() + 10
     while True:
-        lines = [json.loads(line) for line in stand.records.read_text().splitlines()[before:]]
+        lines = peers.records.since(before)
         if found := [line for line in lines if matches(line)]:
             return found
         assert time.monotonic() < deadline, lines
         time.sleep(0.05)
 
 
-def test_the_model_is_ready_in_both_roles(stand):
+def test_the_model_is_ready_in_both_roles(peers):
     answers = {}
-    for house, port in stand.ports.items():
+    for implementation, port in peers.ports.items():
         with closing(http.client.HTTPConnection(HOST, port, timeout=30)) as connection:
             connection.request("GET", "/v1/models/m/ready")
-            answers[house] = json.loads(connection.getresponse().read())
+            answers[implementation] = json.loads(connection.getresponse().read())
     assert answers["ours"] == answers["theirs"]
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "kv"])
 @pytest.mark.parametrize("meets", [False, True])
 def test_released_mockers_answer_in_both_roles(tmp_path, mode, meets):
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    stand = Stand(tmp_path, mode, ("ours",))
-    try:
+    require_peer()
+    with DisaggregatedPeers(tmp_path, mode, ("ours",)) as peers:
         for role in ("prefill", "decode"):
             port = ["--bootstrap-ports", str(free_port())] if meets and role == "prefill" else []
             flags = ["--disaggregation-mode", role, "--speedup-ratio", "0", "--discovery-backend", "file", *port]
-            stand.start([peer_python(), "-m", "dynamo.mocker", "--model-path", DEMO_MODEL, "--model-name", "m", *flags])
-        stand.wait()
+            peers.run([peer_python(), "-m", "dynamo.mocker", "--model-path", DEMO_MODEL, "--model-name", "m", *flags])
+        peers.wait()
         for _ in range(8):
-            status, answer = stand.ask("ours", {"max_tokens": 7, "nvext": {"extra_fields": ["worker_id"]}})
+            status, answer = peers.chat("ours", {"max_tokens": 7, "nvext": {"extra_fields": ["worker_id"]}})
             assert status == 200, answer
             assert answer["usage"]["completion_tokens"] == 7
             ids = answer["nvext"]["worker_id"]
             assert ids.keys() >= IDS
             assert len({ids[name] for name in IDS}) == 2
-    finally:
-        stand.stop()

@@ -1,16 +1,11 @@
 """Embeddings, media and native generation: our frontend asks a released worker, and tells a client, what theirs does."""
 
-import http.client
 import json
 import os
-import subprocess
-import sys
-import time
-from contextlib import closing
 
 import pytest
-from benchmarks.peer import is_ready, peer_home, peer_python
-from benchmarks.stacks import HOST, free_port, stack_environment
+from benchmarks.peer import peer_python
+from tests.cluster.peers import PeerCluster, RecordedRequests, require_peer
 from tests.websocket_line import Line
 
 from dynamo.cpu.config import DEMO_MODEL
@@ -116,100 +111,59 @@ REFUSED = {
 }
 
 
-class Stand:
-    """Both frontends, and the worker behind them."""
+class EndpointPeers(PeerCluster):
+    """Both frontends before a released worker that records requests and sends prepared responses."""
 
-    def __init__(self, home):
-        self.ports = {"ours": free_port(), "theirs": free_port()}
-        self.records, self.answers = home / "records.jsonl", home / "answers.json"
-        self.records.touch()
+    def __init__(self, folder):
+        super().__init__(folder, "--router-mode", "round-robin", variables=SWITCHES)
+        self.records, self.answers = RecordedRequests(folder / "records.jsonl"), folder / "answers.json"
         self.answers.write_text("[]")
-        (home / "discovery").mkdir()
-        self.home = home
-        self.processes = []
-        for name, python in (("ours", sys.executable), ("theirs", peer_python())):
-            listen = ["--http-host", HOST, "--http-port", str(self.ports[name]), "--router-mode", "round-robin"]
-            self.start([python, "-m", "dynamo.frontend", *listen])
-        self.start([peer_python(), WORKER, DEMO_MODEL, str(self.records), str(self.answers)])
+        self.run([peer_python(), WORKER, DEMO_MODEL, str(self.records.path), str(self.answers)])
         for name in self.ports:
-            self.wait(name)
+            self.wait_until(lambda name=name: len(self.models(name)) == 9, f"{name} was not ready", READY_S)
 
-    def start(self, command):
-        env = stack_environment(str(self.home), dict(os.environ)) | SWITCHES
-        with open(self.home / f"{len(self.processes)}.log", "wb") as log:
-            self.processes.append(
-                subprocess.Popen(command, env=env, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            )
+    def post(self, name, path, body):
+        return self.request(self.ports[name], "POST", path, body)
 
-    def wait(self, name):
-        deadline = time.monotonic() + READY_S
-        while time.monotonic() < deadline:
-            try:
-                _, _, body = self.ask(name, "GET", "/v1/models")
-                if len(json.loads(body)["data"]) == 9:
-                    return
-            except (OSError, http.client.HTTPException):
-                pass
-            time.sleep(0.1)
-        pytest.fail(f"{name} was not ready in {READY_S:g} s")
-
-    def ask(self, name, method, path, body=None):
-        with closing(http.client.HTTPConnection(HOST, self.ports[name], timeout=30)) as connection:
-            data = None if body is None else json.dumps(body).encode()
-            connection.request(method, path, data, {"content-type": "application/json"})
-            response = connection.getresponse()
-            return response.status, response.getheader("content-type"), response.read()
-
-    def told(self, name, path, body, answers):
-        """What the worker was asked, and what the client was told."""
+    def exchange(self, name, path, body, answers):
+        """Return the requests that the worker received and the response of the frontend."""
         self.answers.write_text(json.dumps(list(answers)))
-        before = len(self.records.read_text().splitlines())
-        status, kind, told = self.ask(name, "POST", path, body)
-        assert status == 200, told
-        asked = [json.loads(line) for line in self.records.read_text().splitlines()[before:]]
-        return [settled(one) for one in asked], kind.partition(";")[0], json.loads(told) if "json" in kind else told
-
-    def stop(self):
-        for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        before = self.records.count()
+        response = self.post(name, path, body)
+        assert response.status == 200, response.body
+        requests = [settled(one) for one in self.records.since(before)]
+        kind = response.content_type
+        return requests, kind.partition(";")[0], response.json if "json" in kind else response.body
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory):
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    stand = Stand(tmp_path_factory.mktemp("endpoints"))
-    yield stand
-    stand.stop()
+def peers(tmp_path_factory):
+    require_peer()
+    with EndpointPeers(tmp_path_factory.mktemp("endpoints")) as peers:
+        yield peers
 
 
 def settled(request):
-    """A request without the sum of its model's card, which each house makes in its own way."""
+    """A request without the sum of its model's card, which each implementation makes in its own way."""
     return {name: value for name, value in request.items() if name != "mdc_sum"}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_worker_is_asked_and_a_client_is_told_the_same(stand, name):
-    assert stand.told("ours", *CASES[name]) == stand.told("theirs", *CASES[name])
+def test_a_worker_is_asked_and_a_client_is_told_the_same(peers, name):
+    assert peers.exchange("ours", *CASES[name]) == peers.exchange("theirs", *CASES[name])
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_same_is_refused(stand, name):
+def test_the_same_is_refused(peers, name):
     path, body, status = REFUSED[name]
-    assert [stand.ask(house, "POST", path, body)[0] for house in ("ours", "theirs")] == [status] * 2
+    assert [peers.post(implementation, path, body).status for implementation in ("ours", "theirs")] == [status] * 2
 
 
 @pytest.mark.parametrize("name", ["a text", "classes", "ranked", "an image", "a sound", "a film", "tokens"])
-def test_a_worker_that_fails_is_told_with_the_same_status(stand, name):
+def test_a_worker_that_fails_is_told_with_the_same_status(peers, name):
     path, body, _ = CASES[name]
-    stand.answers.write_text('["fail"]')
-    assert [stand.ask(house, "POST", path, body)[0] for house in ("ours", "theirs")] == [400, 400]
+    peers.answers.write_text('["fail"]')
+    assert [peers.post(implementation, path, body).status for implementation in ("ours", "theirs")] == [400, 400]
 
 
 UPDATE = {"type": "session.update", "session": {"type": "realtime", "model": "talk", "output_modalities": ["text"]}}
@@ -223,17 +177,17 @@ TALKS = {
 
 
 @pytest.mark.parametrize("name", TALKS)
-def test_a_conversation_is_the_same(stand, name):
-    stand.answers.write_text(json.dumps([UPDATED]))
+def test_a_conversation_is_the_same(peers, name):
+    peers.answers.write_text(json.dumps([UPDATED]))
     heard = []
-    for house in ("ours", "theirs"):
-        before = len(stand.records.read_text().splitlines())
-        line = Line(stand.ports[house], "/v1/realtime")
+    for implementation in ("ours", "theirs"):
+        before = peers.records.count()
+        line = Line(peers.ports[implementation], "/v1/realtime")
         told = [line.hear()]
         for event in TALKS[name]:
             line.say(event)
             told.append(line.hear())
         line.close()
-        asked = [json.loads(record) for record in stand.records.read_text().splitlines()[before:]]
+        asked = peers.records.since(before)
         heard.append((asked, [{key: value for key, value in one.items() if key != "event_id"} for one in told]))
     assert heard[0] == heard[1]

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
-from benchmarks.stacks import MODEL_NAME, House, Recipe, Stack, StackFailed, ours, theirs
-from tests.etcd_cluster import EtcdCluster, wait_until
+from benchmarks.peer import peer_python
+from benchmarks.stacks import MODEL_NAME, Implementation, Recipe, Stack, StackFailed, ours, theirs
+from tests.cluster.etcd import EtcdCluster
+from tests.cluster.peers import require_peer
+from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.conformance
 
@@ -19,9 +21,8 @@ GONE_TIMEOUT_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def houses() -> dict[str, House]:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+def implementations() -> dict[str, Implementation]:
+    require_peer()
     return {"ours": ours(), "theirs": theirs(peer_python())}
 
 
@@ -31,8 +32,8 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
         yield cluster.wait()
 
 
-def recipe(houses: dict[str, House], pair: str, etcd: EtcdCluster) -> Recipe:
-    frontend, engine = (houses[name] for name in pair.split("-"))
+def recipe(implementations: dict[str, Implementation], pair: str, etcd: EtcdCluster) -> Recipe:
+    frontend, engine = (implementations[name] for name in pair.split("-"))
     variables = {"DYN_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": etcd.endpoints, "ETCD_LEASE_TTL": "5"}
     return Recipe(name=pair, frontend=frontend, engine=engine, variables=variables)
 
@@ -47,11 +48,11 @@ def listed(stack: Stack) -> list[Any]:
 
 
 @pytest.mark.parametrize("pair", ["ours-theirs", "theirs-ours"])
-def test_each_house_finds_and_calls_the_other_and_sees_it_leave(
-    houses: dict[str, House], pair: str, etcd: EtcdCluster
+def test_each_implementation_finds_and_calls_the_other_and_sees_it_leave(
+    implementations: dict[str, Implementation], pair: str, etcd: EtcdCluster
 ) -> None:
     try:
-        with Stack(recipe(houses, pair, etcd), bench_model()) as stack:
+        with Stack(recipe(implementations, pair, etcd), bench_model()) as stack:
             chat(stack)
             assert any(key.startswith("v1/instances/") for key in etcd.names())
             stack.end_engines()
@@ -60,9 +61,11 @@ def test_each_house_finds_and_calls_the_other_and_sees_it_leave(
         pytest.fail(str(error), pytrace=False)
 
 
-def test_our_frontend_serves_with_their_mocker_while_etcd_is_away(houses: dict[str, House], etcd: EtcdCluster) -> None:
+def test_our_frontend_serves_with_their_mocker_while_etcd_is_away(
+    implementations: dict[str, Implementation], etcd: EtcdCluster
+) -> None:
     (member,) = etcd.members
-    with Stack(recipe(houses, "ours-theirs", etcd), bench_model()) as stack:
+    with Stack(recipe(implementations, "ours-theirs", etcd), bench_model()) as stack:
         chat(stack)
         member.kill()
         for _ in range(5):
@@ -97,11 +100,13 @@ def plain(text: str) -> str:
     return re.sub(r"(?<=[/_:])(?=[0-9a-f]*\d)[0-9a-f]{11,19}(?=[/\",}]|$)", "ID", text)
 
 
-def test_both_houses_write_the_same_records_under_the_same_keys(houses: dict[str, House], etcd: EtcdCluster) -> None:
+def test_both_implementations_write_the_same_records_under_the_same_keys(
+    implementations: dict[str, Implementation], etcd: EtcdCluster
+) -> None:
     written: dict[str, dict[str, str]] = {}
-    for house in ("ours", "theirs"):
-        with Stack(recipe(houses, f"{house}-{house}", etcd), bench_model()):
-            written[house] = described(etcd)
+    for implementation in ("ours", "theirs"):
+        with Stack(recipe(implementations, f"{implementation}-{implementation}", etcd), bench_model()):
+            written[implementation] = described(etcd)
         wait_until(lambda: etcd.names() == [], "something outlived its owner", GONE_TIMEOUT_S)
     assert {"v1/instances/dynamo/backend/generate/ID", "v1/mdc/dynamo/backend/generate/ID"} <= written["ours"].keys()
     device = '"device_type":"cuda"', '"device_type":"cpu"'  # Theirs says so on any machine.

@@ -1,4 +1,4 @@
-"""Forward-pass metrics between the houses: their consumer reads ours, and both mockers say the same of the same load."""
+"""Forward-pass metrics between the implementations: their consumer reads ours, and both mockers say the same of the same load."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
+from tests.cluster.peers import require_peer
 
 from dynamo.core.codec import decode
 from dynamo.kv_events.forward_pass import FORWARD_PASS_TOPIC
@@ -31,9 +31,7 @@ REST = {"num_prefill_requests": 0, "num_decode_requests": 0}
 
 @pytest.fixture(scope="module", autouse=True)
 def peer() -> str:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    return peer_python()
+    return require_peer()
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ from contextlib import closing
 
 import pytest
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.peer import peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
 from prometheus_client.parser import text_string_to_metric_families
+from tests.cluster.peers import require_peer
 from tests.conformance.absent_metrics import ABSENT, ABSENT_WITH_KV_ROUTER, ABSENT_WITHOUT_KV_ROUTER
 
 pytestmark = pytest.mark.conformance
@@ -49,8 +50,10 @@ OWN_LABELS = {"dynamo_component_uptime_seconds"}
 class Side:
     """One frontend before our mocker, asked everything once."""
 
-    def __init__(self, name, house):
-        with Stack(Recipe(name=name, frontend=house, engine=ours(), variables=VARIABLES), bench_model()) as stack:
+    def __init__(self, name, implementation):
+        with Stack(
+            Recipe(name=name, frontend=implementation, engine=ours(), variables=VARIABLES), bench_model()
+        ) as stack:
             for _, path, body, headers in REQUESTS:
                 assert ask(stack, path, body, headers) == 200
             ask(stack, CHAT, {"messages": MESSAGES, "model": "nobody"}, {})
@@ -62,9 +65,9 @@ class Side:
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def names_of(house, router_mode):
+def names_of(implementation, router_mode):
     """The names of the metrics of a frontend that has answered a stream."""
-    recipe = Recipe(name="metrics", frontend=house, engine=ours(), router_mode=router_mode)
+    recipe = Recipe(name="metrics", frontend=implementation, engine=ours(), router_mode=router_mode)
     with Stack(recipe, bench_model()) as stack:
         assert ask(stack, CHAT, {"messages": MESSAGES, "stream": True}, {}) == 200
         with closing(http.client.HTTPConnection(HOST, stack.port, timeout=10)) as connection:
@@ -100,8 +103,7 @@ def rows_of(stack, count):
 
 @pytest.fixture(scope="module")
 def sides():
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+    require_peer()
     return Side("trace-theirs", theirs(peer_python())), Side("trace-ours", ours())
 
 
@@ -156,8 +158,7 @@ def test_payloads_say_the_same_of_the_same_requests(sides):
     [("round-robin", ABSENT | ABSENT_WITHOUT_KV_ROUTER), ("kv", ABSENT | ABSENT_WITH_KV_ROUTER)],
 )
 def test_frontend_has_every_metric_of_the_released_one_but_those_named_with_a_reason(router_mode, absent):
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+    require_peer()
     released, mine = names_of(theirs(peer_python()), router_mode), names_of(ours(), router_mode)
     assert sorted(released - mine) == sorted(absent)
 

@@ -1,7 +1,5 @@
 """KServe beside the released frontend: both before the same workers of ours, asked the same by Triton's client."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,55 +7,45 @@ from typing import Any
 
 import grpc
 import pytest
-from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.ports import free_port
 from google.protobuf.json_format import MessageToDict
-from tests.integration.graph import DEADLINE_S, free_port, wait_for
+from tests.cluster.peers import OURS, THEIRS, PeerCluster, require_peer
+from tests.cluster.processes import DEADLINE_S
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 pytestmark = pytest.mark.conformance
 
 ROOT = Path(__file__).parents[2]
-HOUSES = ("ours", "theirs")
 
 
-class Houses:
+class KservePeers(PeerCluster):
     """Both frontends and a worker of tensors, over one directory."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
+        super().__init__(folder, frontends=())
         self.stubs: dict[str, Any] = {}
         self.channels: list[grpc.Channel] = []
-        self.run("worker", [sys.executable, "-m", "tests.integration.tensor_worker"])
-        for house, python in (("ours", sys.executable), ("theirs", str(peer_python()))):
-            port = free_port()
-            argv = ["--kserve-grpc-server", "--http-port", str(port), "--grpc-metrics-port", str(free_port())]
-            planes = ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
-            self.run(house, [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", *argv, *planes])
+        self.start("worker", [sys.executable, "-m", "tests.integration.tensor_worker"], cwd=ROOT)
+        for name in (OURS, THEIRS):
+            port = self.start_frontend(name, "--kserve-grpc-server", "--grpc-metrics-port", str(free_port()))
             channel = grpc.insecure_channel(f"127.0.0.1:{port}")
             self.channels.append(channel)
-            self.stubs[house] = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-
-    def run(self, name: str, argv: list[str]) -> None:
-        home = str(Path(peer_home()) / "home")
-        loopback = {"DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_EVENT_PLANE_HOST": "127.0.0.1"}
-        variables = {**os.environ, **loopback, "DYN_FILE_KV": str(self.folder / "kv"), "HOME": home}
-        with open(self.folder / f"{name}.log", "wb") as log:
-            self.processes.append(subprocess.Popen(argv, stdout=log, stderr=log, env=variables, cwd=ROOT))
+            self.stubs[name] = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self.wait_until(self.is_served, "the frontends never listed the worker")
 
     def is_served(self) -> bool:
         try:
-            asked = [service_pb2.ModelReadyRequest(name=name) for name in ("double", "shout")]
-            return all(stub.ModelReady(one, timeout=5).ready for stub in self.stubs.values() for one in asked)
+            requests = [service_pb2.ModelReadyRequest(name=name) for name in ("double", "shout")]
+            return all(stub.ModelReady(one, timeout=5).ready for stub in self.stubs.values() for one in requests)
         except grpc.RpcError:
             return False
 
-    def ask(self, method: str, request: Any) -> list[Any]:
-        """What each of them answers, or in which status it refuses."""
+    def call(self, method: str, request: Any) -> list[Any]:
+        """Return the response of each frontend, or the status code with which it refuses."""
         answers = []
-        for house in HOUSES:
+        for stub in self.stubs.values():
             try:
-                answers.append(MessageToDict(getattr(self.stubs[house], method)(request, timeout=DEADLINE_S)))
+                answers.append(MessageToDict(getattr(stub, method)(request, timeout=DEADLINE_S)))
             except grpc.RpcError as error:
                 answers.append(error.code())  # type: ignore[attr-defined]  # grpc's own errors are calls too
         return answers
@@ -65,32 +53,20 @@ class Houses:
     def stop(self) -> None:
         for channel in self.channels:
             channel.close()
-        for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        super().stop()
 
 
 @pytest.fixture(scope="module")
-def houses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Houses]:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    houses = Houses(tmp_path_factory.mktemp("kserve-peer"))
-    try:
-        wait_for(houses.is_served, "the frontends never saw the worker")
-        yield houses
-    finally:
-        houses.stop()
+def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KservePeers]:
+    require_peer()
+    with KservePeers(tmp_path_factory.mktemp("kserve-peer")) as peers:
+        yield peers
 
 
 @pytest.mark.parametrize("name", ["double", "shout", "nobody"])
 @pytest.mark.parametrize("kind", ["ModelReady", "ModelMetadata", "ModelConfig"])
-def test_models_are_described_alike(houses: Houses, kind: str, name: str) -> None:
-    ours, theirs = houses.ask(kind, getattr(service_pb2, f"{kind}Request")(name=name))
+def test_models_are_described_alike(peers: KservePeers, kind: str, name: str) -> None:
+    ours, theirs = peers.call(kind, getattr(service_pb2, f"{kind}Request")(name=name))
     assert ours == theirs
 
 
@@ -125,8 +101,8 @@ def tensors(datatype: str = "INT32", shape: Any = (2,), raw: bytes | None = None
     ],
     ids=lambda message: f"{message.inputs[0].datatype}{list(message.inputs[0].shape)}",
 )
-def test_tensors_are_answered_alike(houses: Houses, request_message: Any) -> None:
-    ours, theirs = houses.ask("ModelInfer", request_message)
+def test_tensors_are_answered_alike(peers: KservePeers, request_message: Any) -> None:
+    ours, theirs = peers.call("ModelInfer", request_message)
     assert ours == theirs
 
 
@@ -151,37 +127,34 @@ def prompt(*texts: str, streaming: bool | None = None, **more: Any) -> Any:
     ],
     ids=["text", "unary", "streaming", "two", "foo", "nothing"],
 )
-def test_text_is_answered_alike(houses: Houses, request_message: Any) -> None:
-    ours, theirs = houses.ask("ModelInfer", request_message)
+def test_text_is_answered_alike(peers: KservePeers, request_message: Any) -> None:
+    ours, theirs = peers.call("ModelInfer", request_message)
     assert ours == theirs
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_text_is_streamed_alike(houses: Houses, streaming: bool) -> None:
+def test_text_is_streamed_alike(peers: KservePeers, streaming: bool) -> None:
     request = prompt("one two", streaming=streaming)
     ours, theirs = (
-        [MessageToDict(one) for one in houses.stubs[house].ModelStreamInfer(iter([request]), timeout=DEADLINE_S)]
-        for house in HOUSES
+        [MessageToDict(one) for one in peers.stubs[name].ModelStreamInfer(iter([request]), timeout=DEADLINE_S)]
+        for name in peers.stubs
     )
     assert ours == theirs
     assert len(ours) == (3 if streaming else 1)
 
 
-def test_a_model_that_nobody_has_is_told_alike(houses: Houses) -> None:
+def test_a_model_that_nobody_has_is_told_alike(peers: KservePeers) -> None:
     request = tensors(int_contents=[1, 2])
     request.model_name = "nobody"
-    assert houses.ask("ModelInfer", request) == [grpc.StatusCode.NOT_FOUND] * 2
+    assert peers.call("ModelInfer", request) == [grpc.StatusCode.NOT_FOUND] * 2
 
 
-def test_streams_are_answered_alike(houses: Houses) -> None:
+def test_streams_are_answered_alike(peers: KservePeers) -> None:
     request = tensors(int_contents=[1, 2])
     request.parameters["times"].int64_param = 3
     answers = [
-        [
-            MessageToDict(one)
-            for one in houses.stubs[house].ModelStreamInfer(iter([request, request]), timeout=DEADLINE_S)
-        ]
-        for house in HOUSES
+        [MessageToDict(one) for one in peers.stubs[name].ModelStreamInfer(iter([request, request]), timeout=DEADLINE_S)]
+        for name in peers.stubs
     ]
     assert answers[0] == answers[1]
     assert len(answers[0]) == 6

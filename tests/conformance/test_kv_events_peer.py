@@ -1,4 +1,4 @@
-"""KV events between the houses: the released router follows our caches, and we read and ask its mocker's.
+"""KV events between the implementations: the released router follows our caches, and we read and ask its mocker's.
 
 The released router listens to a publisher only where an event source is registered for it, begins with all that the
 source holds, and asks again when the number of an event is missing (docs/kv-events.md).
@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import pytest
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
-from tests.etcd_cluster import EtcdCluster
-from tests.nats_server import NatsServer
+from tests.cluster.etcd import EtcdCluster
+from tests.cluster.nats import NatsServer
+from tests.cluster.peers import require_peer
 
 from dynamo.backend.worker import Worker
 from dynamo.core.codec import json_decode, msgpack_decode
@@ -47,9 +47,7 @@ SMALL_CACHE = ("--block-size", str(BLOCK), "--num-gpu-blocks-override", "96")
 
 @pytest.fixture(scope="module", autouse=True)
 def peer() -> str:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    return peer_python()
+    return require_peer()
 
 
 class Answer:

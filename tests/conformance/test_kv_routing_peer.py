@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.peer import peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
+from tests.cluster.peers import require_peer
 
 from dynamo.kv_events.subscriber import query_source
 from dynamo.kv_router import events
@@ -28,8 +29,7 @@ TIMEOUT_S = 30.0
 @pytest.fixture(scope="module")
 def released_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Our frontend and two released mockers."""
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+    require_peer()
     recipe = Recipe(
         name="kv-theirs", frontend=ours(), engine=theirs(peer_python()), workers=2,
         frontend_flags=("--router-mode", "kv"),

@@ -1,4 +1,4 @@
-"""Images to the KV router: both houses' frontends tell a worker the same of the same conversation."""
+"""Images to the KV router: both implementations' frontends tell a worker the same of the same conversation."""
 
 import asyncio
 import os
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.peer import peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
+from tests.cluster.peers import require_peer
 from tests.vision_model import image, write_model
 
 from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
@@ -77,8 +78,7 @@ def _hashes(request: dict[str, Any]) -> Any:
 async def test_both_frontends_tell_the_same_of_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processor: bool
 ) -> None:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+    require_peer()
     variables = {"DYN_FILE_KV": str(tmp_path / "kv"), "DYN_EVENT_PLANE_HOST": HOST}
     for name, value in {**variables, "DYN_TCP_RPC_HOST": HOST, "DYN_TCP_RESPONSE_STREAM_HOST": HOST}.items():
         monkeypatch.setenv(name, value)
@@ -86,9 +86,9 @@ async def test_both_frontends_tell_the_same_of_images(
     await worker.start()
     found = []
     try:
-        for house in (ours(), theirs(peer_python())):
+        for implementation in (ours(), theirs(peer_python())):
             recipe = Recipe(
-                name="mm", frontend=house, engine=house, workers=0, frontend_flags=("--router-mode", "kv"),
+                name="mm", frontend=implementation, engine=implementation, workers=0, frontend_flags=("--router-mode", "kv"),
                 variables=variables,
             )  # fmt: skip
             stack = Stack(recipe, os.fspath(tmp_path))

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import zmq
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
-from benchmarks.stacks import HOST, MODEL_NAME, House, Recipe, Stack, free_port, ours, theirs
+from benchmarks.stacks import HOST, MODEL_NAME, Implementation, Recipe, Stack, free_port, ours, theirs
+from tests.cluster.peers import require_peer
 
 from dynamo.kv_events.relay import relayed
 from dynamo.protocols.kv_events import Removed, Stored, StoredBlock
@@ -26,12 +26,10 @@ CACHE_FLAGS = ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "
 
 @pytest.fixture(scope="module", autouse=True)
 def peer() -> str:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    return peer_python()
+    return require_peer()
 
 
-def houses(peer: str) -> tuple[House, House]:
+def implementations(peer: str) -> tuple[Implementation, Implementation]:
     return ours(), theirs(peer)
 
 
@@ -66,11 +64,11 @@ def replay(context: "zmq.Context[Any]", port: int, start: int) -> list[list[byte
                 return frames
 
 
-def told_by(house: House) -> tuple[list[list[bytes]], list[list[bytes]]]:
-    """What a mocker of a house says over its socket of some prompts, and what it tells again from the second on."""
+def told_by(implementation: Implementation) -> tuple[list[list[bytes]], list[list[bytes]]]:
+    """What a mocker of a implementation says over its socket of some prompts, and what it tells again from the second on."""
     port, replay_port = free_port(), free_port()
     flags = [*CACHE_FLAGS, "--zmq-kv-events-ports", str(port), "--zmq-replay-ports", str(replay_port)]
-    recipe = Recipe(name=house.name, frontend=ours(), engine=house, engine_flags=flags)
+    recipe = Recipe(name=implementation.name, frontend=ours(), engine=implementation, engine_flags=flags)
     with Stack(recipe, bench_model()) as stack, zmq.Context() as context:
         before = len(replay(context, replay_port, 0)) - 1
         with context.socket(zmq.SUB) as subscriber:
@@ -105,7 +103,7 @@ def events_of(frames: list[list[bytes]]) -> list[dict[str, Any]]:
 
 
 def test_both_say_the_same_of_the_same_prompts_frame_by_frame(peer: str) -> None:
-    (mine, mine_late), (other, other_late) = (told_by(house) for house in houses(peer))
+    (mine, mine_late), (other, other_late) = (told_by(implementation) for implementation in implementations(peer))
     for frames in (mine, other):
         assert [len(frame) for frame in frames] == [4] * len(frames)
         assert all(frame[:2] == [b"", b""] for frame in frames)
@@ -142,8 +140,8 @@ def row(first: int, **more: Any) -> dict[str, Any]:
     return {"timestamp": 0, "input_length": 20, "output_length": 3, "hash_ids": [1], "output_token_ids": tokens, **more}
 
 
-@pytest.mark.parametrize("house", ["ours", "theirs"])
-def test_recorded_answers_have_the_same_names(peer: str, house: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("implementation", ["ours", "theirs"])
+def test_recorded_answers_have_the_same_names(peer: str, implementation: str, tmp_path: Path) -> None:
     """The same assertions of both: `request_id`, or the session and how many of its lines came before."""
     trace = tmp_path / "trace.jsonl"
     rows = [
@@ -155,8 +153,8 @@ def test_recorded_answers_have_the_same_names(peer: str, house: str, tmp_path: P
     ]
     trace.write_text("".join(json.dumps({k: v for k, v in one.items() if v is not None}) + "\n" for one in rows))
     flags = ["--response-replay-trace-path", str(trace)]
-    engine = ours() if house == "ours" else theirs(peer)
-    with Stack(Recipe(name=house, frontend=ours(), engine=engine, engine_flags=flags), bench_model()) as stack:
+    engine = ours() if implementation == "ours" else theirs(peer)
+    with Stack(Recipe(name=implementation, frontend=ours(), engine=engine, engine_flags=flags), bench_model()) as stack:
         said = {}
         for name in ("s:0", "q", "s:1", "s:2", "u:0", "u:1", "nobody"):
             nvext = {"annotations": [f"output_replay_id:{name}"], "extra_fields": ["completion_token_ids"]}

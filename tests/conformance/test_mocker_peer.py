@@ -12,8 +12,18 @@ from typing import Any
 import pytest
 from benchmarks.corpus import bench_model
 from benchmarks.mocker_fidelity import PROMPT_TOKENS, compare
-from benchmarks.peer import is_ready, peer_home, peer_python
-from benchmarks.stacks import HOST, MODEL_NAME, House, Recipe, Stack, free_port, ours, stack_environment, theirs
+from benchmarks.stacks import (
+    HOST,
+    MODEL_NAME,
+    Implementation,
+    Recipe,
+    Stack,
+    free_port,
+    ours,
+    stack_environment,
+    theirs,
+)
+from tests.cluster.peers import require_peer
 
 pytestmark = pytest.mark.conformance
 
@@ -25,9 +35,7 @@ PLACES = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_H
 
 @pytest.fixture(scope="module", autouse=True)
 def peer() -> str:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    return peer_python()
+    return require_peer()
 
 
 def registry(home: Path) -> dict[str, str]:
@@ -58,8 +66,8 @@ def workers(home: Path, *roles: list[str], pythons: tuple[str, ...] = ()) -> Ite
                 process.wait()
 
 
-def serve_a_pair(home: Path, frontend: House, prefill: str, decode: str, *flags: str, at_once: bool) -> None:
-    """Asks a prefill and a decode worker of whichever house some questions."""
+def serve_a_pair(home: Path, frontend: Implementation, prefill: str, decode: str, *flags: str, at_once: bool) -> None:
+    """Asks a prefill and a decode worker of whichever implementation some questions."""
     meets = ["--bootstrap-ports", str(free_port())] if at_once else []
     recipe = Recipe(name=frontend.name, frontend=frontend, engine=ours(), workers=0, variables=registry(home))
     roles = (["--disaggregation-mode", "prefill", *meets, *flags], ["--disaggregation-mode", "decode", *flags])
@@ -77,23 +85,23 @@ def serve_a_pair(home: Path, frontend: House, prefill: str, decode: str, *flags:
 def test_a_frontend_drives_our_mocker_as_prefill_and_decode(
     peer: str, tmp_path: Path, frontend: str, meeting: str
 ) -> None:
-    house = theirs(peer) if frontend == "theirs" else ours()
-    serve_a_pair(tmp_path, house, sys.executable, sys.executable, at_once=meeting == "at once")
+    implementation = theirs(peer) if frontend == "theirs" else ours()
+    serve_a_pair(tmp_path, implementation, sys.executable, sys.executable, at_once=meeting == "at once")
 
 
 @pytest.mark.parametrize("meeting", ["one after the other", "at once"])
 @pytest.mark.parametrize("prefill", ["ours", "theirs"])
 @pytest.mark.parametrize("frontend", ["ours", "theirs"])
-def test_a_mocker_of_each_house_hands_prompts_to_the_other(
+def test_a_mocker_of_each_implementation_hands_prompts_to_the_other(
     peer: str, tmp_path: Path, frontend: str, prefill: str, meeting: str
 ) -> None:
-    house = theirs(peer) if frontend == "theirs" else ours()
+    implementation = theirs(peer) if frontend == "theirs" else ours()
     pair = (sys.executable, peer) if prefill == "ours" else (peer, sys.executable)
-    serve_a_pair(tmp_path, house, *pair, at_once=meeting == "at once")
+    serve_a_pair(tmp_path, implementation, *pair, at_once=meeting == "at once")
 
 
 @pytest.mark.parametrize("prefill", ["ours", "theirs"])
-def test_sglang_workers_of_each_house_meet_too(peer: str, tmp_path: Path, prefill: str) -> None:
+def test_sglang_workers_of_each_implementation_meet_too(peer: str, tmp_path: Path, prefill: str) -> None:
     """They reserve room before the prompt is computed, and not when it is."""
     pair = (sys.executable, peer) if prefill == "ours" else (peer, sys.executable)
     serve_a_pair(tmp_path, ours(), *pair, "--engine-type", "sglang", at_once=True)
@@ -123,13 +131,15 @@ def test_our_mocker_takes_the_time_of_the_released_one(peer: str, engine_type: s
 
 
 @pytest.mark.parametrize(("frontend", "engine"), [("ours", "theirs"), ("theirs", "ours")])
-def test_a_frontend_routes_as_the_other_houses_mocker_tells_it_to(peer: str, frontend: str, engine: str) -> None:
+def test_a_frontend_routes_as_the_other_implementations_mocker_tells_it_to(
+    peer: str, frontend: str, engine: str
+) -> None:
     """By the cache, though the frontend's own way is in turns: a prompt comes back to the worker that has it."""
-    houses = {"ours": ours(), "theirs": theirs(peer)}
+    implementations = {"ours": ours(), "theirs": theirs(peer)}
     recipe = Recipe(
         name=frontend,
-        frontend=houses[frontend],
-        engine=houses[engine],
+        frontend=implementations[frontend],
+        engine=implementations[engine],
         engine_flags=[
             "--num-workers",
             "3",

@@ -15,6 +15,8 @@ import pytest
 from benchmarks.corpus import bench_model
 from benchmarks.peer import peer_python
 from benchmarks.stacks import MODEL_NAME, Recipe, Stack, StackFailed, ours, theirs
+from tests.cluster.etcd import EtcdCluster
+from tests.cluster.nats import NatsServer
 from tests.conformance.test_runtime_peer import (  # noqa: F401 - collected here too, with the fixtures below
     ENDPOINT,
     Peer,
@@ -32,8 +34,6 @@ from tests.conformance.test_runtime_peer import (  # noqa: F401 - collected here
     their_client,
     worker,
 )
-from tests.etcd_cluster import EtcdCluster
-from tests.nats_server import NatsServer
 
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.request_plane.base import Reply, Request
@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 @pytest.fixture
 def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: NatsServer) -> dict[str, str]:
-    """One directory, one server and loopback for both houses."""
+    """One directory, one server and loopback for both implementations."""
     both = {
         "DYN_FILE_KV": str(tmp_path / "kv"),
         "DYN_REQUEST_PLANE": "nats",
@@ -100,8 +100,8 @@ async def test_their_client_understands_at_once_that_we_are_full(
 
 
 def recipe(pair: str, server: NatsServer, **more: Any) -> Recipe:
-    houses = {"ours": ours(), "theirs": theirs(peer_python())}
-    frontend, engine = (houses[name] for name in pair.split("-"))
+    implementations = {"ours": ours(), "theirs": theirs(peer_python())}
+    frontend, engine = (implementations[name] for name in pair.split("-"))
     planes = {"DYN_REQUEST_PLANE": "nats", "DYN_EVENT_PLANE": "nats", "NATS_SERVER": server.url}
     return Recipe(name=pair, frontend=frontend, engine=engine, variables=planes, **more)
 
@@ -112,7 +112,7 @@ def instances(stack: Stack) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("pair", ["theirs-theirs", "theirs-ours", "ours-theirs", "ours-ours"])
-def test_each_house_serves_the_other_through_nats(pair: str, server: NatsServer) -> None:
+def test_each_implementation_serves_the_other_through_nats(pair: str, server: NatsServer) -> None:
     try:
         with Stack(recipe(pair, server), bench_model()) as stack:
             for _ in range(5):
@@ -127,7 +127,9 @@ def test_each_house_serves_the_other_through_nats(pair: str, server: NatsServer)
 
 
 @pytest.mark.parametrize("pair", ["theirs-ours", "ours-theirs"])
-def test_each_house_serves_the_other_through_etcd_and_nats(pair: str, server: NatsServer, tmp_path: Path) -> None:
+def test_each_implementation_serves_the_other_through_etcd_and_nats(
+    pair: str, server: NatsServer, tmp_path: Path
+) -> None:
     with EtcdCluster(tmp_path) as etcd:
         registry = {"DYN_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": etcd.wait().endpoints, "ETCD_LEASE_TTL": "5"}
         over_files = recipe(pair, server)

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.peer import peer_python
 from benchmarks.stacks import HOST, free_port, stack_environment
-from tests.etcd_cluster import EtcdCluster
+from tests.cluster.etcd import EtcdCluster
+from tests.cluster.peers import require_peer
 from tests.unit.parsers.reading import read
 
 from dynamo.core.config import environ
@@ -292,8 +293,7 @@ def model(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
     """Where they meet: a directory would take more watches than a machine has."""
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+    require_peer()
     with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
         yield cluster.wait()
 

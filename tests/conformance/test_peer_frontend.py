@@ -13,8 +13,9 @@ from contextlib import closing
 import pytest
 from benchmarks.corpus import bench_model, read_prompts, render
 from benchmarks.loadgen import Load, build_requests, measure
-from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.peer import peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, StackFailed, ours, theirs
+from tests.cluster.peers import require_peer
 from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.conformance
@@ -26,21 +27,20 @@ GONE_TIMEOUT_S = 20.0  # A record outlives its owner by about ten seconds when n
 
 
 @pytest.fixture(scope="module")
-def houses():
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+def implementations():
+    require_peer()
     return {"ours": ours(), "theirs": theirs(peer_python())}
 
 
-def recipe(houses, pair, **more):
-    frontend, engine = (houses[name] for name in pair.split("-"))
+def recipe(implementations, pair, **more):
+    frontend, engine = (implementations[name] for name in pair.split("-"))
     return Recipe(name=pair, frontend=frontend, engine=engine, **more)
 
 
 @pytest.fixture(scope="module", params=PAIRS)
-def stack(request, houses):
+def stack(request, implementations):
     try:
-        with Stack(recipe(houses, request.param), bench_model()) as running:
+        with Stack(recipe(implementations, request.param), bench_model()) as running:
             yield running
     except StackFailed as error:
         pytest.fail(str(error), pytrace=False)
@@ -161,8 +161,8 @@ def test_the_frontend_shows_the_worker_it_found(stack):
 
 
 @pytest.mark.parametrize("pair", PAIRS[1:])
-def test_a_client_that_leaves_disturbs_nobody(houses, pair):
-    with Stack(recipe(houses, pair, speedup=1.0), bench_model()) as paced:
+def test_a_client_that_leaves_disturbs_nobody(implementations, pair):
+    with Stack(recipe(implementations, pair, speedup=1.0), bench_model()) as paced:
         body = {"model": MODEL_NAME, "messages": MESSAGES, "max_tokens": 4000, "stream": True}
         for _ in range(3):
             with closing(http.client.HTTPConnection(HOST, paced.port, timeout=10)) as connection:
@@ -175,8 +175,8 @@ def test_a_client_that_leaves_disturbs_nobody(houses, pair):
 
 
 @pytest.mark.parametrize("pair", PAIRS[1:])
-def test_a_worker_that_stopped_is_no_longer_listed(houses, pair):
-    with Stack(recipe(houses, pair), bench_model()) as running:
+def test_a_worker_that_stopped_is_no_longer_listed(implementations, pair):
+    with Stack(recipe(implementations, pair), bench_model()) as running:
         running.end_engines()
         deadline = time.monotonic() + GONE_TIMEOUT_S
         while (listed := running.ask("GET", "/v1/models")[1]["data"]) and time.monotonic() < deadline:

@@ -7,8 +7,9 @@ from contextlib import closing
 
 import pytest
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.peer import peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
+from tests.cluster.peers import require_peer
 
 pytestmark = pytest.mark.conformance
 
@@ -22,8 +23,7 @@ def lines_of(stack, index):
 
 
 def test_the_released_worker_logs_our_clients_trace():
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+    require_peer()
     variables = {"DYN_LOGGING_JSONL": "1", "DYN_LOG": "info"}
     recipe = Recipe(name="trace", frontend=ours(), engine=theirs(peer_python()), variables=variables)
     with Stack(recipe, bench_model()) as stack:

@@ -14,8 +14,10 @@ from typing import Any
 import httpx
 import pytest
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
-from tests.integration.graph import DEADLINE_S, free_port, wait_for
+from benchmarks.peer import peer_python
+from benchmarks.ports import free_port
+from tests.cluster.peers import require_peer
+from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.integration.scripts import Scripts, running
 
 from dynamo.core.codec import msgpack_decode
@@ -31,8 +33,7 @@ TOGETHER = [*MIXED, ("theirs", "theirs")]
 
 @pytest.fixture(scope="module")
 def pythons() -> dict[str, str]:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+    require_peer()
     return {"ours": sys.executable, "theirs": peer_python()}
 
 
@@ -71,7 +72,7 @@ BEHIND = [("ours", "theirs"), ("theirs", "ours"), ("theirs", "theirs")]
 
 
 class Frontend:
-    """A frontend of either house."""
+    """A frontend of either implementation."""
 
     def __init__(self, folder: Path, python: str, variables: dict[str, str]) -> None:
         port = free_port()
@@ -89,7 +90,7 @@ class Frontend:
             return []
 
     def until_served(self, model: str) -> None:
-        wait_for(lambda: self.models() == [model], f"{model} never appeared")
+        wait_until(lambda: self.models() == [model], f"{model} never appeared")
 
     def post(self, body: Any) -> httpx.Response:
         return self.http.post("/v1/chat/completions", json=body)
@@ -238,8 +239,8 @@ async def test_a_cache_is_told_alike_by_both_packages(
     for name in ("DYN_FILE_KV", "DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST"):
         monkeypatch.setenv(name, scripts.variables[name])
     told = []
-    for house in ("ours", "theirs"):
-        told.append(facts(await heard(scripts, pythons[house], mode, last)))
+    for implementation in ("ours", "theirs"):
+        told.append(facts(await heard(scripts, pythons[implementation], mode, last)))
         scripts.stop()
     assert told[0] == told[1]
     assert {fact[2] for fact in told[0]} == ({"stored", "removed"} | ({"cleared"} if mode == "relayed" else set()))

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from benchmarks.peer import is_ready, peer_home, peer_python
-from tests.integration.graph import free_port
+from benchmarks.ports import free_port
+from tests.cluster.peers import require_peer
 
 pytestmark = pytest.mark.conformance
 
@@ -21,9 +21,7 @@ TIMEOUT_S = 60.0
 
 @pytest.fixture(scope="module", autouse=True)
 def peer() -> str:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    return peer_python()
+    return require_peer()
 
 
 @contextlib.asynccontextmanager

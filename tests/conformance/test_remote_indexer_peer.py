@@ -1,4 +1,4 @@
-"""A served index between the houses: a released router asks ours, and ours asks a released one."""
+"""A served index between the implementations: a released router asks ours, and ours asks a released one."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
+from tests.cluster.peers import require_peer
 
 from dynamo.core.errors import DynamoException
 from dynamo.runtime.distributed import DistributedRuntime
@@ -24,9 +24,7 @@ ROUTER = ("-m", "dynamo.router", "--endpoint", "dynamo.backend.generate", "--rou
 
 @pytest.fixture(scope="module", autouse=True)
 def peer() -> str:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    return peer_python()
+    return require_peer()
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Routers of both houses on the same workers: each counts the other's requests, and both come to the same costs."""
+"""Routers of both implementations on the same workers: each counts the other's requests, and both come to the same costs."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.peer import peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
+from tests.cluster.peers import require_peer
 
 from dynamo.backend.worker import Worker
 from dynamo.core.config import load
@@ -124,8 +125,7 @@ async def until(is_true: Callable[[], bool], what: str) -> None:
 async def meeting(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Meeting]:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+    require_peer()
     variables = {
         "DYN_FILE_KV": str(tmp_path / "kv"),
         "DYN_TCP_RPC_HOST": HOST,

@@ -3,17 +3,12 @@
 A released worker that writes down what it is asked stands behind both. Where we mean to differ, the table says why.
 """
 
-import http.client
 import json
 import os
-import subprocess
-import sys
-import time
-from contextlib import closing
 
 import pytest
-from benchmarks.peer import is_ready, peer_home, peer_python
-from benchmarks.stacks import HOST, free_port, stack_environment
+from benchmarks.peer import peer_python
+from tests.cluster.peers import PeerCluster, RecordedRequests, require_peer
 
 from dynamo.cpu.config import DEMO_MODEL
 
@@ -167,81 +162,42 @@ REFUSED = {
 }
 
 
-class Stand:
-    """Both frontends, and the worker behind them."""
+class RecordingPeers(PeerCluster):
+    """Both frontends before a released worker that records requests."""
 
-    def __init__(self, home):
-        self.ports = {"ours": free_port(), "theirs": free_port()}
-        self.records = home / "records.jsonl"
-        self.records.touch()
-        (home / "discovery").mkdir()
-        self.home = home
-        self.processes = []
-        for name, python in (("ours", sys.executable), ("theirs", peer_python())):
-            listen = ["--http-host", HOST, "--http-port", str(self.ports[name]), "--router-mode", "round-robin"]
-            self.start([python, "-m", "dynamo.frontend", *listen])
-        self.start([peer_python(), CAPTURE, DEMO_MODEL, "m", str(self.records), "hermes", "qwen3"])
-        for name in self.ports:
-            self.wait(name)
+    FLAGS = ()
+    BASES = {CHAT: {"messages": [USER]}, COMPLETIONS: {"prompt": "Hi there"}}
 
-    def start(self, command):
-        env = stack_environment(str(self.home), dict(os.environ))
-        with open(self.home / f"{len(self.processes)}.log", "wb") as log:
-            self.processes.append(
-                subprocess.Popen(command, env=env, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            )
+    def __init__(self, folder):
+        super().__init__(folder, "--router-mode", "round-robin", *self.FLAGS)
+        self.records = RecordedRequests(folder / "records.jsonl")
+        self.run([peer_python(), CAPTURE, DEMO_MODEL, "m", str(self.records.path), "hermes", "qwen3"])
+        self.wait_answered(CHAT, {"model": "m", "messages": [USER]})
 
-    def wait(self, name):
-        deadline = time.monotonic() + READY_S
-        while time.monotonic() < deadline:
-            try:
-                if self.ask(name, CHAT, {})[0] == 200:
-                    return
-            except (OSError, http.client.HTTPException):
-                pass
-            time.sleep(0.1)
-        pytest.fail(f"{name} was not ready in {READY_S:g} s")
-
-    def ask(self, name, path, body, headers=None):
-        base = {"model": "m", **({"messages": [USER]} if path == CHAT else {"prompt": "Hi there"})}
-        with closing(http.client.HTTPConnection(HOST, self.ports[name], timeout=30)) as connection:
-            data = json.dumps({**base, **body}).encode()
-            connection.request("POST", path, data, {"content-type": "application/json", **(headers or {})})
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
+    def post(self, name, path, body, headers=None):
+        content = {"model": "m", **self.BASES[path], **body}
+        response = self.request(self.ports[name], "POST", path, content, headers)
+        return response.status, response.json
 
     def sent(self, name, path, body, headers):
-        """What the worker was asked, in an order that does not depend on chance."""
-        before = len(self.records.read_text().splitlines())
-        status, answer = self.ask(name, path, body, headers)
+        """Return the requests that the worker received, in an order that does not depend on timing."""
+        before = self.records.count()
+        status, answer = self.post(name, path, body, headers)
         assert status == 200, answer
-        lines = self.records.read_text().splitlines()[before:]
-        return sorted((settled(json.loads(line)) for line in lines), key=lambda one: one["token_ids"])
-
-    def stop(self):
-        for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        return sorted(map(settled, self.records.since(before)), key=lambda one: one["token_ids"])
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory):
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    stand = Stand(tmp_path_factory.mktemp("requests"))
-    yield stand
-    stand.stop()
+def peers(tmp_path_factory):
+    require_peer()
+    with RecordingPeers(tmp_path_factory.mktemp("requests")) as peers:
+        yield peers
 
 
 def settled(request):
     """A request without what is meant to differ.
 
-    The two houses sum up a model's card each in its own way; where a request says nothing of its way, theirs says an
+    The two implementations sum up a model's card each in its own way; where a request says nothing of its way, theirs says an
     empty thing; and what it leaves open of its sampling our frontend fills from the model's configuration.
     """
     request = {**request, "mdc_sum": None, "routing": request["routing"] or None}
@@ -254,15 +210,15 @@ def settled(request):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_worker_is_asked_the_same(stand, name):
+def test_a_worker_is_asked_the_same(peers, name):
     path, body, headers = CASES[name]
-    assert stand.sent("ours", path, body, headers) == stand.sent("theirs", path, body, headers)
+    assert peers.sent("ours", path, body, headers) == peers.sent("theirs", path, body, headers)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_same_is_refused(stand, name):
+def test_the_same_is_refused(peers, name):
     path, body = REFUSED[name]
-    assert stand.ask("theirs", path, body)[0] == stand.ask("ours", path, body)[0] == 400
+    assert peers.post("theirs", path, body)[0] == peers.post("ours", path, body)[0] == 400
 
 
 def script(*texts, **more):
@@ -300,10 +256,10 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_a_client_is_told_the_same(stand, name):
+def test_a_client_is_told_the_same(peers, name):
     told = []
-    for house in ("ours", "theirs"):
-        status, answer = stand.ask(house, CHAT, ANSWERS[name])
+    for implementation in ("ours", "theirs"):
+        status, answer = peers.post(implementation, CHAT, ANSWERS[name])
         assert status == 200, answer
         for choice in answer["choices"]:
             for one in choice["message"].get("tool_calls", ()):

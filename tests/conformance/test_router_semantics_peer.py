@@ -18,8 +18,9 @@ import pytest
 import zmq
 import zmq.asyncio
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.peer import peer_python
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours, theirs
+from tests.cluster.peers import require_peer
 
 from dynamo.backend.engine import EngineConfig
 from dynamo.backend.worker import Worker
@@ -140,8 +141,7 @@ async def met(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str, stores: bool = False, **config: Any
 ) -> AsyncIterator[Meeting]:
     """All of them, with those flags of theirs and that configuration of ours."""
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+    require_peer()
     variables = {
         "DYN_FILE_KV": str(tmp_path / "kv"),
         "DYN_TCP_RPC_HOST": HOST,
@@ -191,7 +191,9 @@ async def met(
         context.term()
 
 
-async def test_a_session_has_one_worker_in_both_houses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_has_one_worker_in_both_implementations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = ("--router-session-affinity-ttl-secs", "600")
     async with met(tmp_path, monkeypatch, *flags, affinity_ttl_s=600.0) as meeting:
         affinity = meeting.router.machine.affinity
@@ -211,7 +213,7 @@ async def test_a_session_has_one_worker_in_both_houses(tmp_path: Path, monkeypat
             meeting.router.release(busy)
 
 
-async def test_keyed_hashes_are_shared_by_both_houses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keyed_hashes_are_shared_by_both_implementations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = tmp_path / "key"
     key.write_bytes(bytes(range(32)))
     flags = (
@@ -235,7 +237,9 @@ async def test_keyed_hashes_are_shared_by_both_houses(tmp_path: Path, monkeypatc
             meeting.router.release(name)
 
 
-async def test_a_shared_cache_is_worth_the_same_to_both_houses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shared_cache_is_worth_the_same_to_both_implementations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = ("--router-replica-sync", "--shared-cache-type", "hicache", "--shared-cache-multiplier", "0.5")
     async with met(tmp_path, monkeypatch, *flags, stores=True, shared_cache="hicache", replica_sync=True) as meeting:
         shared = meeting.router.shared

@@ -1,4 +1,4 @@
-"""Routing between the houses: equal hashes of any prompt, and equal answers of both trees to the same history.
+"""Routing between the implementations: equal hashes of any prompt, and equal answers of both trees to the same history.
 
 Histories are those of engines: keys are sequence hashes, what is evicted has nothing behind it.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.peer import is_ready, peer_home, peer_python
+from tests.cluster.peers import require_peer
 
 from dynamo.llm import RadixTree, compute_block_hash_for_seq
 from dynamo.tokens.hashing import sequence_hashes
@@ -23,9 +23,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module", autouse=True)
 def peer() -> str:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    return peer_python()
+    return require_peer()
 
 
 def asked(peer: str, home: Path, questions: dict[str, Any]) -> dict[str, Any]:

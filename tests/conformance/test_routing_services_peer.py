@@ -1,6 +1,6 @@
-"""The services between the houses: the same requests to the released ones and to ours get the same answers.
+"""The services between the implementations: the same requests to the released ones and to ours get the same answers.
 
-Statuses are equal everywhere, bodies wherever something was done; the words of a refusal are each house's own.
+Statuses are equal everywhere, bodies wherever something was done; the words of a refusal are each implementation's own.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-from benchmarks.peer import is_ready, peer_home, peer_python
 from benchmarks.ports import free_port
+from tests.cluster.peers import require_peer
 
 pytestmark = pytest.mark.conformance
 
@@ -32,9 +32,7 @@ PROMPT = list(range(1, 14))
 
 @pytest.fixture(scope="module", autouse=True)
 def peer() -> str:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    return peer_python()
+    return require_peer()
 
 
 class Service:
@@ -89,7 +87,7 @@ async def both(peer: str, module: str, home: Path, *more: str) -> AsyncIterator[
 
 
 async def same(theirs: Service, ours: Service, method: str, path: str, body: Any = None) -> Any:
-    """Both houses' answer to one request, which is one."""
+    """Both implementations' answer to one request, which is one."""
     (their_status, their_body), (our_status, our_body) = (
         await theirs.ask(method, path, body),
         await ours.ask(method, path, body),
@@ -288,7 +286,7 @@ async def test_the_indexers_agree_in_front_of_a_plain_engine(peer: str, tmp_path
 
 
 async def self_reload(peer: str, home: Path, theirs: Service, ours: Service) -> None:
-    """A fresh indexer of ours learns from either house, and a released one learns from ours."""
+    """A fresh indexer of ours learns from either implementation, and a released one learns from ours."""
     body = {"token_ids": PROMPT, **M}
     for python, source in ((sys.executable, theirs), (sys.executable, ours), (peer, ours)):
         async with running(python, "dynamo.indexer", home, "--peers", f"http://127.0.0.1:{source.port}") as fresh:
@@ -413,12 +411,12 @@ async def test_selection_services_share_sessions_and_keyed_hashes(peer: str, tmp
                 "worker_id": number, "model_name": "m", "routing_group": "g", "block_size": 4,
                 "endpoint": f"http://w{number}", "kv_events_endpoint": f"tcp://127.0.0.1:{free_port()}",
             }  # fmt: skip
-            for house in (theirs, ours):
-                assert (await house.ask("POST", "/workers", worker))[0] == 201
+            for implementation in (theirs, ours):
+                assert (await implementation.ask("POST", "/workers", worker))[0] == 201
         asked = {"model_name": "m", "routing_group": "g", "token_ids": PROMPT}
 
-        async def placed(house: Service, **more: Any) -> dict[str, Any]:
-            status, answer = await house.ask("POST", "/select_and_reserve", {**asked, **more})
+        async def placed(implementation: Service, **more: Any) -> dict[str, Any]:
+            status, answer = await implementation.ask("POST", "/select_and_reserve", {**asked, **more})
             assert status in (200, 201), answer
             return dict(answer)
 

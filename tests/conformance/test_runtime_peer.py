@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.peer import is_ready, peer_home, peer_python
+from tests.cluster.peers import require_peer
 from tests.zmq_broker import ZmqBroker
 
 from dynamo.core.codec import json_encode, msgpack_decode
@@ -34,14 +34,12 @@ MANY = 100
 
 @pytest.fixture(scope="module", autouse=True)
 def peer() -> str:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
-    return peer_python()
+    return require_peer()
 
 
 @pytest.fixture
 def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """One directory and loopback for both houses."""
+    """One directory and loopback for both implementations."""
     ours = {
         "DYN_FILE_KV": str(tmp_path / "kv"),
         "DYN_TCP_RPC_HOST": "127.0.0.1",
@@ -246,7 +244,7 @@ TOPIC = "forward-pass-metrics"  # The one topic that the released bindings let o
 
 @pytest.fixture
 def broker(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Both houses are told of it, before either opens its event plane."""
+    """Both implementations are told of it, before either opens its event plane."""
     with ZmqBroker() as made:
         variables["DYN_ZMQ_BROKER_URL"] = made.url
         monkeypatch.setenv("DYN_ZMQ_BROKER_URL", made.url)

@@ -1,12 +1,13 @@
-"""Model assets over HTTP: a frontend reads tokenizer and template from a worker of either house, not from its disk."""
+"""Model assets over HTTP: a frontend reads tokenizer and template from a worker of either implementation, not from its disk."""
 
 import json
 import os
 
 import pytest
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.peer import peer_python
 from benchmarks.stacks import Recipe, Stack, StackFailed, ours, theirs
+from tests.cluster.peers import require_peer
 
 pytestmark = pytest.mark.conformance
 
@@ -14,15 +15,14 @@ FILES = {"config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 @pytest.fixture(scope="module")
-def houses():
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+def implementations():
+    require_peer()
     return {"ours": ours(), "theirs": theirs(peer_python())}
 
 
 @pytest.fixture(scope="module", params=["theirs-ours", "ours-theirs", "ours-ours"])
-def stack(request, houses):
-    frontend, engine = (houses[name] for name in request.param.split("-"))
+def stack(request, implementations):
+    frontend, engine = (implementations[name] for name in request.param.split("-"))
     recipe = Recipe(name=request.param, frontend=frontend, engine=engine, variables={"DYN_SYSTEM_PORT": "0"})
     try:
         with Stack(recipe, bench_model()) as running:

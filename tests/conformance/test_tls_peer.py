@@ -58,7 +58,7 @@ def plain(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certificates: Certificates) -> dict[str, str]:
-    """One directory, one authority and loopback for both houses."""
+    """One directory, one authority and loopback for both implementations."""
     both = {**plain(tmp_path), **certificates.variables()}
     for name, value in both.items():
         monkeypatch.setenv(name, value)
@@ -148,9 +148,9 @@ CHAT = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "How many?
 
 
 @pytest.mark.parametrize("pair", ["theirs-ours", "ours-theirs", "ours-ours"])
-def test_each_house_serves_the_other_in_tls(pair: str, certificates: Certificates) -> None:
-    houses = {"ours": ours(), "theirs": theirs(peer_python())}
-    frontend, engine = (houses[name] for name in pair.split("-"))
+def test_each_implementation_serves_the_other_in_tls(pair: str, certificates: Certificates) -> None:
+    implementations = {"ours": ours(), "theirs": theirs(peer_python())}
+    frontend, engine = (implementations[name] for name in pair.split("-"))
     recipe = Recipe(name=pair, frontend=frontend, engine=engine, variables=certificates.variables())
     try:
         with Stack(recipe, bench_model()) as stack:

@@ -1,4 +1,4 @@
-"""Both houses' frontends in kv mode before the same workers: what one knows the other knows, and they decide alike.
+"""Both pair' frontends in kv mode before the same workers: what one knows the other knows, and they decide alike.
 
 The released router writes its choice and its cost into its log, ours into the answer.
 """
@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from benchmarks.corpus import bench_model
-from benchmarks.peer import is_ready, peer_home, peer_python
+from benchmarks.peer import peer_python
 from benchmarks.stacks import MODEL_NAME, Recipe, Stack, ours, theirs
+from tests.cluster.peers import require_peer
 
 pytestmark = pytest.mark.conformance
 
@@ -36,7 +37,7 @@ class Choice:
 
 
 class Frontend:
-    """One house's."""
+    """One implementation's."""
 
     def __init__(self, stack: Stack, *, is_ours: bool) -> None:
         self.stack = stack
@@ -81,7 +82,7 @@ class Frontend:
 
 
 @dataclass(frozen=True)
-class Houses:
+class FrontendPair:
     """Both frontends."""
 
     ours: Frontend
@@ -102,9 +103,8 @@ def workers(frontend: Frontend) -> int:
 
 
 @pytest.fixture(scope="module", params=["their mockers", "our mockers", "our CPU engines"])
-def houses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Houses]:
-    if not is_ready():
-        pytest.skip(f"the released peer is not installed in {peer_home()}: python -m benchmarks.peer")
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontendPair]:
+    require_peer()
     peer = theirs(peer_python())
     engine = peer if request.param == "their mockers" else ours()
     is_cpu = request.param == "our CPU engines"
@@ -118,7 +118,7 @@ def houses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         name="two-theirs", frontend=peer, engine=peer, workers=0, frontend_flags=KV_ROUTER, variables=variables
     )
     with Stack(own, bench_model()) as first, Stack(other, bench_model()) as second:
-        found = Houses(Frontend(first, is_ours=True), Frontend(second, is_ours=False))
+        found = FrontendPair(Frontend(first, is_ours=True), Frontend(second, is_ours=False))
         for frontend in (found.ours, found.theirs):
             until(lambda frontend=frontend: workers(frontend) == 2, "a worker is missing")  # type: ignore[misc]
         yield found
@@ -129,47 +129,47 @@ def prompt(number: int) -> str:
     return " ".join(f"{number} item {number * 1000 + word}" for word in range(20))
 
 
-def test_both_know_what_a_worker_holds_and_what_it_costs(houses: Houses) -> None:
-    first = {number: houses.ours.ask(prompt(number)) for number in range(1, 4)}
-    first |= {number: houses.theirs.ask(prompt(number)) for number in range(4, 7)}
+def test_both_know_what_a_worker_holds_and_what_it_costs(pair: FrontendPair) -> None:
+    first = {number: pair.ours.ask(prompt(number)) for number in range(1, 4)}
+    first |= {number: pair.theirs.ask(prompt(number)) for number in range(4, 7)}
     for number, before in first.items():
-        for frontend in (houses.ours, houses.theirs):
+        for frontend in (pair.ours, pair.theirs):
             until(
                 lambda frontend=frontend, number=number: frontend.ask(prompt(number)).hit_rate > 0.9,  # type: ignore[misc]
                 "its blocks are not known",
             )
-        mine, other = houses.ours.ask(prompt(number)), houses.theirs.ask(prompt(number))
+        mine, other = pair.ours.ask(prompt(number)), pair.theirs.ask(prompt(number))
         assert mine.worker_id == other.worker_id == before.worker_id, "the holder is asked"
         assert mine.hit_rate == pytest.approx(other.hit_rate)
         assert mine.cost == pytest.approx(other.cost, rel=1e-4)
         assert min(mine.cached_tokens, other.cached_tokens) >= 4 * BLOCK, "it has what both think it has"
 
 
-def test_the_second_turn_goes_where_the_first_one_went(houses: Houses) -> None:
+def test_the_second_turn_goes_where_the_first_one_went(pair: FrontendPair) -> None:
     for number in range(10, 14):
         opening = prompt(number)
-        first = houses.theirs.ask(opening)
-        for frontend in (houses.theirs, houses.ours):
+        first = pair.theirs.ask(opening)
+        for frontend in (pair.theirs, pair.ours):
             until(lambda frontend=frontend, opening=opening: frontend.ask(opening).hit_rate > 0.9, "not known")  # type: ignore[misc]
         turns = (opening, first.reply, f"and what of {number}?")
-        second = houses.theirs.ask(*turns)
+        second = pair.theirs.ask(*turns)
         assert second.worker_id == first.worker_id
         assert second.hit_rate > 0.5
-        mine = houses.ours.ask(*turns)
+        mine = pair.ours.ask(*turns)
         assert mine.worker_id == first.worker_id
 
 
-def test_neither_looks_for_what_was_evicted(houses: Houses, request: pytest.FixtureRequest) -> None:
+def test_neither_looks_for_what_was_evicted(pair: FrontendPair, request: pytest.FixtureRequest) -> None:
     if "CPU" in request.node.name:
         pytest.skip("its cache is too large to be filled here")
-    for frontend in (houses.ours, houses.theirs):
+    for frontend in (pair.ours, pair.theirs):
         until(lambda frontend=frontend: frontend.ask(prompt(20)).hit_rate > 0.9, "its blocks are not known")  # type: ignore[misc]
     for number in range(100, 160):
-        houses.ours.ask(prompt(number))
-    until(lambda: houses.theirs.ask(prompt(159)).hit_rate > 0.9, "the last one's blocks are not known")
-    gone = houses.theirs.ask(prompt(20))
+        pair.ours.ask(prompt(number))
+    until(lambda: pair.theirs.ask(prompt(159)).hit_rate > 0.9, "the last one's blocks are not known")
+    gone = pair.theirs.ask(prompt(20))
     assert gone.hit_rate < 0.5
     assert gone.cached_tokens < 3 * BLOCK, "it was truly evicted"
-    mine = houses.ours.ask(prompt(1))
+    mine = pair.ours.ask(prompt(1))
     assert mine.hit_rate < 0.5
     assert mine.cached_tokens < 3 * BLOCK

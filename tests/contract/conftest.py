@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from tests.nats_server import NatsServer
+from tests.cluster.nats import NatsServer
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.etcd_cluster import EtcdCluster
+from tests.cluster.etcd import EtcdCluster
 
 from dynamo.runtime.discovery.base import Change, Delete, Discovery, Put, Synced, new_id
 from dynamo.runtime.discovery.etcd import EtcdDiscovery

@@ -190,7 +190,7 @@ class Shell:
             )
             (self.folder / what).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         elif what == "nats-server":
-            from tests.nats_server import nats_server_binary
+            from tests.cluster.nats import nats_server_binary
 
             (self._tools / what).symlink_to(str(nats_server_binary()))
         elif what == "a server on port 8001":

@@ -1,49 +1,39 @@
 """Engines: the environment with vLLM in it, a tiny model, and servers that live as long as the session."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from benchmarks.ports import free_port
+from tests.cluster.processes import ProcessGroup, stop_process, wait_until
 from tests.engines.tiny_model import write_adapter, write_model
-from tests.integration.graph import free_port
 from tools.engines_env import EnginesMissing, ensure_engines, has_nixl
-
-from dynamo.core.config import environ
 
 START_S = 600.0  # An engine starts within half a minute on idle cores; these may be shared by many.
 ANSWER_S = 180.0
+STOP_TIMEOUT_S = 90.0
 PLAIN = ("--enforce-eager", "--max-num-seqs", "16", "--block-size", "32", "--dtype", "bfloat16")
 
 
-def wait_for(is_true: Callable[[], bool], what: str, seconds: float = ANSWER_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
-
-
-class Servers:
-    """Processes around one discovery directory, and what is asked of them."""
+class EngineCluster(ProcessGroup):
+    """A frontend, vLLM workers and vLLM's own servers around one discovery directory."""
 
     def __init__(self, folder: Path, python: str, model: str) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.python = python
         self.model = model
-        self.processes: list[subprocess.Popen[bytes]] = []
         self.http = httpx.Client(timeout=ANSWER_S)
         self.port = 0
         self.system: list[int] = []
 
-    def run(self, name: str, command: list[str], **variables: str) -> "subprocess.Popen[bytes]":
-        own = {
+    def environment(self) -> dict[str, str]:
+        return super().environment() | {
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
@@ -51,15 +41,12 @@ class Servers:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_HOST_IP": "127.0.0.1",
             "PYTHONHASHSEED": "0",
-            "DYN_TCP_RPC_HOST": "127.0.0.1",
-            "DYN_EVENT_PLANE_HOST": "127.0.0.1",
             "DYN_DISCOVERY_BACKEND": "file",
-            "DYN_FILE_KV": str(self.folder / "kv"),
         }
-        with open(self.folder / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env={**environ(), **own, **variables})
-        self.processes.append(process)
-        return process
+
+    def run(self, name: str, command: list[str], **variables: str) -> "subprocess.Popen[bytes]":
+        """Start a process that logs to `NAME.log`."""
+        return self.start(name, command, variables)
 
     def frontend(self, *argv: str) -> None:
         self.port = free_port()
@@ -81,10 +68,10 @@ class Servers:
 
     def until_ready(self, *names: str) -> None:
         """Every process lives, and the frontend serves the models."""
-        wait_for(lambda: self._serves(names or ("tiny",)), f"not served: {self.tails()}", START_S)
+        wait_until(lambda: self._serves(names or ("tiny",)), f"not served: {self.logs()}", START_S)
 
     def _serves(self, names: tuple[str, ...]) -> bool:
-        assert all(one.poll() is None for one in self.processes), f"a process ended: {self.tails()}"
+        assert all(one.poll() is None for one in self.processes), f"a process ended: {self.logs()}"
         return set(names) <= set(self.models())
 
     def models(self) -> list[str]:
@@ -98,7 +85,7 @@ class Servers:
 
     def post(self, path: str, base: str | None = None, **body: Any) -> dict[str, Any]:
         answer = self.http.post(f"{base}{path}" if base else self.url(path), json=body)
-        assert answer.status_code == 200, f"{answer.status_code}: {answer.text}\n{self.tails()}"
+        assert answer.status_code == 200, f"{answer.status_code}: {answer.text}\n{self.logs()}"
         found: dict[str, Any] = answer.json()
         return found
 
@@ -116,26 +103,18 @@ class Servers:
         lines = self.control("GET", "/metrics", worker).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
-    def tails(self) -> str:
-        logs = sorted(self.folder.glob("*.log"))
-        return "\n".join(f"{one.name}: {one.read_text(errors='replace')[-1500:]}" for one in logs)
-
     def stop(self) -> None:
         self.http.close()
         for process in self.processes:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
         while self.processes:
             self.end(self.processes[-1])
 
     def end(self, process: "subprocess.Popen[bytes]") -> None:
-        """Stops one of them."""
+        """Stop one process; an engine needs up to a minute."""
         self.processes.remove(process)
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(90)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.terminate()
+        stop_process(process, STOP_TIMEOUT_S)
 
 
 @pytest.fixture(scope="session")
@@ -163,14 +142,14 @@ def adapter(folder: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def serve(engines_python: str, folder: Path, model: str) -> Iterator[Callable[[str], Servers]]:
+def serve(engines_python: str, folder: Path, model: str) -> Iterator[Callable[[str], EngineCluster]]:
     """Makes a group of servers, which are stopped with the session."""
-    made: list[Servers] = []
+    made: list[EngineCluster] = []
 
-    def make(name: str) -> Servers:
+    def make(name: str) -> EngineCluster:
         place = folder / name
         os.makedirs(place / "kv")
-        made.append(Servers(place, engines_python, model))
+        made.append(EngineCluster(place, engines_python, model))
         return made[-1]
 
     yield make

@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.engines.conftest import PLAIN, Servers, wait_for
+from tests.cluster.processes import wait_until
+from tests.engines.conftest import ANSWER_S, PLAIN, EngineCluster
 from tests.engines.test_vllm_aggregated import CUT, LONG, PROMPTS
 
 pytestmark = pytest.mark.engines
@@ -31,10 +32,10 @@ def quiet_port() -> int:
             return port
 
 
-class Stand:
+class ProxiedEngines:
     """VLLM's servers, and a frontend that asks them through proxies."""
 
-    def __init__(self, servers: Servers, *frontend: str) -> None:
+    def __init__(self, servers: EngineCluster, *frontend: str) -> None:
         self.servers = servers
         self.urls: list[str] = []
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -81,9 +82,9 @@ class Stand:
 
 
 @pytest.fixture(scope="module")
-def stand(serve: Callable[[str], Servers]) -> Iterator[Stand]:
+def proxied(serve: Callable[[str], EngineCluster]) -> Iterator[ProxiedEngines]:
     servers = serve("proxied")
-    made = Stand(servers, "--router-mode", "kv", "--migration-limit", "3")
+    made = ProxiedEngines(servers, "--router-mode", "kv", "--migration-limit", "3")
     for number in range(2):
         told, again = (f"tcp://*:{quiet_port()}" for _ in range(2))  # With a name in its place vLLM would not listen.
         events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": told, "replay_endpoint": again}
@@ -94,26 +95,26 @@ def stand(serve: Callable[[str], Servers]) -> Iterator[Stand]:
         )  # fmt: skip
     made.proxy("text", made.urls[0], "--served-model-name", "text")
     servers.until_ready("tiny", "text")
-    wait_for(lambda: made.workers() == 3, f"three workers: {servers.tails()}", 600)
+    wait_until(lambda: made.workers() == 3, f"three workers: {servers.logs()}", 600)
     yield made
     servers.stop()
 
 
-def test_greedy_text_is_the_servers_own_both_ways(stand: Stand) -> None:
-    servers = stand.servers
+def test_greedy_text_is_the_servers_own_both_ways(proxied: ProxiedEngines) -> None:
+    servers = proxied.servers
     for prompt in PROMPTS:
-        own = servers.complete(prompt, stand.urls[0], model="theirs")["choices"][0]
+        own = servers.complete(prompt, proxied.urls[0], model="theirs")["choices"][0]
         for model in ("tiny", "text"):
             told = servers.complete(prompt, model=model)["choices"][0]
             assert told["text"].rstrip(CUT) == own["text"].rstrip(CUT)
             assert told["finish_reason"] == own["finish_reason"]
 
 
-def test_seeds_choices_and_logprobs_are_the_servers_own(stand: Stand) -> None:
+def test_seeds_choices_and_logprobs_are_the_servers_own(proxied: ProxiedEngines) -> None:
     given: dict[str, Any] = {"temperature": 0.9, "seed": 7, "n": 2, "logprobs": 2, "max_tokens": 8, "top_k": 20}
-    own = stand.servers.complete(PROMPTS[0], stand.urls[0], model="theirs", **given)
+    own = proxied.servers.complete(PROMPTS[0], proxied.urls[0], model="theirs", **given)
     for model in ("tiny", "text"):
-        told = stand.servers.complete(PROMPTS[0], model=model, **given)
+        told = proxied.servers.complete(PROMPTS[0], model=model, **given)
         assert [one["text"].rstrip(CUT) for one in told["choices"]] == [
             one["text"].rstrip(CUT) for one in own["choices"]
         ]
@@ -123,19 +124,19 @@ def test_seeds_choices_and_logprobs_are_the_servers_own(stand: Stand) -> None:
         assert told["usage"]["completion_tokens"] == 16
 
 
-def test_guided_json_is_of_the_schema(stand: Stand) -> None:
+def test_guided_json_is_of_the_schema(proxied: ProxiedEngines) -> None:
     properties = {"ok": {"type": "boolean"}}
     schema = {"type": "object", "properties": properties, "required": ["ok"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     given: dict[str, Any] = {"messages": [{"role": "user", "content": "yes or no"}], "response_format": form}
     for model in ("tiny", "text"):
-        told = stand.servers.post("/v1/chat/completions", model=model, max_tokens=200, temperature=0, **given)
+        told = proxied.servers.post("/v1/chat/completions", model=model, max_tokens=200, temperature=0, **given)
         found = told["choices"][0]
         assert found["finish_reason"] == "length" or json.loads(found["message"]["content"])["ok"] in (True, False)
 
 
-def test_the_second_turn_goes_where_the_first_ones_blocks_are(stand: Stand) -> None:
-    servers = stand.servers
+def test_the_second_turn_goes_where_the_first_ones_blocks_are(proxied: ProxiedEngines) -> None:
+    servers = proxied.servers
     servers.complete(OURS + LONG, max_tokens=4)
     time.sleep(1)  # The server tells of its blocks after the answer.
     found = [servers.complete(OURS + LONG + "and more", max_tokens=4)["usage"] for _ in range(3)]
@@ -144,51 +145,53 @@ def test_the_second_turn_goes_where_the_first_ones_blocks_are(stand: Stand) -> N
         capture_output=True, text=True, timeout=60, check=True,
     ).stdout  # fmt: skip
     cached = [one["prompt_tokens_details"]["cached_tokens"] for one in found]
-    assert min(cached) >= 96, f"{cached}\n{said}\n{servers.tails()}"
+    assert min(cached) >= 96, f"{cached}\n{said}\n{servers.logs()}"
     chosen = re.search(r"→ \w+\s+(\d+)\+", said)  # Blocks of the prompt that the chosen worker holds.
     assert chosen is not None, said
     assert int(chosen[1]) >= 3, said
 
 
-def test_a_client_that_leaves_frees_its_slot(stand: Stand) -> None:
+def test_a_client_that_leaves_frees_its_slot(proxied: ProxiedEngines) -> None:
     for model in ("tiny", "text"):
         body = {"model": model, "prompt": PROMPTS[2], "max_tokens": 3000, "stream": True, "ignore_eos": True}
-        with stand.servers.http.stream("POST", stand.servers.url("/v1/completions"), json=body) as answer:
+        with proxied.servers.http.stream("POST", proxied.servers.url("/v1/completions"), json=body) as answer:
             lines = answer.iter_lines()  # Held: whoever drops it closes the connection.
             next(lines)
-            wait_for(lambda: stand.running() == 1, "the request never ran")
-        wait_for(lambda: stand.running() == 0, "the request went on without its client")
+            wait_until(lambda: proxied.running() == 1, "the request never ran", ANSWER_S)
+        wait_until(lambda: proxied.running() == 0, "the request went on without its client", ANSWER_S)
 
 
-def test_refusals_keep_their_words(stand: Stand) -> None:
+def test_refusals_keep_their_words(proxied: ProxiedEngines) -> None:
     body = {"model": "text", "prompt": "x", "max_tokens": 10, "temperature": 0, "logprobs": 500}
-    told = stand.servers.http.post(stand.servers.url("/v1/completions"), json=body)
+    told = proxied.servers.http.post(proxied.servers.url("/v1/completions"), json=body)
     assert told.status_code == 400
     assert "logprobs" in told.text
 
 
-def test_a_server_killed_mid_stream_costs_its_client_nothing(stand: Stand) -> None:
-    servers = stand.servers
+def test_a_server_killed_mid_stream_costs_its_client_nothing(proxied: ProxiedEngines) -> None:
+    servers = proxied.servers
     given: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}
-    whole = servers.complete(PROMPTS[1], stand.urls[0], model="theirs", **given)["choices"][0]["text"]
+    whole = servers.complete(PROMPTS[1], proxied.urls[0], model="theirs", **given)["choices"][0]["text"]
     body = {"model": "tiny", "prompt": PROMPTS[1], "temperature": 0, "stream": True, **given}
     with servers.http.stream("POST", servers.url("/v1/completions"), json=body) as answer:
         lines = answer.iter_lines()
         said = [next(lines) for _ in range(9)]
-        victim = next(number for number, url in enumerate(stand.urls) if _runs(stand, url))
-        stand.processes[victim].send_signal(signal.SIGKILL)
-        servers.processes.remove(stand.processes[victim])
+        victim = next(number for number, url in enumerate(proxied.urls) if _runs(proxied, url))
+        proxied.processes[victim].send_signal(signal.SIGKILL)
+        servers.processes.remove(proxied.processes[victim])
         said += list(lines)
     chunks = [json.loads(line[6:]) for line in said if line.startswith("data: {")]
     assert not any("error" in one for one in chunks), chunks[-1]
     text = "".join(one["choices"][0]["text"] for one in chunks if one["choices"])
     assert text[:200] == whole[:200]
-    wait_for(lambda: stand.workers() == (1 if victim == 0 else 2), "a proxy whose server is gone is still found")
-    stand.processes[victim].wait()
+    wait_until(
+        lambda: proxied.workers() == (1 if victim == 0 else 2), "a proxy whose server is gone is still found", ANSWER_S
+    )
+    proxied.processes[victim].wait()
 
 
-def _runs(stand: Stand, url: str) -> bool:
+def _runs(proxied: ProxiedEngines, url: str) -> bool:
     return any(
         line.startswith("vllm:num_requests_running{") and float(line.rsplit(" ", 1)[1]) > 0
-        for line in stand.metrics(url)
+        for line in proxied.metrics(url)
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.engines.conftest import Servers
+from tests.engines.conftest import EngineCluster
 from tests.engines.test_openai_proxy import Stand, quiet_port
 from tests.engines.test_vllm_aggregated import CUT, LONG, PROMPTS
 from tests.engines.test_vllm_disaggregated import TRANSFER
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.usefixtures("needs_nixl")]
 
 
 @pytest.fixture(scope="module")
-def parts(serve: Callable[[str], Servers]) -> Iterator[Stand]:
+def parts(serve: Callable[[str], EngineCluster]) -> Iterator[Stand]:
     servers = serve("proxied-parts")
     made = Stand(servers)
     for role in ("prefill", "decode"):

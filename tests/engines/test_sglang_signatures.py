@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from benchmarks.ports import free_port
 from tests.engines.tiny_model import ROOT
-from tests.integration.graph import free_port
 from tests.unit.vllm.conftest import Host
 
 import dynamo.cpu

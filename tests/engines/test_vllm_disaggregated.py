@@ -4,9 +4,10 @@ import os
 from collections.abc import Callable
 
 import pytest
-from tests.engines.conftest import Servers, wait_for
+from benchmarks.ports import free_port
+from tests.cluster.processes import wait_until
+from tests.engines.conftest import ANSWER_S, EngineCluster
 from tests.engines.test_vllm_aggregated import LONG, PROMPTS, kv_events
-from tests.integration.graph import free_port
 
 from dynamo.core.config import setting
 
@@ -16,7 +17,7 @@ TRANSFER = '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_devic
 
 
 @pytest.fixture(scope="module")
-def aggregated(serve: Callable[[str], Servers]) -> list[str]:
+def aggregated(serve: Callable[[str], EngineCluster]) -> list[str]:
     """What one engine says that does everything itself."""
     servers = serve("whole")
     servers.frontend()
@@ -28,7 +29,7 @@ def aggregated(serve: Callable[[str], Servers]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def graph(serve: Callable[[str], Servers], aggregated: list[str]) -> Servers:
+def cluster(serve: Callable[[str], EngineCluster], aggregated: list[str]) -> EngineCluster:
     servers = serve("disaggregated")
     servers.frontend("--router-mode", "kv")
     for core, role in enumerate(("prefill", "decode")):
@@ -42,43 +43,43 @@ def graph(serve: Callable[[str], Servers], aggregated: list[str]) -> Servers:
     return servers
 
 
-def test_24_greedy_tokens_are_those_of_one_engine(graph: Servers, aggregated: list[str]) -> None:
-    said = [graph.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
+def test_24_greedy_tokens_are_those_of_one_engine(cluster: EngineCluster, aggregated: list[str]) -> None:
+    said = [cluster.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
     assert said == aggregated
 
 
-def test_the_blocks_were_moved_and_not_computed_twice(graph: Servers) -> None:
-    before = graph.metric("vllm:external_prefix_cache_hits_total", 1)
-    found = graph.complete("nobody has asked this before, " * 8, max_tokens=4)
-    moved = graph.metric("vllm:external_prefix_cache_hits_total", 1) - before
+def test_the_blocks_were_moved_and_not_computed_twice(cluster: EngineCluster) -> None:
+    before = cluster.metric("vllm:external_prefix_cache_hits_total", 1)
+    found = cluster.complete("nobody has asked this before, " * 8, max_tokens=4)
+    moved = cluster.metric("vllm:external_prefix_cache_hits_total", 1) - before
     assert moved >= found["usage"]["prompt_tokens"] - 32
-    assert graph.metric("vllm:nixl_bytes_transferred_sum", 1) > 0
+    assert cluster.metric("vllm:nixl_bytes_transferred_sum", 1) > 0
 
 
-def test_a_second_turn_finds_the_prefill_workers_blocks(graph: Servers) -> None:
-    graph.complete(LONG, max_tokens=4)
-    found = graph.complete(LONG + " and more", max_tokens=4)
+def test_a_second_turn_finds_the_prefill_workers_blocks(cluster: EngineCluster) -> None:
+    cluster.complete(LONG, max_tokens=4)
+    found = cluster.complete(LONG + " and more", max_tokens=4)
     assert found["choices"][0]["text"]
 
 
-def test_the_released_frontend_serves_both_roles(graph: Servers, aggregated: list[str]) -> None:
+def test_the_released_frontend_serves_both_roles(cluster: EngineCluster, aggregated: list[str]) -> None:
     home = setting("DYNAMO_PEER_HOME", "", str)
     python = os.path.join(home, "venv", "bin", "python")
     if not home or not os.path.exists(python):
         pytest.skip("the released Dynamo is not here: DYNAMO_PEER_HOME names its environment")
-    ours, graph.port = graph.port, free_port()
-    command = [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(graph.port)]
-    peer = graph.run("peer", [*command, "--discovery-backend", "file"], HOME=str(graph.folder), PYTHONPATH="")
+    ours, cluster.port = cluster.port, free_port()
+    command = [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(cluster.port)]
+    peer = cluster.run("peer", [*command, "--discovery-backend", "file"], HOME=str(cluster.folder), PYTHONPATH="")
     try:
-        graph.until_ready()
-        wait_for(lambda: _answers(graph), f"the released frontend never answered: {graph.tails()}")
-        said = [graph.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
+        cluster.until_ready()
+        wait_until(lambda: _answers(cluster), f"the released frontend never answered: {cluster.logs()}", ANSWER_S)
+        said = [cluster.complete(prompt)["choices"][0]["text"] for prompt in (*PROMPTS, LONG)]
         assert said == aggregated
     finally:
-        graph.end(peer)
-        graph.port = ours
+        cluster.end(peer)
+        cluster.port = ours
 
 
-def _answers(servers: Servers) -> bool:
+def _answers(servers: EngineCluster) -> bool:
     body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
     return servers.http.post(servers.url("/v1/completions"), json=body).status_code == 200

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.engines.conftest import PLAIN, Servers
+from benchmarks.ports import free_port
+from tests.engines.conftest import PLAIN, EngineCluster
 from tests.engines.tiny_model import ROOT
-from tests.integration.graph import free_port
 
 pytestmark = pytest.mark.engines
 
 
-def test_one_worker_and_a_frontend(serve: Callable[[str], Servers], engines_python: str) -> None:
+def test_one_worker_and_a_frontend(serve: Callable[[str], EngineCluster], engines_python: str) -> None:
     servers = serve("launch")
     servers.port, metrics = free_port(), free_port()
     servers.system.append(metrics)

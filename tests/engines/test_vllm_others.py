@@ -6,12 +6,13 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-from tests.engines.conftest import Servers, wait_for
+from tests.cluster.processes import wait_until
+from tests.engines.conftest import ANSWER_S, EngineCluster
 
 pytestmark = pytest.mark.engines
 
 
-def test_embeddings_are_of_the_text(serve: Callable[[str], Servers]) -> None:
+def test_embeddings_are_of_the_text(serve: Callable[[str], EngineCluster]) -> None:
     servers = serve("embeddings")
     servers.frontend()
     servers.worker("embedding", "--embedding-worker")
@@ -25,7 +26,7 @@ def test_embeddings_are_of_the_text(serve: Callable[[str], Servers]) -> None:
     servers.stop()
 
 
-def test_a_worker_whose_engine_dies_is_not_found_and_ends(serve: Callable[[str], Servers]) -> None:
+def test_a_worker_whose_engine_dies_is_not_found_and_ends(serve: Callable[[str], EngineCluster]) -> None:
     servers = serve("death")
     servers.frontend()
     worker = servers.worker("worker")
@@ -39,4 +40,4 @@ def test_a_worker_whose_engine_dies_is_not_found_and_ends(serve: Callable[[str],
         os.kill(child, signal.SIGKILL)
     assert worker.wait(90) == 1
     servers.processes.remove(worker)
-    wait_for(lambda: servers.models() == [], "the dead worker is still found")
+    wait_until(lambda: servers.models() == [], "the dead worker is still found", ANSWER_S)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.engines.conftest import Servers
+from tests.engines.conftest import EngineCluster
 
 pytestmark = pytest.mark.engines
 
@@ -16,7 +16,7 @@ TOKENS = [5, 9, 17, 33, 40, 8, 12, 61]
 
 
 @pytest.fixture(scope="module")
-def graph(serve: Callable[[str], Servers]) -> Servers:
+def cluster(serve: Callable[[str], EngineCluster]) -> EngineCluster:
     servers = serve("embeds")
     servers.frontend()
     servers.worker("worker", "--enable-prompt-embeds")
@@ -36,19 +36,19 @@ def embeddings_of(model: str, tokens: list[int]) -> Any:
     return table[tokens].to(torch.bfloat16)
 
 
-def test_vllm_continues_prompt_embeds_as_it_continues_their_tokens(graph: Servers) -> None:
+def test_vllm_continues_prompt_embeds_as_it_continues_their_tokens(cluster: EngineCluster) -> None:
     common = {"model": "tiny", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-    plain = graph.post("/v1/completions", **common, prompt=TOKENS)
-    embeds = saved(embeddings_of(graph.model, TOKENS))
-    given = graph.post("/v1/completions", **common, prompt="", prompt_embeds=embeds)
+    plain = cluster.post("/v1/completions", **common, prompt=TOKENS)
+    embeds = saved(embeddings_of(cluster.model, TOKENS))
+    given = cluster.post("/v1/completions", **common, prompt="", prompt_embeds=embeds)
     assert given["choices"][0]["text"] == plain["choices"][0]["text"]
     counts = ("prompt_tokens", "completion_tokens", "total_tokens")
     assert [given["usage"][name] for name in counts] == [plain["usage"][name] for name in counts]
 
 
 @pytest.mark.parametrize("tensor", [torch.zeros(4, 3), {"not": "a tensor"}, torch.zeros(8, dtype=torch.int64)])
-def test_vllm_refuses_prompt_embeds_that_do_not_fit_the_model(graph: Servers, tensor: Any) -> None:
+def test_vllm_refuses_prompt_embeds_that_do_not_fit_the_model(cluster: EngineCluster, tensor: Any) -> None:
     body = {"model": "tiny", "max_tokens": 2, "prompt_embeds": saved(tensor)}
-    answer = graph.http.post(graph.url("/v1/completions"), json=body)
+    answer = cluster.http.post(cluster.url("/v1/completions"), json=body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.integration.graph import wait_for
-from tests.integration.scripted_graph import MODEL, ScriptedGraph
+from tests.cluster.cluster import MODEL, Cluster
+from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -299,17 +299,14 @@ assert len(ALL) >= 100
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedGraph]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A frontend, a worker that writes, and one that embeds."""
     folder = tmp_path_factory.mktemp("bad")
-    graph = ScriptedGraph(folder, "--enable-anthropic-api", "--batch-dir", str(folder / "batches"))
-    try:
-        graph.scripted()
-        graph.run("cpu", "--model-name", EMBEDDER, "--embedding-worker")
-        wait_for(lambda: graph.workers() == 2, "the second worker never appeared")
-        yield graph
-    finally:
-        graph.stop()
+    with Cluster(folder, "--enable-anthropic-api", "--batch-dir", str(folder / "batches")) as cluster:
+        cluster.scripted_worker()
+        cluster.run("cpu", "--model-name", EMBEDDER, "--embedding-worker")
+        wait_until(lambda: cluster.workers() == 2, "the second worker never appeared")
+        yield cluster
 
 
 def error_of(bad: Bad, answer: Any) -> tuple[str, Any]:
@@ -327,9 +324,9 @@ def error_of(bad: Bad, answer: Any) -> tuple[str, Any]:
 
 
 @pytest.mark.parametrize("bad", ALL, ids=str)
-def test_a_bad_request_is_refused_and_told_what_is_wrong_with_it(graph: ScriptedGraph, bad: Bad) -> None:
+def test_a_bad_request_is_refused_and_told_what_is_wrong_with_it(cluster: Cluster, bad: Bad) -> None:
     content = bad.body if isinstance(bad.body, bytes | None) else json.dumps(bad.body).encode()
-    answer = graph.http.request(bad.method, bad.path, content=content, headers=bad.headers)
+    answer = cluster.http.request(bad.method, bad.path, content=content, headers=bad.headers)
     assert answer.status_code == bad.status, answer.text
     assert answer.headers["content-type"] == "application/json"
     message, param = error_of(bad, answer.json())
@@ -339,5 +336,5 @@ def test_a_bad_request_is_refused_and_told_what_is_wrong_with_it(graph: Scripted
 
 
 @pytest.mark.parametrize("path", [path for path in ASKED if not path.startswith(("/v1/images", "/v1/audio", "/v1/videos", "/v1/classify", "/v1/pooling", "/v1/rerank"))])  # fmt: skip
-def test_what_each_row_spoils_is_a_good_request(graph: ScriptedGraph, path: str) -> None:
-    assert graph.post(ASKED[path], path).status_code == 200
+def test_what_each_row_spoils_is_a_good_request(cluster: Cluster, path: str) -> None:
+    assert cluster.post(ASKED[path], path).status_code == 200

@@ -10,14 +10,15 @@ from typing import Any
 
 import openai
 import pytest
-from tests.integration.graph import DEADLINE_S, Graph, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.integration
 
 CHAT = "/v1/chat/completions"
 
 
-class BatchGraph(Graph):
+class BatchCluster(Cluster):
     """A frontend with a directory of batches."""
 
     def __init__(self, folder: Path, *frontend: str) -> None:
@@ -29,22 +30,19 @@ class BatchGraph(Graph):
         self.frontend.wait(DEADLINE_S)
         argv = ["--http-host", "127.0.0.1", "--http-port", str(self.port)]
         self.frontend = self.run("frontend", *argv, "--batch-dir", str(self.folder / "batches"))
-        wait_for(lambda: self.workers() > 0, "the frontend never came back")
+        wait_until(lambda: self.workers() > 0, "the frontend never came back")
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchGraph]:
-    graph = BatchGraph(tmp_path_factory.mktemp("batches"))
-    try:
-        graph.mocker("--speedup-ratio", "1")
-        yield graph
-    finally:
-        graph.stop()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchCluster]:
+    with BatchCluster(tmp_path_factory.mktemp("batches")) as cluster:
+        cluster.mocker("--speedup-ratio", "1")
+        yield cluster
 
 
 @pytest.fixture
-def client(graph: BatchGraph) -> Iterator[openai.OpenAI]:
-    with graph.openai() as client:
+def client(cluster: BatchCluster) -> Iterator[openai.OpenAI]:
+    with cluster.openai() as client:
         yield client
 
 
@@ -61,7 +59,7 @@ def begin(client: openai.OpenAI, data: bytes, endpoint: Any = CHAT) -> Any:
 
 def ended(client: openai.OpenAI, batch_id: str) -> Any:
     final = ("completed", "failed", "expired", "cancelled")
-    wait_for(lambda: client.batches.retrieve(batch_id).status in final, "the batch never ended")
+    wait_until(lambda: client.batches.retrieve(batch_id).status in final, "the batch never ended")
     return client.batches.retrieve(batch_id)
 
 
@@ -104,11 +102,11 @@ def test_a_batch_of_completions_and_one_that_is_wrong(client: openai.OpenAI) -> 
         client.files.create(file=("x", b"x"), purpose="fine-tune")
 
 
-def test_a_batch_of_embeddings(graph: BatchGraph, client: openai.OpenAI) -> None:
-    before = graph.workers()
-    graph.run("cpu", "--model-name", "e", "--embedding-worker")
-    wait_for(lambda: graph.workers() > before, "the worker never appeared")
-    wait_for(lambda: "e" in [one.id for one in client.models.list()], "the model never appeared")
+def test_a_batch_of_embeddings(cluster: BatchCluster, client: openai.OpenAI) -> None:
+    before = cluster.workers()
+    cluster.run("cpu", "--model-name", "e", "--embedding-worker")
+    wait_until(lambda: cluster.workers() > before, "the worker never appeared")
+    wait_until(lambda: "e" in [one.id for one in client.models.list()], "the model never appeared")
     body = {"model": "e", "input": ["one", "two"]}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
     batch = ended(client, begin(client, json.dumps(line).encode(), "/v1/embeddings").id)
@@ -126,11 +124,11 @@ def test_a_batch_is_cancelled(client: openai.OpenAI) -> None:
         client.batches.cancel(batch.id)
 
 
-def test_a_killed_frontend_goes_on_where_it_was(graph: BatchGraph, client: openai.OpenAI) -> None:
+def test_a_killed_frontend_goes_on_where_it_was(cluster: BatchCluster, client: openai.OpenAI) -> None:
     batch = begin(client, lines(60))
-    output = graph.folder / "batches" / "batches" / f"{batch.id}.output"
-    wait_for(lambda: output.exists() and output.read_bytes().count(b"\n") >= 5, "nothing was answered")
-    graph.restart()
+    output = cluster.folder / "batches" / "batches" / f"{batch.id}.output"
+    wait_until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 5, "nothing was answered")
+    cluster.restart()
     kept = [json.loads(line)["id"] for line in output.read_bytes().splitlines()] if output.exists() else []
     batch = ended(client, batch.id)
     found = results(client, batch.output_file_id)
@@ -147,6 +145,6 @@ def test_clients_are_answered_while_a_batch_runs(client: openai.OpenAI) -> None:
     assert ended(client, batch.id).status in ("cancelled", "completed")
 
 
-def test_nothing_of_it_is_for_others_to_read(graph: BatchGraph) -> None:
-    modes = {os.stat(path).st_mode & 0o077 for path in (graph.folder / "batches").rglob("*")}
+def test_nothing_of_it_is_for_others_to_read(cluster: BatchCluster) -> None:
+    modes = {os.stat(path).st_mode & 0o077 for path in (cluster.folder / "batches").rglob("*")}
     assert modes == {0}

@@ -6,7 +6,8 @@ from typing import Any
 
 import openai
 import pytest
-from tests.integration.graph import Graph, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 
 from dynamo.cpu.config import DEMO_MODEL
 
@@ -16,19 +17,16 @@ MESSAGES: Any = [{"role": "user", "content": "What is a worker?"}]
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
-    graph = Graph(tmp_path_factory.mktemp("cpu"))
-    try:
-        graph.run("cpu", "--model-name", "demo")
-        wait_for(lambda: graph.workers() == 1, "the worker never appeared")
-        yield graph
-    finally:
-        graph.stop()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cpu")) as cluster:
+        cluster.run("cpu", "--model-name", "demo")
+        wait_until(lambda: cluster.workers() == 1, "the worker never appeared")
+        yield cluster
 
 
 @pytest.fixture(scope="module")
-def client(graph: Graph) -> openai.OpenAI:
-    return graph.openai()
+def client(cluster: Cluster) -> openai.OpenAI:
+    return cluster.openai()
 
 
 def text(client: openai.OpenAI, **options: Any) -> str:
@@ -119,9 +117,9 @@ def test_min_tokens_keeps_the_model_talking(client: openai.OpenAI) -> None:
 PROMPT = "A worker is a process that runs an engine and answers requests. 12 + 30 = 42"
 
 
-def completion(graph: Graph, **fields: Any) -> Any:
+def completion(cluster: Cluster, **fields: Any) -> Any:
     """The body of an answer to `POST /v1/completions`."""
-    answer = graph.http.post("/v1/completions", json={"model": "demo", "prompt": PROMPT, "temperature": 0, **fields})
+    answer = cluster.http.post("/v1/completions", json={"model": "demo", "prompt": PROMPT, "temperature": 0, **fields})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -139,11 +137,11 @@ def reference() -> tuple[list[int], Any]:
 
 
 def test_echo_with_logprobs_scores_the_prompt_as_transformers_does(
-    graph: Graph, reference: tuple[list[int], Any]
+    cluster: Cluster, reference: tuple[list[int], Any]
 ) -> None:
     ids, want = reference
     for asked in (PROMPT, ids, ids):  # The second and the third find the prompt in the prefix cache.
-        body = completion(graph, prompt=asked, echo=True, logprobs=2, max_tokens=1)
+        body = completion(cluster, prompt=asked, echo=True, logprobs=2, max_tokens=1)
         choice = body["choices"][0]
         logprobs = choice["logprobs"]
         assert choice["text"].startswith(PROMPT)
@@ -159,29 +157,31 @@ def test_echo_with_logprobs_scores_the_prompt_as_transformers_does(
                 assert logprobs["token_logprobs"][at] == max(top)
 
 
-def test_echo_with_logprobs_lists_the_token_that_ends_the_answer(graph: Graph) -> None:
+def test_echo_with_logprobs_lists_the_token_that_ends_the_answer(cluster: Cluster) -> None:
     prompt = "A worker is a process that runs an engine and answers requests."
-    body = completion(graph, prompt=prompt, echo=True, logprobs=1, max_tokens=1)
+    body = completion(cluster, prompt=prompt, echo=True, logprobs=1, max_tokens=1)
     choice = body["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == (prompt, "stop"), "the model ends the text here"
     assert len(choice["logprobs"]["tokens"]) == body["usage"]["prompt_tokens"] + 1
     assert "".join(choice["logprobs"]["tokens"][:-1]) == prompt
 
 
-def test_echo_of_no_tokens_is_the_scored_prompt(graph: Graph, reference: tuple[list[int], Any]) -> None:
+def test_echo_of_no_tokens_is_the_scored_prompt(cluster: Cluster, reference: tuple[list[int], Any]) -> None:
     ids, _ = reference
-    body = completion(graph, echo=True, logprobs=1, max_tokens=0)
+    body = completion(cluster, echo=True, logprobs=1, max_tokens=0)
     choice = body["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
     assert len(choice["logprobs"]["token_logprobs"]) == len(ids)
     assert body["usage"]["completion_tokens"] == 0
-    longer = completion(graph, echo=True, logprobs=1, max_tokens=1)["choices"][0]["logprobs"]["token_logprobs"]
+    longer = completion(cluster, echo=True, logprobs=1, max_tokens=1)["choices"][0]["logprobs"]["token_logprobs"]
     assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(longer[1:-1], abs=1e-3)
 
 
-def test_prompt_logprobs_are_reported_for_chats_and_completions(graph: Graph, reference: tuple[list[int], Any]) -> None:
+def test_prompt_logprobs_are_reported_for_chats_and_completions(
+    cluster: Cluster, reference: tuple[list[int], Any]
+) -> None:
     ids, want = reference
-    body = completion(graph, prompt=[PROMPT, PROMPT], prompt_logprobs=3, max_tokens=1, n=2)
+    body = completion(cluster, prompt=[PROMPT, PROMPT], prompt_logprobs=3, max_tokens=1, n=2)
     assert len(body["choices"]) == 4
     for choice in body["choices"]:
         rows = choice["prompt_logprobs"]
@@ -192,7 +192,7 @@ def test_prompt_logprobs_are_reported_for_chats_and_completions(graph: Graph, re
             assert own["rank"] == 1 + int((want[at - 1] > want[at - 1, token]).sum())
             assert {one["rank"] for one in rows[at].values()} >= {1, 2, 3}
             assert len(rows[at]) in (3, 4)
-    answer = graph.http.post(
+    answer = cluster.http.post(
         "/v1/chat/completions", json={"model": "demo", "messages": MESSAGES, "prompt_logprobs": 0, "max_tokens": 2}
     ).json()
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
@@ -210,22 +210,21 @@ def test_prompt_logprobs_are_reported_for_chats_and_completions(graph: Graph, re
         ({"echo": True, "max_tokens": -1}, "max_tokens"),
     ],
 )
-def test_scores_that_cannot_be_given_are_refused_by_name(graph: Graph, fields: dict[str, Any], param: str) -> None:
-    answer = graph.http.post("/v1/completions", json={"model": "demo", "prompt": PROMPT, **fields})
+def test_scores_that_cannot_be_given_are_refused_by_name(cluster: Cluster, fields: dict[str, Any], param: str) -> None:
+    answer = cluster.http.post("/v1/completions", json={"model": "demo", "prompt": PROMPT, **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 def test_mocker_refuses_prompt_logprobs_by_name(tmp_path: Path) -> None:
-    graph = Graph(tmp_path)
-    try:
-        graph.mocker("--model-path", DEMO_MODEL)
+    with Cluster(tmp_path) as cluster:
+        cluster.mocker("--model-path", DEMO_MODEL)
         for fields in (
             {"prompt_logprobs": 1},
             {"echo": True, "logprobs": 1},
             {"echo": True, "logprobs": 1, "max_tokens": 0},
         ):
-            answer = graph.http.post("/v1/completions", json={"model": "m", "prompt": "Hi", "max_tokens": 2, **fields})
+            answer = cluster.http.post(
+                "/v1/completions", json={"model": "m", "prompt": "Hi", "max_tokens": 2, **fields}
+            )
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
             assert "prompt_logprobs" in answer.json()["message"]
-    finally:
-        graph.stop()

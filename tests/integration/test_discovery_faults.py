@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.graph import Graph, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -22,10 +23,10 @@ FRAME_BYTES = 30 << 20
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory, demo_model: str) -> Iterator[Graph]:
-    made = Graph(tmp_path_factory.mktemp("graph"))
+def cluster(tmp_path_factory: pytest.TempPathFactory, demo_model: str) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
     made.mocker("--model-path", demo_model, "--speedup-ratio", "100")
-    wait_for(lambda: made.post(CHAT).status_code == 200, "the model is not served")
+    wait_until(lambda: made.post(CHAT).status_code == 200, "the model is not served")
     yield made
     made.stop()
 
@@ -37,16 +38,16 @@ def demo_model() -> str:
     return str(Path(dynamo.cpu.__file__).parent / "demo_model")
 
 
-def records(graph: Graph) -> list[Path]:
-    return [path for path in (graph.folder / "kv" / "v1").rglob("*") if path.is_file()]
+def records(cluster: Cluster) -> list[Path]:
+    return [path for path in (cluster.folder / "kv" / "v1").rglob("*") if path.is_file()]
 
 
-def statuses_until_served(graph: Graph) -> set[int]:
+def statuses_until_served(cluster: Cluster) -> set[int]:
     """Statuses from now on until the model was served for two seconds."""
     found: set[int] = set()
     deadline, well_since = time.monotonic() + 60, time.monotonic()
     while time.monotonic() - well_since < 2:
-        status = graph.post(CHAT).status_code
+        status = cluster.post(CHAT).status_code
         found.add(status)
         if status != 200:
             well_since = time.monotonic()
@@ -54,47 +55,47 @@ def statuses_until_served(graph: Graph) -> set[int]:
     return found
 
 
-def overwrite(graph: Graph) -> None:
-    for path in records(graph):
+def overwrite(cluster: Cluster) -> None:
+    for path in records(cluster):
         path.write_bytes(b"garbage")
 
 
-def truncate(graph: Graph) -> None:
-    for path in records(graph):
+def truncate(cluster: Cluster) -> None:
+    for path in records(cluster):
         path.write_bytes(b"")
 
 
-def enlarge(graph: Graph) -> None:
-    for path in records(graph):
+def enlarge(cluster: Cluster) -> None:
+    for path in records(cluster):
         with open(path, "r+b") as file:
             file.truncate(300 << 20)
 
 
 @pytest.mark.parametrize("damage", [overwrite, truncate, enlarge])
 def test_requests_succeed_while_records_of_a_living_worker_are_damaged(
-    graph: Graph, damage: Callable[[Graph], None]
+    cluster: Cluster, damage: Callable[[Cluster], None]
 ) -> None:
-    before = {path: path.read_bytes() for path in records(graph)}
-    damage(graph)
-    assert statuses_until_served(graph) == {200}
-    assert {path: path.read_bytes() for path in records(graph)} == before
+    before = {path: path.read_bytes() for path in records(cluster)}
+    damage(cluster)
+    assert statuses_until_served(cluster) == {200}
+    assert {path: path.read_bytes() for path in records(cluster)} == before
 
 
-def remove_files(graph: Graph) -> None:
-    for path in records(graph):
+def remove_files(cluster: Cluster) -> None:
+    for path in records(cluster):
         path.unlink()
 
 
-def remove_directories(graph: Graph) -> None:
-    shutil.rmtree(graph.folder / "kv" / "v1")
+def remove_directories(cluster: Cluster) -> None:
+    shutil.rmtree(cluster.folder / "kv" / "v1")
 
 
 @pytest.mark.parametrize("remove", [remove_files, remove_directories])
 def test_requests_get_503_and_not_404_while_records_of_a_living_worker_are_gone(
-    graph: Graph, remove: Callable[[Graph], None]
+    cluster: Cluster, remove: Callable[[Cluster], None]
 ) -> None:
-    remove(graph)
-    assert statuses_until_served(graph) <= {200, 503}
+    remove(cluster)
+    assert statuses_until_served(cluster) <= {200, 503}
 
 
 def test_worker_refuses_a_discovery_directory_that_others_can_write(tmp_path: Path) -> None:
@@ -110,10 +111,10 @@ def test_worker_refuses_a_discovery_directory_that_others_can_write(tmp_path: Pa
     assert "Traceback" not in ended.stderr
 
 
-def test_worker_port_bounds_the_memory_of_unfinished_frames(graph: Graph) -> None:
-    [record] = [path for path in records(graph) if "generate" in path.name and path.parent.name == "instances"]
+def test_worker_port_bounds_the_memory_of_unfinished_frames(cluster: Cluster) -> None:
+    [record] = [path for path in records(cluster) if "generate" in path.name and path.parent.name == "instances"]
     [port] = re.findall(r":(\d+)/", json.loads(record.read_bytes())["transport"]["tcp"])
-    worker = graph.processes[1]
+    worker = cluster.processes[1]
     before = resident_mb(worker.pid)
     head = struct.pack(">H", 4) + b"path" + struct.pack(">H", 2) + b"{}" + struct.pack(">I", FRAME_BYTES + 1)
     links = []
@@ -123,7 +124,7 @@ def test_worker_port_bounds_the_memory_of_unfinished_frames(graph: Graph) -> Non
         with contextlib.suppress(TimeoutError):  # It is not read on.
             link.sendall(head + bytes(FRAME_BYTES))
         links.append(link)
-    assert graph.post(CHAT).status_code == 200
+    assert cluster.post(CHAT).status_code == 200
     assert resident_mb(worker.pid) - before < 350, "unfinished frames are held without a bound"
     for link in links:
         link.close()

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.nats import NatsServer
 from tests.integration.durable_router import STEPS, THRESHOLD
-from tests.nats_server import NatsServer
 
 from dynamo.kv_events import durable as kv_durable
 from dynamo.kv_events import snapshots as kv_snapshots

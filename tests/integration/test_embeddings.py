@@ -10,7 +10,8 @@ import openai
 import pytest
 import tokenizers
 from safetensors.numpy import load_file, save_file
-from tests.integration.graph import Graph, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 
 from dynamo.cpu.config import DEMO_MODEL
 
@@ -18,19 +19,16 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
-    graph = Graph(tmp_path_factory.mktemp("embeddings"))
-    try:
-        graph.run("cpu", "--model-name", "e", "--embedding-worker", "--max-num-batched-tokens", "64")
-        wait_for(lambda: graph.workers() == 1, "the worker never appeared")
-        wait_for(lambda: graph.http.get("/v1/models/e/ready").status_code == 200, "the model never appeared")
-        yield graph
-    finally:
-        graph.stop()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("embeddings")) as cluster:
+        cluster.run("cpu", "--model-name", "e", "--embedding-worker", "--max-num-batched-tokens", "64")
+        wait_until(lambda: cluster.workers() == 1, "the worker never appeared")
+        wait_until(lambda: cluster.http.get("/v1/models/e/ready").status_code == 200, "the model never appeared")
+        yield cluster
 
 
-def test_a_text_has_the_same_embedding_however_it_is_asked_for(graph: Graph) -> None:
-    client = graph.openai()
+def test_a_text_has_the_same_embedding_however_it_is_asked_for(cluster: Cluster) -> None:
+    client = cluster.openai()
     texts = ["What is a worker?", "a", "word " * 100]
     packed = client.embeddings.create(model="e", input=texts)
     plain = client.embeddings.create(model="e", input=texts, encoding_format="float")
@@ -45,9 +43,9 @@ def test_a_text_has_the_same_embedding_however_it_is_asked_for(graph: Graph) -> 
     assert packed.usage.prompt_tokens == packed.usage.total_tokens > 100
 
 
-def test_tokens_are_texts_too(graph: Graph) -> None:
+def test_tokens_are_texts_too(cluster: Cluster) -> None:
     ids = tokenizers.Tokenizer.from_file(f"{DEMO_MODEL}/tokenizer.json").encode("What is a worker?").ids
-    client = graph.openai()
+    client = cluster.openai()
     text = client.embeddings.create(model="e", input="What is a worker?")
     for tokens in (ids, [ids]):
         told = client.embeddings.create(model="e", input=tokens)
@@ -55,8 +53,8 @@ def test_tokens_are_texts_too(graph: Graph) -> None:
         assert told.usage.prompt_tokens == len(ids)
 
 
-def test_what_cannot_be_is_refused_by_name(graph: Graph) -> None:
-    client = graph.openai()
+def test_what_cannot_be_is_refused_by_name(cluster: Cluster) -> None:
+    client = cluster.openai()
     for fields in ({"dimensions": 100_000}, {"input": "word " * 5000}, {"input": [10**6]}, {"input": ""}):
         with pytest.raises(openai.BadRequestError) as refusal:
             client.embeddings.create(**{"model": "e", "input": "a", **fields})  # type: ignore[arg-type]
@@ -65,7 +63,7 @@ def test_what_cannot_be_is_refused_by_name(graph: Graph) -> None:
     assert cut.usage.prompt_tokens == 2048
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="e", messages=[{"role": "user", "content": "Hi"}])
-    assert graph.metric("dynamo_frontend_embedding_latency_seconds_count", model="e") > 0
+    assert cluster.metric("dynamo_frontend_embedding_latency_seconds_count", model="e") > 0
 
 
 @pytest.mark.reference
@@ -81,12 +79,11 @@ def test_classifier_probabilities_equal_transformers(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     tensors["score.weight"] = rng.standard_normal((2, config["hidden_size"])).astype(np.float32)
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    graph = Graph(tmp_path)
-    try:
-        graph.run("cpu", "--model-path", str(model), "--classify-worker")
-        wait_for(lambda: graph.workers() == 1, "the worker never appeared")
-        wait_for(lambda: graph.http.get("/v1/models/judge/ready").status_code == 200, "the model never appeared")
-        said = graph.http.post("/v1/classify", json={"model": "judge", "input": ["What is it?", "A worker."]}).json()
+    with Cluster(tmp_path) as cluster:
+        cluster.run("cpu", "--model-path", str(model), "--classify-worker")
+        wait_until(lambda: cluster.workers() == 1, "the worker never appeared")
+        wait_until(lambda: cluster.http.get("/v1/models/judge/ready").status_code == 200, "the model never appeared")
+        said = cluster.http.post("/v1/classify", json={"model": "judge", "input": ["What is it?", "A worker."]}).json()
         for place, entry in enumerate(said["data"]):
             assert (entry["index"], entry["num_classes"], sum(entry["probs"])) == (place, 2, pytest.approx(1))
             assert entry["label"] == ("question", "answer")[entry["probs"].index(max(entry["probs"]))]
@@ -96,7 +93,5 @@ def test_classifier_probabilities_equal_transformers(tmp_path: Path) -> None:
         with torch.no_grad():
             want = judge(torch.tensor([ids])).logits.softmax(-1)[0].tolist()
         assert said["data"][0]["probs"] == pytest.approx(want, abs=1e-3)
-        refused = graph.http.post("/v1/rerank", json={"model": "judge", "query": "a", "documents": ["b"]})
+        refused = cluster.http.post("/v1/rerank", json={"model": "judge", "query": "a", "documents": ["b"]})
         assert refused.status_code == 404
-    finally:
-        graph.stop()

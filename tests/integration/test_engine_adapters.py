@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.graph import Graph, free_port, wait_for
+from benchmarks.ports import free_port
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 
 import dynamo.cpu
 
@@ -25,8 +27,8 @@ BLOCK = 16
 KINDS = ("sglang", "trtllm")
 
 
-class Adapted(Graph):
-    """A graph of workers whose engines are scripted."""
+class AdapterCluster(Cluster):
+    """A cluster of workers whose engines are scripted."""
 
     def engine(self, kind: str, *argv: str, mode: str = "agg", step_s: float = 0.001) -> "subprocess.Popen[bytes]":
         """One worker, once the frontend knows it."""
@@ -44,7 +46,7 @@ class Adapted(Graph):
             DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="0",
             DYN_PREFILL_DRAIN_TIMEOUT_S="0",
         )
-        wait_for(lambda: self.workers() > before or process.poll() is not None, "the worker never appeared")
+        wait_until(lambda: self.workers() > before or process.poll() is not None, "the worker never appeared")
         assert process.poll() is None, "the worker ended at once"
         return process
 
@@ -84,88 +86,85 @@ def of_trtllm(mode: str) -> list[str]:
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Iterator[Adapted]:
-    made = Adapted(tmp_path, "--router-mode", "kv", "--router-temperature", "0")
+def cluster(tmp_path: Path) -> Iterator[AdapterCluster]:
+    made = AdapterCluster(tmp_path, "--router-mode", "kv", "--router-temperature", "0")
     yield made
     made.stop()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prefix_stays_with_the_engine_that_told_of_it(graph: Adapted, kind: str) -> None:
+def test_a_prefix_stays_with_the_engine_that_told_of_it(cluster: AdapterCluster, kind: str) -> None:
     for _ in range(2):
-        graph.engine(kind)
-    wait_for(graph.is_served, "nobody answers")
+        cluster.engine(kind)
+    wait_until(cluster.is_served, "nobody answers")
     extra = {"nvext": {"extra_fields": ["routing", "timing"]}}
     for number in range(1, 5):
-        first = graph.chat(number)
+        first = cluster.chat(number)
 
         def is_known(number: int = number) -> bool:
-            return bool(graph.chat(number, **extra)["nvext"]["timing"]["kv_hit_rate"] > 0.9)
+            return bool(cluster.chat(number, **extra)["nvext"]["timing"]["kv_hit_rate"] > 0.9)
 
-        wait_for(is_known, "the router never heard of the blocks")
-        again = graph.chat(number)
+        wait_until(is_known, "the router never heard of the blocks")
+        again = cluster.chat(number)
         assert again["choices"][0]["message"]["content"] == first["choices"][0]["message"]["content"]
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= BLOCK
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_halves_answer_as_one_engine_does(tmp_path: Path, kind: str) -> None:
-    def answers(graph: Adapted) -> list[str]:
-        wait_for(graph.is_served, "nobody answers")
-        return [graph.chat(number)["choices"][0]["message"]["content"] for number in range(1, 6)]
+    def answers(cluster: AdapterCluster) -> list[str]:
+        wait_until(cluster.is_served, "nobody answers")
+        return [cluster.chat(number)["choices"][0]["message"]["content"] for number in range(1, 6)]
 
     told = []
     for name, modes in (("whole", ["agg"]), ("halves", ["prefill", "decode", "prefill", "decode"])):
         (tmp_path / name).mkdir()
-        graph = Adapted(tmp_path / name, "--router-mode", "kv")
-        try:
+        with AdapterCluster(tmp_path / name, "--router-mode", "kv") as cluster:
             for mode in modes:
-                graph.engine(kind, mode=mode)
-            told.append(answers(graph))
+                cluster.engine(kind, mode=mode)
+            told.append(answers(cluster))
             if name == "halves":
-                assert len(graph.noted("fetched")) >= len(told[0])
-        finally:
-            graph.stop()
+                assert len(cluster.noted("fetched")) >= len(told[0])
     assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_client_that_leaves_ends_its_request_in_the_engine(graph: Adapted, kind: str) -> None:
-    graph.engine(kind, step_s=0.05)
-    wait_for(graph.is_served, "nobody answers")
+def test_a_client_that_leaves_ends_its_request_in_the_engine(cluster: AdapterCluster, kind: str) -> None:
+    cluster.engine(kind, step_s=0.05)
+    wait_until(cluster.is_served, "nobody answers")
     body = {
         "model": "m",
         "messages": [{"role": "user", "content": "a b c d"}],
         "max_tokens": 3000,
         "stream": True,
     }
-    client = graph.connect(json.dumps(body).encode())
+    client = cluster.connect(json.dumps(body).encode())
     assert client.recv(4096)
     client.close()
-    wait_for(lambda: bool(graph.noted("aborted")), "the engine goes on")
-    assert graph.is_served()
+    wait_until(lambda: bool(cluster.noted("aborted")), "the engine goes on")
+    assert cluster.is_served()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_dead_engine_ends_its_worker_and_others_go_on(graph: Adapted, kind: str) -> None:
-    dying, living = graph.engine(kind), graph.engine(kind)
-    wait_for(graph.is_served, "nobody answers")
-    (child,) = (graph.folder / "scripted" / f"{dying.pid}.child").read_text().split()
+def test_a_dead_engine_ends_its_worker_and_others_go_on(cluster: AdapterCluster, kind: str) -> None:
+    dying, living = cluster.engine(kind), cluster.engine(kind)
+    wait_until(cluster.is_served, "nobody answers")
+    (child,) = (cluster.folder / "scripted" / f"{dying.pid}.child").read_text().split()
     os.kill(int(child), signal.SIGKILL)
-    wait_for(lambda: dying.poll() is not None, "the worker lives on without its engine")
+    wait_until(lambda: dying.poll() is not None, "the worker lives on without its engine")
     assert dying.returncode == 1
-    wait_for(lambda: graph.workers() == 1, "the worker is still found")
-    assert graph.is_served()
+    wait_until(lambda: cluster.workers() == 1, "the worker is still found")
+    assert cluster.is_served()
     living.terminate()
-    wait_for(lambda: living.poll() is not None, "the worker does not stop")
+    wait_until(lambda: living.poll() is not None, "the worker does not stop")
     assert living.returncode == 0
 
 
-def test_sglangs_word_of_a_failed_child_is_heard(graph: Adapted) -> None:
-    worker = graph.engine("sglang")
-    wait_for(graph.is_served, "nobody answers")
+def test_sglangs_word_of_a_failed_child_is_heard(cluster: AdapterCluster) -> None:
+    worker = cluster.engine("sglang")
+    wait_until(cluster.is_served, "nobody answers")
     worker.send_signal(signal.SIGQUIT)
-    wait_for(lambda: worker.poll() is not None, "the worker lives on without its engine")
+    wait_until(lambda: worker.poll() is not None, "the worker lives on without its engine")
     assert worker.returncode == 1
 
 

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.etcd_cluster import EtcdCluster
+from tests.cluster.etcd import EtcdCluster
 
 from dynamo.runtime.transports.etcd import protocol
 from dynamo.runtime.transports.etcd.client import EtcdMember

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from tests.etcd_cluster import EtcdCluster
+from tests.cluster.etcd import EtcdCluster
 
 from dynamo.core.errors import ConfigError
 from dynamo.runtime.discovery.base import Put, Synced

@@ -12,7 +12,8 @@ import httpx
 import pytest
 from benchmarks.corpus import bench_model
 from benchmarks.ports import free_port
-from tests.integration.graph import Graph, is_live, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 from tests.integration.scripts import EXAMPLES, Scripts, running
 
 pytestmark = pytest.mark.integration
@@ -53,12 +54,11 @@ def test_a_caller_that_stops_stops_both_stages(scripts: Scripts) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "tokens"])
 def test_the_echo_model_answers_behind_the_frontend(scripts: Scripts, tmp_path: Path, kind: str) -> None:
-    graph = Graph(tmp_path, "--discovery-backend", "file")
-    try:
+    with Cluster(tmp_path, "--discovery-backend", "file") as cluster:
         scripts.start("echo_model/worker.py", *([] if kind == "text" else [bench_model()]))
-        client = graph.openai()
-        wait_for(lambda: is_live(graph), "the frontend never came up")
-        wait_for(lambda: [model.id for model in client.models.list()] == ["echo"], "the model never appeared")
+        client = cluster.openai()
+        wait_until(cluster.is_live, "the frontend never came up")
+        wait_until(lambda: [model.id for model in client.models.list()] == ["echo"], "the model never appeared")
         messages = [{"role": "user", "content": "Good morning to you"}]
         whole = client.chat.completions.create(model="echo", messages=messages, max_tokens=64)  # type: ignore[call-overload]
         chunks = client.chat.completions.create(model="echo", messages=messages, max_tokens=64, stream=True)  # type: ignore[call-overload]
@@ -67,42 +67,34 @@ def test_the_echo_model_answers_behind_the_frontend(scripts: Scripts, tmp_path: 
         assert "Good morning to you" in streamed
         assert whole.choices[0].finish_reason == "stop"  # The echoed prompt holds the token that ends a turn.
         assert ("user" in streamed) == (kind == "tokens"), "the template's own words are tokens too"
-    finally:
-        graph.stop()
 
 
 def test_the_sample_engine_is_a_command(tmp_path: Path) -> None:
-    graph = Graph(tmp_path)
-    try:
-        wait_for(lambda: is_live(graph), "the frontend never came up")
-        worker = graph.worker("backend.sample", "--model-path", bench_model())
+    with Cluster(tmp_path) as cluster:
+        wait_until(cluster.is_live, "the frontend never came up")
+        worker = cluster.worker("backend.sample", "--model-path", bench_model())
         messages = [{"role": "user", "content": "Good morning"}]
-        answer = graph.post({"model": "m", "messages": messages, "max_tokens": 16}).json()
+        answer = cluster.post({"model": "m", "messages": messages, "max_tokens": 16}).json()
         assert "Good morning" in answer["choices"][0]["message"]["content"]
         worker.terminate()
         assert worker.wait(30) == 0
-        refused = graph.run("backend.sample", "--step-s", "1")
+        refused = cluster.run("backend.sample", "--step-s", "1")
         assert refused.wait(30) == 2
         assert "--model-path is required" in (tmp_path / "backend.sample2.log").read_text()
-    finally:
-        graph.stop()
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The bundled model behind a frontend that speaks to Anthropic's clients too."""
-    graph = Graph(tmp_path_factory.mktemp("demo"), "--enable-anthropic-api")
-    try:
-        wait_for(lambda: is_live(graph), "the frontend never came up")
-        graph.worker("cpu", "--threads", "1")
-        yield graph
-    finally:
-        graph.stop()
+    with Cluster(tmp_path_factory.mktemp("demo"), "--enable-anthropic-api") as cluster:
+        wait_until(cluster.is_live, "the frontend never came up")
+        cluster.worker("cpu", "--threads", "1")
+        yield cluster
 
 
-def said(graph: Graph, script: str, *arguments: str) -> str:
+def said(cluster: Cluster, script: str, *arguments: str) -> str:
     """What an example prints of a running server."""
-    argv = [sys.executable, str(EXAMPLES / script), *arguments, f"http://127.0.0.1:{graph.port}"]
+    argv = [sys.executable, str(EXAMPLES / script), *arguments, f"http://127.0.0.1:{cluster.port}"]
     return subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True).stdout
 
 
@@ -125,17 +117,17 @@ BLOCK = "A block is a run of tokens, such as 16, whose keys and values are kept 
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )  # fmt: skip
-def test_bundled_model_answers_the_examples_correctly(demo: Graph, argv: tuple[str, ...], lines: list[str]) -> None:
+def test_bundled_model_answers_the_examples_correctly(demo: Cluster, argv: tuple[str, ...], lines: list[str]) -> None:
     shown = said(demo, *argv).splitlines()
     assert [line for line in lines if line not in shown] == []
 
 
-def test_bundled_model_uses_the_result_of_a_tool(demo: Graph) -> None:
+def test_bundled_model_uses_the_result_of_a_tool(demo: Cluster) -> None:
     answer = said(demo, "04_tools.py", "What is the weather in Paris?").splitlines()[-1]
     assert [word for word in ("Paris", "sunny", "21") if word not in answer] == []
 
 
-def test_bundled_model_answers_under_a_schema_of_one_integer(demo: Graph) -> None:
+def test_bundled_model_answers_under_a_schema_of_one_integer(demo: Cluster) -> None:
     schema = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
     for a, b in ((12, 30), (41, 29), (25, 17), (60, 31)):
         answer = demo.post(
@@ -160,21 +152,18 @@ def test_bundled_model_answers_under_a_schema_of_one_integer(demo: Graph) -> Non
         ("Hello", "! How can I help you?"),
     ],
 )
-def test_bundled_model_continues_a_text(demo: Graph, prompt: str, text: str) -> None:
+def test_bundled_model_continues_a_text(demo: Cluster, prompt: str, text: str) -> None:
     body = {"model": "m", "prompt": prompt, "temperature": 0, "max_tokens": 64}
     assert demo.http.post("/v1/completions", json=body).json()["choices"][0]["text"].startswith(text)
 
 
 def test_thoughts_are_shown_apart(tmp_path: Path) -> None:
-    graph = Graph(tmp_path)
-    try:
-        wait_for(lambda: is_live(graph), "the frontend never came up")
-        graph.worker("backend.sample", "--model-path", bench_model(), "--dyn-reasoning-parser", "qwen3")
-        shown = said(graph, "06_thoughts.py", "<think>Be kind.</think>Good morning").splitlines()
+    with Cluster(tmp_path) as cluster:
+        wait_until(cluster.is_live, "the frontend never came up")
+        cluster.worker("backend.sample", "--model-path", bench_model(), "--dyn-reasoning-parser", "qwen3")
+        shown = said(cluster, "06_thoughts.py", "<think>Be kind.</think>Good morning").splitlines()
         thoughts = shown.index("thoughts: Be kind.")
         assert shown[thoughts + 1].startswith("Good morning")
-    finally:
-        graph.stop()
 
 
 def test_the_parts_find_each_other_and_end_together(tmp_path: Path) -> None:
@@ -190,7 +179,7 @@ def test_the_parts_find_each_other_and_end_together(tmp_path: Path) -> None:
                 except httpx.TransportError:
                     return False
 
-            wait_for(is_served, "two workers never appeared")
+            wait_until(is_served, "two workers never appeared")
             messages = [{"role": "user", "content": "What is a worker?"}]
             answer = http.post("/v1/chat/completions", json={"model": "demo", "messages": messages}).json()
         assert "A worker is" in answer["choices"][0]["message"]["content"]

@@ -12,7 +12,8 @@ from typing import Any
 
 import openai
 import pytest
-from tests.integration.graph import DEADLINE_S, Graph, is_live, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -21,25 +22,19 @@ PACED = ("--speedup-ratio", "1")
 
 
 @pytest.fixture(scope="module")
-def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A frontend and a mocker that answers at once."""
-    graph = Graph(tmp_path_factory.mktemp("fast"))
-    try:
-        graph.mocker("--speedup-ratio", "0", "--max-model-len", "512")
-        yield graph
-    finally:
-        graph.stop()
+    with Cluster(tmp_path_factory.mktemp("fast")) as cluster:
+        cluster.mocker("--speedup-ratio", "0", "--max-model-len", "512")
+        yield cluster
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Iterator[Graph]:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """A frontend of one's own; the test adds the workers."""
-    graph = Graph(tmp_path)
-    try:
-        wait_for(lambda: graph.frontend.poll() is None and is_live(graph), "the frontend never came up")
-        yield graph
-    finally:
-        graph.stop()
+    with Cluster(tmp_path) as cluster:
+        wait_until(lambda: cluster.frontend.poll() is None and cluster.is_live(), "the frontend never came up")
+        yield cluster
 
 
 BAD = {
@@ -64,7 +59,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_bad_request_is_told_what_is_wrong_with_it(fast: Graph, name: str, stream: bool) -> None:
+def test_a_bad_request_is_told_what_is_wrong_with_it(fast: Cluster, name: str, stream: bool) -> None:
     body = BAD[name]
     if stream and body.startswith(b'{"') and name != "stream options without a stream":
         body = b'{"stream":true,' + body[1:]
@@ -75,7 +70,7 @@ def test_a_bad_request_is_told_what_is_wrong_with_it(fast: Graph, name: str, str
     assert answer.json()["message"] == error["message"]
 
 
-def test_an_unknown_model_is_a_404_that_names_the_served_ones(fast: Graph) -> None:
+def test_an_unknown_model_is_a_404_that_names_the_served_ones(fast: Cluster) -> None:
     answer = fast.post({**CHAT, "model": "other"})
     assert answer.status_code == 404
     assert "'other'" in answer.json()["error"]["message"]
@@ -83,28 +78,27 @@ def test_an_unknown_model_is_a_404_that_names_the_served_ones(fast: Graph) -> No
         fast.openai().chat.completions.create(model="other", messages=[{"role": "user", "content": "x"}])
 
 
-def test_an_unknown_route_and_a_wrong_method_are_json_too(fast: Graph) -> None:
+def test_an_unknown_route_and_a_wrong_method_are_json_too(fast: Cluster) -> None:
     assert fast.http.get("/nowhere").json()["error"]["message"] == "Route not found: GET /nowhere"
     assert fast.http.get("/v1/chat/completions").status_code == 405
     assert fast.http.get("/v1/chat/completions").json()["error"]["message"]
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    graph = Graph(tmp_path)
-    try:
-        graph.processes[0].terminate()
-        graph.processes[0].wait(15)
-        graph.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(graph.port), DYN_HTTP_BODY_LIMIT_MB="1")
-        wait_for(lambda: is_live(graph), "the frontend never came up")
-        client = socket.create_connection(("127.0.0.1", graph.port), timeout=DEADLINE_S)
+    with Cluster(tmp_path) as cluster:
+        cluster.processes[0].terminate()
+        cluster.processes[0].wait(15)
+        cluster.run(
+            "frontend", "--http-host", "127.0.0.1", "--http-port", str(cluster.port), DYN_HTTP_BODY_LIMIT_MB="1"
+        )
+        wait_until(cluster.is_live, "the frontend never came up")
+        client = socket.create_connection(("127.0.0.1", cluster.port), timeout=DEADLINE_S)
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
         client.close()
-    finally:
-        graph.stop()
 
 
-def test_streamed_and_whole_answers_count_alike(fast: Graph) -> None:
+def test_streamed_and_whole_answers_count_alike(fast: Cluster) -> None:
     client = fast.openai()
     messages: Any = [{"role": "user", "content": "Count with me"}]
     whole = client.chat.completions.create(model="m", messages=messages, max_tokens=9)
@@ -122,14 +116,14 @@ def test_streamed_and_whole_answers_count_alike(fast: Graph) -> None:
     assert [one.choices[0].finish_reason for one in chunks if one.choices][-1] == "length"
 
 
-def test_a_batch_of_prompts_gives_a_choice_each(fast: Graph) -> None:
+def test_a_batch_of_prompts_gives_a_choice_each(fast: Cluster) -> None:
     answer = fast.openai().completions.create(model="m", prompt=["one", "two", "three"], max_tokens=3)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 9
 
 
-def test_request_ids_come_back(fast: Graph) -> None:
+def test_request_ids_come_back(fast: Cluster) -> None:
     mine = "0f5c7c2e-4b1d-4f53-8f3b-1d7ab8a1a111"
     answer = fast.http.post(
         "/v1/chat/completions", json=CHAT, headers={"x-request-id": "abc", "x-dynamo-request-id": mine}
@@ -138,14 +132,14 @@ def test_request_ids_come_back(fast: Graph) -> None:
     assert answer.json()["id"] == f"chatcmpl-{mine}"
 
 
-def test_annotations_come_before_the_first_chunk(fast: Graph) -> None:
+def test_annotations_come_before_the_first_chunk(fast: Cluster) -> None:
     body = {**CHAT, "stream": True, "nvext": {"annotations": ["request_id", "token_ids"]}}
     text = fast.post(body).text
     assert text.startswith("event: request_id\n: ")
     assert text.index("event: token_ids\n") < text.index("data: ")
 
 
-def test_the_descriptions_are_there(fast: Graph) -> None:
+def test_the_descriptions_are_there(fast: Cluster) -> None:
     document = fast.http.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/live", "/metrics"} <= set(
         document["paths"]
@@ -157,7 +151,7 @@ def test_the_descriptions_are_there(fast: Graph) -> None:
     assert fast.http.get("/v1/models/x").status_code == 404
 
 
-def test_the_metrics_add_up(fast: Graph) -> None:
+def test_the_metrics_add_up(fast: Cluster) -> None:
     name = "dynamo_frontend_requests_total"
     labels = {"model": "m", "endpoint": "chat_completions", "status": "success"}
     before = fast.metric(name, **labels)
@@ -168,40 +162,40 @@ def test_the_metrics_add_up(fast: Graph) -> None:
     assert fast.metric("dynamo_frontend_inflight_requests", model="m") == 0
 
 
-def test_a_client_that_leaves_stops_the_engine(graph: Graph) -> None:
-    graph.mocker(*PACED, "--max-num-seqs", "1")
+def test_a_client_that_leaves_stops_the_engine(cluster: Cluster) -> None:
+    cluster.mocker(*PACED, "--max-num-seqs", "1")
     body = json.dumps({**CHAT, "max_tokens": 100_00, "stream": True}).encode()
-    client = graph.connect(body)
+    client = cluster.connect(body)
     assert b"200 OK" in client.recv(4096)
     client.close()
-    wait_for(lambda: graph.metric("dynamo_frontend_model_cancellation_total", model="m") == 1, "never cancelled")
+    wait_until(lambda: cluster.metric("dynamo_frontend_model_cancellation_total", model="m") == 1, "never cancelled")
     # With one slot, the next request is answered only if the engine let the first one go.
-    assert graph.post(CHAT).status_code == 200
-    assert graph.metric("dynamo_frontend_inflight_requests", model="m") == 0
+    assert cluster.post(CHAT).status_code == 200
+    assert cluster.metric("dynamo_frontend_inflight_requests", model="m") == 0
 
 
-def test_a_client_that_leaves_before_the_first_token_stops_the_engine_too(graph: Graph) -> None:
-    graph.mocker("--speedup-ratio", "0.02", "--max-num-seqs", "1")
-    client = graph.connect(json.dumps({**CHAT, "max_tokens": 10_000}).encode())
-    wait_for(lambda: graph.metric("dynamo_frontend_queued_requests", model="m") == 1, "never accepted")
+def test_a_client_that_leaves_before_the_first_token_stops_the_engine_too(cluster: Cluster) -> None:
+    cluster.mocker("--speedup-ratio", "0.02", "--max-num-seqs", "1")
+    client = cluster.connect(json.dumps({**CHAT, "max_tokens": 10_000}).encode())
+    wait_until(lambda: cluster.metric("dynamo_frontend_queued_requests", model="m") == 1, "never accepted")
     client.close()
-    wait_for(lambda: graph.metric("dynamo_frontend_inflight_requests", model="m") == 0, "never dropped")
+    wait_until(lambda: cluster.metric("dynamo_frontend_inflight_requests", model="m") == 0, "never dropped")
 
 
-def test_a_killed_worker_loses_no_request_that_had_not_started(graph: Graph) -> None:
+def test_a_killed_worker_loses_no_request_that_had_not_started(cluster: Cluster) -> None:
     # Prefill takes 16.5 ms / 0.01 = 1.65 s: none of these has a token when the worker dies.
-    workers = [graph.mocker("--speedup-ratio", "0.01", "--decode-speedup-ratio", "1000") for _ in range(2)]
+    workers = [cluster.mocker("--speedup-ratio", "0.01", "--decode-speedup-ratio", "1000") for _ in range(2)]
     with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(graph.post, CHAT) for _ in range(8)]
-        wait_for(lambda: graph.metric("dynamo_frontend_queued_requests", model="m") == 8, "not all accepted")
+        answers = [pool.submit(cluster.post, CHAT) for _ in range(8)]
+        wait_until(lambda: cluster.metric("dynamo_frontend_queued_requests", model="m") == 8, "not all accepted")
         workers[0].send_signal(signal.SIGKILL)
         assert [answer.result().status_code for answer in answers] == [200] * 8
-    assert graph.metric("dynamo_frontend_model_migration_total", model="m") > 0
+    assert cluster.metric("dynamo_frontend_model_migration_total", model="m") > 0
 
 
-def test_a_worker_that_dies_in_the_middle_ends_the_stream_with_an_error(graph: Graph) -> None:
-    worker = graph.mocker(*PACED)
-    client = graph.connect(json.dumps({**CHAT, "max_tokens": 1000, "stream": True}).encode())
+def test_a_worker_that_dies_in_the_middle_ends_the_stream_with_an_error(cluster: Cluster) -> None:
+    worker = cluster.mocker(*PACED)
+    client = cluster.connect(json.dumps({**CHAT, "max_tokens": 1000, "stream": True}).encode())
     received = client.recv(65536)
     worker.send_signal(signal.SIGKILL)
     while b"[DONE]" not in received:
@@ -214,16 +208,17 @@ def test_a_worker_that_dies_in_the_middle_ends_the_stream_with_an_error(graph: G
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
 def test_with_migration_a_stream_outlives_its_worker(tmp_path: Path, sign: signal.Signals) -> None:
-    graph = Graph(tmp_path, "--migration-limit", "3")
-    try:
-        wait_for(lambda: is_live(graph), "the frontend never came up")
-        first = graph.worker("cpu")
+    with Cluster(tmp_path, "--migration-limit", "3") as cluster:
+        wait_until(cluster.is_live, "the frontend never came up")
+        first = cluster.worker("cpu")
         body = {**CHAT, "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
-        whole = graph.post(body).json()
-        client = graph.connect(json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode())
+        whole = cluster.post(body).json()
+        client = cluster.connect(
+            json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+        )
         received = client.recv(4096)
         first.send_signal(signal.SIGSTOP)  # So that it is still in the middle when the other worker is there.
-        graph.worker("cpu")
+        cluster.worker("cpu")
         first.send_signal(signal.SIGCONT)
         first.send_signal(sign)
         while b"[DONE]" not in received:
@@ -235,35 +230,30 @@ def test_with_migration_a_stream_outlives_its_worker(tmp_path: Path, sign: signa
         text = "".join(one["choices"][0]["delta"].get("content") or "" for one in events if one["choices"])
         assert text == whole["choices"][0]["message"]["content"]
         assert events[-1]["usage"]["completion_tokens"] == 1500
-        moves = graph.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request")
+        moves = cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request")
         # A worker that is told to end drains: it may well finish the stream itself.
         assert moves == 1 if sign is signal.SIGKILL else first.wait(15) == 0
-    finally:
-        graph.stop()
 
 
 def test_when_every_worker_is_busy_requests_are_rejected_until_one_is_not(tmp_path: Path) -> None:
-    graph = Graph(tmp_path, "--active-decode-blocks-threshold", "0.01")
-    try:
-        wait_for(lambda: is_live(graph), "the frontend never came up")
-        graph.mocker(*PACED, "--num-gpu-blocks-override", "100")
-        client = graph.connect(json.dumps({**CHAT, "max_tokens": 5000, "stream": True}).encode())
-        wait_for(lambda: graph.post(CHAT).status_code == 529, "never rejected")
-        rejected = graph.post({**CHAT, "stream": True})
+    with Cluster(tmp_path, "--active-decode-blocks-threshold", "0.01") as cluster:
+        wait_until(cluster.is_live, "the frontend never came up")
+        cluster.mocker(*PACED, "--num-gpu-blocks-override", "100")
+        client = cluster.connect(json.dumps({**CHAT, "max_tokens": 5000, "stream": True}).encode())
+        wait_until(lambda: cluster.post(CHAT).status_code == 529, "never rejected")
+        rejected = cluster.post({**CHAT, "stream": True})
         assert rejected.status_code == 529
         assert rejected.headers["retry-after"]
         assert "--active-decode-blocks-threshold" in rejected.json()["error"]["message"]
-        assert graph.metric("dynamo_frontend_model_rejection_total", model="m") >= 2
+        assert cluster.metric("dynamo_frontend_model_rejection_total", model="m") >= 2
         raised = {"model": "m", "active_decode_blocks_threshold": 0.9}
-        assert graph.http.post("/busy_threshold", json=raised).status_code == 200
-        assert graph.http.get("/busy_threshold").json()["thresholds"][0]["active_decode_blocks_threshold"] == 0.9
-        assert graph.post(CHAT).status_code == 200
+        assert cluster.http.post("/busy_threshold", json=raised).status_code == 200
+        assert cluster.http.get("/busy_threshold").json()["thresholds"][0]["active_decode_blocks_threshold"] == 0.9
+        assert cluster.post(CHAT).status_code == 200
         client.close()
-    finally:
-        graph.stop()
 
 
-def test_thresholds_can_be_set_for_known_models_alone(fast: Graph) -> None:
+def test_thresholds_can_be_set_for_known_models_alone(fast: Cluster) -> None:
     unknown = fast.http.post("/busy_threshold", json={"model": "x", "active_prefill_tokens_threshold": 1})
     assert unknown.status_code == 404
     assert unknown.json() == {"error": "Model 'x' not found. Thresholds can only be set for discovered models."}
@@ -274,23 +264,23 @@ def test_thresholds_can_be_set_for_known_models_alone(fast: Graph) -> None:
         assert fast.http.post("/busy_threshold", json=bad).status_code == 400
 
 
-def test_a_model_without_workers_disappears_and_comes_back(graph: Graph) -> None:
-    first = graph.mocker(*PACED)
+def test_a_model_without_workers_disappears_and_comes_back(cluster: Cluster) -> None:
+    first = cluster.mocker(*PACED)
     first.terminate()
     first.wait(15)
-    wait_for(lambda: graph.post(CHAT).status_code == 404, "the model stayed")
-    graph.mocker(*PACED)
-    assert graph.post(CHAT).status_code == 200
+    wait_until(lambda: cluster.post(CHAT).status_code == 404, "the model stayed")
+    cluster.mocker(*PACED)
+    assert cluster.post(CHAT).status_code == 200
 
 
-def test_a_drain_lets_requests_end_and_refuses_new_ones(graph: Graph) -> None:
-    graph.mocker(*PACED)
+def test_a_drain_lets_requests_end_and_refuses_new_ones(cluster: Cluster) -> None:
+    cluster.mocker(*PACED)
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(graph.post, {**CHAT, "max_tokens": 100})
-        wait_for(lambda: graph.metric("dynamo_frontend_inflight_requests", model="m") == 1, "never accepted")
-        graph.frontend.terminate()
+        answer = pool.submit(cluster.post, {**CHAT, "max_tokens": 100})
+        wait_until(lambda: cluster.metric("dynamo_frontend_inflight_requests", model="m") == 1, "never accepted")
+        cluster.frontend.terminate()
         assert answer.result().status_code == 200
-    assert graph.frontend.wait(15) == 0
+    assert cluster.frontend.wait(15) == 0
 
 
 def test_a_taken_port_is_one_line(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ import httpx
 import openai
 import pytest
 from tests.certificates import Certificates
-from tests.integration.graph import DEADLINE_S, Graph, is_live, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -38,7 +39,7 @@ models = ["other"]
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A frontend with keys, short times and small limits."""
     folder = tmp_path_factory.mktemp("guarded")
     keys = folder / "keys.toml"
@@ -51,15 +52,15 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
         "DYN_HTTP_MAX_REQUESTS_PER_CONNECTION": "1000",
     }
     with patched(settings):
-        graph = Graph(
+        cluster = Cluster(
             folder, "--api-keys-file", str(keys), "--cors-origins", "https://chat.example.org", "--enable-anthropic-api"
         )
     try:
-        graph.http.headers["authorization"] = f"Bearer {KEY}"
-        graph.mocker("--speedup-ratio", "0", "--max-model-len", "16384")
-        yield graph
+        cluster.http.headers["authorization"] = f"Bearer {KEY}"
+        cluster.mocker("--speedup-ratio", "0", "--max-model-len", "16384")
+        yield cluster
     finally:
-        graph.stop()
+        cluster.stop()
 
 
 @contextlib.contextmanager
@@ -70,13 +71,13 @@ def patched(variables: dict[str, str]) -> Iterator[None]:
         yield
 
 
-def connect(graph: Graph) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", graph.port), timeout=DEADLINE_S)
+def connect(cluster: Cluster) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", cluster.port), timeout=DEADLINE_S)
 
 
-def answer_to(graph: Graph, data: bytes) -> bytes:
+def answer_to(cluster: Cluster, data: bytes) -> bytes:
     """Everything that comes back until the frontend closes the connection."""
-    with connect(graph) as client:
+    with connect(cluster) as client:
         with contextlib.suppress(OSError):
             client.sendall(data)
         return read_all(client)
@@ -90,15 +91,15 @@ def read_all(client: socket.socket) -> bytes:
     return received
 
 
-def openai_client(graph: Graph, key: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{graph.port}/v1", api_key=key, max_retries=0, timeout=DEADLINE_S)
+def openai_client(cluster: Cluster, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{cluster.port}/v1", api_key=key, max_retries=0, timeout=DEADLINE_S)
 
 
 def ask(client: openai.OpenAI) -> Any:
     return client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], max_tokens=2)
 
 
-def test_the_openai_client_is_let_in_with_its_key_and_told_what_is_wrong_without(guarded: Graph) -> None:
+def test_the_openai_client_is_let_in_with_its_key_and_told_what_is_wrong_without(guarded: Cluster) -> None:
     assert ask(openai_client(guarded, KEY)).usage.completion_tokens == 2
     with pytest.raises(openai.AuthenticationError) as wrong:
         ask(openai_client(guarded, "sk-nobodys"))
@@ -111,7 +112,7 @@ def test_the_openai_client_is_let_in_with_its_key_and_told_what_is_wrong_without
     assert int(limited.value.response.headers["retry-after"]) > 0
 
 
-def test_the_anthropic_client_is_told_in_its_own_words(guarded: Graph) -> None:
+def test_the_anthropic_client_is_told_in_its_own_words(guarded: Cluster) -> None:
     client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{guarded.port}", api_key=KEY, max_retries=0)
     said = client.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
     assert said.usage.output_tokens == 2
@@ -120,7 +121,7 @@ def test_the_anthropic_client_is_told_in_its_own_words(guarded: Graph) -> None:
         stranger.messages.create(model="m", max_tokens=2, messages=[{"role": "user", "content": "hi"}])
 
 
-def test_probes_and_scrapers_need_no_key_and_see_callers_by_name(guarded: Graph) -> None:
+def test_probes_and_scrapers_need_no_key_and_see_callers_by_name(guarded: Cluster) -> None:
     with httpx.Client(base_url=guarded.http.base_url, timeout=DEADLINE_S) as nobody:
         for path in ("/health", "/live", "/metrics", "/openapi.json", "/docs"):
             assert nobody.get(path).status_code == 200, path
@@ -131,7 +132,7 @@ def test_probes_and_scrapers_need_no_key_and_see_callers_by_name(guarded: Graph)
     assert KEY.encode() not in log and LIMITED.encode() not in log
 
 
-def test_a_web_page_of_an_allowed_origin_may_call(guarded: Graph) -> None:
+def test_a_web_page_of_an_allowed_origin_may_call(guarded: Cluster) -> None:
     origin = {"origin": "https://chat.example.org", "access-control-request-method": "POST"}
     asked = guarded.http.options("/v1/chat/completions", headers=origin)
     assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (204, origin["origin"])
@@ -146,11 +147,11 @@ def test_a_web_page_of_an_allowed_origin_may_call(guarded: Graph) -> None:
     [b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n", b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-secret-key-1\r\ncontent-length: 10\r\n\r\n{"],
     ids=["headers", "body"],
 )  # fmt: skip
-def test_a_request_that_never_arrives_whole_is_ended(guarded: Graph, begun: bytes) -> None:
+def test_a_request_that_never_arrives_whole_is_ended(guarded: Cluster, begun: bytes) -> None:
     assert answer_to(guarded, begun).startswith(b"HTTP/1.1 408 ")
 
 
-def test_headers_and_bodies_over_the_limit_are_refused(guarded: Graph) -> None:
+def test_headers_and_bodies_over_the_limit_are_refused(guarded: Cluster) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
     assert answer_to(guarded, head + b"x-long: " + b"a" * 20_000).startswith(b"HTTP/1.1 431 ")
     key = b"authorization: Bearer " + KEY.encode() + b"\r\n"
@@ -159,7 +160,7 @@ def test_headers_and_bodies_over_the_limit_are_refused(guarded: Graph) -> None:
     assert big.status_code == 413
 
 
-def test_a_client_that_does_not_read_is_cut_off_and_counted(guarded: Graph) -> None:
+def test_a_client_that_does_not_read_is_cut_off_and_counted(guarded: Cluster) -> None:
     before = guarded.metric("dynamo_frontend_http_slow_readers_total")
     body = json.dumps({**CHAT, "max_tokens": 8000, "stream": True, "stream_options": {"include_usage": True}}).encode()
     with connect(guarded) as client:
@@ -169,11 +170,11 @@ def test_a_client_that_does_not_read_is_cut_off_and_counted(guarded: Graph) -> N
         )
         for _ in range(8):
             client.sendall(head % (KEY.encode(), len(body)) + body)
-        wait_for(lambda: guarded.metric("dynamo_frontend_http_slow_readers_total") > before, "it was never cut off")
-    wait_for(lambda: guarded.metric("dynamo_frontend_active_requests") == 0, "its request never ended")
+        wait_until(lambda: guarded.metric("dynamo_frontend_http_slow_readers_total") > before, "it was never cut off")
+    wait_until(lambda: guarded.metric("dynamo_frontend_active_requests") == 0, "its request never ended")
 
 
-def test_garbage_leaves_nothing_behind(guarded: Graph) -> None:
+def test_garbage_leaves_nothing_behind(guarded: Cluster) -> None:
     """Whatever comes over a socket: an answer or a closed connection, and afterwards as many descriptors as before."""
     descriptors = Path(f"/proc/{guarded.frontend.pid}/fd")
     whole = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
@@ -194,13 +195,13 @@ def test_garbage_leaves_nothing_behind(guarded: Graph) -> None:
             client.settimeout(0.05)
             client.recv(65536)
     assert guarded.post(CHAT).status_code == 200
-    wait_for(lambda: len(os.listdir(descriptors)) <= before + 2, "descriptors were left open")
-    wait_for(lambda: guarded.metric("dynamo_frontend_active_requests") == 0, "a request was left open")
+    wait_until(lambda: len(os.listdir(descriptors)) <= before + 2, "descriptors were left open")
+    wait_until(lambda: guarded.metric("dynamo_frontend_active_requests") == 0, "a request was left open")
     log = (guarded.folder / "frontend0.log").read_text()
     assert "Traceback" not in log
 
 
-def test_pipelined_requests_are_answered_in_their_order(guarded: Graph) -> None:
+def test_pipelined_requests_are_answered_in_their_order(guarded: Cluster) -> None:
     head = b"GET /v1/models/%b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer " + KEY.encode() + b"\r\n%b\r\n"
     data = b"".join(
         head % (name, b"connection: close\r\n" if name == b"c" else b"") for name in (b"m", b"b", b"m", b"c")
@@ -215,93 +216,92 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Graph]:
+def secured(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Cluster]:
     """A frontend that demands certificates of its clients."""
-    graph = Graph(
+    cluster = Cluster(
         tmp_path_factory.mktemp("secured"), "--tls-cert-path", certificates.cert, "--tls-key-path", certificates.key,
         "--tls-client-ca-cert-path", certificates.ca,
     )  # fmt: skip
-    graph.http.close()
-    graph.http = https(graph, certificates, certificates.client_cert, certificates.client_key)
+    cluster.http.close()
+    cluster.http = https(cluster, certificates, certificates.client_cert, certificates.client_key)
     try:
-        wait_for(lambda: is_live(graph), "the frontend never answered")
-        yield graph
+        wait_until(cluster.is_live, "the frontend never answered")
+        yield cluster
     finally:
-        graph.stop()
+        cluster.stop()
 
 
-def https(graph: Graph, certificates: Certificates, *client: str, ca: str = "") -> httpx.Client:
+def https(cluster: Cluster, certificates: Certificates, *client: str, ca: str = "") -> httpx.Client:
     context = ssl.create_default_context(cafile=ca or certificates.ca)
     if client:
         context.load_cert_chain(*client)
-    return httpx.Client(base_url=f"https://127.0.0.1:{graph.port}", verify=context, timeout=DEADLINE_S)
+    return httpx.Client(base_url=f"https://127.0.0.1:{cluster.port}", verify=context, timeout=DEADLINE_S)
 
 
-def test_a_client_with_its_certificate_is_served(secured: Graph) -> None:
+def test_a_client_with_its_certificate_is_served(secured: Cluster) -> None:
     assert secured.http.get("/v1/models").json()["data"] == []
 
 
-def test_a_client_without_a_certificate_or_with_a_strangers_is_not(secured: Graph, certificates: Certificates) -> None:
+def test_a_client_without_a_certificate_or_with_a_strangers_is_not(
+    secured: Cluster, certificates: Certificates
+) -> None:
     for client in ((), (certificates.other_cert, certificates.other_key)):
         with https(secured, certificates, *client) as http, pytest.raises(httpx.TransportError):
             http.get("/v1/models")
 
 
-def test_a_server_that_nobody_vouches_for_is_not_trusted(secured: Graph, certificates: Certificates) -> None:
+def test_a_server_that_nobody_vouches_for_is_not_trusted(secured: Cluster, certificates: Certificates) -> None:
     mine = (certificates.client_cert, certificates.client_key)
     with https(secured, certificates, *mine, ca=certificates.other_ca) as http, pytest.raises(httpx.ConnectError):
         http.get("/live")
 
 
-def test_plain_http_on_a_secured_port_gets_nothing(secured: Graph) -> None:
+def test_plain_http_on_a_secured_port_gets_nothing(secured: Cluster) -> None:
     assert b"200 OK" not in answer_to(secured, b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
-    assert is_live(secured)
+    assert secured.is_live()
 
 
 def test_a_certificate_that_is_renewed_is_shown_without_a_restart(tmp_path: Path) -> None:
     files = Certificates(tmp_path / "certificates")
-    graph = Graph(tmp_path, "--tls-cert-path", files.cert, "--tls-key-path", files.key)
-    graph.http.close()
-    graph.http = https(graph, files)
+    cluster = Cluster(tmp_path, "--tls-cert-path", files.cert, "--tls-key-path", files.key)
+    cluster.http.close()
+    cluster.http = https(cluster, files)
     try:
-        wait_for(lambda: is_live(graph), "the frontend never answered")
+        wait_until(cluster.is_live, "the frontend never answered")
         renewed = ssl.PEM_cert_to_DER_cert(Path(files.other_cert).read_text())
         shutil.copy(files.other_key, files.key)
         shutil.copy(files.other_cert, files.cert)
 
         def is_shown() -> bool:
-            return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", graph.port))) == renewed
+            return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", cluster.port))) == renewed
 
-        wait_for(is_shown, "the old certificate is still shown")
+        wait_until(is_shown, "the old certificate is still shown")
     finally:
-        graph.stop()
+        cluster.stop()
 
 
 def test_several_processes_share_a_port_and_one_scrape_sees_all(tmp_path: Path) -> None:
-    graph = Graph(tmp_path, "--http-workers", "2")
-    try:
-        graph.mocker("--speedup-ratio", "0", "--max-model-len", "16384")
-        wait_for(lambda: len(children(graph)) == 2, "there never were two processes")
+    with Cluster(tmp_path, "--http-workers", "2") as cluster:
+        cluster.mocker("--speedup-ratio", "0", "--max-model-len", "16384")
+        wait_until(lambda: len(children(cluster)) == 2, "there never were two processes")
         for _ in range(12):
-            with httpx.Client(base_url=graph.http.base_url, timeout=DEADLINE_S) as fresh:
-                wait_for(
+            with httpx.Client(base_url=cluster.http.base_url, timeout=DEADLINE_S) as fresh:
+                wait_until(
                     lambda http=fresh: http.post("/v1/chat/completions", json=CHAT).status_code == 200, "no answer"
                 )
-        assert graph.metric("dynamo_frontend_requests_total", status="success") == 12
-        victim = children(graph)[0]
+        assert cluster.metric("dynamo_frontend_requests_total", status="success") == 12
+        victim = children(cluster)[0]
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: len(children(graph)) == 2 and victim not in children(graph), "it was not started again")
-        before = children(graph)
-        graph.frontend.terminate()
-        assert graph.frontend.wait(DEADLINE_S) == 0
-        wait_for(lambda: not any(is_there(pid) for pid in before), "a process was left behind")
-    finally:
-        graph.stop()
+        wait_until(lambda: len(children(cluster)) == 2 and victim not in children(cluster), "it was not started again")
+        before = children(cluster)
+        cluster.frontend.terminate()
+        assert cluster.frontend.wait(DEADLINE_S) == 0
+        wait_until(lambda: not any(is_there(pid) for pid in before), "a process was left behind")
 
 
-def children(graph: Graph) -> list[int]:
+def children(cluster: Cluster) -> list[int]:
     listing = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(graph.frontend.pid)], capture_output=True, text=True, check=False
+        ["ps", "-o", "pid=", "--ppid", str(cluster.frontend.pid)], capture_output=True, text=True, check=False
     )
     return [int(word) for word in listing.stdout.split()]
 
@@ -314,7 +314,7 @@ def is_there(pid: int) -> bool:
     return True
 
 
-def test_an_upload_far_over_the_limit_is_answered_readably(guarded: Graph) -> None:
+def test_an_upload_far_over_the_limit_is_answered_readably(guarded: Cluster) -> None:
     for upload in (b"a" * (50 << 20), iter([b"a" * (1 << 20)] * 50)):
         answer = httpx.post(
             f"http://127.0.0.1:{guarded.port}/v1/chat/completions",
@@ -325,7 +325,7 @@ def test_an_upload_far_over_the_limit_is_answered_readably(guarded: Graph) -> No
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "payload_too_large")
 
 
-def test_half_closed_clients_get_their_answers(guarded: Graph) -> None:
+def test_half_closed_clients_get_their_answers(guarded: Cluster) -> None:
     for is_stream in (False, True):
         for version in ("1.0", "1.1"):
             body = json.dumps({**CHAT, "stream": is_stream})

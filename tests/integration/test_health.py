@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.graph import Graph, free_port, wait_for
+from benchmarks.ports import free_port
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Iterator[Graph]:
-    made = Graph(tmp_path)
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
     yield made
     made.stop()
 
@@ -36,26 +38,26 @@ def series(port: int, name: str) -> float:
 
 
 @pytest.mark.parametrize("engine", ["mocker", "cpu"])
-def test_an_idle_worker_is_asked_and_stays_ready(graph: Graph, engine: str) -> None:
+def test_an_idle_worker_is_asked_and_stays_ready(cluster: Cluster, engine: str) -> None:
     port = free_port()
     canary = {"DYN_HEALTH_CHECK_ENABLED": "true", "DYN_CANARY_WAIT_TIME": "0.1"}
-    graph.run(engine, "--model-name", "m", DYN_SYSTEM_PORT=str(port), **canary)
-    wait_for(lambda: ask(port)[0] == 200, "the worker never was ready")
-    wait_for(lambda: series(port, "dynamo_component_requests_total") >= 3, "nobody asked it")
+    cluster.run(engine, "--model-name", "m", DYN_SYSTEM_PORT=str(port), **canary)
+    wait_until(lambda: ask(port)[0] == 200, "the worker never was ready")
+    wait_until(lambda: series(port, "dynamo_component_requests_total") >= 3, "nobody asked it")
     assert series(port, "dynamo_component_errors_total") == 0
     status, body = ask(port)
     assert (status, json.loads(body)["endpoints"]["generate"]) == (200, "ready")
 
 
-def test_a_worker_that_answers_no_more_is_unready(graph: Graph) -> None:
+def test_a_worker_that_answers_no_more_is_unready(cluster: Cluster) -> None:
     port = free_port()
     canary = {
         "DYN_HEALTH_CHECK_ENABLED": "true",
         "DYN_CANARY_WAIT_TIME": "0.3",
         "DYN_HEALTH_CHECK_PAYLOAD": '{"model": "m", "token_ids": []}',  # The mocker refuses an empty prompt.
     }
-    graph.run("mocker", "--model-name", "m", "--speedup-ratio", "0", DYN_SYSTEM_PORT=str(port), **canary)
-    wait_for(lambda: ask(port)[0] == 200, "the worker never was ready")
-    wait_for(lambda: ask(port)[0] == 503, "its health never failed")
+    cluster.run("mocker", "--model-name", "m", "--speedup-ratio", "0", DYN_SYSTEM_PORT=str(port), **canary)
+    wait_until(lambda: ask(port)[0] == 200, "the worker never was ready")
+    wait_until(lambda: ask(port)[0] == 503, "its health never failed")
     assert json.loads(ask(port)[1])["endpoints"]["generate"] == "notready"
     assert ask(port, "/metadata") == (404, "Discovery metadata not available")

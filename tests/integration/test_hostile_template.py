@@ -8,7 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.integration.graph import Graph, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -22,57 +23,54 @@ ANSWER_S = 5.0  # Of a page that takes a millisecond, on a machine that others u
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Iterator[Graph]:
-    graph = Graph(tmp_path)
-    try:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
         for name, source in TEMPLATES.items():
             (tmp_path / f"{name}.jinja").write_text(GO + source + "{% endif %}")
             template = ("--custom-jinja-template", str(tmp_path / f"{name}.jinja"))
-            graph.run("mocker", "--model-name", name, "--namespace", name, *template)
-        graph.run("mocker", "--model-name", "plain", "--namespace", "plain")
-        wait_for(lambda: graph.workers() == 3, "the workers never appeared")
-        wait_for(lambda: len(graph.http.get("/v1/models").json()["data"]) == 3, "the models never appeared")
-        yield graph
-    finally:
-        graph.stop()
+            cluster.run("mocker", "--model-name", name, "--namespace", name, *template)
+        cluster.run("mocker", "--model-name", "plain", "--namespace", "plain")
+        wait_until(lambda: cluster.workers() == 3, "the workers never appeared")
+        wait_until(lambda: len(cluster.http.get("/v1/models").json()["data"]) == 3, "the models never appeared")
+        yield cluster
 
 
-def ask(graph: Graph, model: str, text: str) -> httpx.Response:
+def ask(cluster: Cluster, model: str, text: str) -> httpx.Response:
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 2}
-    return httpx.post(f"http://127.0.0.1:{graph.port}/v1/chat/completions", json=body, timeout=60.0)
+    return httpx.post(f"http://127.0.0.1:{cluster.port}/v1/chat/completions", json=body, timeout=60.0)
 
 
-def test_hostile_template_holds_up_nothing_else(graph: Graph) -> None:
+def test_hostile_template_holds_up_nothing_else(cluster: Cluster) -> None:
     refused: dict[str, httpx.Response] = {}
     threads = [
-        threading.Thread(target=lambda name=name: refused.setdefault(name, ask(graph, name, "go")))  # type: ignore[misc]
+        threading.Thread(target=lambda name=name: refused.setdefault(name, ask(cluster, name, "go")))  # type: ignore[misc]
         for name in TEMPLATES
     ]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         began_s = time.monotonic()
-        assert graph.http.get("/live").status_code == 200
-        assert ask(graph, "plain", "hello").status_code == 200
+        assert cluster.http.get("/live").status_code == 200
+        assert ask(cluster, "plain", "hello").status_code == 200
         assert time.monotonic() - began_s < ANSWER_S
         time.sleep(0.2)
     for name, response in refused.items():
         assert response.status_code == 400, (name, response.text)
         assert "chat template: it " in response.json()["error"]["message"]
-    assert ask(graph, "sorts", "hello").status_code == 200
+    assert ask(cluster, "sorts", "hello").status_code == 200
 
 
 @pytest.mark.parametrize("name", list(TEMPLATES))
-def test_sigterm_ends_the_frontend_while_a_template_computes(graph: Graph, name: str) -> None:
+def test_sigterm_ends_the_frontend_while_a_template_computes(cluster: Cluster, name: str) -> None:
     def try_to_ask() -> None:
         try:
-            ask(graph, name, "go")
+            ask(cluster, name, "go")
         except httpx.HTTPError:
             return
 
     thread = threading.Thread(target=try_to_ask)
     thread.start()
     time.sleep(1.0)
-    graph.frontend.send_signal(signal.SIGTERM)
-    assert graph.frontend.wait(30.0) == 0
+    cluster.frontend.send_signal(signal.SIGTERM)
+    assert cluster.frontend.wait(30.0) == 0
     thread.join(60.0)

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import pytest
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.integration.faults.injection import open_files, resident_mb
-from tests.integration.graph import DEADLINE_S, Graph, wait_for
-from tests.integration.scripted_graph import ScriptedGraph
 
 pytestmark = pytest.mark.integration
 
@@ -87,23 +87,23 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DYN_HTTP_REQUEST_ARRIVAL_TIMEOUT_SECS", str(ARRIVAL_S))
         patch.setenv("DYN_HTTP_BODY_LIMIT_MB", "1")
-        graph = ScriptedGraph(tmp_path_factory.mktemp("fuzz"))
+        cluster = Cluster(tmp_path_factory.mktemp("fuzz"))
     try:
-        graph.scripted()
-        yield graph
+        cluster.scripted_worker()
+        yield cluster
     finally:
-        graph.stop()
+        cluster.stop()
 
 
 @pytest.fixture(autouse=True)
-def still_answers(graph: Graph) -> Iterator[None]:
+def still_answers(cluster: Cluster) -> Iterator[None]:
     """Whatever was done, the next client is served."""
     yield
-    with Client(graph.port) as client:
+    with Client(cluster.port) as client:
         client.send(GOOD)
         status, body = client.answer()
     assert status == 200 and SAID in body
@@ -173,9 +173,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_request_is_refused_once_and_nothing_behind_it_is_read(graph: Graph, name: str) -> None:
+def test_what_is_no_request_is_refused_once_and_nothing_behind_it_is_read(cluster: Cluster, name: str) -> None:
     status, data = REFUSED[name]
-    with Client(graph.port) as client:
+    with Client(cluster.port) as client:
         try:
             client.send(data)
             client.send(GOOD)  # To a server that is fooled about where the first one ends, this is a second request.
@@ -209,16 +209,16 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_what_is_unusual_but_right_is_answered_and_the_connection_goes_on(graph: Graph, name: str) -> None:
-    with Client(graph.port) as client:
+def test_what_is_unusual_but_right_is_answered_and_the_connection_goes_on(cluster: Cluster, name: str) -> None:
+    with Client(cluster.port) as client:
         for _ in range(2):
             client.send(UNUSUAL[name])
             status, body = client.answer()
             assert status == 200 and SAID in body
 
 
-def test_a_trailer_is_no_header(graph: Graph) -> None:
-    with Client(graph.port) as client:
+def test_a_trailer_is_no_header(cluster: Cluster) -> None:
+    with Client(cluster.port) as client:
         client.send(chunked(CHUNKS[:-2] + b"x-dynamo-worker-instance-id: 1\r\n\r\n"))
         assert client.answer()[0] == 200, "a worker that is not there was chosen"
         client.send(request(b"x-dynamo-worker-instance-id: 1", CHUNKED, body=CHUNKS))
@@ -226,23 +226,23 @@ def test_a_trailer_is_no_header(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("line", [b"POST " + PATH + b" HTTP/1.0", b"POST " + PATH + b" HTTP/1.1"])
-def test_a_client_that_wants_one_answer_gets_one_and_an_end(graph: Graph, line: bytes) -> None:
-    with Client(graph.port) as client:
+def test_a_client_that_wants_one_answer_gets_one_and_an_end(cluster: Cluster, line: bytes) -> None:
+    with Client(cluster.port) as client:
         client.send(request(b"connection: close", LENGTH, line=line))
         status, body = client.answer()
         assert status == 200 and SAID in body
         assert client.rest() == b""
 
 
-def test_a_client_that_asks_first_is_told_to_go_on(graph: Graph) -> None:
-    with Client(graph.port) as client:
+def test_a_client_that_asks_first_is_told_to_go_on(cluster: Cluster) -> None:
+    with Client(cluster.port) as client:
         client.send(request(b"expect: 100-continue", LENGTH, body=b""))
         assert client.answer() == (100, b"")
         client.send(BODY)
         assert client.answer()[0] == 200
 
 
-def test_requests_in_one_packet_are_answered_in_their_order(graph: Graph) -> None:
+def test_requests_in_one_packet_are_answered_in_their_order(cluster: Cluster) -> None:
     bad = b'{"model": "m"}'
     requests = [
         GOOD,
@@ -252,14 +252,14 @@ def test_requests_in_one_packet_are_answered_in_their_order(graph: Graph) -> Non
         request(body=b"", line=b"GET /nowhere HTTP/1.1"),
         GOOD,
     ]
-    with Client(graph.port) as client:
+    with Client(cluster.port) as client:
         client.send(b"".join(requests))
         assert [client.answer()[0] for _ in requests] == [200, 200, 400, 200, 404, 200]
 
 
 @pytest.mark.parametrize("data", [GOOD, chunked(CHUNKS[:-2] + b"x-a: b\r\n\r\n")], ids=["plain", "chunked"])
-def test_a_request_may_be_cut_at_every_byte(graph: Graph, data: bytes) -> None:
-    with Client(graph.port) as client:
+def test_a_request_may_be_cut_at_every_byte(cluster: Cluster, data: bytes) -> None:
+    with Client(cluster.port) as client:
         for place in range(1, len(data)):
             client.send(data[:place])
             time.sleep(0.001)
@@ -283,8 +283,8 @@ SLOW = {
 
 
 @pytest.mark.parametrize("phase", SLOW)
-def test_who_dribbles_is_cut_after_a_while(graph: Graph, phase: str) -> None:
-    with Client(graph.port) as client:
+def test_who_dribbles_is_cut_after_a_while(cluster: Cluster, phase: str) -> None:
+    with Client(cluster.port) as client:
         client.send(SLOW[phase])
         client.socket.settimeout(0.1)
         deadline = time.monotonic() + DEADLINE_S
@@ -302,8 +302,8 @@ def test_who_dribbles_is_cut_after_a_while(graph: Graph, phase: str) -> None:
     assert client.received.startswith((b"HTTP/1.1 408 ", b"HTTP/1.1 400 "))
 
 
-def test_who_closes_one_half_has_left(graph: Graph) -> None:
-    with Client(graph.port) as client:
+def test_who_closes_one_half_has_left(cluster: Cluster) -> None:
+    with Client(cluster.port) as client:
         client.send(GOOD[:-5])
         client.socket.shutdown(socket.SHUT_WR)
         assert client.rest() == b""
@@ -338,26 +338,26 @@ def leave(port: int, number: int) -> None:
         client.socket.close()
 
 
-def test_after_a_storm_of_garbage_nothing_of_it_is_left(graph: Graph) -> None:
+def test_after_a_storm_of_garbage_nothing_of_it_is_left(cluster: Cluster) -> None:
     def storm(first: int, count: int) -> None:
         with ThreadPoolExecutor(16) as pool:
-            for _ in pool.map(lambda number: leave(graph.port, number), range(first, first + count)):
+            for _ in pool.map(lambda number: leave(cluster.port, number), range(first, first + count)):
                 pass
 
-    pid = graph.frontend.pid
+    pid = cluster.frontend.pid
     # This client's connection and the one to the worker are part of the baseline.
-    assert graph.http.get("/live").status_code == 200
-    assert graph.post({"model": "m", "prompt": "a", "max_tokens": 1}, "/v1/completions").status_code == 200
+    assert cluster.http.get("/live").status_code == 200
+    assert cluster.post({"model": "m", "prompt": "a", "max_tokens": 1}, "/v1/completions").status_code == 200
     files = open_files(pid)
     storm(0, STORM)  # After which what is kept for the next one is there.
-    wait_for(lambda: open_files(pid) <= files, "connections are left open")
+    wait_until(lambda: open_files(pid) <= files, "connections are left open")
     before_mb = resident_mb(pid)
     storm(STORM, STORM)
-    wait_for(lambda: open_files(pid) <= files, "connections are left open")
-    wait_for(lambda: graph.metric("dynamo_frontend_inflight_requests") == 0, "requests are left over")
+    wait_until(lambda: open_files(pid) <= files, "connections are left open")
+    wait_until(lambda: cluster.metric("dynamo_frontend_inflight_requests") == 0, "requests are left over")
     grown_mb = resident_mb(pid) - before_mb
     print(f"{STORM} clients: {before_mb:.0f} MB before, {grown_mb:+.1f} MB after")
     assert grown_mb < GROWN_MB_MAX
-    assert graph.frontend.poll() is None
-    log = (graph.folder / "frontend0.log").read_text()
+    assert cluster.frontend.poll() is None
+    log = (cluster.folder / "frontend0.log").read_text()
     assert "Traceback" not in log, log[-3000:]

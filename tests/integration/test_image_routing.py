@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.graph import Graph, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 from tests.vision_model import image, write_model
 
 pytestmark = pytest.mark.integration
@@ -15,17 +16,17 @@ WORDS = " what is this? tell me all about it, word by word"
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Iterator[Graph]:
-    graph = Graph(tmp_path, "--router-mode", "kv")
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, "--router-mode", "kv")
     model = write_model(tmp_path / "model")
     flags = ("--model-path", model, "--block-size", str(BLOCK), "--speedup-ratio", "0")
     for _ in range(2):
-        graph.mocker(*flags)
-    yield graph
-    graph.stop()
+        cluster.mocker(*flags)
+    yield cluster
+    cluster.stop()
 
 
-def show(graph: Graph, width: int, height: int) -> dict[str, Any]:
+def show(cluster: Cluster, width: int, height: int) -> dict[str, Any]:
     """What is told of the way of a prompt that shows such an image."""
     body = {
         "model": "m",
@@ -33,18 +34,18 @@ def show(graph: Graph, width: int, height: int) -> dict[str, Any]:
         "max_tokens": 2,
         "nvext": {"extra_fields": ["routing", "timing"]},
     }
-    answer = graph.post(body)
+    answer = cluster.post(body)
     assert answer.status_code == 200, answer.text
     told = answer.json()
     cached = told["usage"]["prompt_tokens_details"]["cached_tokens"]
     return {**told["nvext"]["routing"], **told["nvext"]["timing"], "cached_tokens": cached}
 
 
-def test_prompts_with_the_same_image_go_to_who_holds_it(graph: Graph) -> None:
-    first = show(graph, 280, 280)
+def test_prompts_with_the_same_image_go_to_who_holds_it(cluster: Cluster) -> None:
+    first = show(cluster, 280, 280)
     assert first["kv_hit_rate"] == 0
-    wait_for(lambda: show(graph, 280, 280)["kv_hit_rate"] > 0.8, "its blocks are not known")
-    again, other = show(graph, 280, 280), show(graph, 280, 308)
+    wait_until(lambda: show(cluster, 280, 280)["kv_hit_rate"] > 0.8, "its blocks are not known")
+    again, other = show(cluster, 280, 280), show(cluster, 280, 308)
     assert again["cached_tokens"] > 100, "it holds the image's tokens too"
     assert other["kv_hit_rate"] == 0, "the text is the same, the image is not"
     assert other["cached_tokens"] < BLOCK

@@ -16,8 +16,10 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from benchmarks.ports import free_port
 from tests.certificates import Certificates
-from tests.integration.graph import DEADLINE_S, Graph, free_port, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.integration.tensor_worker import CONFIG
 from tests.unit.grpc.kserve_house import open_kserve_house
 from tritonclient.utils import InferenceServerException
@@ -31,10 +33,8 @@ from dynamo.runtime.distributed import DistributedRuntime
 
 pytestmark = [pytest.mark.integration, pytest.mark.kserve]
 
-ROOT = Path(__file__).parents[2]
 
-
-class KserveGraph(Graph):
+class KserveCluster(Cluster):
     """A frontend that speaks KServe; its HTTP side is on the metrics' port."""
 
     def __init__(self, folder: Path, *frontend: str) -> None:
@@ -46,41 +46,23 @@ class KserveGraph(Graph):
             argv = (*argv, "--kserve-grpc-server", "--http-port", str(self.grpc_port), "--grpc-metrics-port", str(self.port))  # fmt: skip
         return super().run(module, *argv, **variables)
 
-    def tensors(self) -> None:
-        before = self.workers()
-        variables = {
-            "DYN_TCP_RPC_HOST": "127.0.0.1",
-            "DYN_EVENT_PLANE_HOST": "127.0.0.1",
-            "DYN_FILE_KV": str(self.folder / "kv"),
-        }
-        with open(self.folder / "tensors.log", "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.integration.tensor_worker"],
-                stdout=log, stderr=log, env={**os.environ, **variables}, cwd=ROOT,
-            )  # fmt: skip
-        self.processes.append(process)
-        wait_for(lambda: self.workers() > before, "the worker of tensors never appeared")
-
     def said(self, word: str) -> bool:
         return word in (self.folder / "tensors.log").read_text().split()
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KserveGraph]:
-    graph = KserveGraph(tmp_path_factory.mktemp("kserve"))
-    try:
-        graph.mocker("--speedup-ratio", "0")
-        graph.tensors()
-        with triton.InferenceServerClient(f"127.0.0.1:{graph.grpc_port}") as client:
-            wait_for(lambda: client.is_model_ready("m") and client.is_model_ready("double"), "no model is ready")
-        yield graph
-    finally:
-        graph.stop()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KserveCluster]:
+    with KserveCluster(tmp_path_factory.mktemp("kserve")) as cluster:
+        cluster.mocker("--speedup-ratio", "0")
+        cluster.tensor_worker()
+        with triton.InferenceServerClient(f"127.0.0.1:{cluster.grpc_port}") as client:
+            wait_until(lambda: client.is_model_ready("m") and client.is_model_ready("double"), "no model is ready")
+        yield cluster
 
 
 @pytest.fixture
-def client(graph: KserveGraph) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(f"127.0.0.1:{graph.grpc_port}") as client:
+def client(cluster: KserveCluster) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(f"127.0.0.1:{cluster.grpc_port}") as client:
         yield client
 
 
@@ -159,48 +141,47 @@ def test_what_is_wrong_has_its_status(client: triton.InferenceServerClient) -> N
     assert isinstance(error, InferenceServerException)
 
 
-def test_a_client_that_leaves_lets_the_worker_stop(graph: KserveGraph, client: triton.InferenceServerClient) -> None:
+def test_a_client_that_leaves_lets_the_worker_stop(
+    cluster: KserveCluster, client: triton.InferenceServerClient
+) -> None:
     heard = threading.Event()
     call = client.async_infer("double", numbers(1), lambda result, error: heard.set(), parameters={"hold": True})
-    wait_for(lambda: graph.said("held"), "the worker was never asked")
+    wait_until(lambda: cluster.said("held"), "the worker was never asked")
     call.cancel()
     assert heard.wait(DEADLINE_S)
-    wait_for(lambda: graph.said("left"), "the worker was never told")
+    wait_until(lambda: cluster.said("left"), "the worker was never told")
 
 
-def test_the_other_port_shows_what_is_counted_and_answers_nothing_else(graph: KserveGraph) -> None:
-    assert graph.metric("dynamo_frontend_requests_total", endpoint="tensor", model="double", status="success") > 0
-    assert [one["id"] for one in graph.http.get("/v1/models").json()["data"]] == ["double", "m", "shout"]
-    assert graph.post({"model": "m", "messages": []}).status_code == 404
+def test_the_other_port_shows_what_is_counted_and_answers_nothing_else(cluster: KserveCluster) -> None:
+    assert cluster.metric("dynamo_frontend_requests_total", endpoint="tensor", model="double", status="success") > 0
+    assert [one["id"] for one in cluster.http.get("/v1/models").json()["data"]] == ["double", "m", "shout"]
+    assert cluster.post({"model": "m", "messages": []}).status_code == 404
 
 
 def test_keys_are_asked_for_and_a_stopped_frontend_ends_cleanly(tmp_path: Path) -> None:
-    graph = KserveGraph(tmp_path, "--api-key", "secret-key")
-    try:
-        graph.http.headers["authorization"] = "Bearer secret-key"
-        graph.mocker("--speedup-ratio", "0")
-        with triton.InferenceServerClient(f"127.0.0.1:{graph.grpc_port}") as client:
+    with KserveCluster(tmp_path, "--api-key", "secret-key") as cluster:
+        cluster.http.headers["authorization"] = "Bearer secret-key"
+        cluster.mocker("--speedup-ratio", "0")
+        with triton.InferenceServerClient(f"127.0.0.1:{cluster.grpc_port}") as client:
             key = {"authorization": "Bearer secret-key"}
-            wait_for(lambda: client.is_server_live() and client.is_model_ready("m", headers=key), "no model is ready")
+            wait_until(lambda: client.is_server_live() and client.is_model_ready("m", headers=key), "no model is ready")
             for headers in ({}, {"authorization": "Bearer other"}):
                 with pytest.raises(InferenceServerException) as raised:
                     client.infer("m", text("hi"), headers=headers)
                 assert raised.value.status() == "StatusCode.UNAUTHENTICATED"
             assert client.infer("m", text("hi"), headers=key, parameters={"max_tokens": 1})
-        graph.frontend.send_signal(signal.SIGTERM)
-        assert graph.frontend.wait(DEADLINE_S) == 0
-    finally:
-        graph.stop()
+        cluster.frontend.send_signal(signal.SIGTERM)
+        assert cluster.frontend.wait(DEADLINE_S) == 0
 
 
-def test_a_port_that_is_taken_is_told(graph: KserveGraph, tmp_path: Path) -> None:
-    argv = ["--kserve-grpc-server", "--http-host", "127.0.0.1", "--http-port", str(graph.grpc_port)]
+def test_a_port_that_is_taken_is_told(cluster: KserveCluster, tmp_path: Path) -> None:
+    argv = ["--kserve-grpc-server", "--http-host", "127.0.0.1", "--http-port", str(cluster.grpc_port)]
     done = subprocess.run(
         [sys.executable, "-m", "dynamo.frontend", *argv, "--grpc-metrics-port", "0", "--discovery-backend", "mem"],
         capture_output=True, text=True, timeout=DEADLINE_S, check=False, env={**os.environ, "DYN_FILE_KV": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 1
-    assert f"--http-port {graph.grpc_port}" in done.stderr.splitlines()[-1]
+    assert f"--http-port {cluster.grpc_port}" in done.stderr.splitlines()[-1]
 
 
 async def test_engines_of_the_same_process_are_served() -> None:
@@ -224,7 +205,7 @@ async def test_engines_of_the_same_process_are_served() -> None:
 
         def ask() -> None:
             with triton.InferenceServerClient(f"127.0.0.1:{service.port}") as client:
-                wait_for(lambda: is_ready(client), "the service never was ready")
+                wait_until(lambda: is_ready(client), "the service never was ready")
                 assert list(client.infer("shout", text("hi")).as_numpy("text_output")) == [b"HI"]
                 assert list(client.infer("echo", numbers(5)).as_numpy("numbers")) == [5]
 
@@ -276,7 +257,7 @@ async def test_run_input_serves_grpc(tmp_path: Path) -> None:
 
     def ask() -> None:
         with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
-            wait_for(lambda: is_ready(client) and client.is_model_ready("m"), "the service never was ready")
+            wait_until(lambda: is_ready(client) and client.is_model_ready("m"), "the service never was ready")
             assert list(client.infer("m", text("hello")).as_numpy("text_output")) == [b"hello"]
         health = httpx.get(f"http://127.0.0.1:{metrics_port}/health", timeout=DEADLINE_S)
         assert health.json()["status"] == "healthy"
@@ -294,11 +275,11 @@ def is_ready(client: triton.InferenceServerClient) -> bool:
         return False
 
 
-def test_typed_contents_are_answered_typed(graph: KserveGraph) -> None:
+def test_typed_contents_are_answered_typed(cluster: KserveCluster) -> None:
     """What Triton's client never sends, but the protocol allows."""
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-    with grpc.insecure_channel(f"127.0.0.1:{graph.grpc_port}") as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         request = service_pb2.ModelInferRequest(model_name="double")
         request.inputs.add(name="numbers", datatype="INT32", shape=[2]).contents.int_contents.extend([4, 5])
         answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=DEADLINE_S)
@@ -306,6 +287,6 @@ def test_typed_contents_are_answered_typed(graph: KserveGraph) -> None:
     assert not answer.raw_output_contents
 
 
-def test_http_is_not_spoken_on_the_port_of_grpc(graph: KserveGraph) -> None:
+def test_http_is_not_spoken_on_the_port_of_grpc(cluster: KserveCluster) -> None:
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"http://127.0.0.1:{graph.grpc_port}/health", timeout=DEADLINE_S)
+        httpx.get(f"http://127.0.0.1:{cluster.grpc_port}/health", timeout=DEADLINE_S)

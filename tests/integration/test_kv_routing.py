@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.graph import Graph, wait_for
-from tests.nats_server import NatsServer
+from tests.cluster.cluster import Cluster
+from tests.cluster.nats import NatsServer
+from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -25,8 +26,8 @@ worker_selection:
 """
 
 
-class Routed(Graph):
-    """A graph whose frontend routes by what its workers hold."""
+class RoutedCluster(Cluster):
+    """A cluster whose frontend routes by what its workers hold."""
 
     def chat(self, number: int, *, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
         """What is told of the routing of a long prompt of that number, beside the answer."""
@@ -64,7 +65,7 @@ class Routed(Graph):
             before = self.held()
             told = self.chat(number)
             worker, new = told["worker_id"], told["prompt_blocks"] - told["device_blocks"]
-            wait_for(partial(self.has_told, worker, before[worker] + new), "the router never heard of its blocks")
+            wait_until(partial(self.has_told, worker, before[worker] + new), "the router never heard of its blocks")
             found[number] = worker
         return found
 
@@ -85,77 +86,77 @@ class Routed(Graph):
 
 
 @pytest.fixture
-def open_graphs(tmp_path: Path) -> Iterator[list[Routed]]:
-    graphs: list[Routed] = []
-    yield graphs
-    for graph in graphs:
-        graph.close()
+def open_clusters(tmp_path: Path) -> Iterator[list[RoutedCluster]]:
+    clusters: list[RoutedCluster] = []
+    yield clusters
+    for cluster in clusters:
+        cluster.close()
 
 
-def graph_of(
-    graphs: list[Routed], folder: Path, *frontend: str, workers: int = 2, flags: tuple[str, ...] = QUICK
-) -> Routed:
-    graph = Routed(folder, *KV, *frontend)
-    graphs.append(graph)
+def make_cluster(
+    clusters: list[RoutedCluster], folder: Path, *frontend: str, workers: int = 2, flags: tuple[str, ...] = QUICK
+) -> RoutedCluster:
+    cluster = RoutedCluster(folder, *KV, *frontend)
+    clusters.append(cluster)
     for _ in range(workers):
-        graph.mocker(*flags)
-    return graph
+        cluster.mocker(*flags)
+    return cluster
 
 
 def test_prefixes_stay_with_their_holders_and_a_killed_holder_costs_no_answer(
-    open_graphs: list[Routed], tmp_path: Path
+    open_clusters: list[RoutedCluster], tmp_path: Path
 ) -> None:
-    graph = graph_of(open_graphs, tmp_path)
-    holders = graph.holders(range(8))
+    cluster = make_cluster(open_clusters, tmp_path)
+    holders = cluster.holders(range(8))
     assert len(set(holders.values())) == 2, "both have some"
     for number, worker in holders.items():
-        told = graph.chat(number)
+        told = cluster.chat(number)
         assert (told["worker_id"], told["device_blocks"] > 4) == (worker, True)
         assert told["header"].startswith(f"worker={worker}; rank=0; device={told['device_blocks']}; host=0; disk=0; ")
-    last = graph.chat(3)
-    explained = graph.route("explain", last["id"])
+    last = cluster.chat(3)
+    explained = cluster.route("explain", last["id"])
     assert all(f"{worker:x}" in explained or str(worker) in explained for worker in set(holders.values()))
-    state = graph.route("state")
+    state = cluster.route("state")
     assert "m" in state
 
-    victim = graph.processes[1]
+    victim = cluster.processes[1]
     with ThreadPoolExecutor(8) as clients:
-        asked = [clients.submit(graph.chat, number % 8, max_tokens=2) for number in range(40)]
+        asked = [clients.submit(cluster.chat, number % 8, max_tokens=2) for number in range(40)]
         victim.kill()
         victim.wait()
         for answer in asked:
             assert answer.result()["worker_id"] in holders.values()
-    wait_for(lambda: graph.workers() == 1, "the dead worker stayed")
-    survivors = {graph.chat(number)["worker_id"] for number in range(8)}
+    wait_until(lambda: cluster.workers() == 1, "the dead worker stayed")
+    survivors = {cluster.chat(number)["worker_id"] for number in range(8)}
     assert len(survivors) == 1
-    wait_for(lambda: all(graph.knows(number) for number in range(8)), "the prefixes never settled")
+    wait_until(lambda: all(cluster.knows(number) for number in range(8)), "the prefixes never settled")
 
 
-def test_the_turns_of_a_session_stay_together(open_graphs: list[Routed], tmp_path: Path) -> None:
-    graph = graph_of(open_graphs, tmp_path, "--router-session-affinity-ttl-secs", "60")
+def test_the_turns_of_a_session_stay_together(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
+    cluster = make_cluster(open_clusters, tmp_path, "--router-session-affinity-ttl-secs", "60")
     for session in range(4):
         header = {"x-dynamo-session-id": f"s{session}"}
-        workers = {graph.chat(100 * session + turn, headers=header)["worker_id"] for turn in range(5)}
+        workers = {cluster.chat(100 * session + turn, headers=header)["worker_id"] for turn in range(5)}
         assert len(workers) == 1, "the prompts have nothing in common but their session"
 
 
-def test_a_policy_file_decides(open_graphs: list[Routed], tmp_path: Path) -> None:
+def test_a_policy_file_decides(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
-    graph = graph_of(open_graphs, tmp_path, "--router-policy-config", str(policy))
-    holders = graph.holders(range(4))
-    assert {number: graph.chat(number)["worker_id"] for number in holders} == holders
-    assert graph.http.get("/routing/state").json()["routers"][0]["policy"] == "balanced"
+    cluster = make_cluster(open_clusters, tmp_path, "--router-policy-config", str(policy))
+    holders = cluster.holders(range(4))
+    assert {number: cluster.chat(number)["worker_id"] for number in holders} == holders
+    assert cluster.http.get("/routing/state").json()["routers"][0]["policy"] == "balanced"
 
 
-def test_requests_wait_while_all_are_busy_and_are_answered(open_graphs: list[Routed], tmp_path: Path) -> None:
+def test_requests_wait_while_all_are_busy_and_are_answered(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
     slow = ("--block-size", str(BLOCK), "--max-num-seqs", "8", "--max-num-batched-tokens", "64")
-    graph = graph_of(open_graphs, tmp_path, "--router-queue-threshold", "0.5", workers=1, flags=slow)
+    cluster = make_cluster(open_clusters, tmp_path, "--router-queue-threshold", "0.5", workers=1, flags=slow)
     with ThreadPoolExecutor(16) as clients:
-        asked = [clients.submit(graph.chat, 1000 + number) for number in range(16)]
+        asked = [clients.submit(cluster.chat, 1000 + number) for number in range(16)]
 
         def some_wait() -> bool:
-            return bool(graph.http.get("/routing/state").json()["routers"][0]["waiting_requests"] > 0)
+            return bool(cluster.http.get("/routing/state").json()["routers"][0]["waiting_requests"] > 0)
 
         waited = some_wait()
         while not all(one.done() for one in asked):
@@ -164,44 +165,46 @@ def test_requests_wait_while_all_are_busy_and_are_answered(open_graphs: list[Rou
     assert waited, "nobody had to wait"
 
 
-def test_without_events_what_was_sent_is_taken_to_be_held(open_graphs: list[Routed], tmp_path: Path) -> None:
-    graph = graph_of(open_graphs, tmp_path, "--no-router-kv-events")
-    first = {number: graph.chat(number)["worker_id"] for number in range(6)}
-    assert {number: graph.chat(number)["worker_id"] for number in first} == first
-    assert graph.chat(0)["kv_hit_rate"] > 0.9
-    assert graph.http.get("/routing/state").json()["routers"][0]["is_guessing"]
+def test_without_events_what_was_sent_is_taken_to_be_held(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
+    cluster = make_cluster(open_clusters, tmp_path, "--no-router-kv-events")
+    first = {number: cluster.chat(number)["worker_id"] for number in range(6)}
+    assert {number: cluster.chat(number)["worker_id"] for number in first} == first
+    assert cluster.chat(0)["kv_hit_rate"] > 0.9
+    assert cluster.http.get("/routing/state").json()["routers"][0]["is_guessing"]
 
 
-def test_two_frontends_know_of_each_others_requests(open_graphs: list[Routed], tmp_path: Path) -> None:
+def test_two_frontends_know_of_each_others_requests(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
     slow = ("--block-size", str(BLOCK), "--speedup-ratio", "0.05")
-    first = graph_of(open_graphs, tmp_path, "--router-replica-sync", workers=0)
-    second = graph_of(open_graphs, tmp_path, "--router-replica-sync", workers=0)
+    first = make_cluster(open_clusters, tmp_path, "--router-replica-sync", workers=0)
+    second = make_cluster(open_clusters, tmp_path, "--router-replica-sync", workers=0)
     for _ in range(2):
         first.mocker(*slow)
-    wait_for(lambda: second.workers() == 2, "the workers never appeared")
+    wait_until(lambda: second.workers() == 2, "the workers never appeared")
     first.chat(0, max_tokens=1)
     second.chat(1, max_tokens=1)
 
-    def active(graph: Routed) -> int:
-        routers = graph.http.get("/routing/state").json()["routers"]
+    def active(cluster: RoutedCluster) -> int:
+        routers = cluster.http.get("/routing/state").json()["routers"]
         return sum(rank["active_requests"] for rank in routers[0]["ranks"])
 
     with ThreadPoolExecutor(4) as clients:
         asked = [clients.submit(first.chat, 50 + number, max_tokens=40) for number in range(4)]
-        wait_for(lambda: active(second) == 4, "the other router never heard of them")
+        wait_until(lambda: active(second) == 4, "the other router never heard of them")
         for one in asked:
             one.result()
-    wait_for(lambda: active(second) == active(first) == 0, "they never ended")
+    wait_until(lambda: active(second) == active(first) == 0, "they never ended")
 
 
-def test_durable_events_tell_a_new_frontend_what_the_workers_hold(open_graphs: list[Routed], tmp_path: Path) -> None:
+def test_durable_events_tell_a_new_frontend_what_the_workers_hold(
+    open_clusters: list[RoutedCluster], tmp_path: Path
+) -> None:
     with NatsServer(tmp_path, f"jetstream {{ store_dir: {tmp_path / 'js'} }}") as server:
         durable = ("--durable-kv-events",)
 
-        def frontend() -> Routed:
-            graph = Routed(tmp_path, *KV, *durable, "--router-snapshot-threshold", "4")
-            open_graphs.append(graph)
-            return graph
+        def frontend() -> RoutedCluster:
+            cluster = RoutedCluster(tmp_path, *KV, *durable, "--router-snapshot-threshold", "4")
+            open_clusters.append(cluster)
+            return cluster
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("NATS_SERVER", server.url)
@@ -210,24 +213,24 @@ def test_durable_events_tell_a_new_frontend_what_the_workers_hold(open_graphs: l
                 first.mocker(*QUICK, *durable)
             holders = first.holders(range(6))
             log = tmp_path / "frontend0.log"
-            wait_for(lambda: "uploaded" in log.read_text(), "no snapshot was taken")
+            wait_until(lambda: "uploaded" in log.read_text(), "no snapshot was taken")
             first.frontend.terminate()
             assert first.frontend.wait(60) == 0
             second = frontend()
-            wait_for(lambda: second.workers() == 2, "the workers never appeared")
-            wait_for(lambda: second.knows(0), "the new frontend never learnt of the blocks")
+            wait_until(lambda: second.workers() == 2, "the workers never appeared")
+            wait_until(lambda: second.knows(0), "the new frontend never learnt of the blocks")
             assert {number: second.chat(number)["worker_id"] for number in holders} == holders
 
 
 def test_a_session_goes_to_one_worker_through_either_of_two_frontends(
-    open_graphs: list[Routed], tmp_path: Path
+    open_clusters: list[RoutedCluster], tmp_path: Path
 ) -> None:
     affinity = ("--router-session-affinity-ttl-secs", "600", "--enable-session-prefix-index")
-    first = graph_of(open_graphs, tmp_path, *affinity, workers=0)
-    second = graph_of(open_graphs, tmp_path, *affinity, workers=0)
+    first = make_cluster(open_clusters, tmp_path, *affinity, workers=0)
+    second = make_cluster(open_clusters, tmp_path, *affinity, workers=0)
     for _ in range(2):
         first.mocker(*QUICK)
-    wait_for(lambda: first.workers() == second.workers() == 2, "the workers never came")
+    wait_until(lambda: first.workers() == second.workers() == 2, "the workers never came")
 
     def is_shared(number: int) -> bool:
         """Whether a new session's turns meet, though their prompts have nothing in common."""
@@ -237,7 +240,7 @@ def test_a_session_goes_to_one_worker_through_either_of_two_frontends(
 
     seen: list[int] = []
     for number in range(3):
-        wait_for(partial(is_shared, number), "the second frontend sent the session elsewhere")
+        wait_until(partial(is_shared, number), "the second frontend sent the session elsewhere")
     (sessions,) = second.http.get("/routing/sessions").json()["models"]
     assert sessions["sessions"] >= 3
     assert len(sessions["shown"][0]["prompts"]) == 6
@@ -245,38 +248,38 @@ def test_a_session_goes_to_one_worker_through_either_of_two_frontends(
 
 
 def test_requests_may_ask_for_a_place(
-    open_graphs: list[Routed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_clusters: list[RoutedCluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_TOPOLOGY_ENABLED", "true")
     monkeypatch.setenv("DYN_KV_TRANSFER_DOMAIN", "zone")
     estimated = ("--router-prefill-load-model", "ais", "--ais-backend", "vllm", "--ais-system", "h200_sxm")
-    graph = graph_of(open_graphs, tmp_path, *estimated, "--ais-model-path", str(tmp_path), workers=0)
+    cluster = make_cluster(open_clusters, tmp_path, *estimated, "--ais-model-path", str(tmp_path), workers=0)
     for zone in ("a", "b"):
         mount = tmp_path / zone
         mount.mkdir()
         (mount / "zone").write_text(zone)
         monkeypatch.setenv("DYN_TOPOLOGY_MOUNT_PATH", str(mount))
-        graph.mocker(*QUICK)
-    wait_for(lambda: graph.workers() == 2, "the workers never came")
+        cluster.mocker(*QUICK)
+    wait_until(lambda: cluster.workers() == 2, "the workers never came")
 
     def place(zone: str, number: int) -> int:
         wanted = {"required_taints": [f"dynamo.topology/zone={zone}"]}
         told = {"extra_fields": ["routing", "timing"], "routing_constraints": wanted}
-        return int(graph.chat(number, nvext=told)["worker_id"])
+        return int(cluster.chat(number, nvext=told)["worker_id"])
 
     found = {zone: {place(zone, number) for number in range(4)} for zone in ("a", "b")}
     assert len(found["a"]) == len(found["b"]) == 1
     assert found["a"] != found["b"]
 
 
-def test_a_frontend_may_ask_another_one_what_workers_hold(open_graphs: list[Routed], tmp_path: Path) -> None:
-    telling = graph_of(open_graphs, tmp_path, "--serve-indexer")
-    asking = graph_of(open_graphs, tmp_path, "--use-remote-indexer", workers=0)
-    wait_for(lambda: asking.workers() == 2, "the workers never came")
+def test_a_frontend_may_ask_another_one_what_workers_hold(open_clusters: list[RoutedCluster], tmp_path: Path) -> None:
+    telling = make_cluster(open_clusters, tmp_path, "--serve-indexer")
+    asking = make_cluster(open_clusters, tmp_path, "--use-remote-indexer", workers=0)
+    wait_until(lambda: asking.workers() == 2, "the workers never came")
     holders = telling.holders(range(6))
 
     def agrees() -> bool:
         found = {number: asking.chat(number) for number in holders}
         return all(told["worker_id"] == holders[number] and told["device_blocks"] for number, told in found.items())
 
-    wait_for(agrees, "the other frontend never heard of the blocks")
+    wait_until(agrees, "the other frontend never heard of the blocks")

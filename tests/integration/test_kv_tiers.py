@@ -9,26 +9,26 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.integration.graph import DEADLINE_S, Graph, free_port, wait_for
+from benchmarks.ports import free_port
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import DEADLINE_S, wait_until
+from tests.cluster.worker import WorkerProcess
 
 pytestmark = pytest.mark.integration
 
 PROMPT = " ".join(f"worker {number} holds block {number * 7}" for number in range(16))
 
 
-class Tiered(Graph):
+class PeeringCluster(Cluster):
     """Two workers of the bundled model that lend each other their blocks."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "--router-mode", "kv")
-        self.ports = [free_port(), free_port()]
-        for count, port in enumerate(self.ports, 1):
-            self.run(
-                "cpu", "--model-name", "m",
-                DYN_SYSTEM_PORT=str(port), DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS="512", DYN_KVBM_PEERS="true",
-                DYN_KVBM_PEER_HOST="127.0.0.1", DYN_KVBM_ONBOARD_TIMEOUT_SECS=str(DEADLINE_S),
-            )  # fmt: skip
-            wait_for(lambda count=count: self.workers() == count, "the worker never appeared")  # type: ignore[misc]
+        variables = {
+            "DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS": "512", "DYN_KVBM_PEERS": "true",
+            "DYN_KVBM_PEER_HOST": "127.0.0.1", "DYN_KVBM_ONBOARD_TIMEOUT_SECS": str(DEADLINE_S),
+        }  # fmt: skip
+        self.members = [WorkerProcess(self, module="cpu", **variables) for _ in range(2)]
 
     def chat(self, worker: int | None = None) -> tuple[str, dict[str, Any], int]:
         """The answer, what is told of its routing, and how many tokens of the prompt were not computed."""
@@ -55,37 +55,28 @@ class Tiered(Graph):
 
     def of_workers(self, name: str) -> float:
         """The sum over both workers."""
-        total = 0.0
-        for port in self.ports:
-            text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S).text
-            found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
-            assert found is not None, text[:2000]
-            total += float(found[1])
-        return total
+        return sum(member.metric(name) for member in self.members)
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Iterator[Tiered]:
-    graph = Tiered(tmp_path)
-    try:
-        yield graph
-    finally:
-        graph.stop()
+def cluster(tmp_path: Path) -> Iterator[PeeringCluster]:
+    with PeeringCluster(tmp_path) as cluster:
+        yield cluster
 
 
-def test_a_prompt_that_another_worker_has_is_copied_from_there(graph: Tiered) -> None:
-    first, routing, _ = graph.chat()
+def test_a_prompt_that_another_worker_has_is_copied_from_there(cluster: PeeringCluster) -> None:
+    first, routing, _ = cluster.chat()
     holder, blocks = routing["worker_id"], routing["prompt_blocks"]
     assert blocks >= 5
-    wait_for(lambda: graph.held().get(holder, 0) >= blocks, "the router never heard of the blocks")
-    other = next(worker for worker in graph.held() if worker != holder)
-    answer, routing, cached = graph.chat(other)
+    wait_until(lambda: cluster.held().get(holder, 0) >= blocks, "the router never heard of the blocks")
+    other = next(worker for worker in cluster.held() if worker != holder)
+    answer, routing, cached = cluster.chat(other)
     assert routing["worker_id"] == other
     assert answer == first
     assert cached >= (blocks - 1) * 16
-    assert graph.of_workers("kvbm_onboard_blocks_p2d") >= blocks - 1
-    assert graph.of_workers("kvbm_peer_failures") == 0
-    status = httpx.post(f"http://127.0.0.1:{graph.ports[0]}/engine/kvbm", json={}, timeout=DEADLINE_S)
+    assert cluster.of_workers("kvbm_onboard_blocks_p2d") >= blocks - 1
+    assert cluster.of_workers("kvbm_peer_failures") == 0
+    status = cluster.members[0].request("POST", "/engine/kvbm", {})
     assert status.json()["tiers"]["host"]["stored"] >= blocks - 1
 
 
@@ -94,20 +85,17 @@ CACHE_BLOCKS = 64
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Graph]:
-    graph = Graph(tmp_path, "--router-mode", "kv")
-    try:
-        yield graph
-    finally:
-        graph.stop()
+def alone(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, "--router-mode", "kv") as cluster:
+        yield cluster
 
 
-def test_a_frontend_that_joins_late_knows_what_workers_have_in_their_hosts(alone: Graph) -> None:
+def test_a_frontend_that_joins_late_knows_what_workers_have_in_their_hosts(alone: Cluster) -> None:
     alone.run(
         "cpu", "--model-name", "m", "--kv-cache-blocks", str(CACHE_BLOCKS), "--threads", "1",
         DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS="512",
     )  # fmt: skip
-    wait_for(lambda: alone.workers() == 1, "the worker never appeared")
+    wait_until(lambda: alone.workers() == 1, "the worker never appeared")
 
     def ask(http: httpx.Client, prompt: str) -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": prompt}], "max_tokens": 2, "temperature": 0}
@@ -123,11 +111,11 @@ def test_a_frontend_that_joins_late_knows_what_workers_have_in_their_hosts(alone
 
     for prompt in LONG:
         ask(alone.http, prompt)
-    wait_for(lambda: held(alone.http) > CACHE_BLOCKS, "the router heard of no block below the device")
+    wait_until(lambda: held(alone.http) > CACHE_BLOCKS, "the router heard of no block below the device")
     port = free_port()
     alone.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(port), "--router-mode", "kv")
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as late:
-        wait_for(lambda: held(late) >= held(alone.http), "the late router was not told of all tiers")
+        wait_until(lambda: held(late) >= held(alone.http), "the late router was not told of all tiers")
         ask(late, LONG[0])
     command = [sys.executable, "-m", "dynamo.cli", "route", "explain", "--url", f"http://127.0.0.1:{port}"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from subprocess import Popen
 
-import httpx
 import pytest
-from tests.integration.graph import DEADLINE_S, Graph, free_port, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import DEADLINE_S, wait_until
+from tests.cluster.worker import WorkerProcess
 
 from dynamo.kvbm.physical.layout import PAGE_BYTES
 
@@ -21,25 +21,17 @@ SMALL = ("--kv-cache-blocks", "64", "--threads", "1")
 PATIENT = {"DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS": "64", "DYN_KVBM_ONBOARD_TIMEOUT_SECS": str(DEADLINE_S)}
 
 
-class Stand(Graph):
+class TieredCluster(Cluster):
     """A frontend, and workers that come and go."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.ports: dict[Popen[bytes], int] = {}
+    def tiered(self, **variables: str) -> WorkerProcess:
+        return WorkerProcess(self, *SMALL, module="cpu", **PATIENT, **variables)
 
-    def tiered(self, **variables: str) -> "Popen[bytes]":
-        before, port = self.workers(), free_port()
-        worker = self.run("cpu", "--model-name", "m", *SMALL, DYN_SYSTEM_PORT=str(port), **PATIENT, **variables)
-        self.ports[worker] = port
-        wait_for(lambda: self.workers() > before, "the worker never appeared")
-        return worker
-
-    def kill(self, worker: "Popen[bytes]") -> None:
-        worker.kill()
-        worker.wait()
-        wait_for(lambda: self.workers() == len(self.ports) - 1, "the frontend never noticed")
-        del self.ports[worker]
+    def kill(self, worker: WorkerProcess) -> None:
+        before = self.workers()
+        worker.process.kill()
+        worker.process.wait()
+        wait_until(lambda: self.workers() == before - 1, "the frontend still lists the killed worker")
 
     def say(self, prompt: str) -> str:
         body = {"model": "m", "messages": [{"role": "user", "content": prompt}], "max_tokens": 8, "temperature": 0}
@@ -48,18 +40,11 @@ class Stand(Graph):
         text: str = answer.json()["choices"][0]["message"]["content"]
         return text
 
-    def metric_of(self, worker: "Popen[bytes]", name: str) -> float:
-        text = httpx.get(f"http://127.0.0.1:{self.ports[worker]}/metrics", timeout=DEADLINE_S).text
-        return float(next(line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")))
-
 
 @pytest.fixture
-def stand(tmp_path: Path) -> Iterator[Stand]:
-    stand = Stand(tmp_path)
-    try:
-        yield stand
-    finally:
-        stand.stop()
+def cluster(tmp_path: Path) -> Iterator[TieredCluster]:
+    with TieredCluster(tmp_path) as cluster:
+        yield cluster
 
 
 def tear(path: Path, places: int) -> int:
@@ -76,25 +61,25 @@ def tear(path: Path, places: int) -> int:
     return torn
 
 
-def test_a_worker_that_was_killed_while_it_wrote_to_disk_finds_what_is_whole(stand: Stand) -> None:
-    place = stand.folder / "disk"
+def test_a_worker_that_was_killed_while_it_wrote_to_disk_finds_what_is_whole(cluster: TieredCluster) -> None:
+    place = cluster.folder / "disk"
     variables = {
         "DYN_KVBM_DISK_CACHE_OVERRIDE_NUM_BLOCKS": "512",
         "DYN_KVBM_DISK_CACHE_DIR": str(place),
         "DYN_KVBM_DISABLE_DISK_OFFLOAD_FILTER": "true",
     }
-    worker = stand.tiered(**variables)
-    answers = [stand.say(PROMPTS[0])]
-    wait_for(lambda: stand.metric_of(worker, "kvbm_offload_blocks_h2d") >= 4, "nothing came to the disk")
-    answers += [stand.say(prompt) for prompt in PROMPTS[1:]]
-    stand.kill(worker)  # Whatever is in its queues is lost, and what it writes just now is half written.
+    worker = cluster.tiered(**variables)
+    answers = [cluster.say(PROMPTS[0])]
+    wait_until(lambda: worker.metric("kvbm_offload_blocks_h2d") >= 4, "nothing came to the disk")
+    answers += [cluster.say(prompt) for prompt in PROMPTS[1:]]
+    cluster.kill(worker)  # Whatever is in its queues is lost, and what it writes just now is half written.
     (file,) = place.iterdir()
     assert tear(file, 2) == 2
-    worker = stand.tiered(**variables)
-    assert [stand.say(prompt) for prompt in PROMPTS] == answers
-    assert stand.metric_of(worker, "kvbm_onboard_blocks_d2d") >= 1
-    assert stand.metric_of(worker, "kvbm_disk_read_failures") >= 1
-    assert [stand.say(prompt) for prompt in PROMPTS] == answers
+    worker = cluster.tiered(**variables)
+    assert [cluster.say(prompt) for prompt in PROMPTS] == answers
+    assert worker.metric("kvbm_onboard_blocks_d2d") >= 1
+    assert worker.metric("kvbm_disk_read_failures") >= 1
+    assert [cluster.say(prompt) for prompt in PROMPTS] == answers
 
 
 class Store(ThreadingHTTPServer):
@@ -160,21 +145,23 @@ def store() -> Iterator[Store]:
         thread.join()
 
 
-def test_workers_share_a_store_in_which_another_one_died_in_the_middle_of_a_put(stand: Stand, store: Store) -> None:
+def test_workers_share_a_store_in_which_another_one_died_in_the_middle_of_a_put(
+    cluster: TieredCluster, store: Store
+) -> None:
     variables = {
         "DYN_KVBM_OBJECT_ENABLED": "true",
         "DYN_KVBM_OBJECT_ENDPOINT": f"http://127.0.0.1:{store.server_port}",
         "DYN_KVBM_OBJECT_BUCKET": "blocks",
         "DYN_KVBM_OBJECT_TIMEOUT_SECS": str(DEADLINE_S),
     }
-    first = stand.tiered(**variables)
-    answers = [stand.say(prompt) for prompt in PROMPTS]
-    wait_for(store.is_half.is_set, "no put was begun")
-    stand.kill(first)
+    first = cluster.tiered(**variables)
+    answers = [cluster.say(prompt) for prompt in PROMPTS]
+    wait_until(store.is_half.is_set, "no put was begun")
+    cluster.kill(first)
     assert len(store.objects) == 6
-    others = [stand.tiered(**variables) for _ in range(2)]
+    others = [cluster.tiered(**variables) for _ in range(2)]
     for _ in range(2):  # Round robin: both of them see prompts that the dead one had begun to store.
-        assert [stand.say(prompt) for prompt in PROMPTS] == answers
-    assert sum(stand.metric_of(one, "kvbm_onboard_blocks_o2d") for one in others) >= 1
-    assert sum(stand.metric_of(one, "kvbm_object_read_failures") for one in others) == 0
-    wait_for(lambda: len(store.objects) > 6, "nothing more was stored")
+        assert [cluster.say(prompt) for prompt in PROMPTS] == answers
+    assert sum(one.metric("kvbm_onboard_blocks_o2d") for one in others) >= 1
+    assert sum(one.metric("kvbm_object_read_failures") for one in others) == 0
+    wait_until(lambda: len(store.objects) > 6, "nothing more was stored")

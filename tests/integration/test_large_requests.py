@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.integration.graph import Graph, free_port, wait_for
+from benchmarks.ports import free_port
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -21,13 +23,10 @@ MB = 1_000_000
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
-    graph = Graph(tmp_path_factory.mktemp("large"), "--enable-anthropic-api")
-    try:
-        graph.mocker("--max-model-len", "8192")
-        yield graph
-    finally:
-        graph.stop()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("large"), "--enable-anthropic-api") as cluster:
+        cluster.mocker("--max-model-len", "8192")
+        yield cluster
 
 
 class Watcher:
@@ -85,21 +84,21 @@ LARGE: dict[str, tuple[str, Any, str]] = {
 }  # fmt: skip
 
 
-def test_large_request_is_refused_and_does_not_delay_tokens(graph: Graph) -> None:
+def test_large_request_is_refused_and_does_not_delay_tokens(cluster: Cluster) -> None:
     """The same tokens through a frontend that gets no large request show how late the machine itself is."""
     quiet_port = free_port()
-    graph.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(quiet_port))
-    wait_for(lambda: has_model(quiet_port), "the second frontend never had the model")
-    watcher, quiet = Watcher(graph.port), Watcher(quiet_port)
+    cluster.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(quiet_port))
+    wait_until(lambda: has_model(quiet_port), "the second frontend never had the model")
+    watcher, quiet = Watcher(cluster.port), Watcher(quiet_port)
     seen: dict[str, tuple[float, float]] = {}
     try:
-        graph.post(chat())
+        cluster.post(chat())
         time.sleep(2.0)
         for name, (path, make, expected) in LARGE.items():
             body = make()
             for one in (watcher, quiet):
                 one.gaps_s()  # Tokens that arrived while the body was made are not counted.
-            refused = graph.post(body, path)
+            refused = cluster.post(body, path)
             assert refused.status_code == 400, (name, refused.status_code, refused.text[:300])
             assert expected in refused.text, (name, refused.text[:300])
             time.sleep(2.0)

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.integration.graph import DEADLINE_S, free_port, wait_for
+from benchmarks.ports import free_port
+from tests.cluster.processes import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -86,26 +87,26 @@ def launched(name: str, tmp_path: Path) -> Iterator[Launched]:
 
 
 def test_a_script_starts_its_graph_and_ends_all_of_it(launched: Launched, name: str) -> None:
-    wait_for(lambda: launched.instances == COMPONENTS[name], f"its workers never came: {launched.log.read_text()}")
+    wait_until(lambda: launched.instances == COMPONENTS[name], f"its workers never came: {launched.log.read_text()}")
     body = {"model": "m", "messages": [{"role": "user", "content": "What is Dynamo?"}], "max_tokens": 8}
     url = f"http://127.0.0.1:{launched.port}/v1/chat/completions"
 
     def is_answered() -> bool:
         return httpx.post(url, json=body, timeout=DEADLINE_S).status_code == 200
 
-    wait_for(is_answered, "the model was never served")
+    wait_until(is_answered, "the model was never served")
     for port in launched.metrics:
-        wait_for(lambda port=port: launched.get(f"http://127.0.0.1:{port}/metrics").status_code == 200, "no metrics")  # type: ignore[misc]
+        wait_until(lambda port=port: launched.get(f"http://127.0.0.1:{port}/metrics").status_code == 200, "no metrics")  # type: ignore[misc]
     (model,) = httpx.get(f"http://127.0.0.1:{launched.port}/v1/models", timeout=DEADLINE_S).json()["data"]
     assert model["id"] == "m"
     assert model.get("context_window", 256) == 256
     assert launched.end() == 143
-    wait_for(lambda: not launched.left, "processes are left")
+    wait_until(lambda: not launched.left, "processes are left")
     assert list(launched.temporary.iterdir()) == []
 
 
 def test_a_flag_that_nobody_knows_ends_the_graph(tmp_path: Path) -> None:
     launched = Launched("agg.sh", tmp_path, "--no-such-flag")
     assert launched.process.wait(DEADLINE_S) == 2
-    wait_for(lambda: not launched.left, "processes are left")
+    wait_until(lambda: not launched.left, "processes are left")
     assert "--no-such-flag" in launched.log.read_text()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.integration.graph import DEADLINE_S, wait_for
+from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.integration.test_engine_adapters import MODEL, ROOT
 from tests.integration.test_launch_cpu import COMPONENTS, Launched
 
@@ -41,22 +41,24 @@ def launch(kind: str, name: str, folder: Path, *flags: str) -> Launched:
 def test_a_script_starts_its_graph_and_ends_all_of_it(kind: str, name: str, tmp_path: Path) -> None:
     launched = launch(kind, name, tmp_path)
     try:
-        wait_for(lambda: launched.instances == COMPONENTS[name], f"its workers never came: {launched.log.read_text()}")
+        wait_until(
+            lambda: launched.instances == COMPONENTS[name], f"its workers never came: {launched.log.read_text()}"
+        )
         body = {"model": "m", "messages": [{"role": "user", "content": "What is Dynamo?"}], "max_tokens": 8}
         url = f"http://127.0.0.1:{launched.port}/v1/chat/completions"
 
         def is_answered() -> bool:
             return httpx.post(url, json=body, timeout=DEADLINE_S).status_code == 200
 
-        wait_for(is_answered, "the model was never served")
+        wait_until(is_answered, "the model was never served")
         for port in launched.metrics:
-            wait_for(
+            wait_until(
                 lambda port=port: launched.get(f"http://127.0.0.1:{port}/metrics").status_code == 200, "no metrics"
             )  # type: ignore[misc]
     finally:
         status = launched.end()
     assert status == 143
-    wait_for(lambda: not launched.left, "processes are left")
+    wait_until(lambda: not launched.left, "processes are left")
     assert list(launched.temporary.iterdir()) == []
 
 
@@ -64,5 +66,5 @@ def test_a_script_starts_its_graph_and_ends_all_of_it(kind: str, name: str, tmp_
 def test_a_flag_that_nobody_knows_ends_the_graph(kind: str, tmp_path: Path) -> None:
     launched = launch(kind, "agg.sh", tmp_path, "--no-such-flag")
     assert launched.process.wait(DEADLINE_S) == 2
-    wait_for(lambda: not launched.left, "processes are left")
+    wait_until(lambda: not launched.left, "processes are left")
     assert "--no-such-flag" in launched.log.read_text()

@@ -8,7 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.integration.graph import DEADLINE_S, Graph, free_port, is_live, wait_for
+from benchmarks.ports import free_port
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.object_server import ObjectServer
 
 pytest.importorskip("torch")
@@ -40,7 +42,7 @@ class System:
         return set(self.http.get("/v1/loras").json()["loras"])
 
 
-class Lora(Graph):
+class LoraCluster(Cluster):
     """A frontend that routes by KV cache, and two workers."""
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +51,7 @@ class Lora(Graph):
         self.store = ObjectServer()
         self.add(DYN_LORA_ENABLED="true", DYN_LORA_PATH=str(folder / "cache"), AWS_ENDPOINT_URL=self.store.url)
         self.add(DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS="256")  # With a tier below its cache.
-        wait_for(lambda: is_live(self) and self.workers() == 2, "a worker is missing")
+        wait_until(lambda: self.is_live() and self.workers() == 2, "a worker is missing")
         self.paths = {
             "tuned": adapters.write(folder / "tuned", *TUNED),
             "other": adapters.write(folder / "other", *OTHER),
@@ -75,12 +77,9 @@ class Lora(Graph):
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lora]:
-    found = Lora(tmp_path_factory.mktemp("lora"))
-    try:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoraCluster]:
+    with LoraCluster(tmp_path_factory.mktemp("lora")) as found:
         yield found
-    finally:
-        found.stop()
 
 
 def prompts() -> list[list[int]]:
@@ -96,14 +95,14 @@ def text(answer: httpx.Response) -> str:
     return found
 
 
-def test_adapters_answer_as_their_merged_weights_in_one_batch_with_the_model(graph: Lora) -> None:
-    for system in graph.systems:
-        for name, path in graph.paths.items():
+def test_adapters_answer_as_their_merged_weights_in_one_batch_with_the_model(cluster: LoraCluster) -> None:
+    for system in cluster.systems:
+        for name, path in cluster.paths.items():
             found = system.load(name, f"file://{path}")
             assert found["status"] == "success", found
         assert system.load("tuned", "file:///nowhere")["status"] == "success", "it is loaded already"
         assert system.loaded() == {"tuned", "other"}
-    wait_for(lambda: graph.models() == {"m", "tuned", "other"}, "an adapter is not listed")
+    wait_until(lambda: cluster.models() == {"m", "tuned", "other"}, "an adapter is not listed")
     models = {"m": adapters.merged(None), "tuned": adapters.merged(*TUNED), "other": adapters.merged(*OTHER)}
     asked = [(name, prompt) for prompt in prompts() for name in models]
     wanted = [adapters.greedily(models[name], prompt, COUNT) for name, prompt in asked]
@@ -113,64 +112,64 @@ def test_adapters_answer_as_their_merged_weights_in_one_batch_with_the_model(gra
         assert len(set(wanted[place : place + len(models)])) == len(models)
     with ThreadPoolExecutor(len(asked)) as pool:
         for _ in range(3):  # Afterwards from the cache, from the tier below it, and all at once.
-            found = list(pool.map(lambda one: text(graph.ask(*one)), asked))
+            found = list(pool.map(lambda one: text(cluster.ask(*one)), asked))
             assert found == wanted
 
 
-def test_a_prompt_is_found_in_the_cache_of_its_own_adapter_alone(graph: Lora) -> None:
+def test_a_prompt_is_found_in_the_cache_of_its_own_adapter_alone(cluster: LoraCluster) -> None:
     prompt = adapters.tokenizer().encode("Some words that nobody has said before, and a few more of them. " * 4)
 
     def cached(model: str) -> int:
-        answer = graph.ask(model, prompt, 1)
+        answer = cluster.ask(model, prompt, 1)
         assert answer.status_code == 200, answer.text
         return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     assert [cached(name) for name in ("m", "tuned", "other")] == [0, 0, 0]
     for name in ("m", "tuned", "other"):
-        wait_for(lambda name=name: cached(name) > 0, "the router never heard of the blocks")  # type: ignore[misc]
+        wait_until(lambda name=name: cached(name) > 0, "the router never heard of the blocks")  # type: ignore[misc]
 
 
-def test_only_workers_that_have_it_are_asked_and_what_is_unloaded_is_gone(graph: Lora) -> None:
-    path = adapters.write(graph.folder / "third", 3, ("down_proj",))
-    assert graph.systems[0].load("third", str(path))["status"] == "success"
-    wait_for(lambda: "third" in graph.models(), "the adapter is not listed")
+def test_only_workers_that_have_it_are_asked_and_what_is_unloaded_is_gone(cluster: LoraCluster) -> None:
+    path = adapters.write(cluster.folder / "third", 3, ("down_proj",))
+    assert cluster.systems[0].load("third", str(path))["status"] == "success"
+    wait_until(lambda: "third" in cluster.models(), "the adapter is not listed")
     want = adapters.greedily(adapters.merged(3, ("down_proj",)), prompts()[0], COUNT)
-    assert {text(graph.ask("third", prompts()[0])) for _ in range(6)} == {want}
-    assert graph.systems[1].unload("third")["status"] == "error"
-    assert graph.systems[0].unload("third")["status"] == "success"
-    wait_for(lambda: "third" not in graph.models(), "the adapter is still listed")
-    assert graph.ask("third", prompts()[0]).status_code == 404
-    refused = graph.systems[0].http.delete("/v1/loras/third")
+    assert {text(cluster.ask("third", prompts()[0])) for _ in range(6)} == {want}
+    assert cluster.systems[1].unload("third")["status"] == "error"
+    assert cluster.systems[0].unload("third")["status"] == "success"
+    wait_until(lambda: "third" not in cluster.models(), "the adapter is still listed")
+    assert cluster.ask("third", prompts()[0]).status_code == 404
+    refused = cluster.systems[0].http.delete("/v1/loras/third")
     assert refused.status_code == 400, "upstream's controller asks again"
 
 
-def test_an_adapter_comes_from_an_object_store_whole_or_not_at_all(graph: Lora) -> None:
-    with graph.store as store:
-        for path in graph.paths["other"].iterdir():
+def test_an_adapter_comes_from_an_object_store_whole_or_not_at_all(cluster: LoraCluster) -> None:
+    with cluster.store as store:
+        for path in cluster.paths["other"].iterdir():
             store.objects[f"/adapters/other/{path.name}"] = path.read_bytes()
         store.cut = 1000
-        torn = graph.systems[0].load("far", "s3://adapters/other")
+        torn = cluster.systems[0].load("far", "s3://adapters/other")
         assert torn["status"] == "error"
         assert "truncated" in torn["message"]
         store.cut = None
-        assert graph.systems[0].load("far", "s3://adapters/other")["status"] == "success"
-        assert "DYN_LORA_ENABLED" in graph.systems[1].load("far", "s3://adapters/other")["message"]
-    wait_for(lambda: "far" in graph.models(), "the adapter is not listed")
-    assert text(graph.ask("far", prompts()[0])) == text(graph.ask("other", prompts()[0]))
-    assert graph.systems[0].unload("far")["status"] == "success"
-    assert graph.systems[0].load("far", "s3://adapters/other")["status"] == "success", "it is kept on disk"
-    assert graph.systems[0].unload("far")["status"] == "success"
+        assert cluster.systems[0].load("far", "s3://adapters/other")["status"] == "success"
+        assert "DYN_LORA_ENABLED" in cluster.systems[1].load("far", "s3://adapters/other")["message"]
+    wait_until(lambda: "far" in cluster.models(), "the adapter is not listed")
+    assert text(cluster.ask("far", prompts()[0])) == text(cluster.ask("other", prompts()[0]))
+    assert cluster.systems[0].unload("far")["status"] == "success"
+    assert cluster.systems[0].load("far", "s3://adapters/other")["status"] == "success", "it is kept on disk"
+    assert cluster.systems[0].unload("far")["status"] == "success"
 
 
-def test_nothing_is_lost_while_adapters_come_and_go(graph: Lora) -> None:
-    want = {name: text(graph.ask(name, prompts()[0])) for name in ("m", "tuned")}
+def test_nothing_is_lost_while_adapters_come_and_go(cluster: LoraCluster) -> None:
+    want = {name: text(cluster.ask(name, prompts()[0])) for name in ("m", "tuned")}
     over = threading.Event()
     wrong: list[str] = []
     asked = [0]
 
     def keep_asking(name: str) -> None:
         while not over.is_set():
-            answer = graph.ask(name, prompts()[0])
+            answer = cluster.ask(name, prompts()[0])
             asked[0] += 1
             if answer.status_code != 200 or answer.json()["choices"][0]["text"] != want[name]:
                 wrong.append(f"{name}: {answer.status_code} {answer.text}")
@@ -179,12 +178,12 @@ def test_nothing_is_lost_while_adapters_come_and_go(graph: Lora) -> None:
         running = [pool.submit(keep_asking, name) for name in ("m", "tuned", "m", "tuned")]
         try:
             for _ in range(3):
-                for system in graph.systems:  # The other one has it meanwhile.
+                for system in cluster.systems:  # The other one has it meanwhile.
                     assert system.unload("tuned")["status"] == "success"
-                    assert system.load("tuned", str(graph.paths["tuned"]))["status"] == "success"
-                    wait_for(lambda system=system: "tuned" in system.loaded(), "it was not loaded")  # type: ignore[misc]
+                    assert system.load("tuned", str(cluster.paths["tuned"]))["status"] == "success"
+                    wait_until(lambda system=system: "tuned" in system.loaded(), "it was not loaded")  # type: ignore[misc]
                     until = asked[0] + 8
-                    wait_for(lambda until=until: asked[0] > until, "the requests stand still")  # type: ignore[misc]
+                    wait_until(lambda until=until: asked[0] > until, "the requests stand still")  # type: ignore[misc]
         finally:
             over.set()
         for one in running:

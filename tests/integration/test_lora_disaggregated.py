@@ -4,7 +4,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.integration.graph import Graph, free_port, is_live, wait_for
+from benchmarks.ports import free_port
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -15,19 +17,19 @@ pytestmark = [pytest.mark.integration, pytest.mark.reference, pytest.mark.filter
 
 
 def test_prefill_and_decode_workers_use_the_same_adapter(tmp_path: Path) -> None:
-    graph = Graph(tmp_path)
+    cluster = Cluster(tmp_path)
     ports = [free_port(), free_port()]
     systems = [System(port) for port in ports]
     try:
         for port, mode in zip(ports, ("prefill", "decode"), strict=True):
-            graph.run("cpu", "--model-name", "m", *FLAGS, "--disaggregation-mode", mode, DYN_SYSTEM_PORT=str(port))
-        wait_for(lambda: is_live(graph) and graph.workers() >= 1, "a worker is missing")
+            cluster.run("cpu", "--model-name", "m", *FLAGS, "--disaggregation-mode", mode, DYN_SYSTEM_PORT=str(port))
+        wait_until(lambda: cluster.is_live() and cluster.workers() >= 1, "a worker is missing")
         path = adapters.write(tmp_path / "tuned", *TUNED)
-        wait_for(lambda: all(_is_ready(one) for one in systems), "a worker is missing")
+        wait_until(lambda: all(_is_ready(one) for one in systems), "a worker is missing")
         for one in systems:
             assert one.load("tuned", str(path))["status"] == "success"
-        wait_for(
-            lambda: "tuned" in {one["id"] for one in graph.http.get("/v1/models").json()["data"]},
+        wait_until(
+            lambda: "tuned" in {one["id"] for one in cluster.http.get("/v1/models").json()["data"]},
             "the adapter is not listed",
         )
         want = adapters.greedily(adapters.merged(*TUNED), prompts()[0], COUNT)
@@ -42,14 +44,14 @@ def test_prefill_and_decode_workers_use_the_same_adapter(tmp_path: Path) -> None
             return sum(float(one.rsplit(" ", 1)[1]) for one in found)
 
         def is_split() -> bool:
-            assert text(graph.post(body, "/v1/completions")) == want
+            assert text(cluster.post(body, "/v1/completions")) == want
             return fetched() > 0
 
-        wait_for(is_split, "no prompt came from the prefill worker")
+        wait_until(is_split, "no prompt came from the prefill worker")
     finally:
         for one in systems:
             one.http.close()
-        graph.stop()
+        cluster.stop()
 
 
 def _is_ready(system: System) -> bool:

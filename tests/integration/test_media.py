@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from tests.integration.graph import Graph, is_live, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 from tests.integration.scripts import running
 from tests.websocket_line import Line
 
@@ -16,21 +17,17 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("media")
-    graph = Graph(folder, "--discovery-backend", "file")
-    try:
-        with running(folder) as scripts:
-            scripts.start("media/worker.py")
-            wait_for(lambda: is_live(graph), "the frontend never came up")
-            wait_for(lambda: len(graph.http.get("/v1/models").json()["data"]) == 4, "the models never appeared")
-            yield graph
-    finally:
-        graph.stop()
+    with Cluster(folder, "--discovery-backend", "file") as cluster, running(folder) as scripts:
+        scripts.start("media/worker.py")
+        wait_until(cluster.is_live, "the frontend never came up")
+        wait_until(lambda: len(cluster.http.get("/v1/models").json()["data"]) == 4, "the models never appeared")
+        yield cluster
 
 
-def test_pictures_are_drawn_and_redrawn(graph: Graph) -> None:
-    client = graph.openai()
+def test_pictures_are_drawn_and_redrawn(cluster: Cluster) -> None:
+    client = cluster.openai()
     drawn = client.images.generate(model="square", prompt="red square", size="8x8", n=2, response_format="b64_json")
     assert drawn.data is not None
     assert len(drawn.data) == 2
@@ -45,8 +42,8 @@ def test_pictures_are_drawn_and_redrawn(graph: Graph) -> None:
         client.images.generate(model="morse", prompt="red")
 
 
-def test_words_are_spoken(graph: Graph) -> None:
-    client = graph.openai()
+def test_words_are_spoken(cluster: Cluster) -> None:
+    client = cluster.openai()
     spoken = client.audio.speech.create(model="morse", voice="any", input="one two three", response_format="wav")
     assert spoken.response.headers["content-type"] == "audio/wav"
     with wave.open(io.BytesIO(spoken.read())) as sound:
@@ -56,20 +53,20 @@ def test_words_are_spoken(graph: Graph) -> None:
     ) as streamed:
         events = [json.loads(line.removeprefix("data: ")) for line in streamed.iter_lines() if line]
     assert [one["type"] for one in events] == ["speech.audio.delta"] * 3 + ["speech.audio.done"]
-    assert graph.metric("dynamo_frontend_requests_total", endpoint="audios", status="success") == 2
+    assert cluster.metric("dynamo_frontend_requests_total", endpoint="audios", status="success") == 2
 
 
-def test_a_film_tells_how_far_it_has_come(graph: Graph) -> None:
-    whole = graph.http.post("/v1/videos", json={"model": "film", "prompt": "x"}).json()
+def test_a_film_tells_how_far_it_has_come(cluster: Cluster) -> None:
+    whole = cluster.http.post("/v1/videos", json={"model": "film", "prompt": "x"}).json()
     assert (whole["status"], whole["data"][0]["url"]) == ("completed", "http://localhost/film.mp4")
-    streamed = graph.http.post("/v1/videos", json={"model": "film", "prompt": "x", "seconds": 2, "stream": True})
+    streamed = cluster.http.post("/v1/videos", json={"model": "film", "prompt": "x", "seconds": 2, "stream": True})
     events = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line]
     assert events.pop() == "[DONE]"
     assert [json.loads(one)["progress"] for one in events] == [0, 50, 100]
 
 
-def test_a_conversation_goes_both_ways(graph: Graph) -> None:
-    line = Line(graph.port, "/v1/realtime")
+def test_a_conversation_goes_both_ways(cluster: Cluster) -> None:
+    line = Line(cluster.port, "/v1/realtime")
     assert line.hear()["type"] == "session.created"
     line.say({"type": "session.update", "session": {"type": "realtime", "model": "parrot"}})
     assert line.hear()["type"] == "session.updated"
@@ -79,14 +76,14 @@ def test_a_conversation_goes_both_ways(graph: Graph) -> None:
     line.say({"type": "input_audio_buffer.commit"})
     assert line.hear() == {"type": "response.done"}
     line.close()
-    wait_for(
-        lambda: graph.metric("dynamo_frontend_requests_total", endpoint="realtime", status="success") == 1,
+    wait_until(
+        lambda: cluster.metric("dynamo_frontend_requests_total", endpoint="realtime", status="success") == 1,
         "the conversation was never closed",
     )
 
 
-def test_every_route_is_described(graph: Graph) -> None:
-    paths = graph.http.get("/openapi.json").json()["paths"]
+def test_every_route_is_described(cluster: Cluster) -> None:
+    paths = cluster.http.get("/openapi.json").json()["paths"]
     for path in (
         "images/generations",
         "images/edits",

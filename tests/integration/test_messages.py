@@ -5,8 +5,8 @@ from typing import Any
 
 import anthropic
 import pytest
-from tests.integration.graph import DEADLINE_S
-from tests.integration.scripted_graph import MODEL, ScriptedGraph, says
+from tests.cluster.cluster import MODEL, Cluster, scripted
+from tests.cluster.processes import DEADLINE_S
 
 pytestmark = pytest.mark.integration
 
@@ -21,15 +21,12 @@ ANSWER = '<think>Two and two. €😀</think>Let me see.<tool_call>\n{"name": "g
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[anthropic.Anthropic]:
-    graph = ScriptedGraph(tmp_path_factory.mktemp("messages"), "--enable-anthropic-api")
-    try:
-        graph.scripted()
+    with Cluster(tmp_path_factory.mktemp("messages"), "--enable-anthropic-api") as cluster:
+        cluster.scripted_worker()
         yield anthropic.Anthropic(
-            base_url=f"http://127.0.0.1:{graph.port}", api_key="none", max_retries=0, timeout=DEADLINE_S,
+            base_url=f"http://127.0.0.1:{cluster.port}", api_key="none", max_retries=0, timeout=DEADLINE_S,
             _strict_response_validation=True,
         )  # fmt: skip
-    finally:
-        graph.stop()
 
 
 def ask(client: anthropic.Anthropic, **fields: Any) -> anthropic.types.Message:
@@ -60,7 +57,7 @@ def test_a_message_is_answered(client: anthropic.Anthropic) -> None:
 def test_the_stream_is_the_whole_message_with_thoughts_text_and_calls(
     client: anthropic.Anthropic, cuts: list[int]
 ) -> None:
-    options: Any = {"max_tokens": 1000, "tools": [WEATHER], "extra_body": says(ANSWER, cuts=cuts)}
+    options: Any = {"max_tokens": 1000, "tools": [WEATHER], "extra_body": scripted(ANSWER, cuts=cuts)}
     whole = ask(client, **options)
     with client.messages.stream(model=MODEL, messages=USER, **options) as stream:
         text = "".join(stream.text_stream)
@@ -75,7 +72,7 @@ def test_the_stream_is_the_whole_message_with_thoughts_text_and_calls(
 
 
 def test_a_call_and_its_result_are_sent_back_as_they_came(client: anthropic.Anthropic) -> None:
-    first = ask(client, tools=[WEATHER], extra_body=says(ANSWER))
+    first = ask(client, tools=[WEATHER], extra_body=scripted(ANSWER))
     call = first.content[-1]
     assert call.type == "tool_use"
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "12 degrees"}]}
@@ -86,7 +83,7 @@ def test_a_call_and_its_result_are_sent_back_as_they_came(client: anthropic.Anth
 
 
 def test_thoughts_that_are_not_to_be_shown_are_not(client: anthropic.Anthropic) -> None:
-    options: Any = {"thinking": {"type": "adaptive", "display": "omitted"}, "extra_body": says(ANSWER)}
+    options: Any = {"thinking": {"type": "adaptive", "display": "omitted"}, "extra_body": scripted(ANSWER)}
     whole = ask(client, **options)
     assert whole.content[0].type == "thinking" and whole.content[0].thinking == ""
     with client.messages.stream(model=MODEL, max_tokens=100, messages=USER, **options) as stream:
@@ -94,13 +91,13 @@ def test_thoughts_that_are_not_to_be_shown_are_not(client: anthropic.Anthropic) 
 
 
 def test_why_it_ended_is_said(client: anthropic.Anthropic) -> None:
-    stopped = ask(client, stop_sequences=["three"], extra_body=says("one two three four"))
+    stopped = ask(client, stop_sequences=["three"], extra_body=scripted("one two three four"))
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "three")
     assert stopped.content[0].to_dict() == {"type": "text", "text": "one two "}
-    cut = ask(client, max_tokens=1, extra_body=says("one two three"))
+    cut = ask(client, max_tokens=1, extra_body=scripted("one two three"))
     assert (cut.stop_reason, cut.stop_sequence) == ("max_tokens", None)
     with client.messages.stream(
-        model=MODEL, max_tokens=50, messages=USER, stop_sequences=["three"], extra_body=says("one two three four")
+        model=MODEL, max_tokens=50, messages=USER, stop_sequences=["three"], extra_body=scripted("one two three four")
     ) as stream:
         assert plain(stream.get_final_message()) == plain(stopped)
 
@@ -128,9 +125,9 @@ def test_a_count_is_what_the_call_is_charged(client: anthropic.Anthropic, fields
 
 def test_what_the_cache_held_is_counted_apart(client: anthropic.Anthropic) -> None:
     counted = client.messages.count_tokens(model=MODEL, messages=USER).input_tokens
-    usage = ask(client, extra_body=says("x", cached=5)).usage
+    usage = ask(client, extra_body=scripted("x", cached=5)).usage
     assert (usage.input_tokens, usage.cache_read_input_tokens) == (counted - 5, 5)
-    with client.messages.stream(model=MODEL, max_tokens=9, messages=USER, extra_body=says("x", cached=5)) as stream:
+    with client.messages.stream(model=MODEL, max_tokens=9, messages=USER, extra_body=scripted("x", cached=5)) as stream:
         assert stream.get_final_message().usage == usage
 
 
@@ -144,8 +141,8 @@ def test_what_the_cache_held_is_counted_apart(client: anthropic.Anthropic) -> No
         ({"extra_body": {"temperature": 3}}, anthropic.BadRequestError, "Temperature"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, anthropic.BadRequestError, "web_search_20250305"),
         ({"messages": [{"role": "user", "content": [{"type": "container_upload", "file_id": "f"}]}]}, anthropic.BadRequestError, "container_upload"),
-        ({"extra_body": says("x", fails_after=0, fails_as="Unknown")}, anthropic.InternalServerError, "Internal server error"),
-        ({"extra_body": says("x", fails_after=0, fails_as="WorkerOverloaded")}, anthropic.OverloadedError, "overloaded_error"),
+        ({"extra_body": scripted("x", fails_after=0, fails_as="Unknown")}, anthropic.InternalServerError, "Internal server error"),
+        ({"extra_body": scripted("x", fails_after=0, fails_as="WorkerOverloaded")}, anthropic.OverloadedError, "overloaded_error"),
     ],
 )  # fmt: skip
 def test_errors_are_raised_as_the_clients_own(client: anthropic.Anthropic, fields: Any, kind: Any, words: str) -> None:
@@ -155,7 +152,7 @@ def test_errors_are_raised_as_the_clients_own(client: anthropic.Anthropic, field
 
 
 def test_a_stream_that_breaks_off_raises_what_broke_it(client: anthropic.Anthropic) -> None:
-    script = says("many words before it ends " * 60, fails_after=200, fails_as="Unknown")
+    script = scripted("many words before it ends " * 60, fails_after=200, fails_as="Unknown")
     stream = client.messages.create(model=MODEL, max_tokens=2000, messages=USER, stream=True, extra_body=script)
     kinds: list[str] = []
     with pytest.raises(anthropic.APIStatusError, match="api_error"):
@@ -186,7 +183,7 @@ def test_a_coding_agents_request_is_answered(client: anthropic.Anthropic) -> Non
         thinking={"type": "enabled", "budget_tokens": 31999},
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         output_config={"effort": "medium"},
-        extra_body=says(ANSWER),
+        extra_body=scripted(ANSWER),
     ) as stream:
         message = stream.get_final_message()
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]

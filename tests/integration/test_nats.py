@@ -11,7 +11,7 @@ from typing import Any
 
 import nkeys
 import pytest
-from tests.nats_server import NatsServer
+from tests.cluster.nats import NatsServer
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.runtime.config import nats_options

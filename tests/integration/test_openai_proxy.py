@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.integration.graph import Graph, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 
 from dynamo.cpu.config import DEMO_MODEL
 
@@ -18,36 +19,36 @@ MESSAGES: Any = [{"role": "user", "content": "What is a worker?"}]
 QUICK = ("--health-interval-s", "0.5", "--load-interval-s", "0.2")
 
 
-class Stand:
+class ProxyClusters:
     """Two servers of the same model, and a frontend that has proxies to them."""
 
     def __init__(self, folder: Any) -> None:
-        self.servers: list[Graph] = []
-        self.front: Graph | None = None
+        self.servers: list[Cluster] = []
+        self.front: Cluster | None = None
         self._folder = folder
         self._clients: dict[int, openai.OpenAI] = {}
 
-    def server(self) -> Graph:
+    def server(self) -> Cluster:
         folder = self._folder / f"server{len(self.servers)}"
         folder.mkdir()
-        made = Graph(folder)
+        made = Cluster(folder)
         self.servers.append(made)
         made.run("cpu", "--model-name", "demo")
         return made
 
-    def frontend(self, *argv: str) -> Graph:
+    def frontend(self, *argv: str) -> Cluster:
         folder = self._folder / "front"
         folder.mkdir()
-        self.front = Graph(folder, *argv)
+        self.front = Cluster(folder, *argv)
         return self.front
 
-    def proxy(self, server: Graph, *argv: str) -> None:
+    def proxy(self, server: Cluster, *argv: str) -> None:
         assert self.front is not None
         self.front.run("openai_proxy", "--url", f"http://127.0.0.1:{server.port}/v1", *QUICK, *argv)
 
-    def client(self, graph: Graph | None = None) -> openai.OpenAI:
+    def client(self, cluster: Cluster | None = None) -> openai.OpenAI:
         """Of the frontend, or of a server."""
-        asked = graph or self.front
+        asked = cluster or self.front
         assert asked is not None
         if asked.port not in self._clients:
             self._clients[asked.port] = asked.openai()
@@ -56,43 +57,40 @@ class Stand:
     def stop(self) -> None:
         for client in self._clients.values():
             client.close()
-        for graph in (self.front, *self.servers):
-            if graph is not None:
-                graph.stop()
+        for cluster in (self.front, *self.servers):
+            if cluster is not None:
+                cluster.stop()
 
     def until(self, is_true: Callable[[], bool], what: str) -> None:
-        """As `wait_for`, with the logs where it waits in vain."""
+        """Poll until the condition is true; the error shows the logs of all clusters."""
         try:
-            wait_for(is_true, what)
+            wait_until(is_true, what)
         except AssertionError as error:
-            logs = (one.read_text(errors="replace")[-2000:] for one in sorted(self._folder.rglob("*.log")))
-            raise AssertionError("\n".join([what, *logs])) from error
+            groups = [self.front, *self.servers]
+            raise AssertionError("\n".join([what, *(one.logs() for one in groups if one is not None)])) from error
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-    made = Stand(tmp_path_factory.mktemp("proxy"))
-    try:
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyClusters]:
+    with ProxyClusters(tmp_path_factory.mktemp("proxy")) as made:
         server, front = made.server(), made.frontend()
         made.proxy(server, "--served-model-name", "text")
         made.proxy(server, "--served-model-name", "tokens", "--model-path", DEMO_MODEL)
         made.until(lambda: listed(front) == {"text", "tokens"}, "the proxies never appeared")
         yield made
-    finally:
-        made.stop()
 
 
-def listed(graph: Graph) -> set[str]:
+def listed(cluster: Cluster) -> set[str]:
     try:
-        return {one["id"] for one in graph.http.get("/v1/models").json()["data"]}
+        return {one["id"] for one in cluster.http.get("/v1/models").json()["data"]}
     except httpx.TransportError:
         return set()
 
 
-def test_greedy_text_is_the_servers_own_both_ways(stand: Stand) -> None:
-    own = stand.client(stand.servers[0]).chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
+def test_greedy_text_is_the_servers_own_both_ways(clusters: ProxyClusters) -> None:
+    own = clusters.client(clusters.servers[0]).chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
     for model in ("text", "tokens"):
-        whole = stand.client().chat.completions.create(model=model, messages=MESSAGES, temperature=0)
+        whole = clusters.client().chat.completions.create(model=model, messages=MESSAGES, temperature=0)
         assert whole.choices[0].message.content == own.choices[0].message.content
         assert whole.choices[0].finish_reason == own.choices[0].finish_reason
         assert whole.model == model
@@ -101,17 +99,17 @@ def test_greedy_text_is_the_servers_own_both_ways(stand: Stand) -> None:
         assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (
             own.usage.prompt_tokens, own.usage.completion_tokens,
         )  # fmt: skip
-        stream = stand.client().chat.completions.create(model=model, messages=MESSAGES, temperature=0, stream=True)
+        stream = clusters.client().chat.completions.create(model=model, messages=MESSAGES, temperature=0, stream=True)
         pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
         assert len(pieces) > 3
         assert "".join(pieces) == own.choices[0].message.content
 
 
 @pytest.mark.parametrize("model", ["text", "tokens"])
-def test_completions_with_options_and_logprobs_pass(stand: Stand, model: str) -> None:
+def test_completions_with_options_and_logprobs_pass(clusters: ProxyClusters, model: str) -> None:
     given: Any = {"prompt": "A worker", "max_tokens": 8, "seed": 3, "temperature": 0.9, "n": 2, "logprobs": 2}
-    own = stand.client(stand.servers[0]).completions.create(model="demo", **given)
-    told = stand.client().completions.create(model=model, **given)
+    own = clusters.client(clusters.servers[0]).completions.create(model="demo", **given)
+    told = clusters.client().completions.create(model=model, **given)
     assert [one.text for one in told.choices] == [one.text for one in own.choices]
     assert [one.finish_reason for one in told.choices] == [one.finish_reason for one in own.choices]
     assert own.choices[0].logprobs is not None
@@ -119,27 +117,27 @@ def test_completions_with_options_and_logprobs_pass(stand: Stand, model: str) ->
     assert told.choices[0].logprobs.token_logprobs == pytest.approx(own.choices[0].logprobs.token_logprobs, abs=1e-4)
 
 
-def test_usage_is_told_in_a_stream_only_where_it_was_asked_for(stand: Stand) -> None:
+def test_usage_is_told_in_a_stream_only_where_it_was_asked_for(clusters: ProxyClusters) -> None:
     for options in ({}, {"stream_options": {"include_usage": True}}):
         for model in ("text", "tokens"):
-            stream = stand.client().chat.completions.create(
+            stream = clusters.client().chat.completions.create(
                 model=model, messages=MESSAGES, max_tokens=4, stream=True, **options
             )
             counts = [chunk.usage.completion_tokens for chunk in stream if chunk.usage is not None]
             assert counts == ([4] if options else [])
 
 
-def test_a_refusal_keeps_its_status_and_its_words(stand: Stand) -> None:
+def test_a_refusal_keeps_its_status_and_its_words(clusters: ProxyClusters) -> None:
     with pytest.raises(openai.BadRequestError, match="emperature") as text:
-        stand.client().chat.completions.create(model="text", messages=MESSAGES, temperature=9)
+        clusters.client().chat.completions.create(model="text", messages=MESSAGES, temperature=9)
     assert text.value.status_code == 400
 
 
-def test_tools_pass_as_the_client_wrote_them(stand: Stand) -> None:
+def test_tools_pass_as_the_client_wrote_them(clusters: ProxyClusters) -> None:
     tool: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     given: Any = {"messages": MESSAGES, "tools": [tool], "tool_choice": "required", "max_tokens": 48, "temperature": 0}
-    own = stand.client(stand.servers[0]).chat.completions.create(model="demo", **given).choices[0]
-    told = stand.client().chat.completions.create(model="text", **given).choices[0]
+    own = clusters.client(clusters.servers[0]).chat.completions.create(model="demo", **given).choices[0]
+    told = clusters.client().chat.completions.create(model="text", **given).choices[0]
     assert told.finish_reason == own.finish_reason
     assert [call.function.name for call in told.message.tool_calls or ()] == [  # type: ignore[union-attr]
         call.function.name
@@ -149,29 +147,28 @@ def test_tools_pass_as_the_client_wrote_them(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("model", ["text", "tokens"])
-def test_a_client_that_leaves_frees_the_server(stand: Stand, model: str) -> None:
-    server = stand.servers[0]
-    assert stand.front is not None
+def test_a_client_that_leaves_frees_the_server(clusters: ProxyClusters, model: str) -> None:
+    server = clusters.servers[0]
+    assert clusters.front is not None
     body = {"model": model, "messages": MESSAGES, "max_tokens": 1900, "stream": True, "ignore_eos": True}
-    with stand.front.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+    with clusters.front.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.status_code == 200, answer.read()
         lines = answer.iter_lines()  # Held: whoever drops it closes the connection.
         next(lines)
-        stand.until(lambda: inflight(server) >= 1, "the request never reached the server")
-    wait_for(lambda: inflight(server) == 0, "the server works on for nobody")
+        clusters.until(lambda: inflight(server) >= 1, "the request never reached the server")
+    wait_until(lambda: inflight(server) == 0, "the server works on for nobody")
 
 
-def inflight(graph: Graph) -> float:
-    return graph.metric("dynamo_frontend_inflight_requests")
+def inflight(cluster: Cluster) -> float:
+    return cluster.metric("dynamo_frontend_inflight_requests")
 
 
 def test_a_server_that_dies_mid_stream_costs_its_client_nothing(tmp_path: Any) -> None:
-    stand = Stand(tmp_path)
-    try:
-        servers, front = [stand.server(), stand.server()], stand.frontend("--migration-limit", "3")
+    with ProxyClusters(tmp_path) as clusters:
+        servers, front = [clusters.server(), clusters.server()], clusters.frontend("--migration-limit", "3")
         for server in servers:
-            stand.proxy(server, "--model-path", DEMO_MODEL, "--served-model-name", "m")
-        stand.until(lambda: front.workers() == 2, "the proxies never appeared")
+            clusters.proxy(server, "--model-path", DEMO_MODEL, "--served-model-name", "m")
+        clusters.until(lambda: front.workers() == 2, "the proxies never appeared")
         body = {
             "model": "m", "messages": MESSAGES, "max_tokens": 300, "stream": True, "temperature": 0,
             "ignore_eos": True, "stream_options": {"include_usage": True},
@@ -188,9 +185,7 @@ def test_a_server_that_dies_mid_stream_costs_its_client_nothing(tmp_path: Any) -
         assert not any("error" in chunk for chunk in chunks), chunks[-1]
         assert said[-2:] == ["data: [DONE]", ""] or said[-1] == "data: [DONE]"
         assert chunks[-1]["usage"]["completion_tokens"] == 300
-        stand.until(lambda: front.workers() == 1, "a proxy whose server is gone is still found")
+        clusters.until(lambda: front.workers() == 1, "a proxy whose server is gone is still found")
         for _ in range(4):
-            found = stand.client().chat.completions.create(model="m", messages=MESSAGES, max_tokens=2)
+            found = clusters.client().chat.completions.create(model="m", messages=MESSAGES, max_tokens=2)
             assert found.choices[0].finish_reason
-    finally:
-        stand.stop()

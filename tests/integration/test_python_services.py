@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from benchmarks.corpus import bench_model
-from tests.integration.graph import free_port
+from benchmarks.ports import free_port
 
 from dynamo.llm import (
     EngineType,

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.integration.graph import DEADLINE_S, Graph
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import DEADLINE_S
 
 from dynamo.replay.main import main
 
@@ -19,17 +20,14 @@ def test_a_load_is_asked_of_a_frontend_and_what_it_wrote_down_is_simulated(
 ) -> None:
     monkeypatch.setenv("DYN_REQUEST_TRACE", "1")
     monkeypatch.setenv("DYN_REQUEST_TRACE_FILE_PATH", str(tmp_path / "trace"))
-    graph = Graph(tmp_path, "--router-mode", "kv")
-    try:
-        graph.mocker("--speedup-ratio", "20", "--block-size", "16")
+    with Cluster(tmp_path, "--router-mode", "kv") as cluster:
+        cluster.mocker("--speedup-ratio", "20", "--block-size", "16")
         report, page = tmp_path / "r.json", tmp_path / "page.html"
-        flags = ["--replay-mode=online", f"--url=http://127.0.0.1:{graph.port}", "--prompt-token-ids=10-200"]
+        flags = ["--replay-mode=online", f"--url=http://127.0.0.1:{cluster.port}", "--prompt-token-ids=10-200"]
         flags += [f"--request-timeout-seconds={DEADLINE_S}", f"--report-json={report}", f"--report-html={page}"]
         assert main([*LOAD, *flags, "--capture-per-request", "--telemetry"]) == 0
-        graph.frontend.terminate()
-        assert graph.frontend.wait(DEADLINE_S) == 0
-    finally:
-        graph.stop()
+        cluster.frontend.terminate()
+        assert cluster.frontend.wait(DEADLINE_S) == 0
     found = json.loads(report.read_bytes())
     assert found["coverage"] == {"requests": 24, "completed": 24, "unfinished": 0}
     assert found["summary"]["total_output_tokens"] == 24 * 12

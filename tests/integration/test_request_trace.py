@@ -7,8 +7,9 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from tests.integration.graph import DEADLINE_S, Graph, wait_for
-from tests.nats_server import NatsServer
+from tests.cluster.cluster import Cluster
+from tests.cluster.nats import NatsServer
+from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.object_server import ObjectServer
 from tests.otlp_collector import Collector, facts_of
 
@@ -20,25 +21,25 @@ pytestmark = pytest.mark.integration
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 
 
-def graph_of(folder: Path, variables: dict[str, str]) -> Graph:
+def make_cluster(folder: Path, variables: dict[str, str]) -> Cluster:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        return Graph(folder)
+        return Cluster(folder)
 
 
 def test_what_was_asked_is_in_the_files_when_the_frontend_has_ended(tmp_path: Path) -> None:
     records = {"DYN_REQUEST_TRACE_RECORDS": "request_end,request_payload", "DYN_REQUEST_TRACE_FILE_ROLL_LINES": "4"}
     path = tmp_path / "traces" / "trace"
-    graph = graph_of(tmp_path, {"DYN_REQUEST_TRACE": "1", "DYN_REQUEST_TRACE_FILE_PATH": str(path), **records})
+    cluster = make_cluster(tmp_path, {"DYN_REQUEST_TRACE": "1", "DYN_REQUEST_TRACE_FILE_PATH": str(path), **records})
     try:
-        graph.mocker("--speedup-ratio", "0")
+        cluster.mocker("--speedup-ratio", "0")
         for stream in (False, True, True):
-            assert graph.post({**CHAT, "stream": stream}).status_code == 200
-        graph.frontend.terminate()
-        assert graph.frontend.wait(DEADLINE_S) == 0
+            assert cluster.post({**CHAT, "stream": stream}).status_code == 200
+        cluster.frontend.terminate()
+        assert cluster.frontend.wait(DEADLINE_S) == 0
     finally:
-        graph.stop()
+        cluster.stop()
     files = sorted(path.parent.iterdir())
     assert [file.name for file in files] == ["trace.000000.jsonl.gz", "trace.000001.jsonl.gz"]
     rows = [json.loads(line)["event"] for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
@@ -57,24 +58,24 @@ def test_audit_records_every_line_of_a_batch(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in audit.items():
             patch.setenv(name, value)
-        graph = Graph(tmp_path, "--batch-dir", str(tmp_path / "batches"))
+        cluster = Cluster(tmp_path, "--batch-dir", str(tmp_path / "batches"))
     try:
-        graph.mocker("--speedup-ratio", "0")
-        with graph.openai() as client:
+        cluster.mocker("--speedup-ratio", "0")
+        with cluster.openai() as client:
             content = "\n".join(map(json.dumps, lines)).encode()
             file = client.files.create(file=("in.jsonl", content), purpose="batch")
             batch = client.batches.create(
                 input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
             )
-            wait_for(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch never completed")
+            wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch never completed")
             assert client.batches.retrieve(batch.id).request_counts.model_dump() == {
                 "completed": 3, "failed": 0, "total": 3,
             }  # fmt: skip
-        assert graph.metric("dynamo_frontend_inflight_requests") == 0
-        graph.frontend.terminate()
-        assert graph.frontend.wait(DEADLINE_S) == 0
+        assert cluster.metric("dynamo_frontend_inflight_requests") == 0
+        cluster.frontend.terminate()
+        assert cluster.frontend.wait(DEADLINE_S) == 0
     finally:
-        graph.stop()
+        cluster.stop()
     payloads = [json.loads(line)["event"]["payload"] for line in path.read_text().splitlines()]
     assert [one["payload_complete"] for one in payloads] == [True] * 3
     assert all(one["response"]["choices"][0]["message"]["content"] for one in payloads)
@@ -89,15 +90,15 @@ async def test_whoever_listens_on_nats_hears_every_row(tmp_path: Path) -> None:
         subscription = await listener.subscribe(
             "dynamo.request_trace.v1", lambda one: heard.append(json.loads(one.data))
         )
-        graph = graph_of(tmp_path, settings)
+        cluster = make_cluster(tmp_path, settings)
         try:
-            graph.mocker("--speedup-ratio", "0")
-            assert graph.post(CHAT).status_code == 200
-            graph.frontend.terminate()
-            assert graph.frontend.wait(DEADLINE_S) == 0
+            cluster.mocker("--speedup-ratio", "0")
+            assert cluster.post(CHAT).status_code == 200
+            cluster.frontend.terminate()
+            assert cluster.frontend.wait(DEADLINE_S) == 0
             await listener.settle(subscription)
         finally:
-            graph.stop()
+            cluster.stop()
             await listener.close()
     assert [(row["event_type"], row["request"]["output_tokens"]) for row in heard] == [("request_end", 4)]
 
@@ -115,15 +116,15 @@ def test_request_trace_reaches_a_bucket_and_a_collector(tmp_path: Path) -> None:
             "AWS_SECRET_ACCESS_KEY": "secret",
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.variables["OTEL_EXPORTER_OTLP_ENDPOINT"],
         }
-        graph = graph_of(tmp_path, settings)
+        cluster = make_cluster(tmp_path, settings)
         try:
-            graph.mocker("--speedup-ratio", "0")
+            cluster.mocker("--speedup-ratio", "0")
             for stream in (False, True):
-                assert graph.post({**CHAT, "stream": stream}).status_code == 200
-            graph.frontend.terminate()
-            assert graph.frontend.wait(DEADLINE_S) == 0
+                assert cluster.post({**CHAT, "stream": stream}).status_code == 200
+            cluster.frontend.terminate()
+            assert cluster.frontend.wait(DEADLINE_S) == 0
         finally:
-            graph.stop()
+            cluster.stop()
     (path,) = store.objects
     assert unquote(path).startswith("/bucket/traces/date=") and path.endswith(".jsonl.gz")
     assert "key/" in store.headers[0]["authorization"]
@@ -135,8 +136,8 @@ def test_request_trace_reaches_a_bucket_and_a_collector(tmp_path: Path) -> None:
 
 
 def test_frontend_refuses_the_s3_sink_without_a_bucket(tmp_path: Path) -> None:
-    graph = graph_of(tmp_path, {"DYN_REQUEST_TRACE": "1", "DYN_REQUEST_TRACE_SINKS": "s3"})
+    cluster = make_cluster(tmp_path, {"DYN_REQUEST_TRACE": "1", "DYN_REQUEST_TRACE_SINKS": "s3"})
     try:
-        assert graph.frontend.wait(DEADLINE_S) == 2
+        assert cluster.frontend.wait(DEADLINE_S) == 2
     finally:
-        graph.stop()
+        cluster.stop()

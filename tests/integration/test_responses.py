@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from tests.integration.graph import DEADLINE_S, Graph, wait_for
-from tests.integration.scripted_graph import MODEL, ScriptedGraph, says
+from tests.cluster.cluster import MODEL, Cluster, scripted
+from tests.cluster.processes import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -26,25 +26,22 @@ ANSWER = '<think>Two and two. €😀</think>Let me see.<tool_call>\n{"name": "g
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedGraph]:
-    graph = ScriptedGraph(tmp_path_factory.mktemp("responses"))
-    try:
-        graph.scripted()
-        yield graph
-    finally:
-        graph.stop()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("responses")) as cluster:
+        cluster.scripted_worker()
+        yield cluster
 
 
-def client_of(graph: Graph) -> openai.OpenAI:
+def client_of(cluster: Cluster) -> openai.OpenAI:
     return openai.OpenAI(
-        base_url=f"http://127.0.0.1:{graph.port}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S,
+        base_url=f"http://127.0.0.1:{cluster.port}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S,
         _strict_response_validation=True,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def client(graph: ScriptedGraph) -> openai.OpenAI:
-    return client_of(graph)
+def client(cluster: Cluster) -> openai.OpenAI:
+    return client_of(cluster)
 
 
 def plain(items: Any) -> list[Any]:
@@ -68,7 +65,7 @@ def test_a_text_is_answered(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("cuts", [[], [1], [3, 1, 7]])
 def test_the_stream_is_the_whole_response_with_thoughts_text_and_calls(client: openai.OpenAI, cuts: list[int]) -> None:
-    options: Any = {"model": MODEL, "input": "hi", "tools": [WEATHER], "extra_body": says(ANSWER, cuts=cuts)}
+    options: Any = {"model": MODEL, "input": "hi", "tools": [WEATHER], "extra_body": scripted(ANSWER, cuts=cuts)}
     whole = client.responses.create(**options)
     with client.responses.stream(**options) as stream:
         texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
@@ -85,7 +82,7 @@ def test_the_stream_is_the_whole_response_with_thoughts_text_and_calls(client: o
 
 def test_every_event_of_a_stream_is_one_that_the_client_knows(client: openai.OpenAI) -> None:
     events = list(
-        client.responses.create(model=MODEL, input="hi", stream=True, tools=[WEATHER], extra_body=says(ANSWER))
+        client.responses.create(model=MODEL, input="hi", stream=True, tools=[WEATHER], extra_body=scripted(ANSWER))
     )
     adapter: Any = pydantic.TypeAdapter(openai.types.responses.ResponseStreamEvent)
     for event in events:
@@ -97,7 +94,7 @@ def test_every_event_of_a_stream_is_one_that_the_client_knows(client: openai.Ope
 
 
 def test_a_call_and_its_result_are_sent_back_as_they_came(client: openai.OpenAI) -> None:
-    first = client.responses.create(model=MODEL, input="hi", tools=[WEATHER], store=False, extra_body=says(ANSWER))
+    first = client.responses.create(model=MODEL, input="hi", tools=[WEATHER], store=False, extra_body=scripted(ANSWER))
     call = first.output[-1]
     assert call.type == "function_call"
     conversation: Any = [{"role": "user", "content": "hi"}, *first.output]
@@ -173,16 +170,20 @@ def test_a_count_is_what_the_call_is_charged(client: openai.OpenAI, fields: Any)
 
 
 def test_cached_tokens_are_told(client: openai.OpenAI) -> None:
-    usage = client.responses.create(model=MODEL, input="hi", extra_body=says("x", cached=5)).usage
+    usage = client.responses.create(model=MODEL, input="hi", extra_body=scripted("x", cached=5)).usage
     assert usage is not None and usage.input_tokens_details.cached_tokens == 5
 
 
 def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
-    response = client.responses.create(model=MODEL, input="hi", max_output_tokens=1, extra_body=says("one two three"))
+    response = client.responses.create(
+        model=MODEL, input="hi", max_output_tokens=1, extra_body=scripted("one two three")
+    )
     assert (response.status, response.output_text) == ("incomplete", "one")
     assert response.incomplete_details is not None and response.incomplete_details.reason == "max_output_tokens"
     events = list(
-        client.responses.create(model=MODEL, input="hi", max_output_tokens=1, stream=True, extra_body=says("one two"))
+        client.responses.create(
+            model=MODEL, input="hi", max_output_tokens=1, stream=True, extra_body=scripted("one two")
+        )
     )
     assert events[-1].type == "response.incomplete"
 
@@ -210,8 +211,8 @@ def test_logprobs_come_with_the_text(client: openai.OpenAI) -> None:
         ({"previous_response_id": "resp_1"}, openai.NotFoundError, "previous_response_id"),
         ({"extra_body": {"bogus": 1}}, openai.BadRequestError, "bogus"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, openai.BadRequestError, "input[0].content[0].type"),
-        ({"extra_body": says("x", fails_after=0, fails_as="Unknown")}, openai.InternalServerError, None),
-        ({"extra_body": says("x", fails_after=0, fails_as="WorkerOverloaded")}, openai.InternalServerError, None),
+        ({"extra_body": scripted("x", fails_after=0, fails_as="Unknown")}, openai.InternalServerError, None),
+        ({"extra_body": scripted("x", fails_after=0, fails_as="WorkerOverloaded")}, openai.InternalServerError, None),
     ],
 )  # fmt: skip
 def test_errors_are_raised_as_the_clients_own(client: openai.OpenAI, fields: Any, kind: Any, param: str | None) -> None:
@@ -223,7 +224,7 @@ def test_errors_are_raised_as_the_clients_own(client: openai.OpenAI, fields: Any
 def test_a_stream_that_breaks_off_ends_in_a_failed_response(client: openai.OpenAI) -> None:
     text = "many words before it ends " * 60
     stream = client.responses.create(
-        model=MODEL, input="hi", stream=True, extra_body=says(text, fails_after=200, fails_as="Unknown")
+        model=MODEL, input="hi", stream=True, extra_body=scripted(text, fails_after=200, fails_as="Unknown")
     )
     *_, last = stream
     assert last.type == "response.failed"
@@ -234,12 +235,11 @@ def test_a_stream_that_breaks_off_ends_in_a_failed_response(client: openai.OpenA
 
 def test_two_frontends_share_a_directory_of_responses(tmp_path: Any) -> None:
     store = str(tmp_path / "store")
-    one = ScriptedGraph(tmp_path, "--responses-store", store)
-    try:
-        one.scripted()
-        other = Graph(tmp_path, "--responses-store", store)
+    with Cluster(tmp_path, "--responses-store", store) as one:
+        one.scripted_worker()
+        other = Cluster(tmp_path, "--responses-store", store)
         try:
-            wait_for(lambda: other.workers() == 1, "the second frontend saw no worker")
+            wait_until(lambda: other.workers() == 1, "the second frontend saw no worker")
             first = client_of(one).responses.create(model=MODEL, input="hi")
             second = client_of(other).responses.create(model=MODEL, input="and?", previous_response_id=first.id)
             assert client_of(one).responses.retrieve(second.id).previous_response_id == first.id
@@ -248,22 +248,17 @@ def test_two_frontends_share_a_directory_of_responses(tmp_path: Any) -> None:
                 client_of(one).responses.retrieve(first.id)
         finally:
             other.stop()
-    finally:
-        one.stop()
 
 
 def test_a_frontend_that_keeps_nothing_says_so(tmp_path: Any) -> None:
-    graph = ScriptedGraph(tmp_path, "--responses-store", "none")
-    try:
-        graph.scripted()
-        client = client_of(graph)
+    with Cluster(tmp_path, "--responses-store", "none") as cluster:
+        cluster.scripted_worker()
+        client = client_of(cluster)
         response = client.responses.create(model=MODEL, input="hi", store=True)
         assert response.store is False  # type: ignore[attr-defined]
         with pytest.raises(openai.BadRequestError, match="--responses-store none"):
             client.responses.create(model=MODEL, input="hi", previous_response_id=response.id)
-        assert graph.post({}, "/v1/messages").status_code == 404
-    finally:
-        graph.stop()
+        assert cluster.post({}, "/v1/messages").status_code == 404
 
 
 class Place(pydantic.BaseModel):
@@ -274,19 +269,16 @@ class Place(pydantic.BaseModel):
 
 
 @pytest.fixture(scope="module")
-def demo_graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
-    graph = Graph(tmp_path_factory.mktemp("demo"), "--enable-anthropic-api")
-    try:
-        graph.run("cpu", "--model-name", MODEL)
-        wait_for(lambda: graph.workers() == 1, "the worker never appeared")
-        yield graph
-    finally:
-        graph.stop()
+def demo_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("demo"), "--enable-anthropic-api") as cluster:
+        cluster.run("cpu", "--model-name", MODEL)
+        wait_until(lambda: cluster.workers() == 1, "the worker never appeared")
+        yield cluster
 
 
 @pytest.fixture(scope="module")
-def demo(demo_graph: Graph) -> openai.OpenAI:
-    return client_of(demo_graph)
+def demo(demo_cluster: Cluster) -> openai.OpenAI:
+    return client_of(demo_cluster)
 
 
 def test_a_real_model_says_the_same_streamed_and_whole(demo: openai.OpenAI) -> None:
@@ -319,12 +311,12 @@ def test_a_real_model_calls_the_tool_that_it_must(demo: openai.OpenAI) -> None:
     assert response.status == "completed" and set(json.loads(call.arguments)) == {"city"}
 
 
-def test_the_examples_of_the_page_run(demo_graph: Graph, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_the_page_run(demo_cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 2
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks:
-        here = block.replace("http://localhost:8000", f"http://127.0.0.1:{demo_graph.port}")
+        here = block.replace("http://localhost:8000", f"http://127.0.0.1:{demo_cluster.port}")
         exec(compile(here, PAGE.name, "exec"), names)
     assert names["second"].previous_response_id == names["first"].id
     said = capsys.readouterr().out
@@ -342,7 +334,7 @@ def test_a_coding_agents_request_is_answered(client: openai.OpenAI) -> None:
         "reasoning": {"effort": "medium", "summary": "auto"}, "store": False, "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "session", "text": {"verbosity": "medium"},
     }  # fmt: skip
-    with client.responses.stream(input=conversation, extra_body=says(ANSWER), **options) as stream:
+    with client.responses.stream(input=conversation, extra_body=scripted(ANSWER), **options) as stream:
         first = stream.get_final_response()
     items = [item.to_dict(exclude_none=False) for item in first.output]
     for item in items:

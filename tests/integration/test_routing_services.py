@@ -11,7 +11,9 @@ from typing import Any
 import httpx
 import pytest
 from benchmarks.corpus import bench_model
-from tests.integration.graph import Graph, free_port, wait_for
+from benchmarks.ports import free_port
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -36,13 +38,10 @@ POOLS = {
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Iterator[Graph]:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     (tmp_path / "pools.json").write_text(json.dumps(POOLS))
-    made = Graph(tmp_path, "--namespace", "front")
-    try:
+    with Cluster(tmp_path, "--namespace", "front") as made:
         yield made
-    finally:
-        made.stop()
 
 
 def metrics(port: int) -> str:
@@ -51,26 +50,26 @@ def metrics(port: int) -> str:
     return text
 
 
-def test_a_request_goes_to_the_pool_of_its_length_and_there_to_a_worker(graph: Graph) -> None:
+def test_a_request_goes_to_the_pool_of_its_length_and_there_to_a_worker(cluster: Cluster) -> None:
     model = bench_model()
     for pool in ("short", "long"):
-        graph.run("mocker", "--model-path", model, "--model-name", "m", "--namespace", pool, *BLOCK)
-        graph.run("router", "--endpoint", f"{pool}.backend.generate", "--router-block-size", "16")
+        cluster.run("mocker", "--model-path", model, "--model-name", "m", "--namespace", pool, *BLOCK)
+        cluster.run("router", "--endpoint", f"{pool}.backend.generate", "--router-block-size", "16")
     port = free_port()
-    graph.run(
-        "global_router", "--config", str(graph.folder / "pools.json"), "--model-name", "m", "--model-path", model,
+    cluster.run(
+        "global_router", "--config", str(cluster.folder / "pools.json"), "--model-name", "m", "--model-path", model,
         "--namespace", "front", DYN_SYSTEM_PORT=str(port), DYN_SYSTEM_HOST="127.0.0.1",
     )  # fmt: skip
 
     def answered(words: int) -> int:
         body = {"model": "m", "messages": [{"role": "user", "content": "hello " * words}], "max_tokens": 3}
         try:
-            return graph.http.post("/v1/chat/completions", json=body).status_code
+            return cluster.http.post("/v1/chat/completions", json=body).status_code
         except httpx.TransportError:
             return 0
 
-    wait_for(lambda: answered(3) == 200, "no answer through the global router")
-    wait_for(lambda: answered(300) == 200, "no answer from the other pool")
+    wait_until(lambda: answered(3) == 200, "no answer through the global router")
+    wait_until(lambda: answered(300) == 200, "no answer from the other pool")
     shown = metrics(port)
     for pool in ("short", "long"):
         assert f'dynamo_global_router_requests_total{{stage="agg",pool_namespace="{pool}"}}' in shown, shown
@@ -112,7 +111,7 @@ def test_slot_trackers_hear_each_other() -> None:
     )
     try:
         for tracker in (one, other):
-            wait_for(tracker.is_up, "a slot tracker does not answer")
+            wait_until(tracker.is_up, "a slot tracker does not answer")
             worker = {"worker_id": 1, "model_name": "m", "block_size": 4, "dp_start": 0, "dp_size": 1}
             tracker.ask("POST", "/register", worker)
         added = {
@@ -126,13 +125,13 @@ def test_slot_trackers_hear_each_other() -> None:
             one.ask("POST", "/add", {"request_id": f"r{count}", **added})
             return other.load()[1] > 0
 
-        wait_for(is_heard, "the other tracker never heard of a request")
+        wait_until(is_heard, "the other tracker never heard of a request")
         for number in range(1, count + 1):
             one.ask("POST", "/prefill_complete", {"request_id": f"r{number}", "model_name": "m"})
-        wait_for(lambda: other.load()[0] == 0, "the other tracker never heard of the first tokens")
+        wait_until(lambda: other.load()[0] == 0, "the other tracker never heard of the first tokens")
         for number in range(1, count + 1):
             one.ask("POST", "/free", {"request_id": f"r{number}", "model_name": "m"})
-        wait_for(lambda: other.load() == (0, 0), "the other tracker never heard of the ends")
+        wait_until(lambda: other.load() == (0, 0), "the other tracker never heard of the ends")
     finally:
         for tracker in (one, other):
             tracker.process.terminate()

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 from tests.integration.clients import environments
-from tests.integration.graph import Graph, wait_for
-from tests.integration.scripted_graph import ScriptedGraph
 
 pytestmark = [pytest.mark.integration, pytest.mark.clients]
 
@@ -25,23 +25,20 @@ ANSWERED = ("chat_completions", "completions", "embeddings", "responses", "anthr
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Iterator[Graph]:
-    graph = ScriptedGraph(tmp_path, "--enable-anthropic-api", "--batch-dir", str(tmp_path / "batches"))
-    try:
-        graph.scripted()
-        graph.run("cpu", "--model-name", "e", "--embedding-worker")
-        wait_for(lambda: graph.workers() == 2, "the second worker never appeared")
-        yield graph
-    finally:
-        graph.stop()
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, "--enable-anthropic-api", "--batch-dir", str(tmp_path / "batches")) as cluster:
+        cluster.scripted_worker()
+        cluster.run("cpu", "--model-name", "e", "--embedding-worker")
+        wait_until(lambda: cluster.workers() == 2, "the second worker never appeared")
+        yield cluster
 
 
 @pytest.mark.skipif(
     environments.why_not("schemathesis") is not None, reason=str(environments.why_not("schemathesis"))
 )  # fmt: skip
-def test_every_answer_is_one_that_the_document_tells_of(graph: Graph, tmp_path: Path) -> None:
+def test_every_answer_is_one_that_the_document_tells_of(cluster: Cluster, tmp_path: Path) -> None:
     command = [
-        str(environments.HOME / "schemathesis" / "bin" / "st"), "run", f"http://127.0.0.1:{graph.port}/openapi.json",
+        str(environments.HOME / "schemathesis" / "bin" / "st"), "run", f"http://127.0.0.1:{cluster.port}/openapi.json",
         "--checks", ",".join(CHECKS), "--max-examples", str(EXAMPLES), "--phases", "examples,coverage,fuzzing",
         "--workers", "2", "--continue-on-failure", "--suppress-health-check", "all", "--no-color",
     ]  # fmt: skip
@@ -57,9 +54,9 @@ def test_every_answer_is_one_that_the_document_tells_of(graph: Graph, tmp_path: 
     assert tested is not None and int(tested[1]) >= OPERATIONS_MIN
     assert cases is not None and int(cases[1]) >= CASES_MIN
     answered = {
-        endpoint: graph.metric("dynamo_frontend_requests_total", endpoint=endpoint, status="success")
+        endpoint: cluster.metric("dynamo_frontend_requests_total", endpoint=endpoint, status="success")
         for endpoint in ANSWERED
     }
     print(answered)
     assert all(answered.values()), f"not every kind of answer was seen: {answered}"
-    assert "Traceback" not in (graph.folder / "frontend0.log").read_text()
+    assert "Traceback" not in (cluster.folder / "frontend0.log").read_text()

@@ -1,57 +1,33 @@
 """Real processes, real text: a frontend before a worker whose answers are scripted, asked by OpenAI's own client."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from tests.integration.graph import Graph, wait_for
+from tests.cluster.cluster import Cluster
 from tests.scripted_engine.assembly import chat_of, plain
 from tests.scripted_engine.script import Script
 
-from dynamo.cpu.config import DEMO_MODEL
-
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Tromsø 🇳🇴"}}\n</tool_call>'
-FLAGS = ("--dyn-tool-call-parser", "hermes", "--dyn-reasoning-parser", "qwen3")
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A frontend that announces calls, and a scripted worker."""
-    graph = Graph(tmp_path_factory.mktemp("scripted"), "--enable-streaming-tool-dispatch")
-    try:
-        environment = {
-            "DYN_TCP_RPC_HOST": "127.0.0.1",
-            "DYN_EVENT_PLANE_HOST": "127.0.0.1",
-            "DYN_FILE_KV": str(graph.folder / "kv"),
-        }
-        with open(graph.folder / "scripted.log", "wb") as log:
-            graph.processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.scripted_engine.engine", "--model-path", DEMO_MODEL,
-                     "--model-name", "m", *FLAGS],
-                    stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **environment},
-                )
-            )  # fmt: skip
-        wait_for(lambda: graph.workers() > 0, "the worker never appeared")
-        yield graph
-    finally:
-        graph.stop()
+    with Cluster(tmp_path_factory.mktemp("scripted"), "--enable-streaming-tool-dispatch") as cluster:
+        cluster.scripted_worker()
+        yield cluster
 
 
 @pytest.fixture
-def client(graph: Graph) -> Iterator[openai.OpenAI]:
+def client(cluster: Cluster) -> Iterator[openai.OpenAI]:
     """OpenAI's own, closed at the end with all its connections."""
-    with graph.openai() as client:
+    with cluster.openai() as client:
         yield client
 
 
@@ -80,9 +56,9 @@ def test_what_openais_client_streams_is_what_it_is_told_at_once(client: openai.O
     assert chat_of(chunks)["choices"] == told["choices"]
 
 
-def test_calls_are_announced(graph: Graph) -> None:
+def test_calls_are_announced(cluster: Cluster) -> None:
     body = {"model": "m", "messages": MESSAGES, "tools": [WEATHER], "stream": True, **scripted(CALL)}
-    text = graph.post(body).text
+    text = cluster.post(body).text
     assert text.count("event: tool_call_dispatch\n") == 1
     assert text.endswith("data: [DONE]\n\n")
 

@@ -9,7 +9,8 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from tests.integration.graph import Graph, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -32,23 +33,20 @@ FORM: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CI
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """`demo` asks for calls as JSON, `tagged` in the format of its model."""
-    graph = Graph(tmp_path_factory.mktemp("structured"))
-    try:
-        graph.run("cpu", "--model-name", "demo")
+    with Cluster(tmp_path_factory.mktemp("structured")) as cluster:
+        cluster.run("cpu", "--model-name", "demo")
         tags = ("--dyn-tool-call-parser", "hermes", "--dyn-structural-tag", "true")
-        graph.run("cpu", "--model-name", "tagged", "--namespace", "tagged", *tags)
-        wait_for(lambda: graph.workers() == 2, "the workers never appeared")
-        wait_for(lambda: len(graph.http.get("/v1/models").json()["data"]) == 2, "the models never appeared")
-        yield graph
-    finally:
-        graph.stop()
+        cluster.run("cpu", "--model-name", "tagged", "--namespace", "tagged", *tags)
+        wait_until(lambda: cluster.workers() == 2, "the workers never appeared")
+        wait_until(lambda: len(cluster.http.get("/v1/models").json()["data"]) == 2, "the models never appeared")
+        yield cluster
 
 
 @pytest.fixture(scope="module")
-def client(graph: Graph) -> openai.OpenAI:
-    return graph.openai()
+def client(cluster: Cluster) -> openai.OpenAI:
+    return cluster.openai()
 
 
 def answer(client: openai.OpenAI, model: str = "demo", **options: Any) -> Any:
@@ -166,12 +164,13 @@ def test_what_cannot_be_is_refused_before_anything_is_said(
         client.chat.completions.create(model="demo", messages=MESSAGES, stream=stream, **options)
 
 
-def test_the_examples_of_the_page_do_what_it_says(graph: Graph, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_the_page_do_what_it_says(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) >= 5
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks:
         exec(
-            compile(block.replace("http://localhost:8000", f"http://127.0.0.1:{graph.port}"), PAGE.name, "exec"), names
+            compile(block.replace("http://localhost:8000", f"http://127.0.0.1:{cluster.port}"), PAGE.name, "exec"),
+            names,
         )
     assert names["weather"].city in capsys.readouterr().out

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import Certificates
-from tests.integration.faults.injection import CHAT, Worker, serving
+from tests.cluster.worker import WorkerProcess
+from tests.integration.faults.injection import CHAT, serving
 
 pytestmark = pytest.mark.integration
 
@@ -32,9 +33,9 @@ def flags(certificates: Certificates) -> list[str]:
 
 
 def test_requests_and_answers_travel_in_tls(tmp_path: Path, certificates: Certificates) -> None:
-    with serving(tmp_path, *flags(certificates)) as graph:
-        worker = Worker(graph, *flags(certificates))
-        answers = [graph.post({**CHAT, "stream": stream}) for stream in (False, True)]
+    with serving(tmp_path, *flags(certificates)) as cluster:
+        worker = WorkerProcess(cluster, *flags(certificates))
+        answers = [cluster.post({**CHAT, "stream": stream}) for stream in (False, True)]
         assert [answer.status_code for answer in answers] == [200, 200]
         assert answers[1].text.endswith("data: [DONE]\n\n")
 
@@ -44,9 +45,9 @@ def test_requests_and_answers_travel_in_tls(tmp_path: Path, certificates: Certif
 
 
 def test_a_frontend_without_tls_says_so_at_once(tmp_path: Path, certificates: Certificates) -> None:
-    with serving(tmp_path) as graph:
-        Worker(graph, *flags(certificates))
-        answer = graph.post(CHAT)
+    with serving(tmp_path) as cluster:
+        WorkerProcess(cluster, *flags(certificates))
+        answer = cluster.post(CHAT)
         assert answer.status_code == 503
         assert answer.elapsed.total_seconds() < 8  # The handshakes' timeout is three seconds, requests' ten.
 

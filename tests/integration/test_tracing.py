@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.graph import Graph, is_live, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 from tests.otlp_collector import Collector, facts_of
 
 pytestmark = pytest.mark.integration
@@ -32,16 +33,13 @@ def test_one_trace_goes_through_frontend_and_worker(
 ) -> None:
     for name, value in {**collector.variables, "DYN_LOGGING_JSONL": "1", "DYN_LOG": "info"}.items():
         monkeypatch.setenv(name, value)
-    graph = Graph(tmp_path)
-    try:
-        graph.mocker("--speedup-ratio", "0")
+    with Cluster(tmp_path) as cluster:
+        cluster.mocker("--speedup-ratio", "0")
         body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 5}
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
-        answer = graph.http.post("/v1/completions", json=body, headers=headers)
+        answer = cluster.http.post("/v1/completions", json=body, headers=headers)
         assert answer.status_code == 200, answer.text
-        wait_for(lambda: {span.name for span in collector.spans} >= set(NAMES), "the spans never came")
-    finally:
-        graph.stop()
+        wait_until(lambda: {span.name for span in collector.spans} >= set(NAMES), "the spans never came")
     spans = {span.name: span for span in collector.spans}
     assert {span.trace_id.hex() for span in spans.values()} == {TRACE}
     assert spans["http-request"].parent_span_id.hex() == PARENT
@@ -64,15 +62,12 @@ def test_a_refused_request_is_a_span_in_error_and_a_line_with_its_trace(
 ) -> None:
     for name, value in {**collector.variables, "DYN_LOGGING_JSONL": "1"}.items():
         monkeypatch.setenv(name, value)
-    graph = Graph(tmp_path)
-    try:
-        wait_for(lambda: is_live(graph), "the frontend never came")
+    with Cluster(tmp_path) as cluster:
+        wait_until(cluster.is_live, "the frontend never came")
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-        answer = graph.http.post("/v1/completions", json={"model": "nobody", "prompt": "x"}, headers=headers)
+        answer = cluster.http.post("/v1/completions", json={"model": "nobody", "prompt": "x"}, headers=headers)
         assert answer.status_code == 404
-        wait_for(lambda: bool(collector.spans), "the span never came")
-    finally:
-        graph.stop()
+        wait_until(lambda: bool(collector.spans), "the span never came")
     (span,) = collector.spans
     assert (span.name, span.trace_id.hex(), facts_of(span)["error.type"]) == ("http-request", TRACE, "NotFound")
     (refused,) = [line for line in log_of(tmp_path, "frontend0.log") if line["message"] == "request refused"]

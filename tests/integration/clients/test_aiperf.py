@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.cluster.processes import wait_until
 from tests.integration.clients import environments
 from tests.integration.clients.test_clients import finished, in_its_own
-from tests.integration.graph import wait_for
 
 from dynamo.cpu.config import DEMO_MODEL
 
@@ -52,11 +52,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
                 command = [sys.executable, "-m", module, *argv]
                 processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
         said = folder / "0"
-        wait_for(lambda: re.search(r"at http://localhost:\d+", said.read_text()) is not None, "it never served")
+        wait_until(lambda: re.search(r"at http://localhost:\d+", said.read_text()) is not None, "it never served")
         found = re.search(r"at (http://localhost:\d+)", said.read_text())
         assert found is not None
         served = Served(found[1])
-        wait_for(lambda: served.sees(MODEL, EMBEDDER), "not all models appeared")
+        wait_until(lambda: served.sees(MODEL, EMBEDDER), "not all models appeared")
         yield served
     finally:
         for process in processes:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
 from tests.integration.clients import environments
 from tests.integration.clients.surface import DEMO, EMBEDDER, GOOD_KEY, NARROW_KEY
-from tests.integration.graph import Graph, wait_for
-from tests.integration.scripted_graph import ScriptedGraph
 
 pytestmark = pytest.mark.integration
 
@@ -24,16 +24,16 @@ def in_its_own(name: str) -> pytest.MarkDecorator:
 
 
 @dataclass
-class Stand:
+class ClientTargets:
     """What every client meets: a scripted model, a real one, one that embeds, and a second frontend that asks for keys."""
 
-    graph: ScriptedGraph
-    keyed: Graph
+    cluster: Cluster
+    keyed: Cluster
     slow_keys: Iterator[str]
 
     def run(self, *command: str) -> str:
         """Runs a client's script to its end. Raises with all that it said."""
-        places = (f"http://127.0.0.1:{self.graph.port}", f"http://127.0.0.1:{self.keyed.port}", next(self.slow_keys))
+        places = (f"http://127.0.0.1:{self.cluster.port}", f"http://127.0.0.1:{self.keyed.port}", next(self.slow_keys))
         return finished([*command, *places])
 
 
@@ -55,27 +55,27 @@ def keys() -> str:
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientTargets]:
     folder = tmp_path_factory.mktemp("clients")
     (folder / "keys.toml").write_text(keys())
-    graph = ScriptedGraph(folder, "--enable-anthropic-api", "--batch-dir", str(folder / "batches"))
+    cluster = Cluster(folder, "--enable-anthropic-api", "--batch-dir", str(folder / "batches"))
     keyed = None
     try:
-        graph.scripted()
-        graph.run("cpu", "--model-name", DEMO)
-        graph.run("cpu", "--model-name", EMBEDDER, "--embedding-worker")
-        keyed = Graph(folder, "--enable-anthropic-api", "--api-keys-file", str(folder / "keys.toml"))
-        wait_for(lambda: graph.workers() == 3 == keyed.workers(), "not all workers were seen")
-        yield Stand(graph, keyed, (f"key-slow-{number}" for number in range(SLOW_KEYS)))
+        cluster.scripted_worker()
+        cluster.run("cpu", "--model-name", DEMO)
+        cluster.run("cpu", "--model-name", EMBEDDER, "--embedding-worker")
+        keyed = Cluster(folder, "--enable-anthropic-api", "--api-keys-file", str(folder / "keys.toml"))
+        wait_until(lambda: cluster.workers() == 3 == keyed.workers(), "not all workers were seen")
+        yield ClientTargets(cluster, keyed, (f"key-slow-{number}" for number in range(SLOW_KEYS)))
     finally:
         if keyed is not None:
             keyed.stop()
-        graph.stop()
+        cluster.stop()
 
 
 @pytest.mark.parametrize("script", ["openai_surface.py", "anthropic_surface.py"])
-def test_the_client_of_our_own_environment_finds_nothing_amiss(stand: Stand, script: str) -> None:
-    said = stand.run(sys.executable, str(HERE / script))
+def test_the_client_of_our_own_environment_finds_nothing_amiss(targets: ClientTargets, script: str) -> None:
+    said = targets.run(sys.executable, str(HERE / script))
     assert "0 failed" in said
 
 
@@ -90,13 +90,13 @@ def test_the_client_of_our_own_environment_finds_nothing_amiss(stand: Stand, scr
         pytest.param("lm-eval", "lm_eval_surface.py", marks=in_its_own("lm-eval")),
     ],
 )
-def test_a_client_of_its_own_environment_finds_nothing_amiss(stand: Stand, name: str, script: str) -> None:
-    said = stand.run(str(environments.python_of(name)), str(HERE / script))
+def test_a_client_of_its_own_environment_finds_nothing_amiss(targets: ClientTargets, name: str, script: str) -> None:
+    said = targets.run(str(environments.python_of(name)), str(HERE / script))
     assert "0 failed" in said
 
 
 @pytest.mark.clients
 @in_its_own("node")
-def test_the_client_for_node_finds_nothing_amiss(stand: Stand) -> None:
-    said = stand.run("node", str(HERE / "openai_surface.mjs"), str(environments.HOME / "node"))
+def test_the_client_for_node_finds_nothing_amiss(targets: ClientTargets) -> None:
+    said = targets.run("node", str(HERE / "openai_surface.mjs"), str(environments.HOME / "node"))
     assert "0 failed" in said

@@ -10,8 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.integration.graph import Graph
-from tests.integration.scripted_graph import MODEL, ScriptedGraph, says
+from tests.cluster.cluster import MODEL, Cluster, scripted
 from tests.vision_model import image, write_model
 from tests.websocket_line import Line
 
@@ -162,27 +161,24 @@ def text_of(response: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedGraph]:
-    graph = ScriptedGraph(tmp_path_factory.mktemp("open-responses"))
-    try:
-        graph.scripted()
-        yield graph
-    finally:
-        graph.stop()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("open-responses")) as cluster:
+        cluster.scripted_worker()
+        yield cluster
 
 
 def user(content: Any) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": content}
 
 
-def create(graph: Graph, given: Any, status: int = 200, **options: Any) -> Any:
-    answer = graph.post({"model": MODEL, "input": given, **options}, "/v1/responses")
+def create(cluster: Cluster, given: Any, status: int = 200, **options: Any) -> Any:
+    answer = cluster.post({"model": MODEL, "input": given, **options}, "/v1/responses")
     assert answer.status_code == status, answer.text
     return answer.json()
 
 
-def stream(graph: Graph, given: Any, **options: Any) -> list[Any]:
-    answer = graph.post({"model": MODEL, "input": given, "stream": True, **options}, "/v1/responses")
+def stream(cluster: Cluster, given: Any, **options: Any) -> list[Any]:
+    answer = cluster.post({"model": MODEL, "input": given, "stream": True, **options}, "/v1/responses")
     lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
@@ -206,47 +202,47 @@ PHASES = [
         [user("My name is Alice."), {"type": "message", "role": "assistant", "content": "Hello Alice!"}, user("And?")],
     ],
 )
-def test_responses_api_answers_every_kind_of_text_input(graph: ScriptedGraph, given: Any) -> None:
-    check_response(create(graph, given))
+def test_responses_api_answers_every_kind_of_text_input(cluster: Cluster, given: Any) -> None:
+    check_response(create(cluster, given))
 
 
-def test_responses_api_stream_has_the_events_of_the_specification(graph: ScriptedGraph) -> None:
-    assert text_of(check_response(check_events(stream(graph, [user("Count from 1 to 5.")])))) == "Hello there."
+def test_responses_api_stream_has_the_events_of_the_specification(cluster: Cluster) -> None:
+    assert text_of(check_response(check_events(stream(cluster, [user("Count from 1 to 5.")])))) == "Hello there."
 
 
 @pytest.mark.parametrize("strict", [None, False])
-def test_responses_api_calls_functions_and_repeats_tools_with_strict(graph: ScriptedGraph, strict: bool | None) -> None:
+def test_responses_api_calls_functions_and_repeats_tools_with_strict(cluster: Cluster, strict: bool | None) -> None:
     tool = WEATHER if strict is None else WEATHER | {"strict": strict}
-    response = check_response(create(graph, [user("Weather?")], tools=[tool], **says(CALL)))
+    response = check_response(create(cluster, [user("Weather?")], tools=[tool], **scripted(CALL)))
     [call] = response["output"]
     assert (call["type"], call["name"]) == ("function_call", "get_weather")
     assert response["tools"] == [WEATHER | {"strict": strict is not False}]
-    bare = create(graph, "hi", tools=[{"type": "function", "name": "f"}])["tools"]
+    bare = create(cluster, "hi", tools=[{"type": "function", "name": "f"}])["tools"]
     assert bare == [{"type": "function", "name": "f", "description": None, "parameters": None, "strict": True}]
-    events = stream(graph, [user("Weather?")], tools=[tool], **says(CALL))
+    events = stream(cluster, [user("Weather?")], tools=[tool], **scripted(CALL))
     assert {"response.function_call_arguments.delta", "response.function_call_arguments.done"} <= {
         event["type"] for event in events
     }
     check_response(check_events(events))
 
 
-def test_responses_api_continues_after_a_function_call(graph: ScriptedGraph) -> None:
-    first = create(graph, "Weather?", tools=[WEATHER], **says(CALL))
+def test_responses_api_continues_after_a_function_call(cluster: Cluster) -> None:
+    first = create(cluster, "Weather?", tools=[WEATHER], **scripted(CALL))
     result = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "12 degrees"}
-    check_response(create(graph, [result], tools=[WEATHER], previous_response_id=first["id"]))
-    stray = create(graph, [result | {"call_id": "call_1"}], 400, previous_response_id=first["id"])
+    check_response(create(cluster, [result], tools=[WEATHER], previous_response_id=first["id"]))
+    stray = create(cluster, [result | {"call_id": "call_1"}], 400, previous_response_id=first["id"])
     assert stray["error"]["param"] == "input" and "call_1" in stray["error"]["message"]
 
 
-def test_responses_api_takes_sampling_fields_of_chats(graph: ScriptedGraph) -> None:
+def test_responses_api_takes_sampling_fields_of_chats(cluster: Cluster) -> None:
     response = create(
-        graph, "hi", top_k=5, min_p=0.1, seed=1, repetition_penalty=1.1, stop=["zzz"], frequency_penalty=0.5,
+        cluster, "hi", top_k=5, min_p=0.1, seed=1, repetition_penalty=1.1, stop=["zzz"], frequency_penalty=0.5,
         presence_penalty=0.25,
     )  # fmt: skip
     check_response(response)
     assert (response["frequency_penalty"], response["presence_penalty"]) == (0.5, 0.25)
-    assert text_of(create(graph, "hi", stop="there")) == "Hello "
-    check_response(create(graph, "hi", response_format={"type": "text"}))
+    assert text_of(create(cluster, "hi", stop="there")) == "Hello "
+    check_response(create(cluster, "hi", response_format={"type": "text"}))
     for name, value in {
         "top_k": "x",
         "seed": "x",
@@ -254,25 +250,22 @@ def test_responses_api_takes_sampling_fields_of_chats(graph: ScriptedGraph) -> N
         "stop": 5,
         "response_format": "x",
     }.items():
-        assert create(graph, "hi", 400, **{name: value})["error"]["param"] == name
+        assert create(cluster, "hi", 400, **{name: value})["error"]["param"] == name
     both = {"response_format": {"type": "json_object"}, "text": {"format": {"type": "json_object"}}}
-    assert create(graph, "hi", 400, **both)["error"]["param"] == "response_format"
+    assert create(cluster, "hi", 400, **both)["error"]["param"] == "response_format"
 
 
 def test_responses_api_takes_images(tmp_path: Path) -> None:
-    graph = Graph(tmp_path)
-    try:
-        graph.mocker("--model-path", write_model(tmp_path / "model"))
+    with Cluster(tmp_path) as cluster:
+        cluster.mocker("--model-path", write_model(tmp_path / "model"))
         parts = [
             {"type": "input_text", "text": "What do you see?"},
             {"type": "input_image", "image_url": image(28, 28)["image_url"]["url"]},
         ]
-        response = create(graph, [user(parts)], max_output_tokens=16)
+        response = create(cluster, [user(parts)], max_output_tokens=16)
         check_response(response, response["status"])
-        text_alone = create(graph, [user(parts[:1])], max_output_tokens=16)
+        text_alone = create(cluster, [user(parts[:1])], max_output_tokens=16)
         assert response["usage"]["input_tokens"] > text_alone["usage"]["input_tokens"]
-    finally:
-        graph.stop()
 
 
 # ---- compaction -----------------------------------------------------------------------------------------------------
@@ -283,37 +276,37 @@ CONVERSATION = [
 ]
 
 
-def compact(graph: Graph, status: int = 200, **body: Any) -> Any:
-    answer = graph.post(body, "/v1/responses/compact")
+def compact(cluster: Cluster, status: int = 200, **body: Any) -> Any:
+    answer = cluster.post(body, "/v1/responses/compact")
     assert answer.status_code == status, answer.text
     return answer.json()
 
 
-def test_compaction_replaces_answers_by_a_summary_and_can_be_continued(graph: ScriptedGraph) -> None:
-    compaction = compact(graph, model=MODEL, input=CONVERSATION, prompt_cache_key="k")
+def test_compaction_replaces_answers_by_a_summary_and_can_be_continued(cluster: Cluster) -> None:
+    compaction = compact(cluster, model=MODEL, input=CONVERSATION, prompt_cache_key="k")
     jsonschema.validate(compaction, COMPACTION)
     check_items(compaction["output"])
     assert [item["type"] for item in compaction["output"]] == ["message", "compaction"]
-    longer = create(graph, [*compaction["output"], user("When?")])
+    longer = create(cluster, [*compaction["output"], user("When?")])
     check_response(longer)
-    assert longer["usage"]["input_tokens"] > create(graph, "When?")["usage"]["input_tokens"]
-    again = compact(graph, model=MODEL, input=[*compaction["output"], user("When?")])
+    assert longer["usage"]["input_tokens"] > create(cluster, "When?")["usage"]["input_tokens"]
+    again = compact(cluster, model=MODEL, input=[*compaction["output"], user("When?")])
     assert [item["type"] for item in again["output"]] == ["message", "message", "compaction"]
-    first = create(graph, "hi")
-    followed = compact(graph, model=MODEL, previous_response_id=first["id"])
+    first = create(cluster, "hi")
+    followed = compact(cluster, model=MODEL, previous_response_id=first["id"])
     assert [item["type"] for item in followed["output"]] == ["message", "compaction"]
 
 
-def test_compaction_refuses_bad_requests_by_field(graph: ScriptedGraph) -> None:
-    assert compact(graph, 400, input=CONVERSATION)["error"]["param"] == "model"
-    assert compact(graph, 400, model=MODEL)["error"]["param"] == "input"
-    assert compact(graph, 400, model=MODEL, input="hi", bogus=1)["error"]["param"] == "bogus"
-    assert compact(graph, 404, model="none", input="hi")["error"]["param"] == "model"
-    assert compact(graph, 404, model=MODEL, previous_response_id="resp_1")["error"]["code"] == (
+def test_compaction_refuses_bad_requests_by_field(cluster: Cluster) -> None:
+    assert compact(cluster, 400, input=CONVERSATION)["error"]["param"] == "model"
+    assert compact(cluster, 400, model=MODEL)["error"]["param"] == "input"
+    assert compact(cluster, 400, model=MODEL, input="hi", bogus=1)["error"]["param"] == "bogus"
+    assert compact(cluster, 404, model="none", input="hi")["error"]["param"] == "model"
+    assert compact(cluster, 404, model=MODEL, previous_response_id="resp_1")["error"]["code"] == (
         "previous_response_not_found"
     )
     foreign = {"type": "compaction", "encrypted_content": "gAAAAA"}
-    assert "encrypted_content" in create(graph, [foreign, user("hi")], 400)["error"]["message"]
+    assert "encrypted_content" in create(cluster, [foreign, user("hi")], 400)["error"]["message"]
 
 
 # ---- over a WebSocket -----------------------------------------------------------------------------------------------
@@ -322,8 +315,8 @@ def test_compaction_refuses_bad_requests_by_field(graph: ScriptedGraph) -> None:
 class Socket(Line):
     """A connection on which responses are created."""
 
-    def __init__(self, graph: Graph) -> None:
-        super().__init__(graph.port, "/v1/responses")
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster.port, "/v1/responses")
 
     def turn(self, given: Any, **options: Any) -> Any:
         """One request; its last response, or its error."""
@@ -341,8 +334,8 @@ class Socket(Line):
 
 
 @pytest.fixture
-def line(graph: ScriptedGraph) -> Iterator[Socket]:
-    line = Socket(graph)
+def line(cluster: Cluster) -> Iterator[Socket]:
+    line = Socket(cluster)
     yield line
     line.close()
 
@@ -355,19 +348,19 @@ def test_websocket_answers_requests_one_after_the_other(line: Socket) -> None:
         assert text_of(check_response(line.answer())) == "Hello there."
 
 
-def test_websocket_continues_an_unstored_response_on_its_connection_only(graph: ScriptedGraph, line: Socket) -> None:
+def test_websocket_continues_an_unstored_response_on_its_connection_only(cluster: Cluster, line: Socket) -> None:
     first = check_response(line.turn("Remember the code word: cobalt.", store=False))
     second = check_response(line.turn("Which?", store=False, previous_response_id=first["id"]))
     assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
     third = check_response(line.turn("And?", store=False, previous_response_id=second["id"]))
     assert third["usage"]["input_tokens"] > second["usage"]["input_tokens"]
-    other = Socket(graph)
+    other = Socket(cluster)
     refused = other.turn("Go on.", store=False, previous_response_id=third["id"])
     assert (refused["status"], refused["error"]["code"]) == (404, "previous_response_not_found")
     check_response(other.turn("Start again.", store=False))
     other.close()
     stored = check_response(line.turn("hi"))
-    check_response(create(graph, "and?", previous_response_id=stored["id"]))
+    check_response(create(cluster, "and?", previous_response_id=stored["id"]))
 
 
 def test_websocket_forgets_a_response_whose_continuation_failed(line: Socket) -> None:
@@ -379,8 +372,8 @@ def test_websocket_forgets_a_response_whose_continuation_failed(line: Socket) ->
     assert retried["error"]["code"] == "previous_response_not_found"
 
 
-def test_websocket_begins_a_chain_from_a_compaction(graph: ScriptedGraph, line: Socket) -> None:
-    output = compact(graph, model=MODEL, input=CONVERSATION)["output"]
+def test_websocket_begins_a_chain_from_a_compaction(cluster: Cluster, line: Socket) -> None:
+    output = compact(cluster, model=MODEL, input=CONVERSATION)["output"]
     check_response(line.turn([*output, user("Continue from here.")], store=False, tools=[]))
 
 
@@ -398,6 +391,6 @@ def test_websocket_refuses_bad_messages_and_goes_on(line: Socket) -> None:
     check_response(line.turn("hi", stream=True))
 
 
-def test_websocket_handshake_is_needed_for_get(graph: ScriptedGraph) -> None:
-    refused = graph.http.get("/v1/responses")
+def test_websocket_handshake_is_needed_for_get(cluster: Cluster) -> None:
+    refused = cluster.http.get("/v1/responses")
     assert refused.status_code == 400 and "WebSocket" in refused.json()["error"]["message"]

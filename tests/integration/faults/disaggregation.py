@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from benchmarks.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.graph import DEADLINE_S, Graph, free_port, is_live, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import DEADLINE_S, wait_until
 
 WORDS = [
     "how",
@@ -114,13 +116,13 @@ def _hear(answer: Answer, line: str) -> None:
 class Worker:
     """One process in one role."""
 
-    def __init__(self, graph: Graph, role: str, *flags: str) -> None:
+    def __init__(self, cluster: Cluster, role: str, *flags: str) -> None:
         self.role = role
         self.port = free_port()
-        self._log = graph.folder / f"cpu{len(graph.processes)}.log"
+        self._log = cluster.folder / f"cpu{len(cluster.processes)}.log"
         argv = ("--model-name", MODEL, "--disaggregation-mode", role, *CACHE, *HOLD, *flags)
         variables = {**KEPT_BUSY, "DYN_SYSTEM_PORT": str(self.port), "DYN_SYSTEM_HOST": "127.0.0.1"}
-        self.process = graph.run("cpu", *argv, **variables)
+        self.process = cluster.run("cpu", *argv, **variables)
 
     @property
     def is_ready(self) -> bool:
@@ -148,22 +150,22 @@ class Fleet:
 
     def __init__(self, folder: Path, prefill: int, decode: int, *flags: str) -> None:
         self._flags = flags
-        self.graph = Graph(folder, "--migration-limit", "8")
-        wait_for(lambda: is_live(self.graph), "the frontend never came up")
+        self.cluster = Cluster(folder, "--migration-limit", "8")
+        wait_until(self.cluster.is_live, "the frontend never came up")
         self.workers = [
-            *(Worker(self.graph, "prefill", *flags) for _ in range(prefill)),
-            *(Worker(self.graph, "decode", *flags) for _ in range(decode)),
+            *(Worker(self.cluster, "prefill", *flags) for _ in range(prefill)),
+            *(Worker(self.cluster, "decode", *flags) for _ in range(decode)),
         ]
         self.seen: Counter[str] = Counter()
         """Metrics of workers that are no more."""
-        wait_for(lambda: all(worker.is_ready for worker in self.workers), "the workers never came up")
-        wait_for(self._serves, "the model is not served")
+        wait_until(lambda: all(worker.is_ready for worker in self.workers), "the workers never came up")
+        wait_until(self._serves, "the model is not served")
 
     def of(self, role: str) -> list[Worker]:
         return [worker for worker in self.workers if worker.role == role]
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.graph.port}", timeout=DEADLINE_S)
+        return httpx.Client(base_url=f"http://127.0.0.1:{self.cluster.port}", timeout=DEADLINE_S)
 
     def kill(self, worker: Worker) -> None:
         """SIGKILL; its last figures are kept."""
@@ -173,7 +175,7 @@ class Fleet:
         self.workers.remove(worker)
 
     def add(self, role: str, *flags: str) -> Worker:
-        worker = Worker(self.graph, role, *self._flags, *flags)
+        worker = Worker(self.cluster, role, *self._flags, *flags)
         self.workers.append(worker)
         return worker
 
@@ -191,15 +193,12 @@ class Fleet:
         return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
     def stop(self) -> None:
-        """Ends everything, also what stands still."""
-        for process in self.graph.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-        self.graph.stop()
+        """End every process, also paused ones."""
+        self.cluster.stop()
 
     def _serves(self) -> bool:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-        return self.graph.post(body).status_code == 200
+        return self.cluster.post(body).status_code == 200
 
 
 @contextlib.contextmanager
@@ -216,15 +215,12 @@ def fleet(folder: Path, *, prefill: int = 2, decode: int = 2, flags: tuple[str, 
 def reference(folder: Path, bodies: list[dict[str, Any]]) -> list[Answer]:
     """What one worker that does everything says to each."""
     folder.mkdir(exist_ok=True)
-    graph = Graph(folder)
-    try:
-        wait_for(lambda: is_live(graph), "the frontend never came up")
-        graph.worker("cpu", *CACHE)
-        with httpx.Client(base_url=f"http://127.0.0.1:{graph.port}", timeout=DEADLINE_S) as client:
-            wait_for(lambda: ask(client, bodies[0]).status == 200, "the model is not served")
+    with Cluster(folder) as cluster:
+        wait_until(cluster.is_live, "the frontend never came up")
+        cluster.worker("cpu", *CACHE)
+        with httpx.Client(base_url=f"http://127.0.0.1:{cluster.port}", timeout=DEADLINE_S) as client:
+            wait_until(lambda: ask(client, bodies[0]).status == 200, "the model is not served")
             answers = [ask(client, body) for body in bodies]
-    finally:
-        graph.stop()
     for answer in answers:
         assert answer.status == 200, answer
         assert answer.is_done, answer

@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.graph import DEADLINE_S, Graph, free_port, is_live, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import DEADLINE_S, wait_until
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 
@@ -45,11 +45,11 @@ class Freeze:
         self.verify()
 
     def verify(self) -> None:
-        wait_for(lambda: states(self._process.pid) == {"T"}, "it was not stopped")
+        wait_until(lambda: states(self._process.pid) == {"T"}, "it was not stopped")
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
-        wait_for(lambda: "T" not in states(self._process.pid), "it was not continued")
+        wait_until(lambda: "T" not in states(self._process.pid), "it was not continued")
 
 
 class Reset:
@@ -62,7 +62,7 @@ class Reset:
         self.verify()
 
     def verify(self) -> None:
-        wait_for(lambda: resets() > self._before, "no reset was sent")
+        wait_until(lambda: resets() > self._before, "no reset was sent")
 
 
 class Proxy:
@@ -97,14 +97,14 @@ class Proxy:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RD)  # Wakes the thread that reads it.
                 end.close()
-        wait_for(lambda: resets() > before, "no reset was sent")
+        wait_until(lambda: resets() > before, "no reset was sent")
 
     def stall(self) -> None:
         """Half-open: connections stand, and nothing passes them any more."""
         self._flows.clear()
 
     def verify_stall(self) -> None:
-        wait_for(lambda: self.stalled_bytes > 0, "nothing was held back")
+        wait_until(lambda: self.stalled_bytes > 0, "nothing was held back")
 
     def heal(self) -> None:
         self._flows.set()
@@ -195,64 +195,22 @@ def resident_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
-class Worker:
-    """A mocker or cpu worker with an open system port."""
-
-    def __init__(self, graph: Graph, *argv: str, module: str = "mocker") -> None:
-        before, port = graph.workers(), free_port()
-        self.log = graph.folder / f"{module}{len(graph.processes)}.log"
-        known = set(records(graph))
-        self.process = graph.run(
-            module, "--model-name", "m", *argv, DYN_SYSTEM_PORT=str(port), DYN_SYSTEM_HOST="127.0.0.1"
-        )
-        wait_for(lambda: graph.workers() > before, f"the worker never appeared: {self.log}")
-        (self.record,) = set(records(graph)) - known
-        self._http, self._metrics = graph.http, f"http://127.0.0.1:{port}/metrics"
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where it takes requests."""
-        host, _, port = self.record.read_text().partition('"tcp":"')[2].partition("/")[0].rpartition(":")
-        return host, int(port)
-
-    def metric(self, name: str) -> float:
-        families = text_string_to_metric_families(self._http.get(self._metrics).text)
-        return sum(one.value for family in families for one in family.samples if one.name == name)
-
-    @property
-    def inflight(self) -> float:
-        return self.metric("dynamo_component_inflight_requests")
-
-    @property
-    def is_idle(self) -> bool:
-        return self.inflight == 0 == self.metric("vllm:num_requests_running")
-
-
-def records(graph: Graph) -> list[Path]:
-    folder = graph.folder / "kv" / "v1" / "instances"
-    return list(folder.glob("*generate*")) if folder.exists() else []
-
-
 @contextlib.contextmanager
-def serving(folder: Path, *frontend: str) -> Iterator[Graph]:
+def serving(folder: Path, *frontend: str) -> Iterator[Cluster]:
     """A live frontend; the workers are up to the test."""
-    graph = Graph(folder, *frontend)
-    try:
-        wait_for(lambda: graph.frontend.poll() is not None or is_live(graph), "the frontend never came up")
-        assert graph.frontend.poll() is None, "the frontend ended"
-        yield graph
-    finally:
-        for process in graph.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)  # What a failed test left stopped could not be ended.
-        graph.stop()
+    with Cluster(folder, *frontend) as cluster:
+        cluster.wait_until(
+            lambda: cluster.frontend.poll() is not None or cluster.is_live(), "the frontend never came up"
+        )
+        assert cluster.frontend.poll() is None, cluster.logs()
+        yield cluster
 
 
 class Asked:
     """One streamed request on a thread of its own: what came of it, and how long it was silent."""
 
-    def __init__(self, graph: Graph, **fields: Any) -> None:
-        self._url = f"http://127.0.0.1:{graph.port}/v1/chat/completions"
+    def __init__(self, cluster: Cluster, **fields: Any) -> None:
+        self._url = f"http://127.0.0.1:{cluster.port}/v1/chat/completions"
         options = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
         self._body = {**CHAT, **options, **fields}
         self.begun_at = time.monotonic()

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.integration.faults.injection import CHAT, Reset, Worker, open_files, resident_mb, serving
-from tests.integration.graph import DEADLINE_S, Graph, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import DEADLINE_S, wait_until
+from tests.cluster.worker import WorkerProcess
+from tests.integration.faults.injection import CHAT, Reset, open_files, resident_mb, serving
 
 pytestmark = pytest.mark.integration
 
@@ -31,20 +33,20 @@ def request(**fields: object) -> bytes:
     return b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
-def is_quiet(graph: Graph, worker: Worker) -> bool:
-    return graph.metric("dynamo_frontend_inflight_requests") == 0 and worker.is_idle
+def is_quiet(cluster: Cluster, worker: WorkerProcess) -> bool:
+    return cluster.metric("dynamo_frontend_inflight_requests") == 0 and worker.is_idle
 
 
-def answers_at_once(graph: Graph) -> None:
+def answers_at_once(cluster: Cluster) -> None:
     begun = time.monotonic()
-    assert graph.post(CHAT).status_code == 200
+    assert cluster.post(CHAT).status_code == 200
     assert time.monotonic() - begun < 2
 
 
 # Cancellation ----------------------------------------------------------------------------------------------------------
 
 
-def time_to_cancel(worker: Worker, leave: Callable[[], object]) -> float:
+def time_to_cancel(worker: WorkerProcess, leave: Callable[[], object]) -> float:
     """Seconds from the client's leaving to the worker's knowing of it."""
     name = "dynamo_component_cancellation_total"
     before = worker.metric(name)
@@ -56,42 +58,46 @@ def time_to_cancel(worker: Worker, leave: Callable[[], object]) -> float:
 
 
 def test_a_client_that_leaves_is_known_to_the_worker_in_every_phase(tmp_path: Path) -> None:
-    with serving(tmp_path) as graph:
+    with serving(tmp_path) as cluster:
         # One slot; a prompt takes 16.7 ms / 0.05 = 330 ms, a token 5.7 ms.
-        worker = Worker(graph, "--speedup-ratio", "0.05", "--decode-speedup-ratio", "20", "--max-num-seqs", "1")
+        worker = WorkerProcess(
+            cluster, "--speedup-ratio", "0.05", "--decode-speedup-ratio", "20", "--max-num-seqs", "1"
+        )
         seconds: dict[str, list[float]] = {"queued": [], "prefilling": [], "decoding": []}
         for _ in range(LEAVES):
-            decoding = graph.connect(request().partition(b"\r\n\r\n")[2])
+            decoding = cluster.connect(request().partition(b"\r\n\r\n")[2])
             assert b"200 OK" in decoding.recv(65536)
-            queued = graph.connect(request().partition(b"\r\n\r\n")[2])
-            wait_for(lambda: worker.inflight == 2, "it never reached the worker")
+            queued = cluster.connect(request().partition(b"\r\n\r\n")[2])
+            wait_until(lambda: worker.inflight == 2, "it never reached the worker")
             seconds["queued"].append(time_to_cancel(worker, queued.close))
             seconds["decoding"].append(time_to_cancel(worker, decoding.close))
-            prefilling = graph.connect(request().partition(b"\r\n\r\n")[2])
-            wait_for(lambda: worker.inflight == 1, "it never reached the worker")
+            prefilling = cluster.connect(request().partition(b"\r\n\r\n")[2])
+            wait_until(lambda: worker.inflight == 1, "it never reached the worker")
             seconds["prefilling"].append(time_to_cancel(worker, prefilling.close))
-            wait_for(lambda: is_quiet(graph, worker), "the engine goes on")
+            wait_until(lambda: is_quiet(cluster, worker), "the engine goes on")
         for phase, times in seconds.items():
             print(f"cancelled while {phase}: median {statistics.median(times) * 1000:.1f} ms, at most {max(times) * 1000:.1f} ms")  # fmt: skip
         assert max(map(statistics.median, seconds.values())) < FREED_S
 
 
 def test_client_that_leaves_frees_the_prefill_engine(tmp_path: Path) -> None:
-    with serving(tmp_path) as graph:
+    with serving(tmp_path) as cluster:
         # One slot; a prompt takes 16.7 ms / 0.01 = 1.7 s.
-        prefill = Worker(graph, "--disaggregation-mode", "prefill", "--speedup-ratio", "0.01", "--max-num-seqs", "1")
-        decode = Worker(graph, "--disaggregation-mode", "decode", "--speedup-ratio", "0")
-        wait_for(lambda: graph.post(CHAT).status_code == 200, "the roles do not work together")
+        prefill = WorkerProcess(
+            cluster, "--disaggregation-mode", "prefill", "--speedup-ratio", "0.01", "--max-num-seqs", "1"
+        )
+        decode = WorkerProcess(cluster, "--disaggregation-mode", "decode", "--speedup-ratio", "0")
+        wait_until(lambda: cluster.post(CHAT).status_code == 200, "the roles do not work together")
         before = decode.metric("dynamo_component_requests_total")
         seconds: dict[str, list[float]] = {"queued": [], "running": []}
         for _ in range(LEAVES):
-            running = graph.connect(request().partition(b"\r\n\r\n")[2])
-            wait_for(lambda: prefill.inflight == 1, "it never reached the worker")
-            queued = graph.connect(request().partition(b"\r\n\r\n")[2])
-            wait_for(lambda: prefill.inflight == 2, "it never reached the worker")
+            running = cluster.connect(request().partition(b"\r\n\r\n")[2])
+            wait_until(lambda: prefill.inflight == 1, "it never reached the worker")
+            queued = cluster.connect(request().partition(b"\r\n\r\n")[2])
+            wait_until(lambda: prefill.inflight == 2, "it never reached the worker")
             seconds["queued"].append(time_to_free(prefill, queued.close))
             seconds["running"].append(time_to_free(prefill, running.close))
-            wait_for(lambda: is_quiet(graph, prefill), "the engine goes on")
+            wait_until(lambda: is_quiet(cluster, prefill), "the engine goes on")
         print({phase: f"{statistics.median(times) * 1000:.1f} ms" for phase, times in seconds.items()})
         assert max(map(statistics.median, seconds.values())) < FREED_S
         assert decode.metric("dynamo_component_requests_total") == before, (
@@ -99,7 +105,7 @@ def test_client_that_leaves_frees_the_prefill_engine(tmp_path: Path) -> None:
         )
 
 
-def time_to_free(worker: Worker, leave: Callable[[], object]) -> float:
+def time_to_free(worker: WorkerProcess, leave: Callable[[], object]) -> float:
     """Return the seconds from the client's leaving until the worker has one request less."""
     before, begun = worker.inflight, time.monotonic()
     leave()
@@ -109,16 +115,16 @@ def time_to_free(worker: Worker, leave: Callable[[], object]) -> float:
 
 
 def test_a_reset_in_the_middle_is_a_farewell_too(tmp_path: Path) -> None:
-    with serving(tmp_path) as graph:
-        worker = Worker(graph, *PACED, "--max-num-seqs", "1")
-        clients = [graph.connect(request().partition(b"\r\n\r\n")[2]) for _ in range(3)]
-        wait_for(lambda: worker.inflight == 3, "they never reached the worker")
-        wait_for(lambda: graph.metric("dynamo_frontend_queued_requests") == 2, "none of them has begun")
+    with serving(tmp_path) as cluster:
+        worker = WorkerProcess(cluster, *PACED, "--max-num-seqs", "1")
+        clients = [cluster.connect(request().partition(b"\r\n\r\n")[2]) for _ in range(3)]
+        wait_until(lambda: worker.inflight == 3, "they never reached the worker")
+        wait_until(lambda: cluster.metric("dynamo_frontend_queued_requests") == 2, "none of them has begun")
         for client in reversed(clients):
             Reset(client)
-        wait_for(lambda: is_quiet(graph, worker), "something is left over")
+        wait_until(lambda: is_quiet(cluster, worker), "something is left over")
         assert worker.metric("dynamo_component_cancellation_total") == 3
-        answers_at_once(graph)
+        answers_at_once(cluster)
 
 
 # A thousand of them ----------------------------------------------------------------------------------------------------
@@ -160,29 +166,29 @@ async def everyone_comes_and_goes(port: int) -> None:
 
 
 def test_of_a_thousand_clients_that_leave_nothing_is_left(tmp_path: Path) -> None:
-    with serving(tmp_path) as graph:
-        worker = Worker(graph, *PACED)
-        answers_at_once(graph)
-        wait_for(lambda: is_quiet(graph, worker), "it does not come to rest")
-        pids = (graph.frontend.pid, worker.process.pid)
+    with serving(tmp_path) as cluster:
+        worker = WorkerProcess(cluster, *PACED)
+        answers_at_once(cluster)
+        wait_until(lambda: is_quiet(cluster, worker), "it does not come to rest")
+        pids = (cluster.frontend.pid, worker.process.pid)
         before = [open_files(pid) for pid in pids]
 
         begun_at = time.monotonic()
-        asyncio.run(everyone_comes_and_goes(graph.port))
+        asyncio.run(everyone_comes_and_goes(cluster.port))
         left_at = time.monotonic()
-        answers_at_once(graph)
-        wait_for(lambda: is_quiet(graph, worker), "something is left over")
+        answers_at_once(cluster)
+        wait_until(lambda: is_quiet(cluster, worker), "something is left over")
         quiet_s = time.monotonic() - left_at
-        wait_for(lambda: [open_files(pid) for pid in pids] <= before, "connections are left open")
+        wait_until(lambda: [open_files(pid) for pid in pids] <= before, "connections are left open")
         cancelled = worker.metric("dynamo_component_cancellation_total")
         print(f"{CLIENTS} clients left within {left_at - begun_at:.1f} s: "
               f"{cancelled:.0f} cancelled at the worker, all quiet {quiet_s:.2f} s after the last")  # fmt: skip
         assert cancelled > CLIENTS / 10, "they did not leave in the middle"
-        assert graph.metric("dynamo_frontend_queued_requests") == 0
+        assert cluster.metric("dynamo_frontend_queued_requests") == 0
         assert worker.metric("dynamo_work_handler_pool_active_tasks") == 0
         assert worker.metric("dynamo_work_handler_queue_depth") == 0
         assert worker.metric("vllm:kv_cache_usage_perc") == 0
-        assert graph.post({**CHAT, "max_tokens": 20}).json()["usage"]["completion_tokens"] == 20
+        assert cluster.post({**CHAT, "max_tokens": 20}).json()["usage"]["completion_tokens"] == 20
 
 
 # Those who stay and do nothing -----------------------------------------------------------------------------------------
@@ -213,21 +219,21 @@ def test_clients_that_do_not_finish_their_request_are_cut_and_hold_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_HTTP_REQUEST_ARRIVAL_TIMEOUT_SECS", "1")
-    with serving(tmp_path) as graph:
-        worker = Worker(graph, *PACED)
-        answers_at_once(graph)
-        before = open_files(graph.frontend.pid)
+    with serving(tmp_path) as cluster:
+        worker = WorkerProcess(cluster, *PACED)
+        answers_at_once(cluster)
+        before = open_files(cluster.frontend.pid)
         data = request()
         silent, halves, dribbling = [], [], []
         for _ in range(50):
-            silent.append(socket.create_connection(("127.0.0.1", graph.port), timeout=DEADLINE_S))
-            halves.append(socket.create_connection(("127.0.0.1", graph.port), timeout=DEADLINE_S))
+            silent.append(socket.create_connection(("127.0.0.1", cluster.port), timeout=DEADLINE_S))
+            halves.append(socket.create_connection(("127.0.0.1", cluster.port), timeout=DEADLINE_S))
             halves[-1].sendall(data[:-20])
-            dribbling.append(socket.create_connection(("127.0.0.1", graph.port), timeout=DEADLINE_S))
+            dribbling.append(socket.create_connection(("127.0.0.1", cluster.port), timeout=DEADLINE_S))
             dribbling[-1].sendall(b"POST /v1/chat/completions HTTP/1.1\r\n")
         everyone = silent + halves + dribbling
-        wait_for(lambda: open_files(graph.frontend.pid) >= before + len(everyone), "they never arrived")
-        answers_at_once(graph)
+        wait_until(lambda: open_files(cluster.frontend.pid) >= before + len(everyone), "they never arrived")
+        answers_at_once(cluster)
 
         def all_cut() -> bool:
             for number, client in enumerate(dribbling):
@@ -235,27 +241,27 @@ def test_clients_that_do_not_finish_their_request_are_cut_and_hold_up_nobody(
                     client.sendall(b"x-header-%d: y\r\n" % number)
                 except OSError:
                     continue
-            return open_files(graph.frontend.pid) <= before
+            return open_files(cluster.frontend.pid) <= before
 
-        wait_for(all_cut, "they are waited for")
+        wait_until(all_cut, "they are waited for")
         assert all(is_cut(client) for client in everyone)
         for client in everyone:
             client.close()
         assert worker.metric("dynamo_component_requests_total") == 2
-        answers_at_once(graph)
+        answers_at_once(cluster)
 
 
 def test_a_client_that_never_reads_costs_little_and_is_cut(tmp_path: Path) -> None:
-    with serving(tmp_path) as graph:
-        worker = Worker(graph, "--speedup-ratio", "2")
+    with serving(tmp_path) as cluster:
+        worker = WorkerProcess(cluster, "--speedup-ratio", "2")
         # 128 events of 200 bytes in each step of 3 ms.
         body = {"model": "m", "prompt": ["x"] * 128, "max_tokens": 1900, "stream": True, "ignore_eos": True}
         content = json.dumps(body).encode()
-        answers_at_once(graph)
-        before_mb = resident_mb(graph.frontend.pid)
+        answers_at_once(cluster)
+        before_mb = resident_mb(cluster.frontend.pid)
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", graph.port))
+        client.connect(("127.0.0.1", cluster.port))
         client.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content)
         )
@@ -263,14 +269,14 @@ def test_a_client_that_never_reads_costs_little_and_is_cut(tmp_path: Path) -> No
 
         def is_noticed() -> bool:
             nonlocal peak_mb
-            peak_mb = max(peak_mb, resident_mb(graph.frontend.pid) - before_mb)
-            return graph.metric("dynamo_frontend_model_cancellation_total", endpoint="completions") == 1
+            peak_mb = max(peak_mb, resident_mb(cluster.frontend.pid) - before_mb)
+            return cluster.metric("dynamo_frontend_model_cancellation_total", endpoint="completions") == 1
 
-        wait_for(is_noticed, "it is written to for ever")
+        wait_until(is_noticed, "it is written to for ever")
         print(f"a client that never reads: the frontend grew by at most {peak_mb:.1f} MB before it was cut")
         assert peak_mb < UNREAD_MB
-        wait_for(lambda: is_quiet(graph, worker), "the engine goes on")
+        wait_until(lambda: is_quiet(cluster, worker), "the engine goes on")
         client.setblocking(True)
         assert not read_all(client).endswith(b"0\r\n\r\n"), "it was not cut"
         client.close()
-        answers_at_once(graph)
+        answers_at_once(cluster)

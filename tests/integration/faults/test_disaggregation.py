@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.processes import wait_until
 from tests.integration.faults.disaggregation import Answer, Fleet, Load, Trouble, ask, fleet, reference, requests_of
 from tests.integration.faults.injection import Freeze, Kill
-from tests.integration.graph import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -43,9 +43,9 @@ def under_load(served: Fleet, want: list[Answer], blow: Callable[[], None], tota
     """A load in whose midst something happens; everything must be right all the same."""
     load = Load(served, BODIES, want, total, seed=1)
     load.start(6)
-    wait_for(lambda: load.done >= total // 6, "the load did not begin")
+    wait_until(lambda: load.done >= total // 6, "the load did not begin")
     blow()
-    wait_for(lambda: load.is_over, "the load never ended")
+    wait_until(lambda: load.is_over, "the load never ended")
     assert load.wrong == []
     assert load.done == total
     return load
@@ -59,7 +59,7 @@ def test_nothing_is_lost_and_nothing_is_computed_twice_where_nothing_happens(
         figures = served.figures()
         assert figures["kv_fetches_total shm ok"] + figures["kv_fetches_total nixl ok"] > 0
         assert not [name for name in figures if name.startswith("local_prefills")]
-        wait_for(lambda: served.figures()["held blocks"] == 0, "blocks are still held")
+        wait_until(lambda: served.figures()["held blocks"] == 0, "blocks are still held")
 
 
 def test_a_killed_prefill_worker_costs_nobody_an_answer(tmp_path: Path, want: list[Answer]) -> None:
@@ -86,7 +86,7 @@ def test_a_killed_decode_worker_does_not_end_its_streams(tmp_path: Path, want: l
         streams = [Asked(served, LONG) for _ in range(4)]
         victim = served.of("decode")[0]
         running = "dynamo_component_inflight_requests"
-        wait_for(lambda: served.series(victim, running) > 0, "the worker never had a stream")
+        wait_until(lambda: served.series(victim, running) > 0, "the worker never had a stream")
         Kill(victim.process)
         served.workers.remove(victim)
         for stream in streams:

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.faults.injection import CHAT, Asked, SmallDisk, Worker, failures, serving
-from tests.integration.graph import Graph, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
+from tests.cluster.worker import WorkerProcess
+from tests.integration.faults.injection import CHAT, Asked, SmallDisk, failures, serving
 
 pytestmark = pytest.mark.integration
 
@@ -21,26 +23,26 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     small.remove()
 
 
-def lines(worker: Worker, words: str) -> int:
+def lines(worker: WorkerProcess, words: str) -> int:
     return worker.log.read_text().count(words)
 
 
 def test_a_worker_on_a_full_disk_serves_on_and_registers_again_when_there_is_room(
     tmp_path: Path, disk: SmallDisk
 ) -> None:
-    with serving(tmp_path) as graph:
-        worker = Worker(graph, *PACED)
+    with serving(tmp_path) as cluster:
+        worker = WorkerProcess(cluster, *PACED)
         record = worker.record.read_bytes()
-        stream = Asked(graph, max_tokens=1000)
-        wait_for(lambda: stream.has_begun, "the stream never began")
+        stream = Asked(cluster, max_tokens=1000)
+        wait_until(lambda: stream.has_begun, "the stream never began")
 
         disk.fill()
-        assert graph.post(CHAT).status_code == 200, "what is registered already needs no room"
+        assert cluster.post(CHAT).status_code == 200, "what is registered already needs no room"
         assert lines(worker, " WARN ") == 0
 
         worker.record.unlink()
         disk.fill()  # Not even the room of the record is left.
-        wait_for(lambda: lines(worker, "No space left on device") > 0, "it did not try to register again")
+        wait_until(lambda: lines(worker, "No space left on device") > 0, "it did not try to register again")
         time.sleep(REFRESHES_S)
         disk.verify()
         assert lines(worker, "No space left on device") == 1
@@ -49,31 +51,31 @@ def test_a_worker_on_a_full_disk_serves_on_and_registers_again_when_there_is_roo
         assert [path.name for path in disk.root.iterdir() if path.name.startswith(".")] == []
 
         disk.free()
-        wait_for(worker.record.exists, "it did not register again")
+        wait_until(worker.record.exists, "it did not register again")
         assert worker.record.read_bytes() == record
-        wait_for(lambda: lines(worker, "refreshed again") == 1, "it does not say so")
-        wait_for(lambda: graph.post(CHAT).status_code == 200, "it is not found again")
+        wait_until(lambda: lines(worker, "refreshed again") == 1, "it does not say so")
+        wait_until(lambda: cluster.post(CHAT).status_code == 200, "it is not found again")
 
 
 def test_a_directory_that_goes_away_and_comes_back_stops_nobody(tmp_path: Path) -> None:
-    with serving(tmp_path) as graph:
-        worker = Worker(graph, *PACED)
+    with serving(tmp_path) as cluster:
+        worker = WorkerProcess(cluster, *PACED)
         aside = tmp_path / "aside"
         (tmp_path / "kv").rename(aside)
         (tmp_path / "kv").write_text("no directory")
-        wait_for(lambda: lines(worker, "failed to refresh") > 0, "it was not noticed")
-        wait_for(lambda: "keeping the last view" in frontend_log(graph), "the frontend noticed nothing")
-        assert graph.post(CHAT).status_code == 200, "a registry that cannot be read says nothing of the workers"
+        wait_until(lambda: lines(worker, "failed to refresh") > 0, "it was not noticed")
+        wait_until(lambda: "keeping the last view" in frontend_log(cluster), "the frontend noticed nothing")
+        assert cluster.post(CHAT).status_code == 200, "a registry that cannot be read says nothing of the workers"
         said = lines(worker, "failed to refresh")
         time.sleep(REFRESHES_S)
         assert lines(worker, "failed to refresh") == said
-        assert graph.post(CHAT).status_code == 200
+        assert cluster.post(CHAT).status_code == 200
         (tmp_path / "kv").unlink()
-        wait_for(lambda: lines(worker, "refreshed again") == said, "it did not register again")
-        wait_for(lambda: "readable again" in frontend_log(graph), "the frontend does not look again")
+        wait_until(lambda: lines(worker, "refreshed again") == said, "it did not register again")
+        wait_until(lambda: "readable again" in frontend_log(cluster), "the frontend does not look again")
         assert worker.record.exists()
-        assert graph.post(CHAT).status_code == 200
+        assert cluster.post(CHAT).status_code == 200
 
 
-def frontend_log(graph: Graph) -> str:
-    return (graph.folder / "frontend0.log").read_text()
+def frontend_log(cluster: Cluster) -> str:
+    return (cluster.folder / "frontend0.log").read_text()

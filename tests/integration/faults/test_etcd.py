@@ -1,4 +1,4 @@
-"""A graph over etcd goes on serving whatever happens to etcd: killed, stopped, robbed of its memory, member by member."""
+"""A cluster over etcd goes on serving whatever happens to etcd: killed, stopped, robbed of its memory, member by member."""
 
 import json
 import threading
@@ -9,8 +9,9 @@ from typing import Any, Self
 
 import httpx
 import pytest
-from tests.etcd_cluster import EtcdCluster, wait_until
-from tests.integration.graph import Graph, is_live, wait_for
+from tests.cluster.cluster import Cluster
+from tests.cluster.etcd import EtcdCluster
+from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -22,8 +23,8 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_t
 class Callers:
     """Clients that ask one thing after another, and remember what went wrong."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._url = f"http://127.0.0.1:{graph.port}/v1/chat/completions"
+    def __init__(self, cluster: Cluster) -> None:
+        self._url = f"http://127.0.0.1:{cluster.port}/v1/chat/completions"
         self._ending = threading.Event()
         self._threads = [threading.Thread(target=self._call) for _ in range(CALLERS)]
         self.answered = 0
@@ -62,160 +63,156 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETCD_LEASE_TTL", str(LEASE_TTL_S))
 
 
-def graph_over(cluster: EtcdCluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Graph]:
-    monkeypatch.setenv("ETCD_ENDPOINTS", cluster.endpoints)
-    graph = Graph(folder, "--migration-limit", "3")
-    try:
-        wait_for(lambda: graph.frontend.poll() is not None or is_live(graph), "the frontend never came up")
-        assert graph.frontend.poll() is None, "the frontend ended"
+def cluster_over(etcd: EtcdCluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("ETCD_ENDPOINTS", etcd.endpoints)
+    with Cluster(folder, "--migration-limit", "3") as cluster:
+        wait_until(lambda: cluster.frontend.poll() is not None or cluster.is_live(), "the frontend never came up")
+        assert cluster.frontend.poll() is None, "the frontend ended"
         for _ in range(2):
-            graph.run("mocker", "--model-name", "m", "--speedup-ratio", "2")
-        wait_for(lambda: graph.workers() == 2, "the workers never appeared")
-        yield graph
-    finally:
-        graph.stop()
+            cluster.run("mocker", "--model-name", "m", "--speedup-ratio", "2")
+        wait_until(lambda: cluster.workers() == 2, "the workers never appeared")
+        yield cluster
 
 
 @pytest.fixture
 def single(tmp_path: Path) -> Iterator[EtcdCluster]:
-    with EtcdCluster(tmp_path) as cluster:
-        yield cluster.wait()
+    with EtcdCluster(tmp_path) as etcd:
+        yield etcd.wait()
 
 
 @pytest.fixture
-def graph(single: EtcdCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Graph]:
-    yield from graph_over(single, tmp_path, monkeypatch)
+def cluster(single: EtcdCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    yield from cluster_over(single, tmp_path, monkeypatch)
 
 
-def instances(graph: Graph) -> list[Any]:
-    return sorted(graph.http.get("/health").json()["instances"], key=json.dumps)
+def instances(cluster: Cluster) -> list[Any]:
+    return sorted(cluster.http.get("/health").json()["instances"], key=json.dumps)
 
 
-def logs(graph: Graph) -> list[Path]:
-    """What each process of the graph wrote."""
-    found = [path for name in ("frontend", "mocker") for path in graph.folder.glob(f"{name}*.log")]
-    assert len(found) == len(graph.processes)
+def logs(cluster: Cluster) -> list[Path]:
+    """What each process of the cluster wrote."""
+    found = [path for name in ("frontend", "mocker") for path in cluster.folder.glob(f"{name}*.log")]
+    assert len(found) == len(cluster.processes)
     return found
 
 
-def logged(graph: Graph, words: str, *, times: int = 1) -> bool:
-    """True when each process of the graph has said so."""
-    return all(path.read_text().count(words) >= times for path in logs(graph))
+def logged(cluster: Cluster, words: str, *, times: int = 1) -> bool:
+    """True when each process of the cluster has said so."""
+    return all(path.read_text().count(words) >= times for path in logs(cluster))
 
 
-def test_no_request_fails_whatever_happens_to_the_only_member(single: EtcdCluster, graph: Graph) -> None:
+def test_no_request_fails_whatever_happens_to_the_only_member(single: EtcdCluster, cluster: Cluster) -> None:
     (member,) = single.members
-    before, keys = instances(graph), single.names()
+    before, keys = instances(cluster), single.names()
     assert len([key for key in keys if key.startswith("v1/instances/dynamo/backend/generate/")]) == len(before)
 
-    with Callers(graph) as callers:
+    with Callers(cluster) as callers:
         callers.go_on()
 
         member.kill()
         assert not member.is_healthy()
-        wait_for(lambda: logged(graph, "etcd unreachable"), "the outage was not noticed")
+        wait_until(lambda: logged(cluster, "etcd unreachable"), "the outage was not noticed")
         callers.go_on()
-        assert instances(graph) == before
+        assert instances(cluster) == before
         member.start()
-        wait_for(lambda: logged(graph, "lease kept"), "nobody came back after the restart")
+        wait_until(lambda: logged(cluster, "lease kept"), "nobody came back after the restart")
         callers.go_on()
         assert single.names() == keys
 
         member.pause()
         paused_at = time.monotonic()
-        wait_for(lambda: logged(graph, "etcd unreachable", times=2), "the standstill was not noticed")
+        wait_until(lambda: logged(cluster, "etcd unreachable", times=2), "the standstill was not noticed")
         wait_until(lambda: time.monotonic() > paused_at + 1.5 * LEASE_TTL_S, "time stands still")
         callers.go_on()
         member.resume()
-        wait_for(lambda: logged(graph, "etcd reachable again", times=2), "nobody came back after the standstill")
+        wait_until(lambda: logged(cluster, "etcd reachable again", times=2), "nobody came back after the standstill")
         callers.go_on()
-        assert instances(graph) == before
-        wait_for(lambda: single.names() == keys, "not everything was registered again after the standstill")
+        assert instances(cluster) == before
+        wait_until(lambda: single.names() == keys, "not everything was registered again after the standstill")
 
         member.kill()
         member.wipe()
         member.start()
         single.wait()
         assert member.ask("/v3/kv/range", key="AA==", range_end="AA==")["header"]["raft_term"] == "2", "it is another"
-        wait_for(lambda: logged(graph, "again"), "nobody registered again")
-        wait_for(lambda: single.names() == keys, "not everything was registered again after the loss")
+        wait_until(lambda: logged(cluster, "again"), "nobody registered again")
+        wait_until(lambda: single.names() == keys, "not everything was registered again after the loss")
         callers.go_on()
-        assert instances(graph) == before
+        assert instances(cluster) == before
 
         wait_until(lambda: time.monotonic() > paused_at + 4 * LEASE_TTL_S, "time stands still")
         callers.go_on()
-        assert instances(graph) == before, "patience ended, and something was missing after all"
+        assert instances(cluster) == before, "patience ended, and something was missing after all"
 
 
 def test_a_graph_that_started_before_etcd_serves_when_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = EtcdCluster(tmp_path)
-    monkeypatch.setenv("ETCD_ENDPOINTS", cluster.endpoints)
-    graph = Graph(tmp_path)
-    try:
-        graph.run("mocker", "--model-name", "m", "--speedup-ratio", "2")
-        impatient = graph.run("mocker", "--model-name", "m")
-        wait_for(lambda: logged(graph, "waiting for etcd (ETCD_ENDPOINTS)"), "nobody said what is awaited")
+    etcd = EtcdCluster(tmp_path)
+    monkeypatch.setenv("ETCD_ENDPOINTS", etcd.endpoints)
+    with Cluster(tmp_path) as cluster:
+        cluster.run("mocker", "--model-name", "m", "--speedup-ratio", "2")
+        impatient = cluster.run("mocker", "--model-name", "m")
+        wait_until(lambda: logged(cluster, "waiting for etcd (ETCD_ENDPOINTS)"), "nobody said what is awaited")
         impatient.terminate()
         assert impatient.wait(10) == 0, "who waits can be told to stop"
-        with cluster:
-            wait_for(lambda: graph.workers() == 1, "the worker never appeared")
-            with Callers(graph) as callers:
+        with etcd:
+            wait_until(lambda: cluster.workers() == 1, "the worker never appeared")
+            with Callers(cluster) as callers:
                 callers.go_on()
-            graph.stop()
-    finally:
-        graph.stop()
+            cluster.stop()
 
 
-def test_a_worker_that_dies_during_an_outage_is_forgotten_after_it(single: EtcdCluster, graph: Graph) -> None:
+def test_a_worker_that_dies_during_an_outage_is_forgotten_after_it(single: EtcdCluster, cluster: Cluster) -> None:
     (member,) = single.members
-    with Callers(graph) as callers:
+    with Callers(cluster) as callers:
         callers.go_on()
         member.kill()
-        wait_for(lambda: logged(graph, "etcd unreachable"), "the outage was not noticed")
-        graph.processes[-1].kill()
-        assert graph.processes[-1].wait() < 0
-        assert graph.workers() == 2, "the last view stands"
+        wait_until(lambda: logged(cluster, "etcd unreachable"), "the outage was not noticed")
+        cluster.processes[-1].kill()
+        assert cluster.processes[-1].wait() < 0
+        assert cluster.workers() == 2, "the last view stands"
         member.start()
-        wait_for(lambda: graph.workers() == 1, "the dead worker is still listed")
+        wait_until(lambda: cluster.workers() == 1, "the dead worker is still listed")
         callers.go_on()
 
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[EtcdCluster]:
-    with EtcdCluster(tmp_path, 3) as cluster:
-        yield cluster.wait()
+    with EtcdCluster(tmp_path, 3) as etcd:
+        yield etcd.wait()
 
 
 def test_each_member_of_three_may_die_and_stand_still_in_turn(
     three: EtcdCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for graph in graph_over(three, tmp_path, monkeypatch):
-        before, names = instances(graph), three.names()
-        with Callers(graph) as callers:
+    for cluster in cluster_over(three, tmp_path, monkeypatch):
+        before, names = instances(cluster), three.names()
+        with Callers(cluster) as callers:
             callers.go_on()
             for member in three.members:
                 member.kill()
                 assert not member.is_healthy()
                 callers.go_on()
-                assert instances(graph) == before
+                assert instances(cluster) == before
                 member.start()
                 three.wait()
-                wait_for(lambda names=names: three.names() == names, "not all is registered as before")
-            wait_for(lambda graph=graph: logged(graph, "etcd unreachable"), "each spoke to a member when it was killed")
+                wait_until(lambda names=names: three.names() == names, "not all is registered as before")
+            wait_until(
+                lambda cluster=cluster: logged(cluster, "etcd unreachable"), "each spoke to a member when it was killed"
+            )
 
-            moved = [path.read_text().count("etcd reachable again") for path in logs(graph)]
+            moved = [path.read_text().count("etcd reachable again") for path in logs(cluster)]
             for member in three.members:
                 member.pause()
                 paused_at = time.monotonic()
                 wait_until(lambda since=paused_at: time.monotonic() > since + LEASE_TTL_S / 2, "time stands still")
                 callers.go_on()
-                assert instances(graph) == before
+                assert instances(cluster) == before
                 member.resume()
                 three.wait()
-                wait_for(lambda names=names: three.names() == names, "not all is registered as before")
+                wait_until(lambda names=names: three.names() == names, "not all is registered as before")
 
-            def moved_on(graph: Graph = graph, moved: list[int] = moved) -> bool:
-                counts = [path.read_text().count("etcd reachable again") for path in logs(graph)]
+            def moved_on(cluster: Cluster = cluster, moved: list[int] = moved) -> bool:
+                counts = [path.read_text().count("etcd reachable again") for path in logs(cluster)]
                 return all(after > before for before, after in zip(moved, counts, strict=True))
 
-            wait_for(moved_on, "and to one when it stood still")
+            wait_until(moved_on, "and to one when it stood still")

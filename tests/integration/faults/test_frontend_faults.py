@@ -5,61 +5,64 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.integration.faults.injection import CHAT, Asked, Freeze, Kill, Worker, failures, serving
-from tests.integration.graph import Graph, free_port, is_live, wait_for
+from benchmarks.ports import free_port
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import wait_until
+from tests.cluster.worker import WorkerProcess
+from tests.integration.faults.injection import CHAT, Asked, Freeze, Kill, failures, serving
 
 pytestmark = pytest.mark.integration
 
 PACED = ("--speedup-ratio", "1")
 
 
-def start_frontend(graph: Graph, port: int) -> None:
-    graph.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(port))
+def start_frontend(cluster: Cluster, port: int) -> None:
+    cluster.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(port))
 
 
 def test_a_killed_frontends_streams_stop_at_the_worker_and_a_restarted_one_serves_at_once(tmp_path: Path) -> None:
-    with serving(tmp_path) as graph:
-        worker = Worker(graph, *PACED)
-        streams = [graph.connect(b'{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":2000,"stream":true}')
+    with serving(tmp_path) as cluster:
+        worker = WorkerProcess(cluster, *PACED)
+        streams = [cluster.connect(b'{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":2000,"stream":true}')
                    for _ in range(4)]  # fmt: skip
         for stream in streams:
             assert b"200 OK" in stream.recv(65536)
         assert worker.inflight == 4
 
-        killed = Kill(graph.frontend)
-        wait_for(lambda: worker.inflight == 0, "the worker goes on with what nobody waits for")
+        killed = Kill(cluster.frontend)
+        wait_until(lambda: worker.inflight == 0, "the worker goes on with what nobody waits for")
         print(f"frontend killed: the worker let go after {time.monotonic() - killed.at:.3f} s")
         assert time.monotonic() - killed.at < 1
         assert worker.metric("dynamo_component_cancellation_total") == 4
         for stream in streams:
             stream.close()
 
-        start_frontend(graph, graph.port)
-        wait_for(lambda: is_live(graph), "the frontend never came back")
-        assert graph.post(CHAT).status_code == 200, "it accepts requests before it knows whom to ask"
-        wait_for(lambda: worker.is_idle, "something is left over")
+        start_frontend(cluster, cluster.port)
+        wait_until(cluster.is_live, "the frontend never came back")
+        assert cluster.post(CHAT).status_code == 200, "it accepts requests before it knows whom to ask"
+        wait_until(lambda: worker.is_idle, "something is left over")
 
 
 def test_a_stopped_frontend_disturbs_no_other_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    with serving(tmp_path) as graph:
-        worker = Worker(graph, *PACED)
-        streams = [Asked(graph, max_tokens=300) for _ in range(4)]
-        wait_for(lambda: all(one.has_begun for one in streams), "not all streams began")
+    with serving(tmp_path) as cluster:
+        worker = WorkerProcess(cluster, *PACED)
+        streams = [Asked(cluster, max_tokens=300) for _ in range(4)]
+        wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
 
-        frozen = Freeze(graph.frontend)
+        frozen = Freeze(cluster.frontend)
         port = free_port()
-        start_frontend(graph, port)
+        start_frontend(cluster, port)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as other:
-            wait_for(lambda: is_up(other), "the other frontend never came up")
+            wait_until(lambda: is_up(other), "the other frontend never came up")
             for _ in range(3):
                 assert other.post("/v1/chat/completions", json=CHAT).status_code == 200
         frozen.verify()
-        wait_for(lambda: worker.is_idle, "the worker waits for a frontend that does not read")
+        wait_until(lambda: worker.is_idle, "the worker waits for a frontend that does not read")
         assert not any(one.is_over for one in streams)
 
         frozen.thaw()
         assert failures(streams) == []
-        assert graph.post(CHAT).status_code == 200
+        assert cluster.post(CHAT).status_code == 200
 
 
 def is_up(client: httpx.Client) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.integration.graph import Graph, is_live, wait_for
-from tests.nats_server import NatsServer
+from tests.cluster.cluster import Cluster
+from tests.cluster.nats import NatsServer
+from tests.cluster.processes import wait_until
 
 from dynamo.core.errors import CannotConnect, ConfigError, ConnectionTimeout, Disconnected, WorkerUnavailable
 from dynamo.protocols.discovery import EndpointId
@@ -386,18 +387,15 @@ LONG_CHAT = {
 
 
 @pytest.fixture
-def graph(tmp_path: Path, server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Graph]:
+def cluster(tmp_path: Path, server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A frontend and a worker, over files, requests and events through the server."""
     monkeypatch.setenv("NATS_SERVER", server.url)
     monkeypatch.setenv("DYN_REQUEST_PLANE", "nats")
     monkeypatch.setenv("DYN_EVENT_PLANE", "nats")
-    made = Graph(tmp_path)
-    try:
-        wait_for(lambda: is_live(made), "the frontend never came up")
+    with Cluster(tmp_path) as made:
+        wait_until(made.is_live, "the frontend never came up")
         made.mocker()
         yield made
-    finally:
-        made.stop()
 
 
 def is_answered(answer: httpx.Response) -> bool:
@@ -407,12 +405,12 @@ def is_answered(answer: httpx.Response) -> bool:
 class OpenAnswer:
     """A long streamed answer, read in a thread."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.text = ""
-        self._url = f"http://127.0.0.1:{graph.port}/v1/chat/completions"
+        self._url = f"http://127.0.0.1:{cluster.port}/v1/chat/completions"
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
-        wait_for(lambda: "content" in self.text, "the answer never began")
+        wait_until(lambda: "content" in self.text, "the answer never began")
 
     def _read(self) -> None:
         with httpx.Client(timeout=30) as client, client.stream("POST", self._url, json=LONG_CHAT) as answer:
@@ -432,47 +430,44 @@ class OpenAnswer:
 
 
 @pytest.mark.parametrize(("fault", "repair"), [("kill", "start"), ("pause", "resume")])
-def test_a_graph_outlives_its_server(graph: Graph, server: NatsServer, fault: str, repair: str) -> None:
-    assert is_answered(graph.post(CHAT))
-    answer = OpenAnswer(graph)
+def test_a_graph_outlives_its_server(cluster: Cluster, server: NatsServer, fault: str, repair: str) -> None:
+    assert is_answered(cluster.post(CHAT))
+    answer = OpenAnswer(cluster)
     getattr(server, fault)()
     before = answer.tokens()
-    wait_for(lambda: answer.tokens() > before, "the open answer stands still")
+    wait_until(lambda: answer.tokens() > before, "the open answer stands still")
     assert answer.is_open(), "it ended before it could be harmed"
     began = time.monotonic()
-    refused = graph.post(CHAT)
+    refused = cluster.post(CHAT)
     assert refused.status_code >= 500 or '"error":' in refused.text
     assert time.monotonic() - began < 15, "a request hangs while the server is away"
     assert '"error":' not in answer.ended()
     assert '"completion_tokens":150' in answer.text
     getattr(server, repair)()
-    wait_for(lambda: is_answered(graph.post(CHAT)), "nothing is answered although the server is back")
-    assert is_live(graph)
+    wait_until(lambda: is_answered(cluster.post(CHAT)), "nothing is answered although the server is back")
+    assert cluster.is_live()
 
 
 def test_a_process_says_what_it_awaits_and_ends_in_one_line(tmp_path: Path) -> None:
     absent = NatsServer(tmp_path)
     variables = {"NATS_SERVER": absent.url, "NATS_STARTUP_CONNECT_TIMEOUT_SECONDS": "0.5"}
-    graph = Graph(tmp_path)
-    try:
+    with Cluster(tmp_path) as cluster:
         for module, argv in (("mocker", ["--model-name", "m"]), ("frontend", ["--http-port", "0"])):
-            process = graph.run(module, "--request-plane", "nats", *argv, **variables)
+            process = cluster.run(module, "--request-plane", "nats", *argv, **variables)
             assert process.wait(30) == 2
-            log = (tmp_path / f"{module}{len(graph.processes) - 1}.log").read_text()
+            log = (tmp_path / f"{module}{len(cluster.processes) - 1}.log").read_text()
             assert f"not connected to NATS at {absent.url} (NATS_SERVER)" in log
             assert log.splitlines()[-1].startswith(f"error: no NATS server at {absent.url} (NATS_SERVER) within 0.5 s")
             assert "Traceback" not in log
-    finally:
-        graph.stop()
 
 
-def test_a_killed_worker_costs_no_request(graph: Graph) -> None:
+def test_a_killed_worker_costs_no_request(cluster: Cluster) -> None:
     """Its record outlives it by seconds; the server knows at once that nobody listens."""
-    second = graph.mocker()
-    assert all(is_answered(graph.post(CHAT)) for _ in range(4))
+    second = cluster.mocker()
+    assert all(is_answered(cluster.post(CHAT)) for _ in range(4))
     second.kill()
     assert second.wait(10) == -signal.SIGKILL
-    assert graph.workers() == 2, "its record went before it could harm"
+    assert cluster.workers() == 2, "its record went before it could harm"
     began = time.monotonic()
-    assert all(is_answered(graph.post(CHAT)) for _ in range(10))
+    assert all(is_answered(cluster.post(CHAT)) for _ in range(10))
     assert time.monotonic() - began < 8, "the dead worker was waited for"

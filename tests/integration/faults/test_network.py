@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.integration.faults.injection import CHAT, Asked, Proxy, Worker, failures, serving
-from tests.integration.graph import DEADLINE_S, wait_for
+from tests.cluster.processes import DEADLINE_S, wait_until
+from tests.cluster.worker import WorkerProcess
+from tests.integration.faults.injection import CHAT, Asked, Proxy, failures, serving
 
 from dynamo.runtime.request_plane import frame
 
@@ -23,7 +24,7 @@ SEED = 11
 
 
 @contextmanager
-def between(worker: Worker) -> Iterator[Proxy]:
+def between(worker: WorkerProcess) -> Iterator[Proxy]:
     proxy = Proxy(worker.record)
     try:
         yield proxy
@@ -32,60 +33,68 @@ def between(worker: Worker) -> Iterator[Proxy]:
 
 
 def test_a_reset_between_frontend_and_worker_loses_no_token(tmp_path: Path) -> None:
-    with serving(tmp_path, "--migration-limit", "3") as graph:
-        worker = Worker(graph, *PACED)
+    with serving(tmp_path, "--migration-limit", "3") as cluster:
+        worker = WorkerProcess(cluster, *PACED)
         with between(worker) as proxy:
-            wait_for(lambda: graph.post(CHAT).status_code == 200 and proxy.connections == 1, "nobody takes this way")
-            stream = Asked(graph, max_tokens=700)
-            wait_for(lambda: stream.has_begun, "the stream never began")
-            spare = Worker(graph, *PACED)
+            wait_until(
+                lambda: cluster.post(CHAT).status_code == 200 and proxy.connections == 1, "nobody takes this way"
+            )
+            stream = Asked(cluster, max_tokens=700)
+            wait_until(lambda: stream.has_begun, "the stream never began")
+            spare = WorkerProcess(cluster, *PACED)
             proxy.reset()
             assert failures([stream]) == []
             print(f"reset between frontend and worker: silent for {stream.silence_s * 1000:.0f} ms")
             assert stream.silence_s < 2
-            assert graph.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request") == 1
+            assert cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request") == 1
             assert worker.metric("dynamo_component_cancellation_total") == 1
-            wait_for(lambda: worker.is_idle and spare.is_idle, "something is left over")
+            wait_until(lambda: worker.is_idle and spare.is_idle, "something is left over")
 
 
 def test_a_sole_worker_whose_connections_are_reset_is_asked_again(tmp_path: Path) -> None:
-    with serving(tmp_path, "--migration-limit", "3") as graph:
-        worker = Worker(graph, *PACED)
+    with serving(tmp_path, "--migration-limit", "3") as cluster:
+        worker = WorkerProcess(cluster, *PACED)
         with between(worker) as proxy:
-            wait_for(lambda: graph.post(CHAT).status_code == 200 and proxy.connections == 1, "nobody takes this way")
-            streams = [Asked(graph, max_tokens=400) for _ in range(3)]
-            wait_for(lambda: all(one.has_begun for one in streams), "not all streams began")
+            wait_until(
+                lambda: cluster.post(CHAT).status_code == 200 and proxy.connections == 1, "nobody takes this way"
+            )
+            streams = [Asked(cluster, max_tokens=400) for _ in range(3)]
+            wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
             proxy.reset()
             assert failures(streams) == []
             print(f"sole worker reset: silent for {max(one.silence_s for one in streams) * 1000:.0f} ms")
-            moved = graph.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request")
+            moved = cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request")
             assert moved == len(streams)
-            wait_for(lambda: worker.is_idle, "something is left over")
+            wait_until(lambda: worker.is_idle, "something is left over")
 
 
 def test_a_way_that_stalls_holds_up_no_later_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_TCP_REQUEST_TIMEOUT", "2")
     monkeypatch.setenv("DYN_RUNTIME_INHIBITED_DURATION_SECS", "1.5")
-    with serving(tmp_path, "--migration-limit", "3") as graph:
-        far, near = (Worker(graph, *PACED) for _ in range(2))
+    with serving(tmp_path, "--migration-limit", "3") as cluster:
+        far, near = (WorkerProcess(cluster, *PACED) for _ in range(2))
         with between(far) as proxy:
-            wait_for(lambda: graph.post(CHAT).status_code == 200 and proxy.connections == 1, "nobody takes this way")
+            wait_until(
+                lambda: cluster.post(CHAT).status_code == 200 and proxy.connections == 1, "nobody takes this way"
+            )
             proxy.stall()
-            first = [Asked(graph) for _ in range(2)]
+            first = [Asked(cluster) for _ in range(2)]
             assert failures(first) == []
             proxy.verify_stall()
-            later = [Asked(graph) for _ in range(6)]
+            later = [Asked(cluster) for _ in range(6)]
             assert failures(later) == []
             print(f"stalled way: first pieces after {max(one.silence_s for one in first):.2f} s, "
                   f"later ones after {max(one.silence_s for one in later):.2f} s")  # fmt: skip
             assert max(one.silence_s for one in later) < 2
             proxy.heal()
             before = far.metric("dynamo_component_requests_total")
-            wait_for(
-                lambda: graph.post(CHAT).status_code == 200 and far.metric("dynamo_component_requests_total") > before,
+            wait_until(
+                lambda: (
+                    cluster.post(CHAT).status_code == 200 and far.metric("dynamo_component_requests_total") > before
+                ),
                 "it is never asked again",
             )
-            wait_for(lambda: far.is_idle and near.is_idle, "something is left over")
+            wait_until(lambda: far.is_idle and near.is_idle, "something is left over")
 
 
 def send(address: tuple[str, int], data: bytes) -> bytes:
@@ -102,7 +111,7 @@ def send(address: tuple[str, int], data: bytes) -> bytes:
     return heard
 
 
-def is_more(worker: Worker, name: str, before: float) -> bool:
+def is_more(worker: WorkerProcess, name: str, before: float) -> bool:
     return worker.metric(name) > before
 
 
@@ -119,23 +128,23 @@ def garbage(dice: random.Random) -> dict[str, bytes]:
 
 
 def test_garbage_on_a_workers_port_is_counted_and_harms_nobody(tmp_path: Path) -> None:
-    with serving(tmp_path) as graph:
-        worker = Worker(graph, *PACED)
-        stream = Asked(graph, max_tokens=450)
-        wait_for(lambda: stream.has_begun, "the stream never began")
+    with serving(tmp_path) as cluster:
+        worker = WorkerProcess(cluster, *PACED)
+        stream = Asked(cluster, max_tokens=450)
+        wait_until(lambda: stream.has_begun, "the stream never began")
         dice = random.Random(SEED)
         errors = "dynamo_transport_tcp_errors_total"
         for name, data in garbage(dice).items():
             before = worker.metric(errors)
             send(worker.address, data)
-            wait_for(partial(is_more, worker, errors, before), f"{name} was not counted")
+            wait_until(partial(is_more, worker, errors, before), f"{name} was not counted")
         assert not stream.is_over, "nobody was there to be harmed"
         for _ in range(200):
             with socket.create_connection(worker.address) as stranger:
                 stranger.sendall(frame.HELLO[:-1] + dice.randbytes(200))
         assert failures([stream]) == []
         assert stream.silence_s < 2
-        assert graph.post(CHAT).status_code == 200
+        assert cluster.post(CHAT).status_code == 200
         warnings = [line for line in worker.log.read_text().splitlines() if " WARN " in line]
         assert warnings
         assert all("127.0.0.1:" in line for line in warnings), "who was it?"
@@ -143,11 +152,11 @@ def test_garbage_on_a_workers_port_is_counted_and_harms_nobody(tmp_path: Path) -
 
 
 def test_garbage_on_the_frontends_port_is_refused_and_harms_nobody(tmp_path: Path) -> None:
-    with serving(tmp_path) as graph:
-        worker = Worker(graph, *PACED)
-        stream = Asked(graph, max_tokens=450)
-        wait_for(lambda: stream.has_begun, "the stream never began")
-        dice, address = random.Random(SEED), ("127.0.0.1", graph.port)
+    with serving(tmp_path) as cluster:
+        worker = WorkerProcess(cluster, *PACED)
+        stream = Asked(cluster, max_tokens=450)
+        wait_until(lambda: stream.has_begun, "the stream never began")
+        dice, address = random.Random(SEED), ("127.0.0.1", cluster.port)
         for data in (
             b"\x16\x03\x01" + dice.randbytes(500),
             b"\xff" + dice.randbytes(4000),
@@ -171,6 +180,6 @@ def test_garbage_on_the_frontends_port_is_refused_and_harms_nobody(tmp_path: Pat
         assert failures([stream]) == []
         assert stream.silence_s < 2
         begun = time.monotonic()
-        assert graph.post(CHAT).status_code == 200
+        assert cluster.post(CHAT).status_code == 200
         assert time.monotonic() - begun < 2
         assert worker.metric("dynamo_component_requests_total") == 2

