@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.settle import turns, until
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import msgpack_decode
@@ -145,8 +146,7 @@ class Ward:
         return self.reports[-1]
 
     async def settle(self) -> None:
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await turns(10)
 
 
 @pytest.fixture
@@ -202,12 +202,10 @@ async def test_a_failed_check_turns_the_process_unready_and_a_good_one_heals_it(
     await runtime.endpoint("ns.comp.generate").serve(handle, ServeOptions(health_check_payload={}))
     runtime.set_health_status(True)
     async with asyncio.timeout(5):
-        while runtime.health.is_ready():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.001)
+        await until(lambda: not runtime.health.is_ready())
         assert json.loads(runtime.health.render())["endpoints"] == {"generate": "notready"}
         is_broken = False
-        while not runtime.health.is_ready():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.001)
+        await until(runtime.health.is_ready)
     await runtime.shutdown()
 
 

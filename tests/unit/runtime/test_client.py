@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.settle import turns, until
 
 from dynamo.core.codec import json_encode, msgpack_decode, msgpack_encode
 from dynamo.core.errors import CannotConnect, EngineShutdown, InvalidArgument, WorkerOverloaded, WorkerUnavailable
@@ -150,7 +151,7 @@ async def test_waiting_for_instances_ends_with_the_first_or_with_an_error(house:
     with pytest.raises(WorkerUnavailable, match="no instance"):
         await house.client.wait_for_instances(0.0)
     waiting = asyncio.ensure_future(house.client.wait_for_instances(TIMEOUT_S))
-    await asyncio.sleep(0)
+    await turns()
     await house.put(4)
     assert await waiting == [4]
 
@@ -297,14 +298,10 @@ async def test_a_watch_that_died_is_restarted_and_forgets_who_left_meanwhile(
     monkeypatch.setattr("dynamo.core.tasks.PROVEN_S", 0.0)
     assert house.client.is_sound
     await house.registry.delete(INSTANCES, "ns/comp/ep/1")
-    async with asyncio.timeout(TIMEOUT_S):
-        while house.client.is_sound:  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0)
+    await until(lambda: not house.client.is_sound)
     assert house.client.instance_ids() == [1, 2]
     await house.until([2])
-    async with asyncio.timeout(TIMEOUT_S):
-        while not house.client.is_sound:  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0)
+    await until(lambda: house.client.is_sound)
 
 
 async def test_a_closed_client_sends_to_nobody(house: House) -> None:
@@ -427,8 +424,7 @@ async def test_a_worker_that_left_as_its_client_closed_is_doubted_too(watchful: 
 async def test_a_start_that_is_cancelled_as_the_view_comes_is_cancelled(house: House) -> None:
     client = Client(ENDPOINT, house.registry, house.plane)  # type: ignore[arg-type]
     starting = asyncio.create_task(client.start())
-    while not client._synced.is_set():  # noqa: ASYNC110 - the very turn is meant
-        await asyncio.sleep(0)
+    await until(client._synced.is_set)
     starting.cancel()
     await asyncio.wait({starting})
     assert starting.cancelled()

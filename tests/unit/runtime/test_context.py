@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.runtime.context import Context
@@ -52,9 +53,9 @@ def test_who_comes_late_is_called_at_once() -> None:
 async def test_waiting_ends_when_the_request_is_stopped() -> None:
     context = Context()
     waits = [asyncio.ensure_future(context.async_killed_or_stopped()) for _ in range(2)]
-    await asyncio.sleep(0)
+    await turns()
     waits[0].cancel()
-    await asyncio.sleep(0)
+    await turns()
     context.stop_generating()
     assert await waits[1]
     assert await context.async_killed_or_stopped()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from tests.settle import turns
 
 from dynamo.core.errors import ConfigError
 from dynamo.runtime import Context, DistributedRuntime, dynamo_endpoint, dynamo_worker
@@ -81,7 +82,7 @@ async def test_a_worker_that_is_told_twice_is_cancelled_at_once() -> None:
     async def work(runtime: DistributedRuntime) -> None:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(0.01)
+            await turns(3)
         await asyncio.Event().wait()
 
     assert await asyncio.wait_for(work(), TIMEOUT_S) is None
@@ -94,7 +95,7 @@ async def test_a_program_that_listens_itself_is_left_alone() -> None:
     @dynamo_worker()
     async def work(runtime: DistributedRuntime) -> str:
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(0)
+        await turns()
         return "untouched"
 
     try:
@@ -110,7 +111,7 @@ async def test_a_worker_that_is_cancelled_says_so() -> None:
         await asyncio.Event().wait()
 
     running = asyncio.ensure_future(work())
-    await asyncio.sleep(0)
+    await turns()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

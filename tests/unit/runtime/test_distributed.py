@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.errors import ConfigError, InvalidArgument, WorkerUnavailable
 from dynamo.protocols.discovery import INSTANCES
@@ -87,8 +88,8 @@ async def test_shutting_down_lets_running_requests_finish(join: Join) -> None:
     await asyncio.wait_for(got.wait(), TIMEOUT_S)
     ending = worker.shutdown()
     async with asyncio.timeout(TIMEOUT_S):
-        while await caller.discovery.snapshot(INSTANCES) != {}:  # noqa: ASYNC110 - the registry is asked, as a caller does
-            await asyncio.sleep(0)
+        while await caller.discovery.snapshot(INSTANCES) != {}:
+            await turns()
     assert not ending.done()
     replies[0].item("last words")
     replies[0].finish()

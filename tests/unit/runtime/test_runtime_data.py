@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import InvalidArgument, WorkerUnavailable
@@ -61,7 +62,7 @@ async def test_only_those_that_say_so_and_can_be_called_are_found(house: House) 
 
 async def test_one_that_comes_later_is_waited_for(house: House) -> None:
     finding = asyncio.ensure_future(house.find())
-    await asyncio.sleep(0)
+    await turns()
     await house.card(1, {"role": "draft"})
     house.present.ids = [1]
     assert await finding == [1]

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.errors import EngineShutdown, InvalidArgument, WorkerOverloaded, WorkerUnavailable
 from dynamo.core.metrics import MetricsRegistry
@@ -56,9 +57,9 @@ async def test_draining_waits_for_the_last_answer() -> None:
     served = dispatcher.add(PATH, leave_open)
     replies = [begin(dispatcher) for _ in range(2)]
     draining = asyncio.ensure_future(served.drain(5.0))
-    await asyncio.sleep(0)
+    await turns()
     replies[0].finish()
-    await asyncio.sleep(0)
+    await turns()
     assert not draining.done()
     assert dispatcher.inflight == 1
     replies[1].kill()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import Cancelled, EngineShutdown, InvalidArgument, ResponseTimeout
@@ -77,11 +78,11 @@ async def test_values_come_plain_or_annotated() -> None:
 async def test_a_reader_waits_for_what_comes_later() -> None:
     stream, _ = bound(annotated=False)
     reading = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0)
+    await turns()
     stream.on_token(1)
     assert await reading == {"token_ids": [1], "index": 0}
     ending = asyncio.ensure_future(anext(stream, "end"))
-    await asyncio.sleep(0)
+    await turns()
     stream.on_end()
     assert await ending == "end"
 
@@ -118,7 +119,7 @@ async def test_a_finished_request_is_not_killed() -> None:
 async def test_a_cancelled_reader_kills_the_request() -> None:
     stream, call = bound()
     reading = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0)
+    await turns()
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
@@ -141,7 +142,7 @@ async def test_a_reader_whose_context_is_killed_hears_the_end() -> None:
     context.stop_generating()
     assert (await anext(stream)).data() == {"token_ids": [1], "index": 0}
     reading = asyncio.ensure_future(anext(stream, "end"))
-    await asyncio.sleep(0)
+    await turns()
     context.kill()
     assert await reading == "end"
     assert call.said == ["stop", "kill"]
@@ -245,7 +246,7 @@ async def test_a_generator_that_is_cut_says_that_the_engine_stops() -> None:
 
     tasks, reply = TaskOwner("t"), FakeReply()
     GeneratorHandler(generate, tasks)(Request("r", b"\xc0"), reply)
-    await asyncio.sleep(0)
+    await turns()
     await tasks.cancel_and_wait()
     assert isinstance(reply.end, EngineShutdown)
 
@@ -261,7 +262,7 @@ async def test_the_generator_is_told_that_its_caller_stopped_or_left() -> None:
 
         tasks, reply = TaskOwner("t"), FakeReply()
         GeneratorHandler(generate, tasks)(Request("r", b"\xc0"), reply)
-        await asyncio.sleep(0)
+        await turns()
         end(reply)
         assert await tasks.wait(1.0)
         assert seen == [expected]
@@ -283,7 +284,7 @@ async def test_a_generator_whose_caller_left_ends_where_it_stands() -> None:
 
     tasks, reply = TaskOwner("t"), FakeReply()
     GeneratorHandler(generate, tasks)(Request("r", b"\xc0"), reply)
-    await asyncio.sleep(0)
+    await turns()
     reply.kill()
     go_on.set()
     assert await tasks.wait(1.0)
@@ -356,7 +357,7 @@ async def test_a_request_in_frames_is_read_as_they_come() -> None:
     BidirectionalHandler(handler, tasks)(Request("r", b"", "msgpack", frames=frames), reply)
     for number in range(3):
         frames.add(msgpack_encode(number))
-        await asyncio.sleep(0)
+        await turns()
     frames.end()
     assert await tasks.wait(5)
     assert (reply.written, reply.end) == ([[0], [1], [2]], None)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.settle import turns, until
 
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
@@ -254,10 +255,8 @@ async def test_a_reader_who_leaves_an_asset_unread_is_cut(
     reader, writer = await asyncio.open_connection("127.0.0.1", house.server.port, limit=1 << 16)
     writer.write(b"GET /v1/metadata/m/_base/tokenizer.json HTTP/1.1\r\n\r\n")
     async with asyncio.timeout(TIMEOUT_S):
-        while not house.server.connections:  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0)
-        while house.server.connections:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: house.server.connections)
+        await until(lambda: not house.server.connections)
     reader.feed_eof()
     writer.close()
     with contextlib.suppress(ConnectionError):
@@ -266,7 +265,7 @@ async def test_a_reader_who_leaves_an_asset_unread_is_cut(
 
 async def test_system_server_answers_a_client_that_half_closed_its_connection(house: House) -> None:
     async def slow(body: dict[str, Any]) -> dict[str, Any]:
-        await asyncio.sleep(0)
+        await turns()
         return {"status": "ok"}
 
     house.routes["sleep"] = slow

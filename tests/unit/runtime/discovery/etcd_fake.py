@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from tests.settle import turns
+
 from dynamo.runtime.transports.etcd.client import Listing
 from dynamo.runtime.transports.etcd.options import Address
 from dynamo.runtime.transports.etcd.protocol import (
@@ -174,7 +176,7 @@ class FakeMember:
 
     async def _hear(self, what: str) -> None:
         self._etcd.calls.append(what)
-        await asyncio.sleep(0)  # Whatever else happens, happens meanwhile.
+        await turns()  # Whatever else happens, happens meanwhile.
         if self._port in self._etcd.down:
             raise EtcdUnavailable("no answer")
         if self._etcd.errors:

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError
@@ -23,7 +24,7 @@ def contact(clock: ManualClock, timeout_s: float = 60.0) -> Contact:
 async def test_who_waits_goes_on_when_a_member_answers() -> None:
     made = contact(ManualClock())
     waiting = asyncio.ensure_future(made.wait())
-    await asyncio.sleep(0)
+    await turns()
     assert not waiting.done()
     made.met("lease kept")
     await waiting
@@ -46,7 +47,7 @@ async def test_what_every_member_refuses_is_an_error_at_once() -> None:
     made = contact(ManualClock())
     made.lost(ONE, REFUSED)
     waiting = asyncio.ensure_future(made.wait())
-    await asyncio.sleep(0)
+    await turns()
     assert not waiting.done()
     made.lost(OTHER, REFUSED)
     with pytest.raises(
@@ -61,7 +62,7 @@ async def test_a_member_that_does_not_answer_may_yet_do_so() -> None:
     made.lost(OTHER, AWAY)
     made.lost(ONE, REFUSED)
     waiting = asyncio.ensure_future(made.wait())
-    await asyncio.sleep(0)
+    await turns()
     assert not waiting.done()
     waiting.cancel()
 

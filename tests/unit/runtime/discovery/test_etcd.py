@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.settle import turns, until
 from tests.unit.runtime.discovery.etcd_fake import FakeEtcd, Kept
 
 from dynamo.core.clock import ManualClock
@@ -50,8 +51,7 @@ class Town:
 
     async def settle(self) -> None:
         """Lets everything happen that can happen now."""
-        for _ in range(80):
-            await asyncio.sleep(0)
+        await turns(80)
 
     async def pass_time(self, seconds: float, step_s: float = 0.5) -> None:
         for _ in range(round(seconds / step_s)):
@@ -281,8 +281,7 @@ async def test_a_record_that_changes_while_it_is_written_ends_as_it_was_put_last
     member = town.join()
     await member.connect()
     first = asyncio.ensure_future(member.put(BUCKET, "k", b"1"))
-    while "put" not in town.etcd.calls:  # noqa: ASYNC110 - one turn of the loop at a time
-        await asyncio.sleep(0)
+    await until(lambda: "put" in town.etcd.calls)
     await member.put(BUCKET, "k", b"2")
     assert town.etcd.calls.count("put") == 2
     assert town.etcd.records == {name("k"): Kept(b"2", ID)}

@@ -1,6 +1,5 @@
 """Discovery in a directory: upstream's layout, refreshing, expiring, and what happens when the disk misbehaves."""
 
-import asyncio
 import os
 import shutil
 import stat
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, InvalidArgument
@@ -491,11 +491,9 @@ async def test_refreshing_that_died_is_restarted_and_shows(
         refresh()
 
     async def after(seconds: float) -> None:
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await turns(10)
         clock.advance(seconds)
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await turns(10)
 
     monkeypatch.setattr(registry, "refresh", refresh_once_broken)
     await registry.put(BUCKET, "k", b"v")

@@ -4,6 +4,7 @@ import asyncio
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.settle import turns
 
 from dynamo.runtime.event_plane.base import Backlog, Event, GapDetector, PublisherGone
 
@@ -42,10 +43,10 @@ async def test_a_full_backlog_drops_the_newest_and_still_tells_who_left() -> Non
 async def test_a_waiting_reader_is_woken_by_an_event_and_by_the_end() -> None:
     backlog = Backlog()
     reading = asyncio.ensure_future(anext(backlog))
-    await asyncio.sleep(0)
+    await turns()
     backlog.add(1, 0, b"x")
     assert await reading == Event(1, 0, b"x")
     ending = asyncio.ensure_future(anext(backlog, None))
-    await asyncio.sleep(0)
+    await turns()
     backlog.end()
     assert await ending is None

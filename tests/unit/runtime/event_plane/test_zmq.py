@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import zmq
+from tests.settle import until
 
 from dynamo.core.codec import json_decode
 from dynamo.protocols.discovery import EVENT_CHANNELS, EndpointId, topic_prefix
@@ -86,8 +87,7 @@ async def test_a_channel_that_cannot_be_read_is_ignored_and_one_that_moved_is_fo
         b'"topic":"topic","instance_id":%d,"transport":{"kind":"Zmq","config":{"endpoint":"tcp://127.0.0.1:%d"}}}'
     )
     await other.put(EVENT_CHANNELS, prefix + "2", channel % (2, 9))
-    while prefix + "2" not in subscriber._channels:  # noqa: ASYNC110 - the watch tells nobody else
-        await asyncio.sleep(0)
+    await until(lambda: prefix + "2" in subscriber._channels)
     await other.put(EVENT_CHANNELS, prefix + "2", channel % (3, 10))
     assert await take(subscriber) == PublisherGone(2)
     assert subscriber._publishers == {3}

@@ -1,12 +1,12 @@
 """Request plane over NATS: what it says to the server, and what it makes of what the server says."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from tests.settle import turns
 
 from dynamo.core.errors import CannotConnect, Disconnected, InvalidArgument, WorkerOverloaded, WorkerUnavailable
 from dynamo.core.metrics import MetricsRegistry
@@ -277,4 +277,4 @@ async def test_a_caller_that_cannot_be_dialled_harms_nobody(rig: Rig, caplog: py
     assert await rig.plane._worker.tasks.wait(5.0)
     assert "failed to connect to nowhere" in caplog.text
     assert taken == []
-    await asyncio.sleep(0)
+    await turns()

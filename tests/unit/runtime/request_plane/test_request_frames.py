@@ -2,6 +2,8 @@
 
 import asyncio
 
+from tests.settle import turns
+
 from dynamo.runtime.request_plane.request_frames import UNREAD_MAX, RequestFrames
 
 
@@ -23,9 +25,9 @@ async def test_what_came_before_and_what_comes_later_is_read_until_the_end() -> 
     frames = RequestFrames()
     frames.add(b"1")
     reading = asyncio.ensure_future(_all(frames))
-    await asyncio.sleep(0)
+    await turns()
     frames.add(b"2")
-    await asyncio.sleep(0)
+    await turns()
     frames.add(b"3")
     frames.end()
     assert await asyncio.wait_for(reading, 5) == [b"1", b"2", b"3"]

@@ -1,11 +1,11 @@
 """The caller's end of batched frames: what it does with what a worker sends, right or wrong."""
 
-import asyncio
 from array import array
 from typing import Any
 
 import msgspec
 import pytest
+from tests.settle import until
 
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import Disconnected, DynamoException, InvalidArgument, WorkerUnavailable
@@ -248,9 +248,7 @@ async def test_a_worker_that_does_not_show_that_it_lives_loses_its_calls() -> No
     call, heard = talk.call()
     talk.link.data_received(frame.streams_frame(frame.ACK, array("I", [call.stream])))
     talk.link.suspect(TARGET.instance_id)
-    async with asyncio.timeout(5):
-        while not talk.transport.is_aborted:  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0)
+    await until(lambda: talk.transport.is_aborted)
     talk.link.connection_lost(None)
     assert [type(told) for told in heard.told] == [Disconnected]
 

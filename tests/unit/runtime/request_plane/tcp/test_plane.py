@@ -37,7 +37,7 @@ async def test_a_plane_bound_to_every_interface_advertises_one() -> None:
 
 async def test_a_plane_that_is_closed_dials_nobody_back() -> None:
     plane = TcpPlane(Dispatcher(), TcpOptions(host="127.0.0.1"))
-    dialling = plane._responses.tasks.start(asyncio.sleep(60), "request")
+    dialling = plane._responses.tasks.start(asyncio.Event().wait(), "request")  # type: ignore[arg-type]
     await plane.close()
     assert dialling.cancelled()
     assert len(plane._responses.tasks) == 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import Certificates
+from tests.settle import until
 
 from dynamo.core.errors import CannotConnect, Disconnected, WorkerUnavailable
 from dynamo.core.metrics import MetricsRegistry
@@ -224,8 +225,7 @@ async def test_a_plane_that_is_closed_shakes_no_hands(certificates: Certificates
     host, _, port = (plane.address("p").tcp or "").partition("/")[0].rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     async with asyncio.timeout(QUICK_S):
-        while len(plane._sockets._tasks) < 2:  # noqa: ASYNC110 - nobody is told. The one that accepts, and the handshake.
-            await asyncio.sleep(0)
+        await until(lambda: len(plane._sockets._tasks) >= 2)
         await plane.close()
         assert await reader.read() == b""
     writer.close()

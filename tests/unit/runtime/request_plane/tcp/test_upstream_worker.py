@@ -1,8 +1,7 @@
 """The worker's end of upstream's framing: its bytes as a released 1.6.1 worker was seen to send them."""
 
-import asyncio
-
 import pytest
+from tests.settle import turns
 
 from dynamo.core.codec import json_decode
 from dynamo.core.errors import InvalidArgument
@@ -82,9 +81,9 @@ async def test_a_token_is_upstreams_item_to_the_byte() -> None:
     reply, transport = worker_end("msgpack")
     transport.take()
     reply.token(0)
-    await asyncio.sleep(0)
+    await turns()
     reply.finish()
-    await asyncio.sleep(0)
+    await turns()
     assert transport.take() == [(b"", ITEM), (b"", FINAL), (b'"sentinel"', b"")]
     reply.connection_lost(None)
 
@@ -95,7 +94,7 @@ async def test_a_json_answer_is_upstreams_to_the_byte() -> None:
     reply.token(0)
     reply.item({"token_ids": [1, 2], "index": 0})
     reply.finish()
-    await asyncio.sleep(0)
+    await turns()
     assert transport.take() == [
         (b"", b'{"data":{"data":{"token_ids":[0],"index":0}},"complete_final":false}'),
         (b"", b'{"data":{"data":{"token_ids":[1,2],"index":0}},"complete_final":false}'),
@@ -108,7 +107,7 @@ async def test_an_error_is_an_item_before_the_end() -> None:
     reply, transport = worker_end("json")
     transport.take()
     reply.fail(InvalidArgument("bad thing"))
-    await asyncio.sleep(0)
+    await turns()
     error, final, sentinel = transport.take()
     assert json_decode(error[1])["data"]["event"] == "error"
     assert json_decode(error[1])["data"]["error"]["error_type"] == {"Backend": "InvalidArgument"}
@@ -120,7 +119,7 @@ async def test_many_tokens_of_one_tick_are_few_items() -> None:
     transport.take()
     for token in range(40):
         reply.token(token)
-    await asyncio.sleep(0)
+    await turns()
     assert len(transport.take()) == 3
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.settle import turns
 
 from dynamo.runtime.transports.etcd import http
 from dynamo.runtime.transports.etcd.http import HttpConnection
@@ -66,7 +67,7 @@ async def test_a_connection_carries_one_request_after_another() -> None:
     connection = wire.connection()
     asks = [asyncio.ensure_future(connection.post("/", b"%d" % number, {}, TIMEOUT_S)) for number in range(3)]
     for number in range(3):
-        await asyncio.sleep(0)
+        await turns()
         wire.reader.feed_data(answer(b"%d" % number))
         assert await asks[number] == b"%d" % number
         assert wire.sent.count(b"POST") <= number + 2
@@ -94,7 +95,7 @@ async def test_who_stops_listening_leaves_no_answer_behind_for_the_next() -> Non
     wire = Wire()
     connection = wire.connection()
     ask = asyncio.ensure_future(connection.post("/", b"", {}, TIMEOUT_S))
-    await asyncio.sleep(0)
+    await turns()
     ask.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ask
@@ -147,7 +148,7 @@ async def test_a_stream_is_read_line_by_line_wherever_it_is_cut(cuts: list[int])
     async def feed() -> None:
         for start, end in itertools.pairwise(edges):
             wire.reader.feed_data(data[start:end])
-            await asyncio.sleep(0)
+            await turns()
         wire.reader.feed_eof()
 
     async def read() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.settle import turns, until
 
 from dynamo.core.errors import CannotConnect, ConfigError
 from dynamo.core.metrics import MetricsRegistry
@@ -118,12 +119,6 @@ async def nats(server: FakeServer) -> AsyncIterator[NatsConnection]:
     await made.start()
     yield made
     await made.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for wakes nobody
-            await asyncio.sleep(0)
 
 
 async def test_what_is_published_is_sent_in_order(nats: NatsConnection, server: FakeServer) -> None:
@@ -299,7 +294,7 @@ async def live(server: FakeServer, steps: list[str]) -> None:
         elif step == "take":
             server.takes.set()
         elif step == "settle":
-            await asyncio.sleep(0)
+            await turns()
     server.is_there = True
     server.takes.set()
     await until(lambda: nats.is_up and not server.clients[-1].is_closed)

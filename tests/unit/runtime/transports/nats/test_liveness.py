@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.settle import until
 
 from dynamo.runtime.transports.nats.liveness import SILENCES_MAX, Pings, Traffic
 
@@ -74,8 +75,7 @@ async def test_an_answer_may_wait_behind_much_else() -> None:
 async def test_a_ping_ends_with_its_connection() -> None:
     client, pings = Client(), Pings()
     waiting = asyncio.ensure_future(pings.once(client, 5.0))  # type: ignore[arg-type]
-    while not client.asked:  # noqa: ASYNC110 - the client tells nobody
-        await asyncio.sleep(0)
+    await until(lambda: client.asked)
     pings.end()
     with pytest.raises(ConnectionError, match="closed before the response"):
         await asyncio.wait_for(waiting, 5.0)
