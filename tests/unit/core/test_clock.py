@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.clock import ManualClock, SystemClock
 
@@ -23,9 +24,9 @@ async def test_sleepers_wake_in_the_order_of_their_times() -> None:
         woken.append(name)
 
     tasks = [asyncio.create_task(sleep("late", 3)), asyncio.create_task(sleep("early", 1))]
-    await asyncio.sleep(0)
+    await turns()
     clock.advance(0.5)
-    await asyncio.sleep(0)
+    await turns()
     assert woken == []
     clock.advance(5)
     await asyncio.gather(*tasks)
@@ -35,9 +36,9 @@ async def test_sleepers_wake_in_the_order_of_their_times() -> None:
 async def test_a_cancelled_sleeper_does_not_disturb_the_others() -> None:
     clock = ManualClock()
     gone, stays = asyncio.create_task(clock.sleep(1)), asyncio.create_task(clock.sleep(1))
-    await asyncio.sleep(0)
+    await turns()
     gone.cancel()
-    await asyncio.sleep(0)
+    await turns()
     clock.advance(1)
     await stays
     assert gone.cancelled()

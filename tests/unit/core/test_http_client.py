@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, ResponseTimeout
 from dynamo.core.http_client import Deadlines, HttpClient
@@ -111,8 +112,7 @@ async def test_a_cancelled_request_closes_the_connection(lines: Lines) -> None:
 async def test_a_cancelled_wait_for_the_first_byte_closes_the_connection(lines: Lines) -> None:
     client = HttpClient("http://h:1", DEADLINES)
     task = asyncio.create_task(got(client))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     assert lines.opened[0][1].sent
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

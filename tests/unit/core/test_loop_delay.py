@@ -1,7 +1,8 @@
 """LoopDelay: a loop that is late shows it."""
 
-import asyncio
-import time
+import threading
+
+from tests.settle import turns, until
 
 from dynamo.core.loop_delay import LoopDelay
 from dynamo.core.metrics import MetricsRegistry
@@ -26,10 +27,8 @@ async def test_a_callback_that_blocks_is_a_stall() -> None:
     registry = MetricsRegistry()
     delay = LoopDelay(registry, "p")
     delay.start()
-    await asyncio.sleep(0)
-    time.sleep(0.16)  # noqa: ASYNC251 - the fault itself
-    async with asyncio.timeout(5):
-        while not value(registry, "p_event_loop_delay_seconds_count"):  # noqa: ASYNC110 - a timer of its own
-            await asyncio.sleep(0.001)
+    await turns()
+    threading.Event().wait(0.16)  # The fault itself: it blocks the loop.
+    await until(lambda: value(registry, "p_event_loop_delay_seconds_count"))
     delay.close()
     assert value(registry, "p_event_loop_stall_total") == 1

@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 
+from tests.settle import until
+
 from dynamo.core import signals
 
 
@@ -19,9 +21,7 @@ async def test_a_signal_sets_the_event_and_a_second_one_ends_the_process() -> No
             await told.wait()
         assert ended == []
         os.kill(os.getpid(), signal.SIGINT)
-        async with asyncio.timeout(10):
-            while not ended:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: ended)
         assert ended == [signals.EXIT_AT_ONCE]
     finally:
         os._exit = exit_now

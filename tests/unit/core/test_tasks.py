@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import DynamoException
@@ -40,7 +41,7 @@ async def test_one_crash_takes_no_other_task_with_it() -> None:
 
     owner.start(crash(), "crash")
     owner.start(survive(), "survive")
-    await asyncio.sleep(0)
+    await turns()
     go.set()
     assert await owner.wait(1.0)
     assert done == ["survived"]
@@ -52,7 +53,7 @@ async def test_closing_ends_what_runs_and_starts_no_more() -> None:
     await owner.cancel_and_wait()
     assert task.cancelled()
     with pytest.raises(DynamoException, match="closed"):
-        owner.start(asyncio.sleep(0), "late")
+        owner.start(turns(), "late")
 
 
 async def test_waiting_tells_when_the_time_is_over_first() -> None:
@@ -74,7 +75,7 @@ async def test_a_task_that_will_not_end_is_named_and_left(caplog: pytest.LogCapt
                 continue
 
     task = owner.start(stubborn(), "stubborn")
-    await asyncio.sleep(0)
+    await turns()
     await owner.cancel_and_wait(timeout_s=0.0)
     assert "owner.stubborn did not end" in caplog.text
     release.set()
@@ -107,8 +108,7 @@ class Fragile:
 
 
 async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await turns(10)
 
 
 async def test_supervised_work_that_dies_is_begun_anew_and_shows_until_it_has_proved_itself() -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.threads import in_daemon_thread
 
@@ -27,13 +28,13 @@ async def test_work_that_is_given_up_goes_on_unheard() -> None:
         done.set()
 
     task = asyncio.ensure_future(in_daemon_thread(work, "mine"))
-    await asyncio.sleep(0)
+    await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     go.set()
     assert await asyncio.to_thread(done.wait, 5)
-    await asyncio.sleep(0)
+    await turns()
 
 
 def test_a_process_ends_though_the_work_does_not() -> None:
@@ -42,7 +43,7 @@ def test_a_process_ends_though_the_work_does_not() -> None:
         "from dynamo.core.threads import in_daemon_thread\n"
         "async def main():\n"
         "    task = asyncio.ensure_future(in_daemon_thread(threading.Event().wait, 'stuck'))\n"
-        "    await asyncio.sleep(0.01)\n"
+        "    await asyncio.to_thread(lambda: None)\n"
         "    task.cancel()\n"
         "asyncio.run(main())\n"
     )
