@@ -1,6 +1,5 @@
 """An engine that keeps its own blocks: what it gave up is found again, and what it computes is saved once."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.settle import until_blocking
 
 from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.connector import Step, Tracker
@@ -54,11 +54,14 @@ class Engine:
         self.device: dict[int, Any] = {}
 
     def match(self, request: Request, computed: int = 0) -> int:
-        deadline = time.monotonic() + PATIENCE_S
-        while (found := self.tracker.match(self.manager, request, computed)) is None:
-            assert time.monotonic() < deadline, "it never came"
-            time.sleep(0.001)
-        return found
+        found: list[int | None] = []
+
+        def is_found() -> bool:
+            found.append(self.tracker.match(self.manager, request, computed))
+            return found[-1] is not None
+
+        until_blocking(is_found, "the match never came")
+        return found[-1] or 0
 
     def copy(self, step: Step) -> None:
         for slot, block in step.loads:
@@ -114,10 +117,7 @@ def test_blocks_come_back_from_disk(make: Callable[..., BlockManager]) -> None:
     engine = Engine(make(cpu_blocks=4, disk_blocks=32))
     for at in range(4):
         engine.compute(Request(str(at), [at] * 9), [0, 1, 2])
-        deadline = time.monotonic() + PATIENCE_S
-        while engine.manager.book.host.held():
-            assert time.monotonic() < deadline, "the disk never took it"
-            time.sleep(0.001)
+        until_blocking(lambda: not engine.manager.book.host.held(), "the blocks were not written to disk")
     assert engine.compute(Request("again", [0] * 9), [3, 4, 5]) == 8
     engine.tracker.finished(engine.manager, "again")
 

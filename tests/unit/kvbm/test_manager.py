@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.settle import until_blocking
 
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
@@ -83,16 +84,9 @@ def offload(manager: BlockManager, *keys: int) -> int:
     return manager.offload([Outgoing(block(key), partial(np.copyto, src=np.float32(key))) for key in keys])
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.001)
-
-
 def over(manager: BlockManager, ticket: Ticket | None) -> None:
     assert ticket is not None
-    until(lambda: manager.is_over(ticket))
+    until_blocking(lambda: manager.is_over(ticket))
 
 
 def check(manager: BlockManager, *keys: int) -> None:
@@ -110,7 +104,7 @@ def test_what_left_the_host_comes_back_as_it_was(make: Make, tier: Tier) -> None
     manager = make(cpu_blocks=8, **options)
     for first in (1, 5, 9):
         assert offload(manager, *range(first, first + 4)) == 4
-        until(lambda last=first + 3: last in manager.book.lower[tier])
+        until_blocking(lambda last=first + 3: last in manager.book.lower[tier])
     assert manager.find([1]) == []
     ticket = manager.begin([block(key) for key in range(1, 5)])
     over(manager, ticket)
@@ -124,7 +118,7 @@ def test_what_left_the_host_comes_back_as_it_was(make: Make, tier: Tier) -> None
 def test_nothing_is_begun_where_nothing_is(make: Make) -> None:
     manager = make(cpu_blocks=8, disk_blocks=8)
     offload(manager, 1)
-    until(lambda: 1 in manager.book.lower[Tier.DISK])
+    until_blocking(lambda: 1 in manager.book.lower[Tier.DISK])
     assert manager.begin([block(1)]) is None
     assert manager.begin([block(7)]) is None
     assert not manager.reaches([7])
@@ -134,7 +128,7 @@ def test_another_process_finds_what_is_in_the_store(make: Make) -> None:
     store = Store()
     first = make(cpu_blocks=8, object_enabled=True, store=store)
     offload(first, 1, 2)
-    until(lambda: len(store.objects) == 2)
+    until_blocking(lambda: len(store.objects) == 2)
     second = make(cpu_blocks=8, object_enabled=True, store=store)
     ticket = second.begin([block(1), block(2), block(3)])
     over(second, ticket)
@@ -155,8 +149,8 @@ def test_who_waits_too_long_goes_on_without(make: Make) -> None:
     manager.end(ticket)
     assert manager.traffic.tickets_late == 1
     store.may_answer.set()
-    until(lambda: ticket.is_done)
-    until(lambda: manager.book.host.held() == 0)
+    until_blocking(lambda: ticket.is_done)
+    until_blocking(lambda: manager.book.host.held() == 0)
 
 
 def test_a_store_that_is_away_is_left_alone_for_a_while(make: Make) -> None:
@@ -164,15 +158,15 @@ def test_a_store_that_is_away_is_left_alone_for_a_while(make: Make) -> None:
     manager = make(cpu_blocks=8, object_enabled=True, store=store, clock=lambda: now[0])
     store.is_failing = True
     offload(manager, 1)
-    until(lambda: manager.traffic.object_write_failures == 1)
-    until(lambda: manager.book.host.held() == 0)
+    until_blocking(lambda: manager.traffic.object_write_failures == 1)
+    until_blocking(lambda: manager.book.host.held() == 0)
     offload(manager, 2)
     assert manager.book.waiting(Tier.OBJECT) == 0
     assert manager.status()["tiers"]["object"]["paused"]
     store.is_failing = False
     now[0] += PAUSE_S
     offload(manager, 3)
-    until(lambda: len(store.objects) == 1)
+    until_blocking(lambda: len(store.objects) == 1)
 
 
 def test_a_full_disk_costs_no_more_than_its_blocks(
@@ -183,19 +177,19 @@ def test_a_full_disk_costs_no_more_than_its_blocks(
     with monkeypatch.context() as patch:
         patch.setattr(disk_module.os, "pwritev", lambda *_: 100)
         offload(manager, 1)
-        until(lambda: manager.traffic.disk_write_failures == 1)
-        until(lambda: manager.book.host.held() == 0)
+        until_blocking(lambda: manager.traffic.disk_write_failures == 1)
+        until_blocking(lambda: manager.book.host.held() == 0)
     assert "writes paused" in caplog.text
     check(manager, 1)
     now[0] += PAUSE_S
     offload(manager, 2)
-    until(lambda: 2 in manager.book.lower[Tier.DISK])
+    until_blocking(lambda: 2 in manager.book.lower[Tier.DISK])
 
 
 def test_disk_alone_needs_no_host_tier(make: Make) -> None:
     manager = make(disk_blocks=8)
     offload(manager, 1, 2)
-    until(lambda: 2 in manager.book.lower[Tier.DISK] and manager.book.host.held() == 0)
+    until_blocking(lambda: 2 in manager.book.lower[Tier.DISK] and manager.book.host.held() == 0)
     assert manager.find([1]) == []
     ticket = manager.begin([block(1), block(2)])
     over(manager, ticket)
@@ -225,7 +219,7 @@ def test_the_metrics_have_upstreams_names(make: Make) -> None:
     show(registry, manager, block_tokens=16)
     offload(manager, 1, 2)
     check(manager, 1, 2)
-    until(lambda: 2 in manager.book.lower[Tier.DISK])
+    until_blocking(lambda: 2 in manager.book.lower[Tier.DISK])
     lines = registry.render().splitlines()
     for line in (
         "kvbm_matched_tokens 32",
@@ -258,7 +252,7 @@ def test_blocks_of_other_weights_are_never_found_again(make: Make, tmp_path: Pat
     store = Store()
     manager = make(store=store, cpu_blocks=8, disk_blocks=16, object_enabled=True)
     offload(manager, 1, 2, 3)
-    until(lambda: 3 in manager.book.lower[Tier.DISK] and 3 in manager.book.lower[Tier.OBJECT])
+    until_blocking(lambda: 3 in manager.book.lower[Tier.DISK] and 3 in manager.book.lower[Tier.OBJECT])
     files = set(tmp_path.iterdir())
     manager.reidentify("other weights")
     assert not files & set(tmp_path.iterdir())
@@ -269,7 +263,7 @@ def test_blocks_of_other_weights_are_never_found_again(make: Make, tmp_path: Pat
     assert ticket is not None
     manager.end(ticket)
     assert manager.offload([Outgoing(block(1), partial(np.copyto, src=np.float32(9)))]) == 1
-    until(lambda: 1 in manager.book.lower[Tier.DISK] and len(store.objects) == 4)
+    until_blocking(lambda: 1 in manager.book.lower[Tier.DISK] and len(store.objects) == 4)
     (slot,) = manager.find([1])
     np.testing.assert_array_equal(manager.array(slot), np.full(LAYOUT.shape, 9, np.float32))
     manager.release([slot])
@@ -293,10 +287,10 @@ def test_a_copy_that_runs_is_waited_for_and_belongs_to_the_former_weights(make: 
     store.may_answer.clear()
     manager = make(store=store, cpu_blocks=8, object_enabled=True)
     offload(manager, 1)
-    until(lambda: manager._working > 0)
+    until_blocking(lambda: manager._working > 0)
     exchange = threading.Thread(target=manager.reidentify, args=("other weights",))
     exchange.start()
-    until(lambda: manager._is_exchanging)
+    until_blocking(lambda: manager._is_exchanging)
     assert manager.begin([block(1)]) is None
     store.may_answer.set()
     exchange.join(PATIENCE_S)
@@ -305,7 +299,7 @@ def test_a_copy_that_runs_is_waited_for_and_belongs_to_the_former_weights(make: 
     assert name.startswith(f"{LAYOUT.fingerprint:016x}/")
     assert 1 not in manager.book.lower[Tier.OBJECT]
     manager.offload([Outgoing(block(1), partial(np.copyto, src=np.float32(9)))])
-    until(lambda: len(store.objects) == 2)
+    until_blocking(lambda: len(store.objects) == 2)
 
 
 def test_a_prompt_that_waits_for_blocks_of_the_former_weights_waits_no_longer(make: Make) -> None:
@@ -313,7 +307,7 @@ def test_a_prompt_that_waits_for_blocks_of_the_former_weights_waits_no_longer(ma
     store.may_answer.clear()
     manager = make(store=store, cpu_blocks=8, object_enabled=True)
     tickets = [manager.begin([block(key) for key in (first, first + 1)]) for first in (1, 3, 5)]
-    until(lambda: manager._working == 2)
+    until_blocking(lambda: manager._working == 2)
     exchange = threading.Thread(target=manager.reidentify, args=("other weights",))
     exchange.start()
     for ticket in tickets:
@@ -323,7 +317,7 @@ def test_a_prompt_that_waits_for_blocks_of_the_former_weights_waits_no_longer(ma
     for ticket in tickets:
         assert ticket is not None
         manager.end(ticket)
-    until(lambda: manager.book.host.held() == 0)
+    until_blocking(lambda: manager.book.host.held() == 0)
 
 
 def test_copies_that_never_end_leave_no_tier_rather_than_a_wrong_one(
@@ -333,7 +327,7 @@ def test_copies_that_never_end_leave_no_tier_rather_than_a_wrong_one(
     store.may_answer.clear()
     manager = make(store=store, cpu_blocks=8, object_enabled=True)
     offload(manager, 1)
-    until(lambda: manager._working > 0)
+    until_blocking(lambda: manager._working > 0)
     monkeypatch.setattr("dynamo.kvbm.manager.QUIET_S", 0.01)
     with pytest.raises(ConfigError, match="the former model"):
         manager.reidentify("other weights")
@@ -346,7 +340,7 @@ def test_all_that_is_readable_is_told_each_block_after_its_parent(make: Make) ->
     manager = make(cpu_blocks=2, disk_blocks=16)
     for key in range(1, 7):
         offload(manager, key)
-        until(lambda key=key: key in manager.book.lower[Tier.DISK] and not manager.book.host.held())  # type: ignore[misc]
+        until_blocking(lambda key=key: key in manager.book.lower[Tier.DISK] and not manager.book.host.held())  # type: ignore[misc]
     manager.take_changes()
     told: set[int] = set()
     pairs: list[tuple[Tier, int]] = []

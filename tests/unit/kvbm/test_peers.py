@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.settle import until_blocking
 
 from dynamo.kvbm import peers
 from dynamo.kvbm.config import KvbmConfig
@@ -55,10 +56,7 @@ def fetched(manager: BlockManager, address: str, *keys: int) -> list[int]:
     """How much of a prefix arrived, checked byte by byte."""
     ticket: Ticket | None = manager.begin([block(key) for key in keys], Peer(address, len(keys)))
     assert ticket is not None
-    deadline = time.monotonic() + PATIENCE_S
-    while not manager.is_over(ticket):
-        assert time.monotonic() < deadline, "it never came to an end"
-        time.sleep(0.001)
+    until_blocking(lambda: manager.is_over(ticket), "the ticket never ended")
     slots = manager.find(keys)
     manager.end(ticket)
     for slot, key in zip(slots, keys, strict=False):

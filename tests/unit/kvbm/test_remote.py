@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.settle import until_blocking
 
 from dynamo.core.errors import ConfigError
 from dynamo.kvbm.config import KvbmConfig
@@ -53,10 +54,8 @@ def block(key: int) -> Identity:
 
 def offload(manager: BlockManager, *keys: int) -> None:
     manager.offload([Outgoing(block(key), partial(np.copyto, src=key)) for key in keys])
-    deadline = time.monotonic() + PATIENCE_S
-    while any(key not in manager.book.lower[Tier.DISK] for key in keys) or manager.book.host.held():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    disk = manager.book.lower[Tier.DISK]
+    until_blocking(lambda: all(key in disk for key in keys) and not manager.book.host.held())
 
 
 def test_a_scheduler_elsewhere_finds_what_is_here(manager: BlockManager) -> None:
@@ -172,10 +171,7 @@ def test_manager_server_ends_tickets_of_a_scheduler_that_left(manager: BlockMana
     assert ticket is not None
     away.close()
     server.close()
-    deadline = time.monotonic() + PATIENCE_S
-    while manager.book.host.held():
-        assert time.monotonic() < deadline, "the ticket is held for a scheduler that left"
-        time.sleep(0.001)
+    until_blocking(lambda: not manager.book.host.held(), "the ticket is held for a scheduler that left")
 
 
 def test_manager_server_socket_is_in_a_private_directory(manager: BlockManager) -> None:
