@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.errors import DynamoException, InvalidArgument, Unknown, WorkerOverloaded
 from dynamo.core.metrics import MetricsRegistry
@@ -185,7 +186,7 @@ async def test_number_of_trials_is_bounded(make: Callable[..., Any]) -> None:
 
     compiler, _, _ = make(trials=Slow({}))
     slow = [want(compiler, f"a{{{number + 1}}}") for number in range(TRIALS_MAX)]
-    await asyncio.sleep(0)
+    await turns()
     assert isinstance(await want(compiler, "b").told(), WorkerOverloaded)
     may_go.set()
     assert all([isinstance(await one.told(), Guide) for one in slow])

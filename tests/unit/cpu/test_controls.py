@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tests.settle import repeat
 from tests.unit.cpu.conftest import CONFIG, Heard, random_adapter
 
 from dynamo.backend.engine import EngineConfig
@@ -64,7 +65,7 @@ class Listening(Heard):
         self.ended.set()
 
 
-class Stand:
+class EngineUnderTest:
     """A running engine, its host and its routes."""
 
     def __init__(self, engine: CpuEngine, host: Host, config: EngineConfig, path: str) -> None:
@@ -85,6 +86,14 @@ class Stand:
         self.engine.submit(request, reply)
         return reply
 
+    async def until_on_disk(self, blocks: int) -> None:
+        stored = [0]
+
+        async def read_status() -> None:
+            stored.append((await self.press("kvbm"))["tiers"]["disk"]["stored"])
+
+        await repeat(read_status, lambda: stored[-1] >= blocks)
+
     async def ask(self, lora: str | None = None) -> list[int]:
         reply = self.begin(lora)
         await asyncio.wait_for(reply.ended.wait(), TIMEOUT_S)
@@ -96,12 +105,12 @@ class Stand:
 async def start(write_model: Callable[..., str], tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     started: list[CpuEngine] = []
 
-    async def begin(**options: Any) -> Stand:
+    async def begin(**options: Any) -> EngineUnderTest:
         host, path = Host(), options.pop("model_path", None) or write_model()
         given = {"model_path": path, "block_size": 4, "enable_rl": True, "profile_dir": str(tmp_path / "profiles")}
         engine = CpuEngine(CpuConfig(**(given | options)))
         started.append(engine)
-        return Stand(engine, host, await engine.start(host), path)
+        return EngineUnderTest(engine, host, await engine.start(host), path)
 
     yield begin
     for engine in started:
@@ -335,8 +344,6 @@ async def test_tiers_keep_adapters_apart_over_a_restart(
         said.append(reply.tokens)
         usage = reply.said[-1].completion_usage
         assert usage.prompt_tokens_details.cached_tokens == (0 if len(said) < 3 else len(PROMPT) // 4 * 4)
-        async with asyncio.timeout(TIMEOUT_S):
-            while (await stand.press("kvbm"))["tiers"]["disk"]["stored"] < len(PROMPT) // 4 * min(len(said), 2):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await stand.until_on_disk(len(PROMPT) // 4 * min(len(said), 2))
         await stand.engine.stop()
     assert said[0] == said[2] != said[1]

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tests.certificates import Certificates
+from tests.settle import turns, until
 from tests.unit.cpu.conftest import CONFIG, Heard, random_adapter, random_tensors
 
 from dynamo.core.errors import ConfigError, InvalidArgument
@@ -131,10 +131,7 @@ class Side:
         return reply
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + TIMEOUT_S
-        while not condition():
-            assert time.monotonic() < end, what
-            await asyncio.sleep(0.01)
+        await until(condition, what)
 
     @property
     def held(self) -> float:
@@ -407,7 +404,7 @@ async def test_a_cancelled_decode_frees_both_sides(begin: Any) -> None:
         output = (await prefill.answer(prefill_leg(ask()))).outputs[0]
         reply = Reply()
         decode.engine.submit(decode_leg(ask(max_tokens=200), output.disaggregated_params or {}), reply)
-        await asyncio.sleep(0)
+        await turns()
         decode.engine.cancel(reply)
         await prefill.is_clean()
         await decode.is_clean()

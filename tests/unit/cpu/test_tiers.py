@@ -1,7 +1,5 @@
 """With a cache that is far too small and tiers below it, every token is the same, and less is computed."""
 
-import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.settle import until, until_blocking
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.cpu.blocks import BlockPool
@@ -60,11 +59,12 @@ def tiered(tiny_model: Model, tmp_path: Path) -> Any:
 
 def settle(tiers: CacheTiers) -> None:
     """Returns when nothing is on its way to a slower tier."""
-    deadline = time.monotonic() + PATIENCE_S
     book = tiers.manager.book
-    while any(book.waiting(tier) for tier in book.lower) or any(pool.held() for pool in book.lower.values()):
-        assert time.monotonic() < deadline, "the blocks never arrived"
-        time.sleep(0.001)
+
+    def is_idle() -> bool:
+        return not any(map(book.waiting, book.lower)) and not any(pool.held() for pool in book.lower.values())
+
+    until_blocking(is_idle, "the blocks never arrived")
 
 
 @pytest.fixture
@@ -291,10 +291,7 @@ async def test_an_engine_reads_its_tiers_from_the_environment(
     request = PreprocessedRequest("m", PROMPTS[0], StopConditions(max_tokens=4), SamplingOptions(temperature=0.0))
     reply = heard()
     engine.submit(request, reply)
-    deadline = time.monotonic() + PATIENCE_S
-    while {tier for _, tier in told} != {"device", "host_pinned", "disk"}:
-        assert time.monotonic() < deadline, told
-        await asyncio.sleep(0.005)
+    await until(lambda: {tier for _, tier in told} == {"device", "host_pinned", "disk"}, str(told))
     status = await config.routes["kvbm"]({})
     assert status["tiers"]["host"]["stored"] == 10
     assert "kvbm_offload_blocks_d2h 10" in host.metrics.render()
