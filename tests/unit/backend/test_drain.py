@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.backend.admission import Admission
 from dynamo.backend.drain import ControlRoutes, Service, State, WorkerStatus, joint
@@ -63,8 +64,7 @@ async def stage() -> Stage:
 
 
 async def turn() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await turns(3)
 
 
 async def test_late_requests_are_taken_until_it_is_quiet_and_refused_then(stage: Stage) -> None:

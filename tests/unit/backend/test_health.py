@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.settle import repeat
 
 from dynamo.backend.health import watch
 from dynamo.core.clock import ManualClock
@@ -16,8 +17,5 @@ async def test_an_engine_that_does_not_answer_is_dead(monkeypatch: pytest.Monkey
         await asyncio.Event().wait()
 
     watching = asyncio.ensure_future(watch(look, told.append, clock))
-    async with asyncio.timeout(30):
-        while not watching.done():
-            clock.advance(2.0)
-            await asyncio.sleep(0.001)
+    await repeat(lambda: clock.advance(2.0), watching.done)
     assert [type(one) for one in told] == [TimeoutError]

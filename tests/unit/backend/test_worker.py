@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.settle import turns
 
 from dynamo.backend.config import DisaggregatedOptions, WorkerOptions
 from dynamo.backend.drain import State, joint
@@ -148,11 +149,6 @@ async def serving(engine: EchoEngine, *argv: str) -> AsyncIterator[Bench]:
         await caller.shutdown()
 
 
-async def turns(count: int = 10) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 async def test_a_request_is_answered(model_dir: str) -> None:
     async with serving(EchoEngine(model_dir)) as bench:
         heard, _ = await bench.ask(5, 6, 7)
@@ -237,7 +233,7 @@ async def test_a_caller_that_leaves_makes_room(model_dir: str) -> None:
         heard, call = await bench.ask(1, 2, 3)
         await asyncio.wait_for(heard.first.wait(), 5)
         call.kill()
-        await turns()
+        await turns(10)
         assert not engine._running
 
 
@@ -248,14 +244,14 @@ async def test_a_stopping_worker_leaves_discovery_first_and_answers_what_still_c
         await asyncio.wait_for(early.first.wait(), 5)
         stopping = asyncio.create_task(bench.worker.stop(grace_s=5.0))
         late, _ = await bench.ask(4, 5)
-        await turns()
+        await turns(10)
         assert await bench.records(INSTANCES) == {}
         assert await bench.records(MODEL_CARDS) == {}
         engine.let_go()
         assert (await early.end()).error is None
         assert (await late.end()).error is None
         bench.clock.advance(1.0)
-        await turns()
+        await turns(10)
         bench.clock.advance(1.0)
         await asyncio.wait_for(stopping, 5)
 
@@ -268,7 +264,7 @@ async def test_after_the_grace_new_requests_go_elsewhere_and_running_ones_end(mo
         client = bench.client
         target = client._targets[bench.worker.runtime.instance_id]
         stopping = asyncio.create_task(bench.worker.stop(grace_s=0.0))
-        await turns()
+        await turns(10)
         client._targets[bench.worker.runtime.instance_id] = target
         late, _ = await bench.ask(4)
         error = (await late.end()).error
@@ -331,7 +327,7 @@ async def test_routers_hear_of_blocks_and_load(model_dir: str) -> None:
         plane, endpoint = bench.caller.event_plane, bench.caller.endpoint("dynamo.backend.generate")
         blocks = await plane.subscriber(endpoint.id, "kv-events")
         loads = await plane.subscriber(endpoint.id, "kv_metrics")
-        await turns()
+        await turns(10)
         bench.worker.publish_kv_event(Cleared())
         bench.worker.publish_load(WorkerLoad(kv_used_blocks=3, kv_total_blocks=12))
         event = await asyncio.wait_for(anext(aiter(blocks)), 5)
@@ -371,7 +367,7 @@ async def test_a_drained_worker_is_not_found_and_comes_back_with_the_same_identi
         assert (await late.end()).error is None
         while bench.worker.service.state is not State.DRAINED:
             bench.clock.advance(1.0)
-            await turns()
+            await turns(10)
         with pytest.raises(WorkerUnavailable):
             await bench.ask(5, 6)
 
@@ -423,7 +419,7 @@ async def stopping(engine: Lender, *argv: str) -> tuple[asyncio.Task[None], Manu
 async def until_polled(engine: Lender, clock: ManualClock, polls: int) -> None:
     while engine.polls < polls:
         clock.advance(0.1)
-        await asyncio.sleep(0)
+        await turns(10)
 
 
 async def test_a_prefill_worker_keeps_its_blocks_until_they_were_fetched(model_dir: str) -> None:
@@ -445,7 +441,7 @@ async def test_it_does_not_wait_for_ever(model_dir: str, monkeypatch: pytest.Mon
     ending, clock = await stopping(engine, "--disaggregation-mode=prefill")
     while not ending.done():
         clock.advance(0.1)
-        await asyncio.sleep(0)
+        await turns(10)
     assert engine.stopped
 
 
@@ -476,7 +472,7 @@ async def test_its_status_says_whether_its_blocks_are_still_fetched(
     await worker.service.drain()
     while worker.service.state is not State.DRAINED:
         clock.advance(1.0)
-        await asyncio.sleep(0)
+        await turns(10)
     status = worker.service.status()
     assert (status.kv_transfers, status.safe_to_delete) == (said, is_safe)
     assert joint([status]).kv_transfers == said

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.codec import json_decoder
 from dynamo.kv_events import durable as kv_durable
@@ -86,8 +87,7 @@ async def test_others_have_turns_while_a_rank_is_told_and_its_own_events_wait(
     house.store(1, 50)
     house.store(2, 5)
     dumping = asyncio.ensure_future(house.durable._dump())
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     house.hear(1, 51, Stored(None, None, [StoredBlock(7, 7)]))
     house.hear(2, 6, Stored(None, None, [StoredBlock(8, 8)]))
     assert not dumping.done()
@@ -108,8 +108,7 @@ async def test_a_worker_that_leaves_meanwhile_is_not_told(house: House, monkeypa
     house.store(1, 20)
     house.store(2, 5)
     dumping = asyncio.ensure_future(house.durable._dump())
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     house.view.drop_worker(1)
     while house.index.sweep():
         pass
@@ -122,8 +121,7 @@ async def test_a_dump_begins_anew_where_the_index_had_to_forget(monkeypatch: pyt
     house = House(blocks_max=400)
     house.store(1, 20)
     dumping = asyncio.ensure_future(house.durable._dump_whole())
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     house.store(2, 20)
     assert house.index.counts.evicted > 0
     _, _, pieces = await dumping

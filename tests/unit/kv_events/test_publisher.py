@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.settle import until
 
 from dynamo.core.codec import json_decode, json_encode, msgpack_decode
 from dynamo.core.errors import InvalidArgument
@@ -205,9 +206,7 @@ async def test_events_are_kept_by_a_stream_where_the_surroundings_ask_for_it(
     publisher.publish_removed([7])
     assert [one.event.event_id for one in kept.told] == [1, 2]
     publisher.shutdown()
-    async with asyncio.timeout(TIMEOUT_S):
-        while kept.steps != ["start", "close"]:  # noqa: ASYNC110 - closed by a task
-            await asyncio.sleep(0)
+    await until(lambda: kept.steps == ["start", "close"])
     plain = KvEventPublisher(house.endpoint, kv_block_size=4, durable_kv_events=False)
     plain.publish_removed([8])
     (heard,) = await house.heard(1)

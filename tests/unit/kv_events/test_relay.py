@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.settle import turns
 
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import InvalidArgument
@@ -159,7 +160,7 @@ def test_lost_messages_are_told_and_the_rest_goes_on(caplog: pytest.LogCaptureFi
 async def test_a_relay_is_ended_by_cancelling_it() -> None:
     relay = KvEventRelay("inproc://nobody", "", block_tokens=4, dp_rank=0, make_stored=make_stored, put=lambda *_: None)
     running = asyncio.ensure_future(relay.run())
-    await asyncio.sleep(0)
+    await turns()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

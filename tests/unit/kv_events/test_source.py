@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.settle import turns
 
 from dynamo.core.codec import json_decode, msgpack_decode
 from dynamo.core.errors import InvalidArgument
@@ -112,7 +113,7 @@ async def test_an_event_is_heard_and_can_be_asked_for(bench: Bench) -> None:
 
 async def test_what_happened_before_it_was_open_is_in_the_first_dump(bench: Bench) -> None:
     bench.source.put(stored(None, 1, 2))
-    await asyncio.sleep(0)
+    await turns()
     await bench.source.open()
     dump = (await bench.ask()).dump
     assert dump is not None
@@ -161,7 +162,7 @@ async def test_a_large_dump_gives_the_loop_its_turns_and_misses_nothing(
     while not asked.done():
         newest = bench.source.holdings.last_event_id
         bench.source.put(stored(100 + newest - 1, 100 + newest))
-        await asyncio.sleep(0)
+        await turns()
     dump = (await asked).dump
     assert dump is not None
     assert dump.last_event_id > 10

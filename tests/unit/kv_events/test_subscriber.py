@@ -1,9 +1,9 @@
 """A router's picture of its workers' caches is whole, whatever is lost on the way."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
+from tests.settle import turns, until
 
 from dynamo.kv_events import subscriber as kv_view
 from dynamo.kv_events.source import KvEventSource
@@ -59,11 +59,6 @@ class House:
         overlap = self.listener.index.find(pack(hashes))
         return self.listener.index.depth_by_rank(overlap).get((self.worker.instance_id, 0), 0)
 
-    async def until(self, is_true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not is_true():  # noqa: ASYNC110 - nothing is told when it becomes true
-                await asyncio.sleep(0)
-
     def told(self, number: int, change: Stored | Removed) -> WorkerKvEvent:
         data = KvEventData(stored=change) if isinstance(change, Stored) else KvEventData(removed=change)
         return WorkerKvEvent(self.worker.instance_id, "device", "worker", NumberedKvEvent(number, data, 0))
@@ -87,11 +82,11 @@ async def test_what_was_held_before_and_what_comes_is_known(house: House) -> Non
     house.source.put(stored(None, 1, 2))
     await house.source.open()
     await house.view.start()
-    await house.until(lambda: house.depth(10, 20, 30) == 2)
+    await until(lambda: house.depth(10, 20, 30) == 2)
     house.source.put(stored(2, 3))
-    await house.until(lambda: house.depth(10, 20, 30) == 3)
+    await until(lambda: house.depth(10, 20, 30) == 3)
     house.source.put(Removed([3, 2]))
-    await house.until(lambda: house.depth(10, 20, 30) == 1)
+    await until(lambda: house.depth(10, 20, 30) == 1)
     assert house.view.is_whole
 
 
@@ -99,23 +94,23 @@ async def test_a_source_that_comes_later_is_asked(house: House) -> None:
     await house.view.start()
     house.source.put(stored(None, 1))
     await house.source.open()
-    await house.until(lambda: house.depth(10) == 1)
+    await until(lambda: house.depth(10) == 1)
 
 
 async def test_an_event_that_was_lost_is_asked_for(house: House) -> None:
     await house.source.open()
     await house.view.start()
-    await house.until(lambda: house.view.has_sources and house.view.is_whole)
+    await until(lambda: house.view.has_sources and house.view.is_whole)
     for change in (stored(None, 1), stored(1, 2), stored(2, 3)):
         house.source.put(change)
-    await house.until(lambda: house.depth(10, 20, 30) == 3)
+    await until(lambda: house.depth(10, 20, 30) == 3)
     house.source.holdings.apply(house.told(4, stored(3, 4)))  # Happened, and was never heard.
     house.view.receive(house.told(5, stored(4, 5)))
     house.source.holdings.apply(house.told(5, stored(4, 5)))
     assert not house.view.is_whole
     house.view.receive(house.told(6, stored(5, 6)))
     house.source.holdings.apply(house.told(6, stored(5, 6)))
-    await house.until(lambda: house.view.is_whole)
+    await until(lambda: house.view.is_whole)
     assert house.depth(10, 20, 30, 40, 50, 60) == 6
     house.listener.index.validate()
 
@@ -123,7 +118,7 @@ async def test_an_event_that_was_lost_is_asked_for(house: House) -> None:
 async def test_an_event_that_is_heard_twice_counts_once(house: House) -> None:
     await house.source.open()
     await house.view.start()
-    await house.until(lambda: house.view.has_sources and house.view.is_whole)
+    await until(lambda: house.view.has_sources and house.view.is_whole)
     first, second = house.told(1, stored(None, 1)), house.told(2, Removed([1]))
     for told in (first, second, first):
         house.view.receive(told)
@@ -134,9 +129,9 @@ async def test_a_worker_that_left_is_forgotten(house: House) -> None:
     house.source.put(stored(None, 1))
     await house.source.open()
     await house.view.start()
-    await house.until(lambda: house.depth(10) == 1)
+    await until(lambda: house.depth(10) == 1)
     await house.source.leave()
-    await house.until(lambda: house.depth(10) == 0)
+    await until(lambda: house.depth(10) == 0)
     assert not house.view.has_sources
 
 
@@ -163,7 +158,7 @@ async def test_a_source_that_does_not_answer_is_asked_again(house: House, monkey
 
     monkeypatch.setattr(kv_view, "query_source", broken)
     await house.view.start()
-    await house.until(lambda: house.depth(10) == 1)
+    await until(lambda: house.depth(10) == 1)
     assert len(tries) == 3
 
 
@@ -173,7 +168,7 @@ async def test_a_record_that_cannot_be_read_harms_nobody(house: House) -> None:
     house.source.put(stored(None, 1))
     await house.source.open()
     await house.view.start()
-    await house.until(lambda: house.depth(10) == 1)
+    await until(lambda: house.depth(10) == 1)
 
 
 async def test_what_was_kept_is_taken_where_less_was_heard(house: House) -> None:
@@ -199,10 +194,9 @@ async def test_a_new_source_is_asked_only_when_what_was_kept_says_nothing_of_it(
     house.source.flush()  # Before anybody listens.
     await house.source.open()
     await view.start()
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns(20)
     assert view.has_sources
     assert (house.depth(10), view.is_whole) == (0, True)
     view.query_silent_ranks()
-    await house.until(lambda: house.depth(10, 20) == 2)
+    await until(lambda: house.depth(10, 20) == 2)
     await view.close()

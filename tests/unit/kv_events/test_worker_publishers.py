@@ -3,6 +3,7 @@
 import asyncio
 
 import msgspec
+from tests.settle import turns
 
 from dynamo.kv_events.worker_publishers import EVENTS_MAX, KvEventPublisher, WorkerMetricsPublisher
 from dynamo.protocols.kv_events import Cleared, Removed, Stored, StoredBlock, WorkerKvEvent
@@ -25,8 +26,7 @@ class Topic:
 
 
 async def turn() -> None:
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await turns(2)
 
 
 async def test_the_events_of_one_turn_are_one_message_in_upstreams_words() -> None:

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
+from tests.settle import turns, until
 
 from dynamo.core.codec import msgpack_decode
 from dynamo.core.errors import InvalidArgument
@@ -43,17 +43,11 @@ async def endpoints() -> AsyncIterator[Callable[[], Endpoint]]:
         await runtime.shutdown()
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - tasks that the test does not own
-            await asyncio.sleep(0.001)
-
-
 async def test_each_message_is_received_in_a_thread_until_the_end(endpoints: Callable[[], Endpoint]) -> None:
     subscriber = FpmEventSubscriber(endpoints())
     receiving = asyncio.ensure_future(asyncio.to_thread(subscriber.recv))
     await until(lambda: subscriber._listening is not None)
-    await asyncio.sleep(0)
+    await turns()
     publisher = FpmDirectPublisher(endpoints(), "7")
     await publisher._late.opened()
     await asyncio.to_thread(lambda: publisher.publish(dp_rank=0, **STEP))
@@ -62,7 +56,7 @@ async def test_each_message_is_received_in_a_thread_until_the_end(endpoints: Cal
     assert heard["scheduled_requests"]["sum_decode_kv_tokens"] == 301
     assert heard["queued_requests"]["sum_prefill_tokens"] == 900
     waiting = asyncio.ensure_future(asyncio.to_thread(subscriber.recv))
-    await asyncio.sleep(0)
+    await turns()
     subscriber.shutdown()
     assert await asyncio.wait_for(waiting, 10) is None
     publisher.shutdown()
@@ -78,7 +72,7 @@ async def test_the_newest_of_each_rank_is_remembered_while_its_worker_is_there(
     subscriber.start_tracking()
     with pytest.raises(InvalidArgument, match="recv"):
         subscriber.recv()
-    await asyncio.sleep(0)
+    await turns()
     publisher = FpmDirectPublisher(endpoints(), "7", dp_size=2)
     for rank in (0, 1, 1):
         publisher.publish(dp_rank=rank, **STEP)

@@ -1,11 +1,11 @@
 """Upstream's router and indexers in Python, over planes in memory."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.settle import until
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import InvalidArgument, NotReady
@@ -74,12 +74,6 @@ async def house() -> AsyncIterator[House]:
     made = House()
     yield made
     await made.close()
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 async def router_of(house: House, workers: int = 2, config: KvRouterConfig | None = None, **more: Any) -> KvRouter:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.settle import until
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
@@ -18,12 +19,6 @@ CHAT, TENSORS = ModelType.Chat, ModelType.TensorBased
 
 async def say(request: Any) -> AsyncIterator[Any]:
     yield request
-
-
-async def until(is_so: Any) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():  # noqa: ASYNC110 - a registry has no event for it
-            await asyncio.sleep(0.005)
 
 
 async def test_models_come_and_go_while_they_are_served() -> None:

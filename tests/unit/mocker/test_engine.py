@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from benchmarks.ports import free_port
+from tests.settle import repeat, turns
 
 from dynamo.backend.engine import EngineConfig
 from dynamo.core.clock import ManualClock
@@ -106,8 +107,7 @@ class Bench:
 
     async def pass_ms(self, milliseconds: float) -> None:
         self.clock.advance(milliseconds / 1000)
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await turns(5)
 
 
 @asynccontextmanager
@@ -185,7 +185,7 @@ async def test_without_delay_the_first_token_is_sent_at_once_and_the_loop_keeps_
         heard = bench.ask(900)
         seen = [0]
         while not heard.is_finished:
-            await asyncio.sleep(0)
+            await turns()
             seen.append(len(heard.tokens))
         assert 1 in seen
         assert max(after - before for before, after in pairwise(seen)) <= TURN_TOKENS
@@ -362,11 +362,12 @@ async def test_both_legs_meet_over_a_room(model_dir: Path, monkeypatch: pytest.M
                 bootstrap_info=BootstrapInfo("127.0.0.1", port, 7),
             )
             bench.engine.submit(request, heard[-1])
-        async with asyncio.timeout(20):
-            while not all(one.is_finished for one in heard):
-                await source.pass_ms(2)
-                await target.pass_ms(2)
-                await asyncio.sleep(0.002)
+
+        async def pass_time() -> None:
+            await source.pass_ms(2)
+            await target.pass_ms(2)
+
+        await repeat(pass_time, lambda: all(one.is_finished for one in heard))
         assert len(heard[0].tokens) == 2, "and the last one"
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import WorkerUnavailable
@@ -91,7 +92,7 @@ async def test_they_meet_whoever_comes_first(place: Place, decode_is_first: bool
     gone, decode = asyncio.Event(), Decode()
     taking = asyncio.create_task(decode.take(place.decode())) if decode_is_first else None
     if decode_is_first:
-        await asyncio.sleep(0)
+        await turns()
     place.server.computed(7, 20, gone.set)
     taking = taking or asyncio.create_task(decode.take(place.decode()))
     await asyncio.wait_for(decode.reserved.wait(), WAIT_S)

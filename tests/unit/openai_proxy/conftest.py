@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.settle import turns, until
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.engine import EngineOutput
@@ -156,8 +157,7 @@ class Server:
 
     @staticmethod
     async def _watch(reader: asyncio.StreamReader, asked: Asked) -> None:
-        while not reader.at_eof():  # noqa: ASYNC110 - nothing else tells
-            await asyncio.sleep(0.01)
+        await until(reader.at_eof)
         asked.left.set()
 
     def asked_at(self, path: str) -> list[Asked]:
@@ -179,7 +179,7 @@ async def running(tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     finally:
         listening.close()
         made.hang_up()
-        await asyncio.sleep(0)
+        await turns()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.settle import until
 from tests.unit.openai_proxy.conftest import DEADLINE_S, Asked, Heard, Host, Server
 from tests.unit.openai_proxy.requests import request
 
@@ -202,8 +203,7 @@ async def test_a_cancelled_request_is_cut_at_the_server(server: Server, page: An
         heard = Heard()
         engine.submit(CHAT, heard)
         async with asyncio.timeout(DEADLINE_S):
-            while not server.asked_at("/v1/chat/completions"):  # noqa: ASYNC110 - the server is a process's stand-in
-                await asyncio.sleep(0.01)
+            await until(lambda: server.asked_at("/v1/chat/completions"))
             engine.cancel(heard)
             await server.asked_at("/v1/chat/completions")[0].left.wait()
             await engine.drain()
@@ -348,11 +348,9 @@ async def test_a_worker_leaves_with_its_server_and_returns(server: Server) -> No
     async with started(engine) as (_, host):
         server.page("/health", b"", 503)
         async with asyncio.timeout(DEADLINE_S):
-            while host.service != ["left"]:  # noqa: ASYNC110 - looks are what is tested
-                await asyncio.sleep(0.01)
+            await until(lambda: host.service == ["left"])
             server.page("/health", b"")
-            while host.service != ["left", "back"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until(lambda: host.service == ["left", "back"])
 
 
 async def test_a_worker_of_text_has_a_card_without_files(server: Server) -> None:
@@ -371,8 +369,7 @@ async def test_engine_closes_the_connection_of_a_cancelled_prefill(server: Serve
         heard = Heard()
         engine.submit(request(), heard)
         async with asyncio.timeout(DEADLINE_S):
-            while not server.asked_at("/v1/completions"):  # noqa: ASYNC110 - the server is a process's stand-in
-                await asyncio.sleep(0.01)
+            await until(lambda: server.asked_at("/v1/completions"))
             engine.cancel(heard)
             await server.asked_at("/v1/completions")[0].left.wait()
             await engine.drain()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import Certificates
+from tests.settle import repeat
 from tests.unit.openai_proxy.conftest import Asked, Server, running
 
 from dynamo.core.clock import ManualClock
@@ -95,11 +96,7 @@ async def test_a_server_that_loads_is_waited_for(server: Server) -> None:
     server.pages["/v1/models"] = slow
     clock = ManualClock()
     finding = asyncio.create_task(find_offers(ProxyConfig(url=server.url), clock))
-    for _ in range(1000):
-        if finding.done():
-            break
-        clock.advance(1.0)
-        await asyncio.sleep(0.01)
+    await repeat(lambda: clock.advance(1.0), finding.done)
     assert (await finding)[1] == [Offer(model="a", name="a")]
 
 
@@ -107,11 +104,7 @@ async def test_a_server_that_never_answers_is_given_up() -> None:
     clock = ManualClock()
     config = ProxyConfig(url="http://127.0.0.1:1", ready_timeout_s=3.0)
     finding = asyncio.create_task(find_offers(config, clock))
-    for _ in range(1000):
-        if finding.done():
-            break
-        clock.advance(1.0)
-        await asyncio.sleep(0.01)
+    await repeat(lambda: clock.advance(1.0), finding.done)
     with pytest.raises(ConfigError, match="not available within 3 s: no connection"):
         await finding
 

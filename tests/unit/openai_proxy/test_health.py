@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.settle import turns
 from tests.unit.openai_proxy.conftest import DEADLINE_S, Host
 
 from dynamo.core.clock import ManualClock
@@ -64,8 +65,7 @@ async def test_a_suspicion_is_looked_into_at_once() -> None:
     page, host = Page(), Host()
     one = watch(page, host)
     task = asyncio.create_task(one.run())
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await turns(3)
     assert not page.asked.is_set()
     one.suspect()
     async with asyncio.timeout(DEADLINE_S):

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, DynamoException, ResponseTimeout
@@ -42,8 +43,7 @@ class Answers:
 async def passed(work: Coroutine[Any, Any, Outcome], clock: ManualClock) -> Outcome:
     task = asyncio.create_task(work)
     for _ in range(20_000):
-        for _ in range(8):
-            await asyncio.sleep(0)
+        await turns(8)
         if task.done():
             return task.result()
         clock.advance(0.001)

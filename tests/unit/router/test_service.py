@@ -1,10 +1,11 @@
 """A standalone router relays requests to the worker that it chooses, and answers questions about the caches."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.settle import until
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.kv_router.config import RouterConfig
@@ -90,12 +91,6 @@ async def house() -> AsyncIterator[House]:
     await made.start()
     yield made
     await made.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 async def test_a_request_is_relayed_to_the_worker_that_holds_its_beginning(house: House) -> None:

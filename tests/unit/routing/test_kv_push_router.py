@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, DynamoException, InvalidArgument, Overloaded
@@ -130,23 +131,23 @@ async def test_requests_wait_for_room_and_go_when_there_is_some() -> None:
     waiting = asyncio.ensure_future(house.router.choose(request(), "c", Progress()))
     gone = Progress()
     leaving = asyncio.ensure_future(house.router.choose(request(), "d", gone))
-    await asyncio.sleep(0)
+    await turns()
     assert not waiting.done()
     gone.is_over = True
     first.tokens = 1
     for _ in range(10):
         house.clock.advance(0.01)
-        await asyncio.sleep(0)
+        await turns()
     assert (await waiting).request_id == "c"
     with pytest.raises(DynamoException, match="no longer waits"):
         await leaving
     cancelled = asyncio.ensure_future(house.router.choose(request(), "e", Progress()))
-    await asyncio.sleep(0)
+    await turns()
     cancelled.cancel()
     await asyncio.wait({cancelled})
     assert len(house.router.machine.waiting) == 0
     last = asyncio.ensure_future(house.router.choose(request(), "f", Progress()))
-    await asyncio.sleep(0)
+    await turns()
     await house.close()
     with pytest.raises(Overloaded, match="shutting down"):
         await last

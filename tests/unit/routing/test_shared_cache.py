@@ -1,13 +1,16 @@
 """A shared cache: workers say where it is, it says what it has."""
 
-import asyncio
 import struct
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from tests.settle import repeat
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
@@ -106,6 +109,14 @@ def test_what_cannot_be_read_is_counted_and_left_out(frames: list[bytes]) -> Non
     assert 'dynamo_router_shared_cache_errors_total{router_id="router"} 1' in registry.render()
 
 
+async def publish(store: Any, place: int, numbers: Iterator[int]) -> None:
+    await store.send_multipart(message(next(numbers), {"event_type": "stored", "object_key": key(place)}))
+
+
+def holds(found: Any, place: int) -> bool:
+    return bool(found.find(TOKENS) == ((place, place + 1),))
+
+
 async def test_a_store_is_followed_where_the_workers_say_that_it_is() -> None:
     context = zmq.asyncio.Context()
     first, second = context.socket(zmq.PUB), context.socket(zmq.PUB)
@@ -115,12 +126,7 @@ async def test_a_store_is_followed_where_the_workers_say_that_it_is() -> None:
     try:
         for store, port, place in ((first, ports[0], 0), (second, ports[1], 1)):
             found.hear_cards([card(kv_events_endpoint=f"tcp://127.0.0.1:{port}")])
-            async with asyncio.timeout(20):
-                number = 0
-                while found.find(TOKENS) != ((place, place + 1),):
-                    number += 1
-                    await store.send_multipart(message(number, {"event_type": "stored", "object_key": key(place)}))
-                    await asyncio.sleep(0.01)
+            await repeat(partial(publish, store, place, count(1)), partial(holds, found, place))
     finally:
         await found.close()
         first.close(0)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import UNSET
+from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, NotReady
@@ -45,10 +46,10 @@ async def test_every_file_is_a_domain(tmp_path: Path) -> None:
 async def test_it_waits_for_the_domain_that_blocks_are_bound_to(tmp_path: Path) -> None:
     clock = ManualClock()
     reading = asyncio.ensure_future(read_topology(variables(tmp_path), clock))
-    await asyncio.sleep(0)
+    await turns()
     (tmp_path / "rack").write_text("7")
     clock.advance(1.0)
-    await asyncio.sleep(0)
+    await turns()
     assert not reading.done()
 
     (tmp_path / "zone").write_text("a")
@@ -62,7 +63,7 @@ async def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
     clock = ManualClock()
     reading = asyncio.ensure_future(read_topology(variables(tmp_path), clock))
     for _ in range(31):
-        await asyncio.sleep(0)
+        await turns()
         clock.advance(1.0)
 
     with pytest.raises(ConfigError, match="zone was missing"):

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import Disconnected, InvalidArgument
@@ -116,13 +117,13 @@ async def test_tokens_of_one_tick_are_one_write_and_still_one_event_each() -> No
     generation.on_token(1)
     generation.on_token(2)
     assert scene.client.writes == []
-    await asyncio.sleep(0)
+    await turns()
     assert len(scene.client.writes) == 1
     generation.on_token(2)
-    await asyncio.sleep(0)
+    await turns()
     generation.on_item(last())
     generation.on_end()
-    await asyncio.sleep(0)
+    await turns()
     assert scene.client.is_ended
     assert len(scene.client.writes) == 3
     events = scene.client.events()
@@ -140,7 +141,7 @@ async def test_an_answer_that_ends_in_its_first_tick_is_whole() -> None:
     generation.on_token(1)
     generation.on_item(last(reason="stop"))
     generation.on_end()
-    await asyncio.sleep(0)
+    await turns()
     contents = [one["choices"][0]["delta"].get("content") for one in scene.client.events()]
     assert contents == ["", "Hi", "!", None]
 
@@ -150,7 +151,7 @@ async def test_running_usage_is_in_every_chunk() -> None:
     generation = scene.generation()
     for _ in range(2):
         generation.on_token(1)
-        await asyncio.sleep(0)
+        await turns()
     generation.on_item(last())
     generation.on_end()
     counts = [one["usage"]["completion_tokens"] for one in scene.client.events() if one.get("usage")]
@@ -161,7 +162,7 @@ async def test_choices_of_several_generations_end_each_on_their_own() -> None:
     scene = Scene()
     first, second = scene.generation(), scene.generation(n=2)
     second.on_item(last(index=1))
-    await asyncio.sleep(0)
+    await turns()
     first.on_token(1)
     first.on_item(last())
     first.on_end()
@@ -185,7 +186,7 @@ async def test_an_error_after_the_first_token_is_an_event_and_a_clean_end() -> N
     scene = Scene()
     generation = scene.generation()
     generation.on_token(1)
-    await asyncio.sleep(0)
+    await turns()
     generation.on_error(Disconnected("gone"))
     assert scene.client.is_ended
     assert scene.client.events()[-1]["error"]["code"] == "unavailable"
@@ -253,7 +254,7 @@ async def test_the_accounts_balance() -> None:
     scene = Scene()
     generation = scene.generation()
     generation.on_token(1)
-    await asyncio.sleep(0)
+    await turns()
     generation.on_item(last())
     generation.on_end()
     text = scene.registry.render()

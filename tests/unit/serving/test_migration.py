@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
+from tests.settle import turns, until
 
 from dynamo.backend.asked import thinking_budget
 from dynamo.core.clock import ManualClock
@@ -162,7 +163,7 @@ class Scene:
         """Goes on; the clock passes whatever is waited for."""
         repeating = asyncio.create_task(self.dispatch.repeat(self.repeats.pop()))
         while not repeating.done():
-            await asyncio.sleep(0)
+            await turns()
             if self.clock._sleepers:
                 self.clock.advance(AGAIN_MAX_S)
         await repeating
@@ -455,8 +456,7 @@ async def test_nobody_is_asked_for_a_client_that_left_meanwhile() -> None:
     await scene.dispatch.send()
     scene.worker.pending()
     repeating = asyncio.create_task(scene.dispatch.repeat(scene.repeats.pop()))
-    while not scene.clock._sleepers:  # noqa: ASYNC110 - the clock tells nobody
-        await asyncio.sleep(0)
+    await until(lambda: scene.clock._sleepers)
     scene.generation.cancel()
     scene.clock.advance(AGAIN_MAX_S)
     await repeating

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from tests.settle import turns, until
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import CannotConnect, DynamoException, InvalidArgument, NotFound, NotReady
@@ -111,12 +112,6 @@ def local_card(model_dir: Path, name: str = "tiny") -> ModelDeploymentCard:
     return build_card(str(model_dir), name, context_length=512, kv_cache_block_size=16)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - threads and tasks that the test does not own
-            await asyncio.sleep(0.001)
-
-
 async def test_a_card_of_urls_is_served_when_its_files_have_come(house: House, model_dir: Path) -> None:
     await house.publish(self_hosted(local_card(model_dir), ENDPOINT, house.worker.show, wanted=True))
     house.models.start()
@@ -195,7 +190,7 @@ async def test_what_preparing_a_chat_took_is_measured_wherever_it_was_done(house
         body = json_encode({"model": "tiny", "messages": messages, "max_tokens": 1})
         with contextlib.suppress(InvalidArgument):  # It is too long for the model as well.
             await preprocessor.chat_async(decode_chat(body))
-    await asyncio.sleep(0)
+    await turns()
     text = house.metrics.registry.render()
     for name in ("dynamo_frontend_template_seconds_count 2", "dynamo_frontend_tokenize_seconds_count 2"):
         assert name in text
@@ -284,7 +279,7 @@ async def test_whoever_listens_to_loads_no_more_subscribes_no_more(house: House,
     (served,) = house.models.all_sets()
     loads = Loads()
     listening = asyncio.create_task(served.listen(loads))  # type: ignore[arg-type]
-    await asyncio.sleep(0)
+    await turns()
     listening.cancel()
     await asyncio.wait({listening})
     assert loads.is_closed

@@ -1,6 +1,5 @@
 """Open requests: every request that was counted is closed, whatever raises; traces cover requests without a socket."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 from tests.scripted_engine.house import NAME, USER, House, open_house
 from tests.scripted_engine.script import Script
+from tests.settle import until
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.server.internal import InternalExchange
@@ -172,8 +172,7 @@ async def test_failing_error_response_returns_the_gauges(monkeypatch: pytest.Mon
             break_method(patch, UnaryAnswer, "complete")
             break_method(patch, UnaryAnswer, "tell")
             exchange, _ = house.begin(house.pipeline.handle_chat, chat_body())
-            while not house.engine.requests or house.pipeline.inflight:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until(lambda: not (not house.engine.requests or house.pipeline.inflight))
         assert gauges(house) == (0, 0, 0, 0)
         exchange.left()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.relays import Relays, open_relays
+from tests.settle import until
 
 from dynamo.core.errors import CannotConnect
 from dynamo.http.routes import embeddings as routes_embeddings
@@ -121,8 +122,7 @@ async def test_a_native_request_is_counted_until_it_ends(two: Two, model_dir: Pa
     two.may_go_on.set()
     async with asyncio.timeout(10.0):
         await wire.complete.wait()
-        while two.requests():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
+        await until(lambda: not two.requests())
 
 
 async def test_who_leaves_is_not_counted_any_more(two: Two, model_dir: Path) -> None:

@@ -1,10 +1,10 @@
 """What a prefill worker answers is judged once, and whoever counts it lets go of it once."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.settle import until
 
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import Cancelled, Disconnected, ResponseTimeout, StreamIncomplete, Unknown
@@ -125,8 +125,7 @@ async def test_prefill_that_may_end_by_itself_is_stopped_if_it_does_not() -> Non
     leg.sent(call)
     leg.give_up(after_s=0.001)
     assert (call.words, router.released) == ([], [])
-    while not call.words:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: call.words)
     leg.on_end()
     assert (call.words, router.released) == (["stop"], ["id"])
 

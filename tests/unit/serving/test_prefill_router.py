@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.settle import repeat, turns, until
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import msgpack_decoder, msgpack_encode
@@ -235,7 +236,7 @@ class Scene:
     async def turn(self) -> None:
         """Everyone does what is next, until nothing is."""
         for _ in range(200):
-            await asyncio.sleep(0)
+            await turns()
             self.clock.advance(1.0)
             if self.queue:
                 self.queue.pop(0)()
@@ -489,8 +490,7 @@ async def test_router_stops_the_prefill_of_a_client_that_leaves_and_sends_no_dec
     scene = Scene([], [])
     scene.make()
     sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await turns(2)
     (call,) = scene.prefills.calls
     scene.queue.clear()
     call.on_stop = lambda: scene.queue.append(lambda: cancelled(scene.dispatch.prefill))
@@ -508,8 +508,7 @@ async def test_prefill_that_ends_as_its_client_leaves_has_its_blocks_fetched_and
     scene = Scene([], [])
     scene.make()
     sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await turns(2)
     scene.generation.cancel()
     scene.dispatch.release()
     await scene.turn()
@@ -525,16 +524,14 @@ async def test_client_that_leaves_while_its_prefill_is_queued_takes_it_out_of_th
 
     async def choose(_request: object, _id: object, progress: Any, *_: object) -> Any:
         legs.append(progress)
-        while not progress.is_over:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: progress.is_over)
         raise DynamoException("the request was cancelled")
 
     scene.prefills.kv = SimpleNamespace(machine=SimpleNamespace(waiting=[]), release=lambda _: None)
     scene.prefills.choose = choose  # type: ignore[method-assign]
     scene.make()
     sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
-    while not legs:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: legs)
     scene.generation.cancel()
     scene.dispatch.release()
     async with asyncio.timeout(10):
@@ -567,9 +564,8 @@ async def test_a_prefill_that_never_answers_is_given_up(monkeypatch: pytest.Monk
     scene = Scene([], [])
     scene.make()
     sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
-    while len(scene.prefills.sent) < 2:
-        await asyncio.sleep(0.001)
-        scene.queue.clear()
+    await repeat(scene.queue.clear, lambda: len(scene.prefills.sent) >= 2)
+    scene.queue.clear()
     assert scene.prefills.calls[0].killed
     with pytest.raises(WorkerUnavailable):
         await sending

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from msgspec import UNSET
+from tests.settle import turns, until
 from tests.unit.sglang.conftest import Heard, Start, request
 from tests.unit.sglang.scripted import FAKE_BOOTSTRAP_HOST, LENGTH, chunk
 
@@ -121,8 +122,7 @@ async def test_a_caller_that_leaves_aborts_its_request_and_hears_nothing_more(st
     running.sglang.script = [chunk(4), gate, chunk(5, finish={"type": "abort", "message": "Aborted"})]
     reply = Heard()
     running.engine.submit(request(), reply)
-    while not reply.tokens:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: reply.tokens)
     running.engine.cancel(reply)
     async with asyncio.timeout(30):
         await running.engine.drain()
@@ -137,9 +137,8 @@ async def test_choices_that_get_their_names_late_are_aborted_too(start: Start) -
     running.sglang.script = [gate, chunk(4, rid="a", index=0), chunk(5, rid="b", index=1)]
     reply = Heard()
     running.engine.submit(request(sampling_options=SamplingOptions(n=2)), reply)
-    while not running.sglang.asked:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await until(lambda: running.sglang.asked)
+    await turns()
     running.engine.cancel(reply)
     gate.set()
     async with asyncio.timeout(30):

@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
+from tests.settle import turns
 from tests.unit.sglang import scripted
 from tests.unit.vllm.conftest import Host
 
@@ -40,11 +41,9 @@ async def test_an_idle_engine_is_looked_at_once_more() -> None:
     running = asyncio.ensure_future(reporter.run())
 
     async def pass_time() -> None:
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns(3)
         clock.advance(0.25)
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns(3)
 
     await pass_time()
     busy[0] = False

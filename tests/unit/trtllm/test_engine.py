@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET
+from tests.settle import until
 from tests.unit.trtllm import scripted
 from tests.unit.trtllm.conftest import Heard, Start, request
 from tests.unit.trtllm.scripted import DisaggregatedParams, Logprob, said
@@ -98,8 +99,7 @@ async def test_a_caller_that_leaves_aborts_its_request_and_hears_nothing_more(st
     running.llm.script = [said(4), asyncio.Event(), said(4, finish="cancelled")]
     reply = Heard()
     running.engine.submit(request(), reply)
-    while not reply.tokens:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: reply.tokens)
     running.engine.cancel(reply)
     async with asyncio.timeout(30):
         await running.engine.drain()
@@ -231,9 +231,7 @@ async def test_events_and_steps_are_told_to_the_host(start: Start) -> None:
             "inflightBatchingStats": {"numContextRequests": 1, "numGenRequests": 2, "numCtxTokens": 7},
         }
     )
-    async with asyncio.timeout(30):
-        while not (running.host.events and running.host.passes):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: running.host.events and running.host.passes)
     (event, rank, tier) = running.host.events[0]
     assert ([block.block_hash for block in event.blocks], rank, tier) == ([5], 0, "device")
     (load,) = running.host.loads
@@ -249,9 +247,7 @@ async def test_an_engine_that_fell_ill_takes_nothing_more(start: Start, monkeypa
     monkeypatch.setenv("DYN_ENGINE_HEALTH_CHECK_INTERVAL", "0.01")
     running = await start()
     running.llm.is_healthy = False
-    async with asyncio.timeout(30):
-        while not running.host.failed:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: running.host.failed)
     with pytest.raises(EngineShutdown):
         running.engine.submit(request(), Heard())
 

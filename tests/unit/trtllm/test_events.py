@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.settle import turns
 from tests.unit.vllm.conftest import Host
 
 from dynamo.core.clock import ManualClock
@@ -104,7 +105,7 @@ async def test_the_engine_is_asked_again_and_again_and_a_slip_ends_nothing() -> 
 
     following = asyncio.ensure_future(follow(look, publisher_of(CacheEvents(SIZE), host), clock=clock))
     for _ in range(30):
-        await asyncio.sleep(0)
+        await turns()
         clock.advance(0.1)
     following.cancel()
     assert [event.blocks[0].block_hash for event, _, _ in host.events] == [5, 6]

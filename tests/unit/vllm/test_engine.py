@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from tests.settle import turns, until
 from tests.unit.vllm import scripted
 from tests.unit.vllm.conftest import Heard, Start, request
 from tests.unit.vllm.scripted import said
@@ -50,8 +51,7 @@ async def test_a_caller_that_leaves_aborts_its_request(start: Start) -> None:
     running.llm.script = [said(4), asyncio.Event()]
     reply = Heard("gone")
     running.engine.submit(request(), reply)
-    while not reply.tokens:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: reply.tokens)
     running.engine.cancel(reply)
     await running.engine.drain()
     assert running.llm.aborted == ["gone"]
@@ -62,9 +62,8 @@ async def test_engine_aborts_a_running_prefill_when_its_caller_leaves(start: Sta
     running.llm.script = [asyncio.Event(), said(4, finish="length", kv_transfer_params={"remote_engine_id": "e"})]
     reply = Heard("gone")
     running.engine.submit(request(), reply)
-    while not running.llm.asked:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await until(lambda: running.llm.asked)
+    await turns()
     running.engine.cancel(reply)
     await running.engine.drain()
     assert running.llm.aborted == ["gone"]
@@ -228,8 +227,7 @@ async def test_load_is_told_but_not_after_every_step(start: Start) -> None:
     for _ in range(5):
         logger.record(stats, None)
     logger.record(None, None)
-    while not running.host.loads:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: running.host.loads)
     (load,) = running.host.loads
     assert (load.kv_used_blocks, load.kv_total_blocks, load.running_requests, load.waiting_requests) == (32, 64, 3, 2)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.settle import turns
 from tests.unit.vllm import scripted
 from tests.unit.vllm.conftest import Host
 
@@ -96,12 +97,12 @@ async def test_a_dead_engine_is_noticed_at_the_next_look() -> None:
     llm, clock, told = scripted.AsyncLLM(None), ManualClock(), []
     watching = asyncio.ensure_future(watch(llm.check_health, told.append, clock))
     for _ in range(3):
-        await asyncio.sleep(0)
+        await turns()
         clock.advance(2.0)
-    await asyncio.sleep(0)
+    await turns()
     assert told == []
     llm.is_dead = True
     while not watching.done():
         clock.advance(2.0)
-        await asyncio.sleep(0)
+        await turns()
     assert [type(one) for one in told] == [scripted.EngineDeadError]

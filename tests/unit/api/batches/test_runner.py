@@ -5,12 +5,15 @@ import errno
 import io
 import json
 import os
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.settle import repeat
 
 from dynamo.api.batches import store
 from dynamo.api.batches.lines import BatchLine
@@ -76,10 +79,7 @@ class Bench:
 
     async def until(self, is_so: Any) -> None:
         """Lets time pass until it is so."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not is_so():
-                self.clock.advance(STEP_S)
-                await asyncio.sleep(0.002)
+        await repeat(lambda: self.clock.advance(STEP_S), is_so)
 
     async def ended(self, record: BatchRecord) -> BatchObject:
         await self.until(lambda: self.store._read(self.store._batches, record.batch.id, BatchRecord).has_ended)
@@ -307,6 +307,10 @@ def test_every_line_has_one_result_whenever_the_process_ends(
     asyncio.run(live_through(data, tmp_path_factory.mktemp("batches")))
 
 
+def has_ended(steps: Iterator[int]) -> bool:
+    return next(steps, None) is None
+
+
 async def live_through(data: st.DataObject, folder: Path) -> None:
     said = st.sampled_from([Asked(200, b"{}", "r"), Asked(500, b"{}", "r"), Asked(503, b"", "r", 0.0)])
     ids = [f"l{place}" for place in range(data.draw(st.integers(1, 12)))]
@@ -319,10 +323,8 @@ async def live_through(data: st.DataObject, folder: Path) -> None:
         bench = Bench(folder, clock)
         bench.answers = answers
         bench.runner.start()
-        turns = data.draw(st.integers(0, 20))
-        for _ in range(turns):
-            clock.advance(STEP_S)
-            await asyncio.sleep(0.001)
+        steps = iter(range(data.draw(st.integers(0, 20))))
+        await repeat(lambda: clock.advance(STEP_S), partial(has_ended, steps))
         await bench.runner.close()
         assert not known & set(bench.asked), "a line with a result was asked again"
         if not bench.state(record).output_file_id:

@@ -4,6 +4,7 @@ import asyncio
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.settle import turns
 
 from dynamo.api.batches.slots import TICK_S, Slots, share
 from dynamo.core.clock import ManualClock
@@ -16,8 +17,7 @@ def test_clients_go_first_and_batches_go_on(concurrency: int, live: int) -> None
 
 
 async def turn() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
 
 
 async def test_a_slot_is_free_when_one_is_given_back_or_a_client_is_gone() -> None:

@@ -1,6 +1,5 @@
 """Files and batches over their routes, with a worker in the same process."""
 
-import asyncio
 import errno
 import json
 from collections.abc import AsyncIterator
@@ -12,6 +11,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from tests.scripted_engine.house import NAME, House, open_house
+from tests.settle import repeat
 
 from dynamo.api.batches import store
 from dynamo.api.batches.lines import read_line
@@ -75,12 +75,13 @@ class Served:
         return await self.http.post("/v1/batches", json=body)
 
     async def ended(self, batch_id: str) -> Any:
-        async with asyncio.timeout(30):
-            while True:
-                batch = (await self.http.get(f"/v1/batches/{batch_id}")).json()
-                if batch["status"] in ("completed", "failed", "cancelled", "expired"):
-                    return batch
-                await asyncio.sleep(0.02)
+        batch: dict[str, Any] = {"status": ""}
+
+        async def read() -> None:
+            batch.update((await self.http.get(f"/v1/batches/{batch_id}")).json())
+
+        await repeat(read, lambda: batch["status"] in ("completed", "failed", "cancelled", "expired"))
+        return batch
 
     async def lines(self, file_id: str) -> dict[str, Any]:
         text = (await self.http.get(f"/v1/files/{file_id}/content")).text

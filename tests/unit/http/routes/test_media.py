@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.relays import Handler, Relays, open_relays
 from tests.scripted_engine.house import DEADLINE_S, Wire
+from tests.settle import until
 
 from dynamo.http.routes.media import add, read_body
 from dynamo.model_card.types import ModelType
@@ -286,6 +287,4 @@ async def silent(request: Any) -> AsyncIterator[Any]:
 
 async def asked(relays: Relays) -> None:
     """Returns when a worker has the request."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not relays.asked:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
+    await until(lambda: relays.asked)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.relays import Relays, open_relays
 from tests.scripted_engine.house import DEADLINE_S
+from tests.settle import until
 from tests.unit.http.server.test_websocket import Line, client_frame
 
 from dynamo.core.errors import InvalidArgument
@@ -86,9 +87,7 @@ async def serve(relays: Relays, handler: Any) -> None:
         ModelInput.Text, ModelType.Realtime, endpoint, "r", worker_type=WorkerType.Aggregated, skip_model_assets=True
     )
     await endpoint.serve(BidirectionalHandler(handler, relays.worker.tasks))
-    async with asyncio.timeout(DEADLINE_S):
-        while "r" not in relays.models.served():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
+    await until(lambda: "r" in relays.models.served())
 
 
 async def parrot(events: Any, context: Any) -> AsyncIterator[Any]:

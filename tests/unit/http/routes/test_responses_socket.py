@@ -1,12 +1,12 @@
 """Requests over a WebSocket: their admission, their order, and messages that are none."""
 
-import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tests.scripted_engine.house import NAME, House, open_house
+from tests.settle import turns
 
 from dynamo.api.responses.session import ResponseSession
 from dynamo.core.metrics import MetricsRegistry
@@ -75,8 +75,7 @@ class Scene:
 
 
 async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns(20)
 
 
 async def test_connection_answers_one_request_at_a_time_with_one_session() -> None:

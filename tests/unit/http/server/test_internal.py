@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scripted_engine.house import NAME, USER, open_house
 from tests.scripted_engine.script import Script
+from tests.settle import turns
 
 from dynamo.core.errors import Cancelled, ResponseTimeout
 from dynamo.http.server.internal import UNREAD_BYTES_MAX, InternalExchange
@@ -71,7 +72,7 @@ async def test_whoever_asks_and_goes_is_a_client_that_left() -> None:
         exchange.on_disconnect = lambda: left.append("left")
 
     asking = asyncio.ensure_future(exchange_of(handler).whole())
-    await asyncio.sleep(0)
+    await turns()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -96,7 +97,7 @@ async def test_an_answer_that_came_whole_was_not_left() -> None:
 async def test_one_may_leave_from_elsewhere() -> None:
     exchange = exchange_of(lambda _: None)
     asking = asyncio.ensure_future(exchange.whole())
-    await asyncio.sleep(0)
+    await turns()
     exchange.leave()
     with pytest.raises(Cancelled):
         await asking

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from tests.settle import turns
 from uvicorn.server import ServerState
 
 from dynamo.core.metrics import MetricsRegistry
@@ -605,6 +606,5 @@ async def test_a_connection_that_ends_before_its_request_is_closed(server: Serve
 async def test_a_half_closed_client_of_a_plain_route_gets_its_answer(server: Server) -> None:
     server.protocol.data_received(b"GET /other HTTP/1.1\r\nhost: x\r\n\r\n")
     assert server.protocol.eof_received() is True
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     assert server.transport.sent.startswith(b"HTTP/1.1 204 ") and server.transport.is_closed

@@ -1,8 +1,9 @@
 """Routers of the same workers send a session to the same one."""
 
-import asyncio
 import random
 from dataclasses import dataclass
+
+from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import msgpack_decode, msgpack_encode
@@ -65,8 +66,7 @@ class House:
         context = {"session_id": session, "session_final": is_last}
         request = PreprocessedRequest(model="m", token_ids=list(range(9)), agent_context=context)
         decision = await self.routers[router].choose(request, request_id, Progress())
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
         self.routers[router].release(request_id)
         return decision.worker_id
 

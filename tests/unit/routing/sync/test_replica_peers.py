@@ -1,9 +1,8 @@
 """Services that count load hear each other."""
 
-import asyncio
-
 import msgspec
 import pytest
+from tests.settle import repeat
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError, HttpError
@@ -155,11 +154,12 @@ async def test_sessions_and_requests_go_over_one_socket() -> None:
     second = ReplicaPeers(books, [f"tcp://127.0.0.1:{first.port}"], bindings=sessions)
     await second.start(0)
     try:
-        async with asyncio.timeout(20):
-            while not sessions.heard or not books.heard:
-                first.bound("s", (3, 1), PLACE, (4, first.router_id))
-                first.freed("a", (3, 1), PLACE)
-                await asyncio.sleep(0.01)
+
+        def publish() -> None:
+            first.bound("s", (3, 1), PLACE, (4, first.router_id))
+            first.freed("a", (3, 1), PLACE)
+
+        await repeat(publish, lambda: sessions.heard and books.heard)
     finally:
         await first.close()
         await second.close()

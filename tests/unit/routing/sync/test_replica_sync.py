@@ -1,12 +1,12 @@
 """Routers of the same workers count each other's requests, and only as long as these run."""
 
-import asyncio
 import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import msgpack_decode, msgpack_encode
@@ -83,7 +83,7 @@ class House:
             for router in self.routers:
                 assert router.sync is not None
                 router.sync.flush()
-            await asyncio.sleep(0)
+            await turns()
 
     def loads(self) -> list[dict[tuple[int, int], tuple[float, float, int]]]:
         for router in self.routers:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 
 import pytest
+from tests.settle import turns
 
 from dynamo.serving.request_trace.otel import SEND_ROWS, WAITING_ROWS_MAX, OtelSink
 from dynamo.serving.request_trace.sinks import Row
@@ -111,7 +112,7 @@ async def test_otel_sink_delays_nobody_while_its_collector_is_slow() -> None:
     with pytest.raises(OSError, match="too slow"):
         await sink.write([Row(2, END)])
     closing = asyncio.ensure_future(sink.close())
-    await asyncio.sleep(0)
+    await turns()
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.settle import turns
 
 from dynamo.core.errors import ConfigError
 from dynamo.serving.request_trace import s3 as request_trace_s3
@@ -113,7 +114,7 @@ async def test_s3_sink_gives_up_its_uploads_when_its_end_is_cancelled() -> None:
     sink = make(store, losses)
     await sink.write(rows(1))
     closing = asyncio.ensure_future(sink.close())
-    await asyncio.sleep(0)
+    await turns()
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
