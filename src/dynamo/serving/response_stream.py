@@ -1,7 +1,7 @@
 """ResponseStream: the interface through which a handler reads one request and writes its response.
 
-The HTTP server's exchange implements it, and so do the in-process exchanges of gRPC and batches. Serving code depends on
-this protocol only, so that it can be called without an HTTP server.
+The HTTP server's exchange implements it, and so do the local requests of KServe and batches (`local_requests`). Serving
+code depends on this protocol only, so that it can be called without an HTTP server.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,10 @@ class RequestAccount(Protocol):
     def name(self) -> str:
         """The caller's name in metrics and logs."""
 
+    @property
+    def owner(self) -> str:
+        """The owner that is stored with the caller's files, batches and responses."""
+
     def may_use(self, model: str) -> bool:
         """Return whether this caller may use a model."""
 
@@ -26,6 +30,9 @@ class RequestAccount(Protocol):
 
     def spend(self, tokens: int) -> None:
         """Count tokens against the caller's quota."""
+
+    def close(self) -> None:
+        """End the request. Further calls do nothing."""
 
 
 class ResponseStream(Protocol):
@@ -78,3 +85,7 @@ class ResponseStream(Protocol):
 
     def drop_body(self) -> None:
         """Free the request's body."""
+
+
+RequestHandler = Callable[[ResponseStream], None]
+"""Called on the event loop with a complete request; it responds now or later, and always ends the response."""

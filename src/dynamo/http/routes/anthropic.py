@@ -15,7 +15,6 @@ from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.http.routes.prompt_count import count_prompt, counted_model
 from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
-from dynamo.http.server.protocol import Exchange
 from dynamo.protocols.anthropic import (
     ErrorMessage,
     Message,
@@ -33,6 +32,7 @@ from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.postprocessor import FinishedChoice
+from dynamo.serving.response_stream import ResponseStream
 
 PATH, VARIABLE = "/v1/messages", "DYN_HTTP_SVC_ANTHROPIC_PATH"
 OFF = ErrorAnswer(
@@ -93,22 +93,22 @@ class MessagePages:
     strips_preamble: bool
     ignores_unknown: bool
 
-    def handle_message(self, exchange: Exchange) -> None:
+    def handle_message(self, exchange: ResponseStream) -> None:
         """POST /v1/messages."""
         name(exchange)
         self.pipeline.start(exchange, UNREAD, self._answer(exchange))
 
-    def handle_count(self, exchange: Exchange) -> None:
+    def handle_count(self, exchange: ResponseStream) -> None:
         """POST /v1/messages/count_tokens."""
         name(exchange)
         self.pipeline.start(exchange, UNREAD, self._count(exchange))
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: ResponseStream) -> None:
         request, chat = await decoded(exchange.body, self._message, "messages")
         writer = partial(writer_of, request)
         await self.pipeline.converse(exchange, chat, replace(UNREAD, chunks=writer, body=partial(body_of, writer)))
 
-    async def _count(self, exchange: Exchange) -> None:
+    async def _count(self, exchange: ResponseStream) -> None:
         chat = await decoded(exchange.body, self._counted, "count_tokens")
         preprocessor = counted_model(self.models, chat.model, exchange.account).preprocessor
         exchange.respond(200, json_encode(MessageTokens(await count_prompt(preprocessor, chat, len(exchange.body)))))
@@ -122,7 +122,7 @@ class MessagePages:
         return to_chat(request, strip_preamble=self.strips_preamble)
 
 
-def name(exchange: Exchange) -> None:
+def name(exchange: ResponseStream) -> None:
     """Set the `request-id` header, which Anthropic's clients read."""
     exchange.header_bytes += b"request-id: req_%b\r\n" % secrets.token_hex(12).encode()
 

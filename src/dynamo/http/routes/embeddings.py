@@ -10,7 +10,6 @@ from dynamo.core.config import read_bool, setting
 from dynamo.core.metrics import Family, Histogram
 from dynamo.http.routes.relayed import relayed, text_model
 from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
-from dynamo.http.server.protocol import Exchange
 from dynamo.protocols.embeddings import (
     ClassifyRequest,
     EmbeddingList,
@@ -31,6 +30,7 @@ from dynamo.serving.metrics import read_buckets
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.relay import Form
+from dynamo.serving.response_stream import ResponseStream
 
 EMBEDDINGS = relayed("embeddings", "Embedding")
 CLASSIFY = relayed("classify", "Classify")
@@ -92,23 +92,23 @@ class EmbeddingPages:
     ignores_unknown: bool
     latency: Family[Histogram]
 
-    def embed(self, exchange: Exchange) -> None:
+    def embed(self, exchange: ResponseStream) -> None:
         """POST /v1/embeddings."""
         self.pipeline.start(exchange, EMBEDDINGS, self._embed(exchange))
 
-    def classify(self, exchange: Exchange) -> None:
+    def classify(self, exchange: ResponseStream) -> None:
         """POST /v1/classify."""
         self.pipeline.start(exchange, CLASSIFY, self._classify(exchange))
 
-    def pool(self, exchange: Exchange) -> None:
+    def pool(self, exchange: ResponseStream) -> None:
         """POST /v1/pooling."""
         self.pipeline.start(exchange, POOLING, self._pool(exchange))
 
-    def rerank(self, exchange: Exchange) -> None:
+    def rerank(self, exchange: ResponseStream) -> None:
         """POST /v1/rerank."""
         self.pipeline.start(exchange, RERANK, self._rerank(exchange))
 
-    async def _embed(self, exchange: Exchange) -> None:
+    async def _embed(self, exchange: ResponseStream) -> None:
         decode = partial(decode_embedding, ignore_unknown=self.ignores_unknown)
         request = await decoded(exchange.body, decode, "embeddings")
         model = self.models.find(request.model, EMBEDDINGS.model_type, exchange.account)
@@ -125,24 +125,24 @@ class EmbeddingPages:
         body = partial(_packed, payload)
         await self.pipeline.relay(exchange, EMBEDDINGS.endpoint, model, body, form, on_success=observe, tokens=tokens)
 
-    async def _classify(self, exchange: Exchange) -> None:
+    async def _classify(self, exchange: ResponseStream) -> None:
         decode = partial(decode_classify, ignore_unknown=self.ignores_unknown)
         request = await decoded(exchange.body, decode, "classify")
         await self._relay(exchange, request, CLASSIFY.endpoint, CLASSIFY.model_type, ListForm())
 
-    async def _pool(self, exchange: Exchange) -> None:
+    async def _pool(self, exchange: ResponseStream) -> None:
         decode = partial(decode_pooling, ignore_unknown=self.ignores_unknown)
         request = await decoded(exchange.body, decode, "pooling")
         await self._relay(exchange, request, POOLING.endpoint, POOLING.model_type, PoolingForm(request))
 
-    async def _rerank(self, exchange: Exchange) -> None:
+    async def _rerank(self, exchange: ResponseStream) -> None:
         decode = partial(decode_rerank, ignore_unknown=self.ignores_unknown)
         request = await decoded(exchange.body, decode, "rerank")
         await self._relay(exchange, request, RERANK.endpoint, RERANK.model_type, RankForm())
 
     async def _relay(
         self,
-        exchange: Exchange,
+        exchange: ResponseStream,
         request: ClassifyRequest | PoolingRequest | RerankRequest,
         endpoint: str,
         model_type: str,

@@ -13,7 +13,6 @@ from dynamo.core.errors import InvalidArgument
 from dynamo.http.routes.relayed import relayed, text_model
 from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
 from dynamo.http.server.multipart import Part, is_multipart, read_multipart
-from dynamo.http.server.protocol import Exchange
 from dynamo.protocols.media import (
     Clips,
     ImageRequest,
@@ -29,6 +28,7 @@ from dynamo.serving.media_forms import FramesForm, ImagesForm, SpeechForm, Video
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.relay import Form
+from dynamo.serving.response_stream import ResponseStream
 
 IMAGES = relayed("images", "Images")
 AUDIOS = relayed("audios", "Audios")
@@ -83,37 +83,37 @@ class MediaPages:
     pipeline: Pipeline
     models: Models
 
-    def images(self, exchange: Exchange) -> None:
+    def images(self, exchange: ResponseStream) -> None:
         """POST /v1/images/generations."""
         self.pipeline.start(exchange, IMAGES, self._images(exchange))
 
-    def edits(self, exchange: Exchange) -> None:
+    def edits(self, exchange: ResponseStream) -> None:
         """POST /v1/images/edits."""
         self.pipeline.start(exchange, IMAGES, self._edits(exchange))
 
-    def speech(self, exchange: Exchange) -> None:
+    def speech(self, exchange: ResponseStream) -> None:
         """POST /v1/audio/speech."""
         self.pipeline.start(exchange, AUDIOS, self._speech(exchange))
 
-    def videos(self, exchange: Exchange) -> None:
+    def videos(self, exchange: ResponseStream) -> None:
         """POST /v1/videos."""
         self.pipeline.start(exchange, VIDEOS, self._videos(exchange))
 
-    def frames(self, exchange: Exchange) -> None:
+    def frames(self, exchange: ResponseStream) -> None:
         """POST /v1/videos/stream."""
         self.pipeline.start(exchange, VIDEOS, self._frames(exchange))
 
-    async def _images(self, exchange: Exchange) -> None:
+    async def _images(self, exchange: ResponseStream) -> None:
         request = await read(exchange, ImageRequest)
         await self._relay(exchange, IMAGES, request, ImagesForm())
 
-    async def _edits(self, exchange: Exchange) -> None:
+    async def _edits(self, exchange: ResponseStream) -> None:
         request = await read(exchange, ImageRequest)
         if not request.input_reference:
             raise InvalidArgument("input_reference is required for /v1/images/edits", param="input_reference")
         await self._relay(exchange, IMAGES, request, ImagesForm())
 
-    async def _speech(self, exchange: Exchange) -> None:
+    async def _speech(self, exchange: ResponseStream) -> None:
         request = await read(exchange, SpeechRequest)
         as_events = request.stream_format == "sse"
         request.stream_format = msgspec.UNSET
@@ -122,18 +122,18 @@ class MediaPages:
             request.nvext = {**(request.nvext or {}), "frontend_accepts_audio_chunks": True}
         await self._relay(exchange, AUDIOS, request, SpeechForm(as_events=as_events), stream=in_pieces)
 
-    async def _videos(self, exchange: Exchange) -> None:
+    async def _videos(self, exchange: ResponseStream) -> None:
         request = await read(exchange, VideoRequest)
         stream = bool(request.stream)
         await self._relay(exchange, VIDEOS, request, VideoEventsForm() if stream else VideosForm(), stream=stream)
 
-    async def _frames(self, exchange: Exchange) -> None:
+    async def _frames(self, exchange: ResponseStream) -> None:
         request = await read(exchange, VideoRequest)
         await self._relay(exchange, VIDEOS, request, FramesForm(), stream=True)
 
     async def _relay(
         self,
-        exchange: Exchange,
+        exchange: ResponseStream,
         surface: Surface,
         request: ImageRequest | SpeechRequest | VideoRequest,
         form: Form,
@@ -144,7 +144,7 @@ class MediaPages:
         await self.pipeline.relay(exchange, surface.endpoint, model, partial(_packed, request), form, stream=stream)
 
 
-async def read(exchange: Exchange, kind: type[R]) -> R:
+async def read(exchange: ResponseStream, kind: type[R]) -> R:
     """Return the request, decoded from JSON or a form; a long one in a thread. Raise `InvalidArgument`."""
     body, media = bytes(exchange.body), exchange.header(b"content-type")
     if len(body) < THREAD_BYTES_MIN:

@@ -8,7 +8,6 @@ from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import NotFound, NotReady
 from dynamo.http.routes.relayed import relayed
 from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
-from dynamo.http.server.protocol import Exchange
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.native import (
     SGLANG_CAPABILITY,
@@ -25,6 +24,7 @@ from dynamo.protocols.native import (
 from dynamo.serving.bodies import decoded
 from dynamo.serving.models import DEPARTED, ModelAccess, Models
 from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
 
 VLLM = relayed("generate", "", vllm_error)
@@ -66,15 +66,15 @@ class NativePages:
     pipeline: Pipeline
     models: Models
 
-    def vllm(self, exchange: Exchange) -> None:
+    def vllm(self, exchange: ResponseStream) -> None:
         """POST /inference/v1/generate."""
         self.pipeline.start(exchange, VLLM, self._vllm(exchange))
 
-    def sglang(self, exchange: Exchange) -> None:
+    def sglang(self, exchange: ResponseStream) -> None:
         """POST or PUT /generate."""
         self.pipeline.start(exchange, SGLANG, self._sglang(exchange))
 
-    async def _vllm(self, exchange: Exchange) -> None:
+    async def _vllm(self, exchange: ResponseStream) -> None:
         request, fields = await decoded(exchange.body, decode_vllm, "vllm")
         model = capable_model(self.models, request.model, VLLM_CAPABILITY, exchange.account)
         wants_logprobs = request.sampling_params.logprobs is not None
@@ -99,7 +99,7 @@ class NativePages:
 
         await self.pipeline.relay(exchange, VLLM.endpoint, model, make, form, stream=request.stream)
 
-    async def _sglang(self, exchange: Exchange) -> None:
+    async def _sglang(self, exchange: ResponseStream) -> None:
         request, fields = await decoded(exchange.body, decode_sglang, "sglang")
         model = capable_model(self.models, request.model, SGLANG_CAPABILITY, exchange.account)
         form = (SglangForm if request.stream else SglangWholeForm)(len(request.input_ids), request.rid)

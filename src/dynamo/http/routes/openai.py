@@ -10,12 +10,12 @@ from starlette.responses import Response
 from dynamo.api.anthropic.errors import error_body
 from dynamo.core.config import setting
 from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable, account_of, as_json, refuse
-from dynamo.http.server.protocol import Exchange, HotHandler
 from dynamo.protocols.anthropic import ModelInfo, ModelPage
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
 from dynamo.protocols.openai_answers import ChatCompletion, ModelList, ModelObject, TextCompletion
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.models import Models
+from dynamo.serving.response_stream import RequestHandler, ResponseStream
 from dynamo.serving.served_model import ServedModel
 from dynamo.text.request_template import RequestTemplate
 
@@ -71,12 +71,12 @@ def add(routes: RouteTable, context: RouteContext) -> None:
     )
 
 
-def templated(handler: HotHandler, template: RequestTemplate | None, limit: str) -> HotHandler:
+def templated(handler: RequestHandler, template: RequestTemplate | None, limit: str) -> RequestHandler:
     """Return the handler with the request template applied, if there is one."""
     if template is None:
         return handler
 
-    def handle(exchange: Exchange) -> None:
+    def handle(exchange: ResponseStream) -> None:
         exchange.body = bytearray(template.fill(bytes(exchange.body), limit))
         handler(exchange)
 

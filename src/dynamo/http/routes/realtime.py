@@ -40,8 +40,7 @@ NOT_A_SOCKET = ErrorAnswer(400, "Connection header did not include 'upgrade' for
 def add(routes: RouteTable, context: RouteContext) -> None:
     """Add the route."""
     pages = RealtimePages(context.pipeline, context.models)
-    routes.hot(
-        "GET",
+    routes.socket(
         "/v1/realtime",
         pages.connect,
         Operation(

@@ -34,8 +34,6 @@ from dynamo.http.routes.table import (
     owner_of_account,
     refuse,
 )
-from dynamo.http.server.gate import Account
-from dynamo.http.server.protocol import Exchange
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.protocols.openai import ChatCompletionRequest
 from dynamo.protocols.responses import (
@@ -63,6 +61,7 @@ from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.postprocessor import FinishedChoice
+from dynamo.serving.response_stream import RequestAccount, ResponseStream
 
 ITEMS_HERE_MAX = 256  # More items are converted in a thread.
 
@@ -89,8 +88,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         error_body=error_body,
     )
     socket = ResponsesSocket(context.pipeline, pages.handle_turn, TurnAccounts(context))
-    routes.hot(
-        "GET",
+    routes.socket(
         "/v1/responses",
         socket.connect,
         Operation(
@@ -165,23 +163,23 @@ class ResponsePages:
     archive: ResponseArchive
     ignores_unknown: bool
 
-    def handle_response(self, exchange: Exchange) -> None:
+    def handle_response(self, exchange: ResponseStream) -> None:
         """POST /v1/responses."""
         self.pipeline.start(exchange, UNREAD, self._respond(exchange))
 
-    def handle_count(self, exchange: Exchange) -> None:
+    def handle_count(self, exchange: ResponseStream) -> None:
         """POST /v1/responses/input_tokens."""
         self.pipeline.start(exchange, UNREAD, self._count(exchange))
 
-    def handle_turn(self, exchange: Exchange, session: ResponseSession) -> None:
+    def handle_turn(self, exchange: ResponseStream, session: ResponseSession) -> None:
         """Answer one request of a WebSocket."""
         self.pipeline.start(exchange, UNREAD, self._respond(exchange, session))
 
-    def handle_compact(self, exchange: Exchange) -> None:
+    def handle_compact(self, exchange: ResponseStream) -> None:
         """POST /v1/responses/compact."""
         self.pipeline.start(exchange, UNREAD, self._compact(exchange))
 
-    async def _respond(self, exchange: Exchange, session: ResponseSession | None = None) -> None:
+    async def _respond(self, exchange: ResponseStream, session: ResponseSession | None = None) -> None:
         decode = partial(decode_response_request, ignore_unknown=self.ignores_unknown)
         request, given = await decoded(exchange.body, partial(with_items, decode), "responses")
         exchange.error_body = error_body if request.response_format is None else error_body_of_format
@@ -197,7 +195,7 @@ class ResponsePages:
         surface = replace(UNREAD, chunks=writer, body=partial(body_of, writer))
         await self.pipeline.converse(exchange, chat, surface)
 
-    async def _count(self, exchange: Exchange) -> None:
+    async def _count(self, exchange: ResponseStream) -> None:
         decode = partial(decode_token_count, ignore_unknown=self.ignores_unknown)
         request, given = await decoded(exchange.body, partial(with_items, decode), "input_tokens")
         exchange.error_body = error_body
@@ -208,7 +206,7 @@ class ResponsePages:
         preprocessor = counted_model(self.models, chat.model, account).preprocessor
         exchange.respond(200, json_encode(TokenCount(await count_prompt(preprocessor, chat, len(exchange.body)))))
 
-    async def _compact(self, exchange: Exchange) -> None:
+    async def _compact(self, exchange: ResponseStream) -> None:
         decode = partial(decode_compact_request, ignore_unknown=self.ignores_unknown)
         request, given = await decoded(exchange.body, partial(with_optional_items, decode), "compact")
         exchange.error_body = error_body
@@ -236,7 +234,7 @@ class ResponsePages:
         self,
         request: PromptFields,
         given: list[InputItem],
-        account: Account | None,
+        account: RequestAccount | None,
         session: ResponseSession | None = None,
     ) -> tuple[list[StoredItem], list[StoredItem]]:
         """Return the request's items and the conversation before them. Raise `InvalidArgument` and `NotFound`."""
@@ -266,7 +264,7 @@ class ResponsePages:
         return before
 
     async def _chat(
-        self, request: PromptFields, items: list[StoredItem], account: Account | None, answer_tokens: int
+        self, request: PromptFields, items: list[StoredItem], account: RequestAccount | None, answer_tokens: int
     ) -> ChatCompletionRequest:
         """Return the chat of these items; `truncation: auto` drops the oldest if they are too many. Raise `InvalidArgument`."""
         chat = (
@@ -289,7 +287,7 @@ class ResponsePages:
                 fewest = middle + 1
         return to_chat(request, without_oldest(items, most))
 
-    def _only_model(self, account: Account | None) -> str | None:
+    def _only_model(self, account: RequestAccount | None) -> str | None:
         """Return the name of the model if the caller may use exactly one, else None."""
         names = [name for name in self.models.served() if account is None or account.may_use(name)]
         return names[0] if len(names) == 1 else None

@@ -7,9 +7,10 @@ routes to the table and takes its dependencies from the context:
         routes.hot("POST", "/v1/embeddings", handler, Operation("Embeddings", body=EmbeddingRequest, answer=…))
         routes.plain("GET", "/v1/things/{thing}", endpoint, Operation("One thing", answer=Thing))
 
-A *hot* route has a fixed path; its handler gets an `Exchange` with the whole body and writes to the transport itself.
-A *plain* route is a Starlette endpoint; its path may have parameters. The OpenAPI document is generated from the
-`Operation` of each route, so that it covers all of them.
+A *hot* route has a fixed path; its handler gets a `ResponseStream` with the whole body and writes the response to it.
+A *socket* route opens a WebSocket: its handler gets the `Exchange`, which has the connection. A *plain* route is a
+Starlette endpoint; its path may have parameters. The OpenAPI document is generated from the `Operation` of each route, so
+that it covers all of them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.routes.api_options import ApiOptions
 from dynamo.http.server.protocol import HotHandler
 from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.response_stream import RequestAccount, RequestHandler
 
 if TYPE_CHECKING:
     from dynamo.http.routes.extensions import FrontendRoute
@@ -127,6 +129,8 @@ class RouteTable:
 
     def __init__(self) -> None:
         self.entries: list[RouteEntry] = []
+        self.request_handlers: dict[str, RequestHandler] = {}
+        """Handlers of hot routes by default path; requests without a connection, such as batch lines, use them too."""
         self.asks_keys = False
         """Whether routes that need a key require one."""
         self.on_start: list[Callable[[], None]] = []
@@ -138,14 +142,19 @@ class RouteTable:
         self,
         method: str,
         path: str,
-        handler: HotHandler,
+        handler: RequestHandler,
         operation: Operation,
         *,
         variable: str | None = None,
         error_body: ErrorBody = ErrorAnswer.body,
     ) -> None:
         """Add a route whose handler writes to the transport. `variable` names the setting that moves its path."""
+        self.request_handlers[path] = handler
         self.entries.append(RouteEntry(method, moved(path, variable), handler, operation, True, Access.KEY, error_body))
+
+    def socket(self, path: str, handler: HotHandler, operation: Operation, *, variable: str) -> None:
+        """Add a route that opens a WebSocket. `variable` names the setting that moves its path."""
+        self.entries.append(RouteEntry("GET", moved(path, variable), handler, operation, True, Access.KEY))
 
     def plain(
         self,
@@ -238,7 +247,7 @@ def owner_of(request: Request) -> str | None:
     return owner_of_account(account_of(request))
 
 
-def owner_of_account(account: "Account | None") -> str | None:
+def owner_of_account(account: RequestAccount | None) -> str | None:
     """Return the owner of objects that a caller stores or reads, None on a server without keys."""
     return None if account is None else account.owner
 

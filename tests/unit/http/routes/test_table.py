@@ -10,16 +10,16 @@ from starlette.testclient import TestClient
 
 from dynamo.http.openapi.description import describe
 from dynamo.http.routes.table import Access, Operation, RouteTable, as_json, refuse
-from dynamo.http.server.protocol import Exchange
 from dynamo.protocols.openai_answers import ModelList
 from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.response_stream import ResponseStream
 
 
 async def thing(request: Request) -> Response:
     return as_json({"method": request.method, **request.path_params})
 
 
-def hot(exchange: Exchange) -> None:
+def hot(exchange: ResponseStream) -> None:
     exchange.respond(200, b"")
 
 
@@ -61,6 +61,7 @@ def test_a_variable_moves_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     table = RouteTable()
     table.hot("POST", "/here", hot, Operation("Hot"), variable="DYN_HTTP_SVC_X_PATH")
     assert list(table.hot_handlers()) == [(b"POST", b"/elsewhere")]
+    assert table.request_handlers == {"/here": hot}
 
 
 def test_a_path_may_have_its_own_form_of_errors() -> None:
