@@ -16,9 +16,9 @@ from dynamo.grpc.descriptions import COMPLETIONS, TENSORS, is_tensor
 from dynamo.grpc.statuses import Refused
 from dynamo.grpc.tensors import TensorRequest, TensorResponse, request_of, response_message
 from dynamo.http.server.gate import Account
-from dynamo.http.server.internal import InternalExchange
 from dynamo.runtime.streams import ResponseStream
 from dynamo.serving.errors import ErrorAnswer, answer_to
+from dynamo.serving.local_requests import LocalRequest
 from dynamo.serving.metrics import RequestRecord
 from dynamo.serving.models import ModelAccess, Models
 from dynamo.serving.pipeline import Pipeline
@@ -73,27 +73,27 @@ class Calls:
             raise InvalidArgument(
                 "streaming: ModelInfer has a single response; use ModelStreamInfer", param="streaming"
             )
-        exchange = InternalExchange(
+        request = LocalRequest(
             self._pipeline.handle_completion,
             await _built(message, body_of, completion),
             context.headers,
             context.account,
         )
         if not completion["stream"]:
-            answer = await exchange.whole()
+            answer = await request.whole()
             if answer.error is not None:
                 raise Refused(answer.error)
             yield response_of(json_decode(answer.body), message.id, is_raw=is_raw)
             return
-        async with aclosing(exchange.events()) as events:
+        async with aclosing(request.events()) as events:
             async for event in events:
                 chunk = json_decode(event)
                 if "error" in chunk:
                     raise Refused(_error_of(chunk["error"]))
                 if chunk["choices"]:
                     yield response_of(chunk, message.id, is_raw=is_raw)
-        if exchange.refusal is not None:
-            raise Refused(exchange.refusal)
+        if request.refusal is not None:
+            raise Refused(request.refusal)
 
     async def _tensors(self, model: ServedModel, message: Any, context: CallContext) -> AsyncGenerator[Any, None]:
         request = await _built(message, request_of, message)

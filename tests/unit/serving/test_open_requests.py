@@ -11,8 +11,8 @@ from tests.scripted_engine.script import Script
 from tests.settle import until
 
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.http.server.internal import InternalExchange
 from dynamo.serving.answers import StreamAnswer, UnaryAnswer
+from dynamo.serving.local_requests import LocalRequest
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.request_trace.trace import RequestTrace, TraceOptions
 
@@ -59,7 +59,7 @@ async def test_trace_records_a_batch_line_and_its_response(tmp_path: Path, recor
     trace = trace_of(tmp_path, records)
     await trace.start()
     async with open_house() as house:
-        exchange = InternalExchange(traced(house, trace).handle_chat, chat_body())
+        exchange = LocalRequest(traced(house, trace).handle_chat, chat_body())
         answer = await exchange.whole()
         assert (answer.status, gauges(house)) == (200, (0, 0, 0, 0))
     await trace.close()
@@ -76,7 +76,7 @@ async def test_trace_folds_an_internal_stream_into_one_response(tmp_path: Path) 
     trace = trace_of(tmp_path, "request_payload")
     await trace.start()
     async with open_house() as house:
-        exchange = InternalExchange(traced(house, trace).handle_chat, chat_body(stream=True))
+        exchange = LocalRequest(traced(house, trace).handle_chat, chat_body(stream=True))
         assert [event async for event in exchange.events()]
         assert gauges(house) == (0, 0, 0, 0)
     await trace.close()
@@ -90,7 +90,7 @@ async def test_trace_of_a_kserve_completion_does_not_break_it(tmp_path: Path, st
     trace = trace_of(tmp_path, "request_end,request_payload")
     await trace.start()
     async with open_house() as house:
-        exchange = InternalExchange(traced(house, trace).handle_completion, completion_body(stream=stream))
+        exchange = LocalRequest(traced(house, trace).handle_completion, completion_body(stream=stream))
         if stream:
             assert [event async for event in exchange.events()]
         else:

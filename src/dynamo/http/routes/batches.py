@@ -47,10 +47,11 @@ from dynamo.http.routes.table import (
     refuse,
 )
 from dynamo.http.server.gate import Account, KeyMetrics, Keys
-from dynamo.http.server.internal import InternalExchange
 from dynamo.protocols.strict import StrictDecoder
 from dynamo.serving.bodies import decoded
 from dynamo.serving.errors import ErrorAnswer, answer_to
+from dynamo.serving.local_requests import LocalRequest
+from dynamo.serving.response_stream import RequestHandler
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +64,6 @@ UNKNOWN_OWNER = ErrorAnswer(401, "The API key that created this batch is no long
 
 PRIORITY = (b"x-dynamo-request-priority", b"-1")
 """Priority of batch lines, below that of every request without a priority."""
-PATH_VARIABLES = {
-    "/v1/chat/completions": "DYN_HTTP_SVC_CHAT_PATH",
-    "/v1/completions": "DYN_HTTP_SVC_CMP_PATH",
-    "/v1/embeddings": "DYN_HTTP_SVC_EMB_PATH",
-    "/v1/responses": "DYN_HTTP_SVC_RESPONSES_PATH",
-}
-"""Settings that move the endpoints of batches. A batch names an endpoint by its default path."""
 
 FILENAME_CHARS_MAX = 256
 PIECE_BYTES = 1 << 18
@@ -108,7 +102,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         keys = context.keys
         names = None if keys is None else keys.owner_of_name
         store = BatchStore(apis.batch_dir, apis.batch_limits, owner_of_name=names)
-        line_runner = LineRunner(routes, context)
+        line_runner = LineRunner(routes.request_handlers, context)
         runner = BatchRunner(
             store,
             line_runner.run,
@@ -175,10 +169,11 @@ def guarded(handler: PlainHandler) -> PlainHandler:
 
 
 class LineRunner:
-    """Runner of batch lines: sends each to the route that client requests use."""
+    """Runner of batch lines: calls the handler that serves client requests to the line's endpoint."""
 
-    def __init__(self, routes: RouteTable, context: RouteContext) -> None:
-        self._routes = routes
+    def __init__(self, handlers: Mapping[str, RequestHandler], context: RouteContext) -> None:
+        """`handlers`: the handlers by endpoint, which a batch names by its default path."""
+        self._handlers = handlers
         self._keys: Keys | None = context.keys
         self._key_metrics = KeyMetrics(context.registry, context.metrics_prefix)
         self._lines = context.registry.counter(
@@ -199,13 +194,11 @@ class LineRunner:
             if too_much is not None:
                 return Asked(429, b"", request_id, too_much.retry_after_s)
             account = Account(caller, self._key_metrics, time.monotonic)
-        path = moved(line.url, PATH_VARIABLES[line.url])
-        handler = self._routes.hot_handlers()[b"POST", path.encode()]
         headers = [PRIORITY, (b"x-dynamo-request-id", request_id.encode())]
-        exchange = InternalExchange(handler, json_encode(line.body), headers, account)
+        request = LocalRequest(self._handlers[line.url], json_encode(line.body), headers, account)
         self.running += 1
         try:
-            answer = await exchange.whole()
+            answer = await request.whole()
         finally:
             self.running -= 1
         is_overload = answer.error is not None and answer.error.label == "overload"

@@ -16,11 +16,12 @@ from dynamo.core.codec import json_decode, json_encode
 from dynamo.core.errors import DynamoException, EngineShutdown
 from dynamo.http.realtime import read_event
 from dynamo.http.server.gate import Account, KeyMetrics, Keys
-from dynamo.http.server.internal import InternalExchange
 from dynamo.http.server.protocol import Exchange
 from dynamo.http.server.websocket import Message, Op, WebSocket, accept_key
 from dynamo.serving.errors import ErrorAnswer, answer_to
+from dynamo.serving.local_requests import LocalRequest
 from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.response_stream import ResponseStream
 
 if TYPE_CHECKING:
     from dynamo.http.routes.table import RouteContext
@@ -37,7 +38,7 @@ UPGRADE_NEEDED = ErrorAnswer(400, "GET /v1/responses opens a WebSocket: send the
 BINARY = ErrorAnswer(400, "binary messages are not supported: send JSON as text")
 NOT_AN_EVENT = ErrorAnswer(400, f"a message must be a JSON object whose `type` is `{CREATE}`", param="type")
 
-TurnHandler = Callable[[Exchange, ResponseSession], None]
+TurnHandler = Callable[[ResponseStream, ResponseSession], None]
 """Serves one request with the state of its connection."""
 
 
@@ -148,29 +149,29 @@ class Connection:
         self._account = None
         body = json_encode({name: value for name, value in event.items() if name not in IGNORED})
         handler = partial(self._turn, self._pages.answer, self._session)
-        exchange = InternalExchange(handler, body, self._headers, admitted)
+        request = LocalRequest(handler, body, self._headers, admitted)
         is_failed = False
         try:
-            async for chunk in exchange.events():
+            async for chunk in request.events():
                 is_failed = is_failed or chunk.startswith(b'{"type":"response.failed"')
                 self._socket.send(chunk)
         except DynamoException as error:
             self._refuse(answer_to(error))
             is_failed = True
-        if exchange.refusal is not None:
-            self._refuse(exchange.refusal, exchange)
+        if request.refusal is not None:
+            self._refuse(request.refusal, request)
             is_failed = True
         previous = event.get("previous_response_id")
         if is_failed and isinstance(previous, str):
             self._session.forget(previous)
 
     @staticmethod
-    def _turn(answer: TurnHandler, session: ResponseSession, exchange: Exchange) -> None:
-        answer(exchange, session)
+    def _turn(answer: TurnHandler, session: ResponseSession, request: ResponseStream) -> None:
+        answer(request, session)
 
-    def _refuse(self, error: ErrorAnswer, exchange: Exchange | None = None) -> None:
-        """Send an error event; the route of `exchange` names its fields."""
-        body = error.body() if exchange is None else exchange.error_body(error)
+    def _refuse(self, error: ErrorAnswer, request: LocalRequest | None = None) -> None:
+        """Send an error event; the route of `request` names its fields."""
+        body = error.body() if request is None else request.error_body(error)
         fields: dict[str, Any] = dict(json_decode(body)["error"])
         fields["code"] = fields["code"] if isinstance(fields["code"], str) else fields["type"]
         self._socket.send(json_encode({"type": "error", "status": error.status, "error": fields}))

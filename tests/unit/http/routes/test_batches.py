@@ -275,7 +275,7 @@ async def test_each_key_sees_and_asks_what_is_its_own(tmp_path: Path) -> None:
 async def test_a_line_is_asked_within_the_limits_of_its_key(tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text(KEYS + '[[keys]]\nname = "eve"\nkey = "eve-secret"\nrequests_per_minute = 1\n')
     async with served(tmp_path / "batches", Keys([], str(tmp_path / "keys.toml"))) as one:
-        line_runner = LineRunner(one.table, one.context)
+        line_runner = LineRunner(one.table.request_handlers, one.context)
         line = read_line(json.dumps(chat("a")).encode())
         assert one.keys is not None
         eve = one.keys.ring.owner_of("eve")
@@ -288,7 +288,7 @@ async def test_a_line_is_asked_within_the_limits_of_its_key(tmp_path: Path) -> N
 
 async def test_a_line_that_nobody_can_take_now_is_to_be_asked_again(tmp_path: Path) -> None:
     async with served(tmp_path) as one:
-        line_runner = LineRunner(one.table, one.context)
+        line_runner = LineRunner(one.table.request_handlers, one.context)
         await one.house.pipeline.drain(0.0)
         answer = await line_runner.run(read_line(json.dumps(chat("a")).encode()), None)
         assert (answer.status, answer.retry_after_s, line_runner.running) == (503, 0.0, 0)

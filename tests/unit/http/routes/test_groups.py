@@ -16,7 +16,7 @@ from dynamo.http.routes.api_options import ApiOptions
 from dynamo.http.routes.groups import all_routes
 from dynamo.http.routes.table import Access, RouteContext, RouteTable
 from dynamo.http.server.gate import Account, KeyMetrics, Keys
-from dynamo.http.server.internal import InternalAnswer, InternalExchange
+from dynamo.serving.local_requests import LocalRequest, LocalResponse
 
 KEYS = """
 [[keys]]
@@ -72,9 +72,9 @@ class Served:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(with_account), base_url="http://x") as http:
             return await http.request(method, path, **more)
 
-    async def hot(self, name: str, path: str, body: Any) -> InternalAnswer:
-        handler = self.table.hot_handlers()[b"POST", path.encode()]
-        return await InternalExchange(handler, json.dumps(body).encode(), [], self.account(name)).whole()
+    async def hot(self, name: str, path: str, body: Any) -> LocalResponse:
+        handler = self.table.request_handlers[path]
+        return await LocalRequest(handler, json.dumps(body).encode(), [], self.account(name)).whole()
 
 
 @asynccontextmanager

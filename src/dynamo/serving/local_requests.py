@@ -1,18 +1,18 @@
-"""InternalExchange: a request of this process to one of its own routes, without a socket.
+"""Local requests: requests of this process to its own handlers, without a connection.
 
-The output of the handler is kept for the caller: as a whole body, or as the events of a stream, as they arrive.
+The batch runner, KServe and the WebSocket of the Responses API use them. A handler writes its response to the
+`LocalRequest` as to any `ResponseStream`; the response is kept for the caller, whole or as the events of a stream.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from dynamo.core.errors import Cancelled, ResponseTimeout
-from dynamo.http.server.gate import Account
-from dynamo.http.server.protocol import Exchange, HotHandler
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.request_trace.payload import InternalCapture
+from dynamo.serving.response_stream import RequestAccount, RequestHandler
 
 UNREAD_BYTES_MAX = 4 << 20  # As for a client: a reader that is this far behind has stopped reading.
 
@@ -27,7 +27,7 @@ def data_of(event: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class InternalAnswer:
+class LocalResponse:
     """Complete response."""
 
     status: int
@@ -36,32 +36,49 @@ class InternalAnswer:
     """Error of a request that the handler refused."""
 
 
-class InternalExchange(Exchange):
-    """One internal request and its response."""
+class LocalRequest:
+    """One request and its response; a `ResponseStream` for the handler."""
 
-    __slots__ = ("_answer", "_buffer", "_capture", "_error", "_is_cut", "_unread", "_unread_bytes", "_wake")
+    __slots__ = (
+        "_buffer",
+        "_capture",
+        "_handler",
+        "_is_cut",
+        "_response",
+        "_unread",
+        "_unread_bytes",
+        "_wake",
+        "account",
+        "body",
+        "disconnected",
+        "error_body",
+        "header_bytes",
+        "headers",
+        "on_disconnect",
+        "refusal",
+        "response_complete",
+        "response_started",
+    )
 
     def __init__(
         self,
-        handler: HotHandler,
+        handler: RequestHandler,
         body: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
-        account: Account | None = None,
+        account: RequestAccount | None = None,
     ) -> None:
-        self.handler = handler
+        """`account`: the caller, closed at the end of the response."""
         self.body = bytearray(body)
         self.headers = list(headers)
         self.account = account
-        self.keep_alive = True
-        self.more_body = self.is_refused = self.is_cut = self.is_event_stream = self.takes_interim = False
-        self.held_bytes = 0
-        self.is_whole = True
-        self.response_started = self.response_complete = self.disconnected = False
         self.header_bytes = b""
-        self.error_body = ErrorAnswer.body
-        self.on_disconnect = None
-        self._answer: InternalAnswer | None = None
-        self._error: ErrorAnswer | None = None
+        self.error_body: Callable[[ErrorAnswer], bytes] = ErrorAnswer.body
+        self.on_disconnect: Callable[[], None] | None = None
+        self.response_started = self.response_complete = self.disconnected = False
+        self.refusal: ErrorAnswer | None = None
+        """Error with which the handler refused the request."""
+        self._handler = handler
+        self._response: LocalResponse | None = None
         self._capture: InternalCapture | None = None
         self._buffer = b""
         self._unread: deque[bytes] = deque()
@@ -71,12 +88,12 @@ class InternalExchange(Exchange):
 
     # Caller interface.
 
-    async def whole(self) -> InternalAnswer:
+    async def whole(self) -> LocalResponse:
         """Send the request and return the complete response; cancellation acts as a client that disconnects.
 
         An aborted response is returned with status 500.
         """
-        self.start()
+        self._handler(self)
         try:
             while not self.response_complete and not self._is_cut:
                 await self._next()
@@ -84,8 +101,8 @@ class InternalExchange(Exchange):
             self.leave()
         if self._is_cut:
             error = ErrorAnswer(500, "the response ended prematurely")
-            return InternalAnswer(error.status, self.error_body(error), error)
-        return self._answer or InternalAnswer(200, b"".join(event + b"\n\n" for event in self._unread))
+            return LocalResponse(error.status, self.error_body(error), error)
+        return self._response or LocalResponse(200, b"".join(event + b"\n\n" for event in self._unread))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Send the request and yield the data of each server-sent event except the final `[DONE]`.
@@ -93,7 +110,7 @@ class InternalExchange(Exchange):
         Closing the generator early acts as a client that disconnects. `refusal` is the error that occurred before the
         first event. Raise `ResponseTimeout` if the response is aborted or the reader is too slow.
         """
-        self.start()
+        self._handler(self)
         try:
             while True:
                 while self._unread:
@@ -110,16 +127,16 @@ class InternalExchange(Exchange):
         finally:
             self.leave()
 
-    @property
-    def refusal(self) -> ErrorAnswer | None:
-        """Error with which the handler refused the request."""
-        return self._error
-
     def leave(self) -> None:
         """Disconnect: the caller needs no more of the response."""
-        if not self.disconnected:
-            self.left()
-            self._wake.set()
+        if self.disconnected:
+            return
+        self.disconnected = True
+        self._close_account()
+        callback, self.on_disconnect = self.on_disconnect, None
+        if callback is not None and not self.response_complete:
+            callback()
+        self._wake.set()
 
     async def _next(self) -> None:
         self._wake.clear()
@@ -127,7 +144,15 @@ class InternalExchange(Exchange):
         if self.disconnected and not self._is_cut:
             raise Cancelled("the request was cancelled by its caller")
 
-    # Handler interface.
+    # Handler interface, as described by `ResponseStream`.
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first header with that (lower-case) name."""
+        return next((value for key, value in self.headers if key == name), None)
+
+    def drop_body(self) -> None:
+        """Free the body, which the handler has read or will not read."""
+        self.body = bytearray()
 
     def capture(self) -> InternalCapture:
         """Keep a copy of everything that is written from now on."""
@@ -149,12 +174,12 @@ class InternalExchange(Exchange):
         self.response_started = True
         if self._capture is not None:
             self._capture.keep_body(body)
-        self._answer = InternalAnswer(status, body, self._error)
+        self._response = LocalResponse(status, body, self.refusal)
         self._complete()
 
     def refuse(self, error: ErrorAnswer) -> None:
         """Send an error as the complete response."""
-        self._error = error
+        self.refusal = error
         self.respond(error.status, self.error_body(error))
 
     def write(self, data: bytes) -> None:
@@ -190,11 +215,14 @@ class InternalExchange(Exchange):
 
     def _cut(self) -> None:
         self._is_cut = True
-        self.left()
-        self._wake.set()
+        self.leave()
 
     def _complete(self) -> None:
         self.response_complete = True
         self.on_disconnect = None
         self._close_account()
         self._wake.set()
+
+    def _close_account(self) -> None:
+        if self.account is not None:
+            self.account.close()

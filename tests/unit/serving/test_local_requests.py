@@ -13,16 +13,16 @@ from tests.scripted_engine.script import Script
 from tests.settle import turns
 
 from dynamo.core.errors import Cancelled, ResponseTimeout
-from dynamo.http.server.internal import UNREAD_BYTES_MAX, InternalExchange
-from dynamo.http.server.protocol import Exchange
 from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.local_requests import UNREAD_BYTES_MAX, LocalRequest
+from dynamo.serving.response_stream import ResponseStream
 
 
-def exchange_of(handler: Callable[[Any], None]) -> InternalExchange:
-    return InternalExchange(handler, b"{}")
+def exchange_of(handler: Callable[[Any], None]) -> LocalRequest:
+    return LocalRequest(handler, b"{}")
 
 
-async def events_of(exchange: InternalExchange) -> list[bytes]:
+async def events_of(exchange: LocalRequest) -> list[bytes]:
     return [event async for event in exchange.events()]
 
 
@@ -44,7 +44,7 @@ async def test_a_refusal_is_known_as_one() -> None:
 def test_events_are_the_same_however_they_are_written(cuts: list[int]) -> None:
     stream = b'data: {"a":1}\n\n: idle\n\nevent: x\n\ndata: {"b":2}\n\ndata: [DONE]\n\n'
 
-    def handler(exchange: Exchange) -> None:
+    def handler(exchange: ResponseStream) -> None:
         rest = stream
         for place, cut in enumerate(cuts):
             piece, rest = rest[:cut], rest[cut:]
@@ -58,7 +58,7 @@ def test_events_are_the_same_however_they_are_written(cuts: list[int]) -> None:
 
 
 async def test_several_chunks_in_one_write_are_read() -> None:
-    def handler(exchange: Exchange) -> None:
+    def handler(exchange: ResponseStream) -> None:
         exchange.write_chunk(b"9\r\ndata: a\n\n\r\n9\r\ndata: b\n\n\r\n")
         exchange.end()
 
@@ -68,7 +68,7 @@ async def test_several_chunks_in_one_write_are_read() -> None:
 async def test_whoever_asks_and_goes_is_a_client_that_left() -> None:
     left: list[str] = []
 
-    def handler(exchange: Exchange) -> None:
+    def handler(exchange: ResponseStream) -> None:
         exchange.on_disconnect = lambda: left.append("left")
 
     asking = asyncio.ensure_future(exchange_of(handler).whole())
@@ -82,7 +82,7 @@ async def test_whoever_asks_and_goes_is_a_client_that_left() -> None:
 async def test_an_answer_that_came_whole_was_not_left() -> None:
     left: list[str] = []
 
-    def handler(exchange: Exchange) -> None:
+    def handler(exchange: ResponseStream) -> None:
         exchange.on_disconnect = lambda: left.append("left")
         exchange.respond(200, b"")
 
@@ -106,7 +106,7 @@ async def test_one_may_leave_from_elsewhere() -> None:
 async def test_a_reader_that_is_too_slow_is_cut_off() -> None:
     left: list[str] = []
 
-    def handler(exchange: Exchange) -> None:
+    def handler(exchange: ResponseStream) -> None:
         exchange.on_disconnect = lambda: left.append("left")
         for _ in range(UNREAD_BYTES_MAX // 1000 + 2):
             exchange.write(b"data: " + b"x" * 1000 + b"\n\n")
@@ -120,7 +120,7 @@ async def test_the_pipeline_answers_it_as_it_answers_clients() -> None:
     async with open_house() as house:
         annotations = [Script(["Hello there."]).annotation()]
         body = {"model": NAME, "messages": USER, "stream": True, "nvext": {"annotations": annotations}}
-        exchange = InternalExchange(house.pipeline.handle_chat, json.dumps(body).encode())
+        exchange = LocalRequest(house.pipeline.handle_chat, json.dumps(body).encode())
         chunks = [json.loads(event) for event in await events_of(exchange)]
         said = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
         assert said == "Hello there."
