@@ -14,6 +14,7 @@ from dynamo.grpc.calls import CallContext, Calls, Headers
 from dynamo.grpc.descriptions import PLATFORM, config_of, is_tensor, metadata_of
 from dynamo.grpc.messages import CLASSES, SERVICE
 from dynamo.grpc.statuses import Refused, status_of
+from dynamo.http.embedded import ServedFrontend
 from dynamo.http.server.gate import Account, Gate
 from dynamo.http.server.limits import Limits
 from dynamo.http.server.service import bind
@@ -238,6 +239,14 @@ class KserveService:
                     yield answer
         except Exception as error:
             await abort(context, error)
+
+
+def add_kserve(frontend: ServedFrontend, options: KserveOptions) -> KserveService:
+    """Add a KServe server, with its port bound, to an embedded frontend. Raise `ConfigError` for a port in use."""
+    service = KserveService(frontend.pipeline, frontend.models, frontend.is_sound, options)
+    service.bind()
+    frontend.servers.append(service)
+    return service
 
 
 async def abort(context: Any, error: Exception) -> None:

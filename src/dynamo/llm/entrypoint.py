@@ -17,6 +17,7 @@ from typing import Any
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.http.embedded import FrontendOptions, ServedFrontend, run_frontend
 from dynamo.http.routes.extensions import FrontendRoute
+from dynamo.http.routes.metrics_group import metrics_group
 from dynamo.http.server.service import tls_context
 from dynamo.llm.register import register_model, unregister_model
 from dynamo.model_card.runtime_config import ModelRuntimeConfig
@@ -182,10 +183,14 @@ async def _run_http(runtime: DistributedRuntime, args: EntrypointArgs, extension
 
 
 async def _run_grpc(runtime: DistributedRuntime, args: EntrypointArgs) -> None:
-    from dynamo.grpc.service import KserveOptions  # Requires an optional dependency.
-    from dynamo.grpc.serving import ServedKserve, run_kserve
+    from dynamo.grpc.service import KserveOptions, add_kserve  # Requires an optional dependency.
 
-    options = _frontend_options(args)
+    options = dataclasses.replace(
+        _frontend_options(args),
+        port=args.http_metrics_port,
+        port_option="http_metrics_port",
+        groups=(metrics_group,),
+    )
     grpc_options = KserveOptions(
         host=options.host,
         port=GRPC_PORT if args.http_port is None else args.http_port,
@@ -193,9 +198,10 @@ async def _run_grpc(runtime: DistributedRuntime, args: EntrypointArgs) -> None:
         key=args.tls_key_path,
         client_ca=args.tls_client_ca_cert_path,
     )
+    frontend = ServedFrontend(runtime, options, runtime.metrics)
+    add_kserve(frontend, grpc_options)
     with _ending(runtime) as ending:
-        frontend = ServedKserve(runtime, options, grpc_options, runtime.metrics, args.http_metrics_port)
-        await run_kserve(frontend, ending)
+        await run_frontend(frontend, ending)
 
 
 def _frontend_options(args: EntrypointArgs) -> FrontendOptions:

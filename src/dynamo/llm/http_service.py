@@ -27,7 +27,8 @@ class HttpService:
     """OpenAI server. `wait_for_first_item` is always in effect: the status is sent with the first chunk or error."""
 
     def __init__(self, port: int | None = None, *, wait_for_first_item: bool = False, host: str = "0.0.0.0") -> None:  # noqa: S104
-        self._options = FrontendOptions(host=host, port=DEFAULT_PORT if port is None else port)
+        self._wanted_port = DEFAULT_PORT if port is None else port
+        self._options = FrontendOptions(host=host, port=self._wanted_port)
         self._engines = LocalEngines(CHAT, COMPLETIONS)
         self._ending = asyncio.Event()
         self.port: int | None = None
@@ -80,6 +81,6 @@ class HttpService:
     async def _serve(self, frontend: ServedFrontend, closed: asyncio.Event) -> None:
         from dynamo.http.server.service import bind
 
-        listener = bind(self._options.host, self._options.port)
+        listener = bind(self._options.host, self._wanted_port)
         self.port = int(listener.getsockname()[1])
         await run_frontend(frontend, self._ending, closed, listener=listener)

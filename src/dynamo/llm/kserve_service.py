@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from dynamo.http.embedded import FrontendOptions
+from dynamo.http.embedded import FrontendOptions, ServedFrontend, run_frontend
+from dynamo.http.routes.metrics_group import metrics_group
 from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine, set_when_closed
 from dynamo.model_card.runtime_config import ModelRuntimeConfig
 from dynamo.model_card.types import ModelType
@@ -77,17 +78,16 @@ class KserveGrpcService:
 
     async def run(self, runtime: DistributedRuntime) -> None:
         """Serve until `shutdown`, or until the runtime has shut down. Raise `ConfigError` for a port in use."""
-        from dynamo.grpc.service import KserveOptions  # Requires an optional dependency.
-        from dynamo.grpc.serving import ServedKserve, run_kserve
+        from dynamo.grpc.service import KserveOptions, add_kserve  # Requires an optional dependency.
 
         closed = asyncio.Event()
         watching = asyncio.ensure_future(set_when_closed(runtime, closed))
         grpc_options = KserveOptions(host=self._host, port=self._wanted_port)
         try:
             async with self._engines.serving() as inner:
-                frontend = ServedKserve(inner, FrontendOptions(host=self._host), grpc_options, runtime.metrics)
-                self.port = frontend.bind()
-                await run_kserve(frontend, self._ending, closed)
+                frontend = ServedFrontend(inner, FrontendOptions(port=None, groups=(metrics_group,)), runtime.metrics)
+                self.port = add_kserve(frontend, grpc_options).port
+                await run_frontend(frontend, self._ending, closed)
         finally:
             watching.cancel()
 
