@@ -1,14 +1,21 @@
 """Content blocks: the parsed events of one answer as a sequence of blocks, each closed before the next one opens.
 
 The Responses API calls them items, Anthropic content blocks; both need the same sequence. Pure: `BlockRow` turns parser
-events into changes of the sequence, and the writer of a format turns those into its own events.
+events into changes of the sequence, and the `BlockWriter` of a format turns those into its own events.
 """
 
-from collections.abc import Iterator, Sequence
+import abc
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NoReturn
 
+import msgspec
+
+from dynamo.core.codec import json_encode
 from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.protocols.engine import CompletionUsage
+from dynamo.serving.postprocessor import FinishedChoice, TokenEntry
 
 NO_ARGUMENTS = "{}"
 """JSON arguments of a call without arguments."""
@@ -157,3 +164,83 @@ class BlockRow:
             block.parts = [NO_ARGUMENTS]
             yield Grown(block, NO_ARGUMENTS)
         yield Closed(block, is_cut)
+
+
+class BlockWriter(abc.ABC):
+    """Base of the writers of one response that consists of blocks; implements a part of `Chunks` (serving/postprocessor.py).
+
+    The whole response is built by the same steps as the stream, so that it equals the one that a client assembles from the
+    stream.
+    """
+
+    plain = False
+
+    def __init__(self) -> None:
+        self._row = BlockRow()
+
+    def head(self, index: int) -> bytes:
+        raise AssertionError("a response of blocks has no plain chunks")
+
+    def tail(self, usage: bytes = b"") -> bytes:
+        raise AssertionError("a response of blocks has no plain chunks")
+
+    def text_with_logprobs(self, index: int, text: bytes, entries: Sequence[TokenEntry], offset: int) -> bytes:
+        raise AssertionError("a response of blocks has no plain chunks")
+
+    def first(self, index: int) -> bytes:
+        """Return nothing: there is one choice, which needs no opening event."""
+        return b""
+
+    def events(
+        self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
+    ) -> bytes:
+        """Return the block events of parsed events."""
+        block = self._row.more_text(events)
+        if block is not None:
+            return self._grown(block, block.parts[-1])
+        return self._write(self._row.take(events))
+
+    @abc.abstractmethod
+    def whole(self, choice: FinishedChoice, usage: CompletionUsage) -> msgspec.Struct:
+        """Return the whole response."""
+
+    @abc.abstractmethod
+    def _opened(self, block: Block) -> bytes:
+        """Return the events of an opened block."""
+
+    @abc.abstractmethod
+    def _grown(self, block: Block, text: str) -> bytes:
+        """Return the events of text that was appended to the open block."""
+
+    @abc.abstractmethod
+    def _closed(self, block: Block, *, is_cut: bool) -> bytes:
+        """Return the events of a closed block."""
+
+    def _write(self, changes: Iterable[Change]) -> bytes:
+        return b"".join([self._change(change) for change in changes])
+
+    def _change(self, change: Change) -> bytes:
+        match change:
+            case Grown():
+                return self._grown(change.block, change.text)
+            case Opened():
+                return self._opened(change.block)
+            case Closed():
+                return self._closed(change.block, is_cut=change.is_cut)
+
+
+def whole_body(
+    writer: Callable[[str, str, int], BlockWriter],
+    response_id: str,
+    model: str,
+    created: int,
+    choices: Sequence[FinishedChoice],
+    usage: CompletionUsage,
+) -> bytes:
+    """Return the body of a whole response; `writer` makes its writer from response id, model and creation time."""
+    return json_encode(writer(response_id, model, created).whole(choices[0], usage))
+
+
+def undecoded(*_: object) -> NoReturn:
+    """Placeholder for writers, which depend on fields of the request, until the request is decoded."""
+    raise AssertionError("the form of a response is unknown before its request is decoded")

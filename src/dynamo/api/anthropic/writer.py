@@ -1,21 +1,19 @@
 """MessageWriter: stream events and whole message of Anthropic's Messages API. Pure.
 
-It implements `Chunks` (serving/postprocessor.py), and builds the whole message by the same steps, so that an unstreamed
-message equals the one that a client assembles from the stream.
+It implements `Chunks` (serving/postprocessor.py).
 """
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET
 
 from dynamo.api.anthropic.convert import sealed
 from dynamo.api.anthropic.errors import error_details
-from dynamo.api.content_blocks import Block, BlockKind, BlockRow, Change, Closed, Grown, Opened
+from dynamo.api.content_blocks import Block, BlockKind, BlockWriter
 from dynamo.core.codec import json_encode
-from dynamo.parsers.base import Event
 from dynamo.protocols.anthropic import (
     AnswerBlock,
     AnswerText,
@@ -28,7 +26,7 @@ from dynamo.protocols.anthropic import (
 )
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.serving.errors import ErrorAnswer
-from dynamo.serving.postprocessor import FinishedChoice, TokenEntry
+from dynamo.serving.postprocessor import FinishedChoice
 from dynamo.text.detokenizer import json_text
 
 DELTAS = {
@@ -41,18 +39,16 @@ OURS = "call-"
 STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "content_filter": "refusal"}
 
 
-class MessageWriter:
+class MessageWriter(BlockWriter):
     """Writer of one message."""
-
-    plain = False
 
     def __init__(
         self, message_id: str, model: str, *, stop_sequences: Sequence[str] = (), hides_thoughts: bool = False
     ) -> None:
+        super().__init__()
         self.message = Message(id=message_id, model=model, usage=MessageUsage(0, 0))
         self._stop_sequences = stop_sequences
         self._hides_thoughts = hides_thoughts
-        self._row = BlockRow()
 
     # Parts of a stream.
 
@@ -63,28 +59,6 @@ class MessageWriter:
             event(b"message_start", b'"message":' + json_encode(self.message))
             + b'event: ping\ndata: {"type":"ping"}\n\n'
         )
-
-    def head(self, index: int) -> bytes:
-        raise AssertionError("a message has no plain chunks")
-
-    def tail(self, usage: bytes = b"") -> bytes:
-        raise AssertionError("a message has no plain chunks")
-
-    def text_with_logprobs(self, index: int, text: bytes, entries: Sequence[TokenEntry], offset: int) -> bytes:
-        raise AssertionError("a message has no plain chunks")
-
-    def first(self, index: int) -> bytes:
-        """Return nothing: there is one choice, which needs no opening event."""
-        return b""
-
-    def events(
-        self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
-    ) -> bytes:
-        """Return the block events of parsed events."""
-        block = self._row.more_text(events)
-        if block is not None:
-            return block_delta(block.index, DELTAS[BlockKind.TEXT] % json_text(block.parts[-1]))
-        return self._write(self._row.take(events))
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
         """Close the last block and set the stop reason."""
@@ -123,22 +97,16 @@ class MessageWriter:
 
     # Implementation.
 
-    def _write(self, changes: Iterable[Change]) -> bytes:
-        return b"".join([self._change(change) for change in changes])
+    def _opened(self, block: Block) -> bytes:
+        opening = b'"index":%d,"content_block":%b' % (block.index, json_encode(opened(block)))
+        return event(b"content_block_start", opening)
 
-    def _change(self, change: Change) -> bytes:
-        match change:
-            case Grown():
-                if self._hides_thoughts and change.block.kind is BlockKind.THOUGHT:
-                    return b""
-                return block_delta(change.block.index, DELTAS[change.block.kind] % json_text(change.text))
-            case Opened():
-                opening = b'"index":%d,"content_block":%b' % (change.block.index, json_encode(opened(change.block)))
-                return event(b"content_block_start", opening)
-            case Closed():
-                return self._close(change.block)
+    def _grown(self, block: Block, text: str) -> bytes:
+        if self._hides_thoughts and block.kind is BlockKind.THOUGHT:
+            return b""
+        return block_delta(block.index, DELTAS[block.kind] % json_text(text))
 
-    def _close(self, block: Block) -> bytes:
+    def _closed(self, block: Block, *, is_cut: bool) -> bytes:
         answer = self._answer(block)
         self.message.content.append(answer)
         closing = event(b"content_block_stop", b'"index":%d' % block.index)

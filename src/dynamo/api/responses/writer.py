@@ -1,12 +1,11 @@
 """ResponseWriter: stream events and whole response of OpenAI's Responses API. Pure.
 
-It implements `Chunks` (serving/postprocessor.py), and builds the whole response by the same steps, so that an unstreamed
-response equals the one that a client assembles from the stream.
+It implements `Chunks` (serving/postprocessor.py).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from dynamo.api.content_blocks import Block, BlockKind, BlockRow, Change, Closed, Grown, Opened
+from dynamo.api.content_blocks import Block, BlockKind, BlockWriter
 from dynamo.api.responses.ids import item_id
 from dynamo.core.codec import json_encode
 from dynamo.parsers.base import Content, Event
@@ -45,19 +44,17 @@ FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded", 529: "rate_limit_
 """OpenAI's error codes of a failed response, by status; any other status is a `server_error`."""
 
 
-class ResponseWriter:
+class ResponseWriter(BlockWriter):
     """Writer of one response."""
-
-    plain = False
 
     def __init__(
         self, response: Response, *, now: Callable[[], float], keep: Keep | None = None, logprobs: bool = False
     ) -> None:
+        super().__init__()
         self.response = response
         self._now = now
         self._keep = keep
         self._wants_logprobs = logprobs
-        self._row = BlockRow()
         self._sequence = 0
         self._place = b""
         """Position of the open item, as in its events."""
@@ -73,29 +70,13 @@ class ResponseWriter:
         """Return `response.created` and `response.in_progress`."""
         return self._lifecycle(b"response.created") + self._lifecycle(b"response.in_progress")
 
-    def head(self, index: int) -> bytes:
-        raise AssertionError("a response has no plain chunks")
-
-    def tail(self, usage: bytes = b"") -> bytes:
-        raise AssertionError("a response has no plain chunks")
-
-    def text_with_logprobs(self, index: int, text: bytes, entries: Sequence[TokenEntry], offset: int) -> bytes:
-        raise AssertionError("a response has no plain chunks")
-
-    def first(self, index: int) -> bytes:
-        """Return nothing: there is one choice, which needs no opening event."""
-        return b""
-
     def events(
         self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
     ) -> bytes:
         """Return the item events of parsed events. Logprobs are reported for text up to the first other item."""
         if entries and self._wants_logprobs and self._row.is_only_text:
             self._fresh += [logprob_of(entry) for entry in entries]
-        block = self._row.more_text(events)
-        if block is not None:
-            return self._delta(block, block.parts[-1])
-        return self._write(self._row.take(events))
+        return super().events(index, events, usage, entries, offset)
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
         """Close the last item, as complete or cut off; an empty answer becomes an empty message."""
@@ -144,19 +125,7 @@ class ResponseWriter:
         if self._keep is not None:
             self._keep(response)
 
-    def _write(self, changes: Iterable[Change]) -> bytes:
-        return b"".join([self._change(change) for change in changes])
-
-    def _change(self, change: Change) -> bytes:
-        match change:
-            case Grown():
-                return self._delta(change.block, change.text)
-            case Opened():
-                return self._open(change.block)
-            case Closed():
-                return self._close(change.block, "incomplete" if change.is_cut else "completed")
-
-    def _open(self, block: Block) -> bytes:
+    def _opened(self, block: Block) -> bytes:
         item = self._item(block, "in_progress")
         self._place = b'"item_id":"%b","output_index":%d' % ((item.id or "").encode(), block.index)
         added = b'"output_index":%d,"item":%b' % (block.index, json_encode(item))
@@ -167,7 +136,7 @@ class ResponseWriter:
         part = b'%b,"part":%b' % (self._place, json_encode(self._part(block, "")))
         return opening + self._event(b"response.content_part.added", part)
 
-    def _delta(self, block: Block, text: str) -> bytes:
+    def _grown(self, block: Block, text: str) -> bytes:
         delta = b'%b,"delta":"%b"' % (self._place, json_text(text))
         if block.kind is BlockKind.TEXT:
             fresh, self._fresh = self._fresh, []
@@ -175,12 +144,12 @@ class ResponseWriter:
             delta += b',"logprobs":%b' % json_encode(fresh) if fresh else b',"logprobs":[]'
         return self._event(NOUNS[block.kind] + b".delta", delta)
 
-    def _close(self, block: Block, status: ItemStatus) -> bytes:
+    def _closed(self, block: Block, *, is_cut: bool) -> bytes:
         if self._row.is_only_text:
             self._logprobs += self._fresh  # Logprobs of withheld text that produced no event.
         self._fresh = []
         text, place = block.text(), self._place
-        item = self._item(block, status, text)
+        item = self._item(block, "incomplete" if is_cut else "completed", text)
         self.response.output.append(item)
         if block.kind is BlockKind.CALL:
             done = b'%b,"name":%b,"arguments":"%b"' % (place, json_encode(block.name), json_text(text))

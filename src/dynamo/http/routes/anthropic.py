@@ -1,7 +1,6 @@
 """Routes of Anthropic's Messages API; without `--enable-anthropic-api` they return 404 and name the flag."""
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,6 +10,7 @@ from starlette.responses import Response
 from dynamo.api.anthropic.convert import hides_thoughts, to_chat
 from dynamo.api.anthropic.errors import error_body
 from dynamo.api.anthropic.writer import MessageWriter
+from dynamo.api.content_blocks import undecoded, whole_body
 from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.http.routes.prompt_count import count_prompt, counted_model
@@ -24,14 +24,12 @@ from dynamo.protocols.anthropic import (
     decode_message_count,
     decode_messages,
 )
-from dynamo.protocols.engine import CompletionUsage
 from dynamo.protocols.openai import ChatCompletionRequest
 from dynamo.serving.bodies import decoded
 from dynamo.serving.endpoints import Surface
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
-from dynamo.serving.postprocessor import FinishedChoice
 from dynamo.serving.response_stream import ResponseStream
 
 PATH, VARIABLE = "/v1/messages", "DYN_HTTP_SVC_ANTHROPIC_PATH"
@@ -106,7 +104,7 @@ class MessagePages:
     async def _answer(self, exchange: ResponseStream) -> None:
         request, chat = await decoded(exchange.body, self._message, "messages")
         writer = partial(writer_of, request)
-        await self.pipeline.converse(exchange, chat, replace(UNREAD, chunks=writer, body=partial(body_of, writer)))
+        await self.pipeline.converse(exchange, chat, replace(UNREAD, chunks=writer, body=partial(whole_body, writer)))
 
     async def _count(self, exchange: ResponseStream) -> None:
         chat = await decoded(exchange.body, self._counted, "count_tokens")
@@ -133,28 +131,12 @@ def writer_of(request: MessagesRequest, message_id: str, model: str, created: in
     return MessageWriter(message_id, model, stop_sequences=stop, hides_thoughts=hides_thoughts(request))
 
 
-def body_of(
-    writer: "partial[MessageWriter]",
-    message_id: str,
-    model: str,
-    created: int,
-    choices: Sequence[FinishedChoice],
-    usage: CompletionUsage,
-) -> bytes:
-    """Return the body of a whole message."""
-    return json_encode(writer(message_id, model, created).whole(choices[0], usage))
-
-
-def unread(*_: object) -> "MessageWriter":
-    raise AssertionError("the form of a message is unknown before its request is decoded")
-
-
 UNREAD = Surface(
     endpoint="anthropic_messages",
     model_type="Chat",
     response_id=lambda request_id: f"msg_{request_id.replace('-', '')}",
-    chunks=unread,
-    body=unread,  # type: ignore[arg-type]  # never called before the request is decoded
+    chunks=undecoded,
+    body=undecoded,
     error_body=error_body,
     always_usage=True,
 )

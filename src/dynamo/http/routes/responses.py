@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
+from dynamo.api.content_blocks import undecoded, whole_body
 from dynamo.api.responses.archive import PAGE, ResponseArchive, page_of, previous_not_found
 from dynamo.api.responses.compaction import SUMMARY_REQUEST, SUMMARY_TOKENS_MAX, compacted
 from dynamo.api.responses.convert import PARAMETERS, check_results, to_chat, to_response, wants_logprobs, without_oldest
@@ -192,7 +193,7 @@ class ResponsePages:
         is_stored = self.archive.is_open and request.store is not False
         keep = partial(self._keep, input_items if is_stored else None, items, session, owner_of_account(account))
         writer = partial(writer_of, request, keep, is_stored)
-        surface = replace(UNREAD, chunks=writer, body=partial(body_of, writer))
+        surface = replace(UNREAD, chunks=writer, body=partial(whole_body, writer))
         await self.pipeline.converse(exchange, chat, surface)
 
     async def _count(self, exchange: ResponseStream) -> None:
@@ -368,18 +369,6 @@ def writer_of(
     return ResponseWriter(response, now=time.time, keep=keep, logprobs=wants_logprobs(request))
 
 
-def body_of(
-    writer: "partial[ResponseWriter]",
-    response_id: str,
-    model: str,
-    created: int,
-    choices: Sequence[FinishedChoice],
-    usage: CompletionUsage,
-) -> bytes:
-    """Return the body of a whole response."""
-    return json_encode(writer(response_id, model, created).whole(choices[0], usage))
-
-
 def compaction_of(
     writer: "partial[ResponseWriter]",
     items: Sequence[StoredItem],
@@ -393,16 +382,12 @@ def compaction_of(
     return json_encode(compacted(items, writer(response_id, model, created).whole(choices[0], usage)))
 
 
-def unread(*_: object) -> "ResponseWriter":
-    raise AssertionError("the form of a response is unknown before its request is decoded")
-
-
 UNREAD = Surface(
     endpoint="responses",
     model_type="Chat",
     response_id=lambda _: new_response_id(),
-    chunks=unread,
-    body=unread,  # type: ignore[arg-type]  # never called before the request is decoded
+    chunks=undecoded,
+    body=undecoded,
     error_body=ErrorAnswer.body,  # Until the request is decoded, errors name its own fields.
     always_usage=True,
 )
