@@ -148,7 +148,7 @@ class VllmStreamForm(Form):
         return b"data: " + vllm_error(error) + b"\n\n" + DONE
 
 
-class SglangForm(Form):
+class SglangStreamForm(Form):
     """Streamed response of `/generate`: the engine's own frames, or frames of the same format built from its tokens."""
 
     def __init__(self, prompt_tokens: int, request_id: str | None) -> None:

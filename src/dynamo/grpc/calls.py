@@ -13,7 +13,7 @@ from dynamo.core.codec import UNREADABLE, json_decode, msgpack_encode
 from dynamo.core.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument, NotFound, Unknown
 from dynamo.grpc.completions import body_of, completion_of, response_of
 from dynamo.grpc.descriptions import COMPLETIONS, TENSORS, is_tensor
-from dynamo.grpc.statuses import Refused
+from dynamo.grpc.statuses import RequestRefused
 from dynamo.grpc.tensors import TensorRequest, TensorResponse, request_of, response_message
 from dynamo.http.server.gate import Account
 from dynamo.runtime.streams import ResponseStream
@@ -40,7 +40,7 @@ class CallContext:
     """Whether there may be several responses."""
 
 
-class Calls:
+class KserveCalls:
     """Requests of one KServe service."""
 
     def __init__(self, pipeline: Pipeline, models: Models) -> None:
@@ -82,18 +82,18 @@ class Calls:
         if not completion["stream"]:
             answer = await request.whole()
             if answer.error is not None:
-                raise Refused(answer.error)
+                raise RequestRefused(answer.error)
             yield response_of(json_decode(answer.body), message.id, is_raw=is_raw)
             return
         async with aclosing(request.events()) as events:
             async for event in events:
                 chunk = json_decode(event)
                 if "error" in chunk:
-                    raise Refused(_error_of(chunk["error"]))
+                    raise RequestRefused(_error_of(chunk["error"]))
                 if chunk["choices"]:
                     yield response_of(chunk, message.id, is_raw=is_raw)
         if request.refusal is not None:
-            raise Refused(request.refusal)
+            raise RequestRefused(request.refusal)
 
     async def _tensors(self, model: ServedModel, message: Any, context: CallContext) -> AsyncGenerator[Any, None]:
         request = await _built(message, request_of, message)

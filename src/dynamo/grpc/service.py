@@ -10,10 +10,10 @@ import dynamo
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.extras import install_command
-from dynamo.grpc.calls import CallContext, Calls, Headers
+from dynamo.grpc.calls import CallContext, Headers, KserveCalls
 from dynamo.grpc.descriptions import PLATFORM, config_of, is_tensor, metadata_of
 from dynamo.grpc.messages import CLASSES, SERVICE
-from dynamo.grpc.statuses import Refused, status_of
+from dynamo.grpc.statuses import RequestRefused, status_of
 from dynamo.http.embedded import ServedFrontend
 from dynamo.http.server.gate import Account, Gate
 from dynamo.http.server.limits import Limits
@@ -62,7 +62,7 @@ class KserveService:
         """`gate` checks the API keys of requests, if keys are set."""
         self._options = options or KserveOptions()
         self._pipeline = pipeline
-        self._calls = Calls(pipeline, models)
+        self._calls = KserveCalls(pipeline, models)
         self._is_sound = is_sound
         self._gate = gate
         self._server: Any = None
@@ -170,12 +170,12 @@ class KserveService:
                     call_context.account.close()
 
     def _admit(self, method: str, headers: Headers, *, streams: bool) -> CallContext:
-        """Return the caller of a request. Raise `Refused` if it may not call the method."""
+        """Return the caller of a request. Raise `RequestRefused` if it may not call the method."""
         if self._gate is None:
             return CallContext(headers, None, streams)
         decision = self._gate.judge(b"POST", f"/{SERVICE}/{method}".encode(), headers)
         if decision.refusal is not None:
-            raise Refused(decision.refusal)
+            raise RequestRefused(decision.refusal)
         return CallContext(headers, decision.account, streams)
 
     # gRPC interface.

@@ -19,7 +19,7 @@ BY_HTTP_STATUS = {
 }
 
 
-class Refused(DynamoException):
+class RequestRefused(DynamoException):
     """Request that already has an error response."""
 
     def __init__(self, answer: ErrorAnswer) -> None:
@@ -29,7 +29,7 @@ class Refused(DynamoException):
 
 def status_of(error: BaseException) -> tuple[str, str]:
     """Return the name of the status and its message."""
-    answer = error.answer if isinstance(error, Refused) else answer_to(error)
+    answer = error.answer if isinstance(error, RequestRefused) else answer_to(error)
     if answer.label == "overload":  # Its HTTP status is set by the operator.
         return "RESOURCE_EXHAUSTED", answer.message
     return BY_HTTP_STATUS.get(answer.status, "INTERNAL"), answer.message

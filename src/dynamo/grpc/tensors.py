@@ -33,7 +33,7 @@ Parameter = dict[str, bool | int | float | str]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TensorType:
     """Type of elements."""
 
     name: str
@@ -46,24 +46,24 @@ class Kind:
     """Field of typed contents; empty if there is none."""
 
 
-KINDS = (
-    Kind("Bool", "BOOL", "|b1", "bool_contents"),
-    Kind("Uint8", "UINT8", "|u1", "uint_contents"),
-    Kind("Uint16", "UINT16", "<u2", "uint_contents"),
-    Kind("Uint32", "UINT32", "<u4", "uint_contents"),
-    Kind("Uint64", "UINT64", "<u8", "uint64_contents"),
-    Kind("Int8", "INT8", "|i1", "int_contents"),
-    Kind("Int16", "INT16", "<i2", "int_contents"),
-    Kind("Int32", "INT32", "<i4", "int_contents"),
-    Kind("Int64", "INT64", "<i8", "int64_contents"),
-    Kind("Float16", "FP16", "<u2", ""),
-    Kind("BFloat16", "BF16", "<u2", ""),
-    Kind("Float32", "FP32", "<f4", "fp32_contents"),
-    Kind("Float64", "FP64", "<f8", "fp64_contents"),
-    Kind(BYTES, "BYTES", "", "bytes_contents"),
+TENSOR_TYPES = (
+    TensorType("Bool", "BOOL", "|b1", "bool_contents"),
+    TensorType("Uint8", "UINT8", "|u1", "uint_contents"),
+    TensorType("Uint16", "UINT16", "<u2", "uint_contents"),
+    TensorType("Uint32", "UINT32", "<u4", "uint_contents"),
+    TensorType("Uint64", "UINT64", "<u8", "uint64_contents"),
+    TensorType("Int8", "INT8", "|i1", "int_contents"),
+    TensorType("Int16", "INT16", "<i2", "int_contents"),
+    TensorType("Int32", "INT32", "<i4", "int_contents"),
+    TensorType("Int64", "INT64", "<i8", "int64_contents"),
+    TensorType("Float16", "FP16", "<u2", ""),
+    TensorType("BFloat16", "BF16", "<u2", ""),
+    TensorType("Float32", "FP32", "<f4", "fp32_contents"),
+    TensorType("Float64", "FP64", "<f8", "fp64_contents"),
+    TensorType(BYTES, "BYTES", "", "bytes_contents"),
 )
-BY_WIRE = {kind.wire: kind for kind in KINDS}
-BY_NAME = {kind.name: kind for kind in KINDS}
+BY_WIRE = {kind.wire: kind for kind in TENSOR_TYPES}
+BY_NAME = {kind.name: kind for kind in TENSOR_TYPES}
 
 
 class TensorMetadata(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -201,7 +201,7 @@ def element_count(shape: Sequence[int], name: str) -> int:
     return math.prod(shape)
 
 
-def _typed(message: Any, kind: Kind) -> list[Any]:
+def _typed(message: Any, kind: TensorType) -> list[Any]:
     if not kind.contents:
         problem = f"inputs[{message.name!r}]: {kind.wire} has no typed contents; send it in raw_input_contents"
         raise InvalidArgument(problem, param=message.name)
@@ -217,7 +217,7 @@ def _typed(message: Any, kind: Kind) -> list[Any]:
     return values
 
 
-def beyond(kind: Kind, values: Sequence[Any]) -> bool:
+def beyond(kind: TensorType, values: Sequence[Any]) -> bool:
     """Return whether a number is out of range of the type: fields of typed contents are wider than it."""
     if not values or kind.numpy[1:2] not in ("i", "u"):
         return False
@@ -225,7 +225,7 @@ def beyond(kind: Kind, values: Sequence[Any]) -> bool:
     return bool(min(values) < limits.min or max(values) > limits.max)
 
 
-def _unpacked(kind: Kind, raw: bytes, name: str) -> list[Any]:
+def _unpacked(kind: TensorType, raw: bytes, name: str) -> list[Any]:
     if kind.name == BYTES:
         return _texts(raw, name)
     dtype = np.dtype(kind.numpy)
@@ -252,7 +252,7 @@ def _texts(raw: bytes, name: str) -> list[list[int]]:
     return texts
 
 
-def _checked(tensor: Tensor) -> Kind:
+def _checked(tensor: Tensor) -> TensorType:
     metadata, data = tensor.metadata, tensor.data
     if metadata.data_type != data.data_type:
         raise ValueError(f"{metadata.name!r} is {metadata.data_type}, but its data is {data.data_type}")
@@ -266,7 +266,7 @@ def _checked(tensor: Tensor) -> Kind:
     return kind
 
 
-def _packed(kind: Kind, values: list[Any]) -> bytes:
+def _packed(kind: TensorType, values: list[Any]) -> bytes:
     """Return raw bytes. Values of half floats may also be given as floats."""
     if kind.name == BYTES:
         return b"".join(LENGTH.pack(len(one)) + bytes(one) for one in values)

@@ -13,7 +13,7 @@ from dynamo.core.errors import (
     ResponseTimeout,
     Unknown,
 )
-from dynamo.grpc.statuses import Refused, status_of
+from dynamo.grpc.statuses import RequestRefused, status_of
 from dynamo.serving.errors import ErrorAnswer
 
 
@@ -28,8 +28,8 @@ from dynamo.serving.errors import ErrorAnswer
         (ResponseTimeout("x"), "DEADLINE_EXCEEDED"),
         (Cancelled("x"), "CANCELLED"),
         (Unknown("secret"), "INTERNAL"),
-        (Refused(ErrorAnswer(401, "x")), "UNAUTHENTICATED"),
-        (Refused(ErrorAnswer(429, "x")), "RESOURCE_EXHAUSTED"),
+        (RequestRefused(ErrorAnswer(401, "x")), "UNAUTHENTICATED"),
+        (RequestRefused(ErrorAnswer(429, "x")), "RESOURCE_EXHAUSTED"),
     ],
 )
 def test_each_error_has_its_status(error: DynamoException, status: str) -> None:
@@ -39,4 +39,4 @@ def test_each_error_has_its_status(error: DynamoException, status: str) -> None:
 
 
 def test_overload_is_known_by_what_it_is_whatever_its_http_status() -> None:
-    assert status_of(Refused(ErrorAnswer(503, "x", label="overload")))[0] == "RESOURCE_EXHAUSTED"
+    assert status_of(RequestRefused(ErrorAnswer(503, "x", label="overload")))[0] == "RESOURCE_EXHAUSTED"

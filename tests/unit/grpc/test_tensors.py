@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from dynamo.core.codec import msgpack_decode, msgpack_encode
 from dynamo.core.errors import InvalidArgument, Unknown
 from dynamo.grpc.messages import CLASSES
-from dynamo.grpc.tensors import KINDS, Kind, TensorResponse, request_of, response_message
+from dynamo.grpc.tensors import TENSOR_TYPES, TensorResponse, TensorType, request_of, response_message
 
 
-def values_of(kind: Kind) -> st.SearchStrategy[Any]:
+def values_of(kind: TensorType) -> st.SearchStrategy[Any]:
     if kind.name == "Bytes":
         return st.binary(max_size=9)
     if kind.name == "Bool":
@@ -31,7 +31,7 @@ def requests(draw: st.DrawFn) -> Any:
     message = CLASSES["ModelInferRequest"](model_name="m", id=draw(st.sampled_from(["", "7"])))
     is_raw = draw(st.booleans())
     for place in range(draw(st.integers(0, 4))):
-        kind = draw(st.sampled_from([one for one in KINDS if is_raw or one.contents]))
+        kind = draw(st.sampled_from([one for one in TENSOR_TYPES if is_raw or one.contents]))
         rows = draw(st.lists(st.lists(values_of(kind), min_size=2, max_size=2), max_size=3))
         values = [value for row in rows for value in row]
         tensor = message.inputs.add(name=f"t{place}", datatype=kind.wire, shape=[len(rows), 2])

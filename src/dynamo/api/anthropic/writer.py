@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from dynamo.api.anthropic.convert import sealed
 from dynamo.api.anthropic.errors import error_details
-from dynamo.api.content_blocks import Block, BlockKind, BlockWriter
+from dynamo.api.content_blocks import BlockKind, BlockWriter, ContentBlock
 from dynamo.core.codec import json_encode
 from dynamo.protocols.anthropic import (
     AnswerBlock,
@@ -97,16 +97,16 @@ class MessageWriter(BlockWriter):
 
     # Implementation.
 
-    def _opened(self, block: Block) -> bytes:
+    def _opened(self, block: ContentBlock) -> bytes:
         opening = b'"index":%d,"content_block":%b' % (block.index, json_encode(opened(block)))
         return event(b"content_block_start", opening)
 
-    def _grown(self, block: Block, text: str) -> bytes:
+    def _grown(self, block: ContentBlock, text: str) -> bytes:
         if self._hides_thoughts and block.kind is BlockKind.THOUGHT:
             return b""
         return block_delta(block.index, DELTAS[block.kind] % json_text(text))
 
-    def _closed(self, block: Block, *, is_cut: bool) -> bytes:
+    def _closed(self, block: ContentBlock, *, is_cut: bool) -> bytes:
         answer = self._answer(block)
         self.message.content.append(answer)
         closing = event(b"content_block_stop", b'"index":%d' % block.index)
@@ -115,7 +115,7 @@ class MessageWriter(BlockWriter):
             return block_delta(block.index, signature) + closing
         return closing
 
-    def _answer(self, block: Block) -> AnswerBlock:
+    def _answer(self, block: ContentBlock) -> AnswerBlock:
         text = block.text()
         match block.kind:
             case BlockKind.TEXT:
@@ -126,7 +126,7 @@ class MessageWriter(BlockWriter):
                 return AnswerThinking("", sealed(text)) if self._hides_thoughts else AnswerThinking(text, signed(text))
 
 
-def opened(block: Block) -> AnswerBlock:
+def opened(block: ContentBlock) -> AnswerBlock:
     """Return a block as sent in `content_block_start`."""
     match block.kind:
         case BlockKind.TEXT:

@@ -70,7 +70,7 @@ class Dropped:
             self._counters[reason].inc(number)
 
 
-class MemoryStore:
+class MemoryResponseStore:
     """Least-recently-used store in the memory of this process."""
 
     def __init__(self, limits: StoreLimits, dropped: Dropped, clock: Clock | None = None) -> None:

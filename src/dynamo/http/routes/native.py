@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo.api.native_forms import SglangForm, SglangWholeForm, VllmForm, VllmStreamForm, sglang_error, vllm_error
+from dynamo.api.native_forms import (
+    SglangStreamForm,
+    SglangWholeForm,
+    VllmForm,
+    VllmStreamForm,
+    sglang_error,
+    vllm_error,
+)
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import NotFound, NotReady
 from dynamo.http.routes.relayed import relayed
@@ -102,7 +109,7 @@ class NativePages:
     async def _sglang(self, exchange: ResponseStream) -> None:
         request, fields = await decoded(exchange.body, decode_sglang, "sglang")
         model = capable_model(self.models, request.model, SGLANG_CAPABILITY, exchange.account)
-        form = (SglangForm if request.stream else SglangWholeForm)(len(request.input_ids), request.rid)
+        form = (SglangStreamForm if request.stream else SglangWholeForm)(len(request.input_ids), request.rid)
 
         def make(request_id: str) -> PreprocessedRequest:
             form.request_id = form.request_id or request_id

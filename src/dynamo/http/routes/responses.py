@@ -17,7 +17,7 @@ from dynamo.api.responses.convert import PARAMETERS, check_results, to_chat, to_
 from dynamo.api.responses.directory_store import DirectoryStore
 from dynamo.api.responses.ids import new_response_id
 from dynamo.api.responses.session import ResponseSession
-from dynamo.api.responses.store import Dropped, MemoryStore, ResponseStore
+from dynamo.api.responses.store import Dropped, MemoryResponseStore, ResponseStore
 from dynamo.api.responses.writer import Keep, ResponseWriter
 from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
@@ -132,7 +132,7 @@ def open_store(options: ApiOptions, dropped: Dropped) -> ResponseStore | None:
     if options.responses_store == NOWHERE:
         return None
     if options.responses_store == MEMORY:
-        return MemoryStore(options.responses_limits, dropped)
+        return MemoryResponseStore(options.responses_limits, dropped)
     return DirectoryStore(options.responses_store, options.responses_limits, dropped)
 
 

@@ -82,10 +82,10 @@ class ResponsesSocket:
             exchange.refuse(answer_to(EngineShutdown("the frontend is shutting down")))
             return
         socket = WebSocket(exchange, key)
-        socket.listen(Connection(self, exchange, socket))
+        socket.listen(ResponsesConnection(self, exchange, socket))
 
 
-class Connection:
+class ResponsesConnection:
     """One WebSocket: its queued requests, and the one in progress."""
 
     def __init__(self, pages: ResponsesSocket, exchange: Exchange, socket: WebSocket) -> None:

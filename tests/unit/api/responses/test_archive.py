@@ -6,7 +6,7 @@ import pytest
 
 from dynamo.api.responses.archive import CHAIN_MAX, ResponseArchive, page_of
 from dynamo.api.responses.ids import item_id
-from dynamo.api.responses.store import Dropped, MemoryStore, StoreLimits
+from dynamo.api.responses.store import Dropped, MemoryResponseStore, StoreLimits
 from dynamo.core.errors import InvalidArgument, NotFound
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.responses import (
@@ -23,7 +23,7 @@ from dynamo.protocols.responses import (
 
 
 def archive() -> ResponseArchive:
-    return ResponseArchive(MemoryStore(StoreLimits(), Dropped(None, "")))
+    return ResponseArchive(MemoryResponseStore(StoreLimits(), Dropped(None, "")))
 
 
 def kept(one: ResponseArchive, number: int, asked: Sequence[StoredItem], said: str, before: int | None = None) -> str:
@@ -120,7 +120,7 @@ async def test_without_a_store_nothing_is_kept_and_the_flag_is_named() -> None:
 
 
 async def test_a_record_that_cannot_be_read_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
-    store = MemoryStore(StoreLimits(), Dropped(None, ""))
+    store = MemoryResponseStore(StoreLimits(), Dropped(None, ""))
     store.put(f"{1:024x}", b'{"response": ')
     with pytest.raises(NotFound):
         await ResponseArchive(store).find(f"resp_{1:024x}{1:08x}")
@@ -129,7 +129,7 @@ async def test_a_record_that_cannot_be_read_is_not_there(caplog: pytest.LogCaptu
 
 async def test_the_metrics_say_how_much_is_kept() -> None:
     registry = MetricsRegistry()
-    one = ResponseArchive(MemoryStore(StoreLimits(), Dropped(registry, "x")), registry, "x")
+    one = ResponseArchive(MemoryResponseStore(StoreLimits(), Dropped(registry, "x")), registry, "x")
     kept(one, 1, [], "b")
     assert "x_responses_store_entries 1" in registry.render()
     await one.close()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dynamo.api.responses.store import Dropped, MemoryStore, StoreLimits
+from dynamo.api.responses.store import Dropped, MemoryResponseStore, StoreLimits
 from dynamo.core.clock import ManualClock
 from dynamo.core.metrics import MetricsRegistry
 
@@ -27,7 +27,7 @@ class House:
     def __init__(self, limits: StoreLimits) -> None:
         self.clock = ManualClock()
         self.registry = MetricsRegistry()
-        self.store = MemoryStore(limits, Dropped(self.registry, "x"), self.clock)
+        self.store = MemoryResponseStore(limits, Dropped(self.registry, "x"), self.clock)
 
     def get(self, key: str) -> bytes | None:
         return ended(self.store.get(key))

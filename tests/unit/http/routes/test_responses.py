@@ -13,7 +13,7 @@ from tests.scripted_engine.house import NAME, Answer, House, open_house
 from tests.scripted_engine.script import Script
 
 from dynamo.api.responses.directory_store import DirectoryStore
-from dynamo.api.responses.store import Dropped, MemoryStore
+from dynamo.api.responses.store import Dropped, MemoryResponseStore
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.openapi.description import describe
@@ -167,7 +167,7 @@ async def test_unknown_fields_are_dropped_where_the_setting_says_so(monkeypatch:
 def test_a_store_is_what_the_option_says(tmp_path: Any) -> None:
     dropped = Dropped(None, "x")
     assert open_store(ApiOptions(responses_store="none"), dropped) is None
-    assert isinstance(open_store(ApiOptions(), dropped), MemoryStore)
+    assert isinstance(open_store(ApiOptions(), dropped), MemoryResponseStore)
     assert isinstance(open_store(ApiOptions(responses_store=str(tmp_path / "store")), dropped), DirectoryStore)
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError):

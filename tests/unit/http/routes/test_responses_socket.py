@@ -10,7 +10,7 @@ from tests.settle import turns
 
 from dynamo.api.responses.session import ResponseSession
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.http.routes.responses_socket import WAITING_MAX, Connection, ResponsesSocket, TurnAccounts
+from dynamo.http.routes.responses_socket import WAITING_MAX, ResponsesConnection, ResponsesSocket, TurnAccounts
 from dynamo.http.server.gate import Account, Keys
 from dynamo.http.server.protocol import Exchange
 from dynamo.http.server.websocket import Message, Op
@@ -63,7 +63,7 @@ class Scene:
         self.open: list[Exchange] = []
         exchange: Any = SimpleNamespace(account=account, headers=[(b"x-request-id", b"r"), (b"x-tenant", b"t")])
         pages = ResponsesSocket(house.pipeline, self.answer, accounts(keys))
-        self.connection = Connection(pages, exchange, self.socket)  # type: ignore[arg-type]
+        self.connection = ResponsesConnection(pages, exchange, self.socket)  # type: ignore[arg-type]
 
     def answer(self, exchange: Exchange, session: ResponseSession) -> None:
         self.bodies.append(json.loads(bytes(exchange.body)))
