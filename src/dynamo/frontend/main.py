@@ -24,10 +24,9 @@ from dynamo.core.tasks import TaskOwner
 from dynamo.frontend.config import FrontendConfig, api_keys, read
 from dynamo.frontend.interactive import converse
 from dynamo.frontend.workers import FOLDER_VARIABLE, INDEX_VARIABLE, Workers, check_platform, command_of
+from dynamo.http.extensions import load_extensions
 from dynamo.http.routes.api_options import MEMORY
-from dynamo.http.routes.extensions import load_extensions
-from dynamo.http.routes.groups import GROUPS
-from dynamo.http.routes.metrics_group import metrics_group
+from dynamo.http.routes.groups import GROUPS, metrics_group
 from dynamo.http.server.cors import Cors
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
 from dynamo.http.server.service import HttpOptions, HttpService, bind, tls_context, tls_identity

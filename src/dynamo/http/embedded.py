@@ -10,7 +10,7 @@ from typing import Protocol
 
 from dynamo.core.config import setting
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.http.routes.extensions import FrontendRoute
+from dynamo.http.extensions import FrontendRoute
 from dynamo.http.routes.groups import GROUPS
 from dynamo.http.routes.table import RouteGroup
 from dynamo.http.server.service import HttpOptions, HttpService, bind

@@ -16,8 +16,8 @@ from typing import Any
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.http.embedded import FrontendOptions, ServedFrontend, run_frontend
-from dynamo.http.routes.extensions import FrontendRoute
-from dynamo.http.routes.metrics_group import metrics_group
+from dynamo.http.extensions import FrontendRoute
+from dynamo.http.routes.groups import metrics_group
 from dynamo.http.server.service import tls_context
 from dynamo.llm.register import register_model, unregister_model
 from dynamo.model_card.runtime_config import ModelRuntimeConfig

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynamo.http.embedded import FrontendOptions, ServedFrontend, run_frontend
-from dynamo.http.routes.metrics_group import metrics_group
+from dynamo.http.routes.groups import metrics_group
 from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine, set_when_closed
 from dynamo.model_card.runtime_config import ModelRuntimeConfig
 from dynamo.model_card.types import ModelType

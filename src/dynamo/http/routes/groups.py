@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dynamo.http.routes import anthropic as routes_anthropic
 from dynamo.http.routes import batches as routes_batches
 from dynamo.http.routes import embeddings as routes_embeddings
+from dynamo.http.routes import extensions as routes_extensions
 from dynamo.http.routes import media as routes_media
 from dynamo.http.routes import native as routes_native
 from dynamo.http.routes import openai as routes_openai
@@ -25,7 +26,18 @@ GROUPS: tuple[RouteGroup, ...] = (
     routes_batches.add,
     routes_routing.add,
     routes_system.add,
+    routes_extensions.add,
 )
+
+
+def metrics_group(routes: RouteTable, context: RouteContext) -> None:
+    """Add metrics, health, models and extensions: the routes of a frontend whose requests arrive over another protocol.
+
+    None of them changes state or sends requests to workers.
+    """
+    for add in (routes_openai.add, routes_system.add, routes_extensions.add):
+        add(routes, context)
+    routes.entries = [one for one in routes.entries if one.method == "GET"]
 
 
 def all_routes(context: RouteContext, groups: Sequence[RouteGroup] = GROUPS) -> RouteTable:

@@ -12,7 +12,6 @@ from dynamo.core.errors import HttpError, InvalidArgument, NotFound
 from dynamo.core.openmetrics import negotiated
 from dynamo.http.openapi.description import describe
 from dynamo.http.openapi.docs_page import HEADERS, PAGE
-from dynamo.http.routes.extensions import Extensions, FrontendExtensionContext
 from dynamo.http.routes.table import Access, Operation, RouteContext, RouteTable, as_json, body_of
 from dynamo.routing.busy import Thresholds
 
@@ -42,9 +41,6 @@ def add(routes: RouteTable, context: RouteContext) -> None:
     routes.plain("GET", "/openapi.json", pages.openapi, Operation("Get this document"), access=Access.OPEN)
     page = Operation("Browse and try this API", answer={"type": "string"}, answer_media="text/html")
     routes.plain("GET", "/docs", pages.docs, page, access=Access.OPEN)
-    if context.extensions:
-        seen = FrontendExtensionContext(context.models, lambda: context.pipeline.is_draining)
-        Extensions(seen).add(routes, context.extensions)
 
 
 THRESHOLDS_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}

@@ -33,7 +33,7 @@ from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.response_stream import RequestAccount, RequestHandler
 
 if TYPE_CHECKING:
-    from dynamo.http.routes.extensions import FrontendRoute
+    from dynamo.http.extensions import FrontendRoute
     from dynamo.http.server.gate import Account, Keys
     from dynamo.http.server.siblings import Siblings
     from dynamo.serving.models import Models

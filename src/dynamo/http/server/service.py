@@ -23,8 +23,8 @@ from dynamo.core.errors import ConfigError
 from dynamo.core.listening import listen_error
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tls import Identity, PemFile, server_context
+from dynamo.http.extensions import FrontendRoute
 from dynamo.http.routes.api_options import ApiOptions
-from dynamo.http.routes.extensions import FrontendRoute
 from dynamo.http.routes.groups import GROUPS, all_routes
 from dynamo.http.routes.table import RouteContext, RouteGroup, refuse
 from dynamo.http.server.cors import Cors

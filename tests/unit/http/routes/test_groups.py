@@ -13,7 +13,7 @@ from tests.scripted_engine.house import NAME, House, open_house
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.routes.api_options import ApiOptions
-from dynamo.http.routes.groups import all_routes
+from dynamo.http.routes.groups import all_routes, metrics_group
 from dynamo.http.routes.table import Access, RouteContext, RouteTable
 from dynamo.http.server.gate import Account, KeyMetrics, Keys
 from dynamo.serving.local_requests import LocalRequest, LocalResponse
@@ -159,3 +159,12 @@ async def test_stored_responses_belong_to_the_key_that_made_them(tmp_path: Path)
         for body in (more, refers):
             assert (await one.hot("ann", "/v1/responses", body)).status == 200
         assert (await one.plain("ann", "DELETE", path)).status_code == 200
+
+
+async def test_metrics_group_has_only_get_routes() -> None:
+    async with open_house() as house:
+        context = RouteContext(house.pipeline, house.models, MetricsRegistry(), lambda: True)
+        table = all_routes(context, (metrics_group,))
+        assert {one.method for one in table.entries} == {"GET"}
+        assert {"/metrics", "/health", "/live", "/v1/models"} <= {one.path for one in table.entries}
+        assert table.hot_handlers() == {}

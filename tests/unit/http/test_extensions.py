@@ -1,0 +1,75 @@
+"""Route extensions: what a deployment may define, and how it is found."""
+
+from typing import Any
+
+import pytest
+
+import dynamo.llm
+from dynamo.core.errors import ConfigError
+from dynamo.http.extensions import FrontendExtensionContext, FrontendResponse, FrontendRoute, load_extensions
+
+
+def fail(context: FrontendExtensionContext) -> object:
+    raise ValueError("secret")
+
+
+async def asynchronous(context: FrontendExtensionContext) -> object:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "handler", "error"),
+    [
+        ("POST", "/x", fail, ValueError),
+        ("GET", "x", fail, ValueError),
+        ("GET", "/{x}", fail, ValueError),
+        ("GET", "/a b", fail, ValueError),
+        ("GET", "/x", 5, TypeError),
+        ("GET", "/x", asynchronous, ValueError),
+    ],
+)
+def test_what_can_be_no_route_is_refused(method: str, path: str, handler: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        FrontendRoute(method, path, handler)
+
+
+def test_a_status_must_be_one() -> None:
+    with pytest.raises(ValueError, match="invalid status code 99"):
+        FrontendResponse(99, {})
+
+
+def provide() -> FrontendRoute:
+    return FrontendRoute("GET", "/provided", fail)
+
+
+def provide_none() -> None:
+    return None
+
+
+def provide_wrong() -> object:
+    return [5]
+
+
+def test_providers_are_found_by_their_path_and_asked_once() -> None:
+    routes = load_extensions([f"{__name__}:provide", f"{__name__}:provide", f"{__name__}:provide_none"])
+    assert [route.path for route in routes] == ["/provided"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nobody", "no such entry point"),
+        ("no.such.module:provide", "no.such.module|No module named"),
+        (f"{__name__}:nothing", "nothing"),
+        (f"{__name__}:pytest", "must name a callable"),
+        (f"{__name__}:provide_wrong", "must return FrontendRoute objects"),
+    ],
+)
+def test_a_provider_that_cannot_be_used_is_named(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_extensions([name])
+
+
+def test_upstreams_names_are_where_upstream_has_them() -> None:
+    assert dynamo.llm.FrontendRoute is FrontendRoute  # type: ignore[attr-defined]
+    assert dynamo.llm.FrontendResponse is FrontendResponse  # type: ignore[attr-defined]
