@@ -1,12 +1,16 @@
-"""Constructors of chat request parts, shared by the converters of other APIs."""
+"""Parts of chat requests and checks that the converters of other APIs share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from dynamo.protocols.openai import ContentPart
 from dynamo.protocols.strict import refuse
+
+UNSUPPORTED = "is not supported by this release"
+UnsupportedFields = Sequence[tuple[str, Callable[[Any], bool], str]]
+"""Fields, each with the test of a value that is not supported, and the reason in the error."""
 
 
 def function_tool(
@@ -45,3 +49,10 @@ def refuse_callers(allowed_callers: Sequence[str] | None, where: str) -> None:
     """Raise `InvalidArgument` for a tool that only other tools may call."""
     if allowed_callers is not None and "direct" not in allowed_callers:
         refuse(f"{where}.allowed_callers", "without `direct` is not supported by this release")
+
+
+def refuse_fields(request: object, fields: UnsupportedFields) -> None:
+    """Raise `InvalidArgument` for the first field with an unsupported value."""
+    for name, is_unsupported, why in fields:
+        if is_unsupported(getattr(request, name)):
+            refuse(name, why)

@@ -203,6 +203,11 @@ class CompletionUsage(msgspec.Struct, omit_defaults=True):
     completion_tokens_details: CompletionTokensDetails | None = None
     """Set if reasoning tokens are counted separately."""
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """Number of prompt tokens read from a cache; None if it is not reported."""
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
 
 class EngineOutput(msgspec.Struct, omit_defaults=True):
     """A piece of a response: the tokens generated since the previous piece. The last piece has a `finish_reason`."""

@@ -4,13 +4,20 @@ Fields with an equivalent in a chat are converted; a field that would change the
 Cache control marks are accepted and have no effect: the KV cache finds shared prefixes by itself.
 """
 
-import base64
-import binascii
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from dynamo.api.chat_parts import chosen_function, function_tool, image_part, refuse_callers
+from dynamo.api.chat_parts import (
+    UNSUPPORTED,
+    UnsupportedFields,
+    chosen_function,
+    function_tool,
+    image_part,
+    refuse_callers,
+    refuse_fields,
+)
+from dynamo.api.sealed_text import unsealed
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.anthropic import (
@@ -143,7 +150,7 @@ def assistant_turn(blocks: Sequence[InputBlock], where: str) -> list[Message]:
     for number, block in enumerate(blocks):
         match block:
             case ThinkingBlock():
-                thoughts.append(block.thinking or unsealed(block.signature))
+                thoughts.append(block.thinking or unsealed(SEALED, block.signature) or "")
             case TextBlock():
                 spoken.append(block)
             case ToolUseBlock():
@@ -203,21 +210,6 @@ def continue_final(final: InputMessage, chat: ChatCompletionRequest) -> None:
     if turn.content:
         chat.continue_final_message = True
         chat.add_generation_prompt = False
-
-
-def sealed(thoughts: str) -> str:
-    """Return a signature that contains the reasoning text."""
-    return SEALED + base64.b64encode(thoughts.encode()).decode()
-
-
-def unsealed(signature: str) -> str:
-    """Return the reasoning text in a signature; empty for signatures of other servers."""
-    if not signature.startswith(SEALED):
-        return ""
-    try:
-        return base64.b64decode(signature.removeprefix(SEALED), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
 
 
 # ---- tools, reasoning and formats -----------------------------------------------------------------------------------
@@ -289,17 +281,15 @@ def response_format(request: PromptFields) -> ResponseFormat | None:
 # ---- unsupported fields ---------------------------------------------------------------------------------------------
 
 
-REFUSED: Mapping[str, Callable[[Any], bool]] = {
-    "mcp_servers": bool,
-    "container": lambda value: value is not None,
-    "diagnostics": lambda value: value is not None,
-    "inference_geo": lambda value: value is not None,
-}
+REFUSED_PROMPT: UnsupportedFields = (("mcp_servers", bool, UNSUPPORTED),)
+REFUSED_ANSWER: UnsupportedFields = tuple(
+    (name, lambda value: value is not None, UNSUPPORTED) for name in ("container", "diagnostics", "inference_geo")
+)
 
 
 def refuse_prompt(request: PromptFields) -> None:
     """Raise `InvalidArgument` for unsupported fields that would change the prompt."""
-    _refuse(request, ["mcp_servers"])
+    refuse_fields(request, REFUSED_PROMPT)
     edits = request.context_management.get("edits") if isinstance(request.context_management, dict) else None
     for edit in edits if isinstance(edits, list) else ():
         kind = edit.get("type") if isinstance(edit, dict) else None
@@ -309,18 +299,12 @@ def refuse_prompt(request: PromptFields) -> None:
 
 def refuse_answer(request: MessagesRequest) -> None:
     """Raise `InvalidArgument` for unsupported fields that would change the answer, and for values out of range."""
-    _refuse(request, ["container", "diagnostics", "inference_geo"])
+    refuse_fields(request, REFUSED_ANSWER)
     thinking = request.thinking
     if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens >= request.max_tokens:
         raise InvalidArgument(
             f"{INVALID}`max_tokens` must be greater than `thinking.budget_tokens`", param="thinking.budget_tokens"
         )
-
-
-def _refuse(request: PromptFields, names: Iterable[str]) -> None:
-    for name in names:
-        if REFUSED[name](getattr(request, name)):
-            refuse(name)
 
 
 def refuse_tool(tool: CustomTool, where: str) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from dynamo.api.anthropic.convert import sealed
+from dynamo.api.anthropic.convert import SEALED
 from dynamo.api.anthropic.errors import error_details
 from dynamo.api.content_blocks import BlockKind, BlockWriter, ContentBlock
+from dynamo.api.sealed_text import sealed
 from dynamo.core.codec import json_encode
 from dynamo.protocols.anthropic import (
     AnswerBlock,
@@ -122,8 +123,10 @@ class MessageWriter(BlockWriter):
                 return AnswerText(text)
             case BlockKind.CALL:
                 return AnswerToolUse(tool_use_id(block.call_id), block.name, arguments_of(text))
+            case BlockKind.THOUGHT if self._hides_thoughts:
+                return AnswerThinking("", sealed(SEALED, text))
             case BlockKind.THOUGHT:
-                return AnswerThinking("", sealed(text)) if self._hides_thoughts else AnswerThinking(text, signed(text))
+                return AnswerThinking(text, signed(text))
 
 
 def opened(block: ContentBlock) -> AnswerBlock:
@@ -167,8 +170,7 @@ def arguments_of(text: str) -> dict[str, object]:
 
 def usage_of(usage: CompletionUsage) -> MessageUsage:
     """Return the usage in Anthropic's fields: cached prompt tokens are counted separately."""
-    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
-    cached = min(cached or 0, usage.prompt_tokens)
+    cached = min(usage.cached_tokens or 0, usage.prompt_tokens)
     thoughts = usage.completion_tokens_details
     return MessageUsage(
         input_tokens=usage.prompt_tokens - cached,

@@ -4,11 +4,10 @@ The summary is stored in `encrypted_content` of a `compaction` item, encoded and
 back unchanged, to this frontend or to another one of the same release.
 """
 
-import base64
-import binascii
 from collections.abc import Sequence
 
 from dynamo.api.responses.ids import item_id
+from dynamo.api.sealed_text import sealed, unsealed
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.responses import (
     Compaction,
@@ -29,25 +28,18 @@ SUMMARY_REQUEST = (
 )
 SUMMARY_HEAD = "Summary of the conversation so far:\n"
 
-_SEAL = "dynamo-summary-1:"
+SUMMARY_PREFIX = "dynamo-summary-1:"
 
 
-def sealed(summary: str) -> str:
-    """Return a summary as the content of a compaction item."""
-    return _SEAL + base64.b64encode(summary.encode()).decode()
-
-
-def unsealed(item: CompactionItem) -> str:
+def unsealed_summary(item: CompactionItem) -> str:
     """Return the summary of a compaction item. Raise `InvalidArgument` for an item from another server."""
-    try:
-        if item.encrypted_content.startswith(_SEAL):
-            return base64.b64decode(item.encrypted_content.removeprefix(_SEAL), validate=True).decode()
-    except (binascii.Error, ValueError):
-        pass
-    raise InvalidArgument(
-        f"{INVALID}`encrypted_content` of a compaction item was not made by /v1/responses/compact of this server",
-        param="input",
-    )
+    summary = unsealed(SUMMARY_PREFIX, item.encrypted_content)
+    if summary is None:
+        raise InvalidArgument(
+            f"{INVALID}`encrypted_content` of a compaction item was not made by /v1/responses/compact of this server",
+            param="input",
+        )
+    return summary
 
 
 def summary_of(response: Response) -> str:
@@ -70,6 +62,6 @@ def compacted(items: Sequence[StoredItem], response: Response) -> Compaction:
             content = [InputText(item.content)] if isinstance(item.content, str) else item.content
             name = item.id or item_id("msg", response.id, number)
             output.append(MessageItem(item.role, [*content], name, "completed", item.phase))
-    output.append(CompactionItem(sealed(summary_of(response)), item_id("cmp", response.id, len(items))))
+    output.append(CompactionItem(sealed(SUMMARY_PREFIX, summary_of(response)), item_id("cmp", response.id, len(items))))
     assert isinstance(response.usage, ResponseUsage), "a whole response has usage"
     return Compaction(id=response.id, created_at=response.created_at, output=output, usage=response.usage)

@@ -6,8 +6,16 @@ Fields with an equivalent in a chat are converted; a field that would change the
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from dynamo.api.chat_parts import chosen_function, function_tool, image_part, refuse_callers
-from dynamo.api.responses.compaction import SUMMARY_HEAD, unsealed
+from dynamo.api.chat_parts import (
+    UNSUPPORTED,
+    UnsupportedFields,
+    chosen_function,
+    function_tool,
+    image_part,
+    refuse_callers,
+    refuse_fields,
+)
+from dynamo.api.responses.compaction import SUMMARY_HEAD, unsealed_summary
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.openai import (
     ChatCompletionRequest,
@@ -192,7 +200,7 @@ def messages_of(items: Iterable[StoredItem]) -> list[Message]:
                 messages.append(Message(role=item.role, content=content_of(item.content)))
             case CompactionItem():
                 turn = None
-                messages.append(Message(role="user", content=SUMMARY_HEAD + unsealed(item)))
+                messages.append(Message(role="user", content=SUMMARY_HEAD + unsealed_summary(item)))
             case FunctionOutputItem():
                 turn = None
                 messages.append(Message(role="tool", content=content_of(item.output), tool_call_id=item.call_id))
@@ -307,26 +315,24 @@ def _is_no_default(*defaults: Any) -> Callable[[Any], bool]:
     return lambda value: value not in (None, *defaults)
 
 
-REFUSED_PROMPT: Sequence[tuple[str, Callable[[Any], bool], str]] = (
+REFUSED_PROMPT: UnsupportedFields = (
     ("conversation", _is_no_default(), "is not supported by this release: use `previous_response_id`"),
     ("personality", _is_no_default(), "is not supported by this release: use `instructions`"),
 )
-REFUSED_ANSWER: Sequence[tuple[str, Callable[[Any], bool], str]] = (
-    ("background", _is_no_default(False), "is not supported by this release"),
+REFUSED_ANSWER: UnsupportedFields = (
+    ("background", _is_no_default(False), UNSUPPORTED),
     ("max_tool_calls", _is_no_default(), "is not supported by this release: there are no built-in tools"),
     ("prompt", _is_no_default(), "is not supported by this release: there are no stored prompts"),
-    ("context_management", _is_no_default([]), "is not supported by this release"),
-    ("moderation", _is_no_default(), "is not supported by this release"),
-    ("image", _is_no_default(), "is not supported by this release"),
-    ("access_programs", _is_no_default(), "is not supported by this release"),
+    ("context_management", _is_no_default([]), UNSUPPORTED),
+    ("moderation", _is_no_default(), UNSUPPORTED),
+    ("image", _is_no_default(), UNSUPPORTED),
+    ("access_programs", _is_no_default(), UNSUPPORTED),
 )
 
 
 def refuse_prompt(request: PromptFields) -> None:
     """Raise `InvalidArgument` for unsupported fields that would change the prompt."""
-    for name, is_refused, why in REFUSED_PROMPT:
-        if is_refused(getattr(request, name)):
-            refuse(name, why)
+    refuse_fields(request, REFUSED_PROMPT)
     reasoning = request.reasoning
     if reasoning is not None and reasoning.context not in (None, "auto"):
         refuse("reasoning.context", "other than `auto` is not supported by this release: the chat template decides")
@@ -336,9 +342,7 @@ def refuse_prompt(request: PromptFields) -> None:
 
 def refuse_answer(request: ResponseRequest) -> None:
     """Raise `InvalidArgument` for unsupported fields that would change the answer, and for values out of range."""
-    for name, is_refused, why in REFUSED_ANSWER:
-        if is_refused(getattr(request, name)):
-            refuse(name, why)
+    refuse_fields(request, REFUSED_ANSWER)
     if request.top_logprobs is not None and not 0 <= request.top_logprobs <= TOP_LOGPROBS_MAX:
         refuse("top_logprobs", f"must be between 0 and {TOP_LOGPROBS_MAX}, got {request.top_logprobs}")
     if request.stream_options is not None and not request.stream:

@@ -193,11 +193,10 @@ class ResponseWriter(BlockWriter):
 
 def usage_of(usage: CompletionUsage) -> ResponseUsage:
     """Return the usage in the Responses API's fields."""
-    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
     thoughts = usage.completion_tokens_details
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=CachedTokens(cached or 0),
+        input_tokens_details=CachedTokens(usage.cached_tokens or 0),
         output_tokens=usage.completion_tokens,
         output_tokens_details=ReasoningTokens(0 if thoughts is None else thoughts.reasoning_tokens),
         total_tokens=usage.total_tokens,

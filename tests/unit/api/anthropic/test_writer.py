@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.kv_events.found_events import answers, cut
 
-from dynamo.api.anthropic.convert import unsealed
+from dynamo.api.anthropic.convert import SEALED
 from dynamo.api.anthropic.writer import MessageWriter
+from dynamo.api.sealed_text import unsealed
 from dynamo.core.codec import json_encode
 from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
 from dynamo.protocols.engine import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
@@ -136,7 +137,7 @@ def test_the_id_that_a_model_gave_its_call_stays() -> None:
 def test_hidden_thoughts_are_in_the_signature_alone() -> None:
     events = stream([[Reasoning("hm"), Content("x")]], hides_thoughts=True)
     block = assembled(events)["content"][0]
-    assert block["thinking"] == "" and unsealed(block["signature"]) == "hm"
+    assert block["thinking"] == "" and unsealed(SEALED, block["signature"]) == "hm"
     assert all(event.get("delta", {}).get("type") != "thinking_delta" for event in events)
 
 

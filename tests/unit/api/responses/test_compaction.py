@@ -2,9 +2,10 @@
 
 import pytest
 
-from dynamo.api.responses.compaction import compacted, sealed, unsealed
+from dynamo.api.responses.compaction import SUMMARY_PREFIX, compacted, unsealed_summary
 from dynamo.api.responses.convert import messages_of
 from dynamo.api.responses.ids import new_response_id
+from dynamo.api.sealed_text import sealed
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.openai import Message
 from dynamo.protocols.responses import (
@@ -32,7 +33,7 @@ def test_compaction_keeps_messages_of_the_caller_and_ends_in_the_summary() -> No
         MessageItem("assistant", "hello"),
         FunctionCallItem("{}", "c", "f"),
         FunctionOutputItem("c", "1"),
-        CompactionItem(sealed("before")),
+        CompactionItem(sealed(SUMMARY_PREFIX, "before")),
     ]
     thoughts_and_text = [ReasoningItem([]), MessageItem("assistant", [OutputText(" All said. €")])]
     response = Response(id=new_response_id(), created_at=7, model="m", output=[*thoughts_and_text], usage=USAGE)
@@ -41,7 +42,7 @@ def test_compaction_keeps_messages_of_the_caller_and_ends_in_the_summary() -> No
     developer, user, summary = found.output
     assert isinstance(developer, MessageItem) and isinstance(user, MessageItem)
     assert (developer.content, user.content, user.id) == ([InputText("be brief")], [InputText("hi")], "msg_1")
-    assert isinstance(summary, CompactionItem) and unsealed(summary) == "All said. €"
+    assert isinstance(summary, CompactionItem) and unsealed_summary(summary) == "All said. €"
     assert messages_of(found.output)[-1] == Message(
         role="user", content="Summary of the conversation so far:\nAll said. €"
     )
@@ -50,4 +51,4 @@ def test_compaction_keeps_messages_of_the_caller_and_ends_in_the_summary() -> No
 @pytest.mark.parametrize("content", ["", "gAAAAA", "dynamo-summary-1:!", "dynamo-summary-1:/w=="])
 def test_compaction_item_of_another_server_is_refused(content: str) -> None:
     with pytest.raises(InvalidArgument, match="encrypted_content"):
-        unsealed(CompactionItem(content))
+        unsealed_summary(CompactionItem(content))
