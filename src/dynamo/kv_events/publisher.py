@@ -180,7 +180,7 @@ class KvEventPublisher:
         if zmq_endpoint is not None:
             relay = KvEventRelay(
                 zmq_endpoint, zmq_topic or "", block_tokens=kv_block_size, dp_rank=dp_rank,
-                make_stored=self._stored_or_nothing, put=self._events.put,
+                make_stored=self._stored, put=self._events.put,
             )  # fmt: skip
             self._relaying = self._tasks.start(relay.run(), f"relay {zmq_endpoint}")
 
@@ -200,7 +200,7 @@ class KvEventPublisher:
             token_ids, num_block_tokens, block_hashes, parent_hash,
             block_mm_infos=block_mm_infos, lora_name=lora_name, is_eagle=is_eagle, cache_salt=cache_salt,
         )  # fmt: skip
-        self._put([event] if event.blocks else [])
+        self._put([] if event is None else [event])
 
     def publish_removed(self, block_hashes: Sequence[int]) -> None:
         """Publish evicted blocks."""
@@ -218,7 +218,7 @@ class KvEventPublisher:
             try:
                 if kind == "stored":
                     stored = self._stored(**fields)
-                    made += [stored] if stored.blocks else []
+                    made += [] if stored is None else [stored]
                 elif kind == "removed":
                     made.append(Removed([unsigned(one) for one in fields["block_hashes"]]))
                 else:
@@ -252,10 +252,6 @@ class KvEventPublisher:
 
         self._thread.run(put)
 
-    def _stored_or_nothing(self, *what: Any, **more: Any) -> Stored | None:
-        event = self._stored(*what, **more)
-        return event if event.blocks else None
-
     def _stored(
         self,
         token_ids: Sequence[int],
@@ -267,7 +263,8 @@ class KvEventPublisher:
         lora_name: str | None = None,
         is_eagle: bool | None = None,
         cache_salt: str | None = None,
-    ) -> Stored:
+    ) -> Stored | None:
+        """Return the event of stored blocks; None if none of them is complete."""
         if len(num_block_tokens) != len(block_hashes):
             raise InvalidArgument(f"{len(num_block_tokens)} block sizes for {len(block_hashes)} block hashes")
         if sum(num_block_tokens) > len(token_ids):
@@ -295,7 +292,7 @@ class KvEventPublisher:
         blocks = [StoredBlock(unsigned(one), tokens) for one, tokens in zip(block_hashes[:whole], hashes, strict=True)]
         for block, info in zip(blocks, shown or (), strict=False):
             block.mm_extra_info = info
-        return Stored(None if parent_hash is None else unsigned(parent_hash), None, blocks)
+        return Stored(None if parent_hash is None else unsigned(parent_hash), None, blocks) if blocks else None
 
 
 def compute_block_hash_for_seq(
