@@ -69,7 +69,7 @@ class DamagedInput(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LineResponse:
     """Response to one line."""
 
     status: int
@@ -79,9 +79,9 @@ class Asked:
     """Set if the line must be retried: minimum delay in seconds; 0: the runner's own backoff."""
 
 
-NOT_NOW = Asked(503, b"", "", 0.0)
+NOT_NOW = LineResponse(503, b"", "", 0.0)
 
-Ask = Callable[[BatchLine, str | None], Awaitable[Asked]]
+SendLine = Callable[[BatchLine, str | None], Awaitable[LineResponse]]
 """Sends a line on behalf of the owner of its batch and returns the response."""
 
 
@@ -91,7 +91,7 @@ class BatchRunner:
     def __init__(
         self,
         store: BatchStore,
-        ask: Ask,
+        send_line: SendLine,
         slots: Slots,
         *,
         may_run: Callable[[], bool] = lambda: True,
@@ -99,7 +99,7 @@ class BatchRunner:
     ) -> None:
         """`may_run`: whether new lines may be started."""
         self._store = store
-        self._send = ask
+        self._send = send_line
         self._slots = slots
         self._may_run = may_run
         self._clock = clock or SystemClock()
@@ -315,7 +315,7 @@ class BatchRunner:
                 return
             await self._clock.sleep(max(backoff.next(random.random()), answer.retry_after_s))
 
-    async def _keep_result(self, record: BatchRecord, line: BatchLine, answer: Asked) -> None:
+    async def _keep_result(self, record: BatchRecord, line: BatchLine, answer: LineResponse) -> None:
         response = {
             "status_code": answer.status,
             "request_id": answer.request_id,

@@ -30,7 +30,7 @@ from dynamo.api.batches.records import (
     FilePage,
     new_id,
 )
-from dynamo.api.batches.runner import Asked, BatchRunner
+from dynamo.api.batches.runner import BatchRunner, LineResponse
 from dynamo.api.batches.slots import Slots
 from dynamo.api.batches.store import KEPT_S, BatchStore
 from dynamo.core.codec import json_encode
@@ -182,17 +182,17 @@ class LineRunner:
         self.running = 0
         """Number of lines that are running."""
 
-    async def run(self, line: BatchLine, owner: str | None) -> Asked:
+    async def run(self, line: BatchLine, owner: str | None) -> LineResponse:
         """Run one line for the API key that owns its batch, within that key's limits."""
         request_id = str(uuid.uuid4())
         account: Account | None = None
         if owner is not None:
             caller = None if self._keys is None else self._keys.ring.of_owner(owner)
             if caller is None:
-                return Asked(UNKNOWN_OWNER.status, UNKNOWN_OWNER.body(), request_id)
+                return LineResponse(UNKNOWN_OWNER.status, UNKNOWN_OWNER.body(), request_id)
             too_much = caller.admit(time.monotonic())
             if too_much is not None:
-                return Asked(429, b"", request_id, too_much.retry_after_s)
+                return LineResponse(429, b"", request_id, too_much.retry_after_s)
             account = Account(caller, self._key_metrics, time.monotonic)
         headers = [PRIORITY, (b"x-dynamo-request-id", request_id.encode())]
         request = LocalRequest(self._handlers[line.url], json_encode(line.body), headers, account)
@@ -203,9 +203,9 @@ class LineRunner:
             self.running -= 1
         is_overload = answer.error is not None and answer.error.label == "overload"
         if answer.status == 503 or is_overload:
-            return Asked(answer.status, b"", request_id, 0.0)
+            return LineResponse(answer.status, b"", request_id, 0.0)
         self._lines.labels(status=str(answer.status)).inc()
-        return Asked(answer.status, answer.body, request_id)
+        return LineResponse(answer.status, answer.body, request_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from tests.settle import repeat
 from dynamo.api.batches import store
 from dynamo.api.batches.lines import BatchLine
 from dynamo.api.batches.records import BatchObject, BatchRecord, FileObject, new_id
-from dynamo.api.batches.runner import BEGUN_MAX, FAILURES_MAX, REST_S, Asked, BatchRunner
+from dynamo.api.batches.runner import BEGUN_MAX, FAILURES_MAX, REST_S, BatchRunner, LineResponse
 from dynamo.api.batches.slots import Slots
 from dynamo.api.batches.store import BatchStore, lines_of
 from dynamo.core.clock import ManualClock
@@ -34,7 +34,7 @@ class Bench:
         self.clock = clock or ManualClock(wall=1000.0)
         self.store = BatchStore(str(folder), clock=self.clock)
         self.asked: list[str] = []
-        self.answers: dict[str, list[Asked]] = {}
+        self.answers: dict[str, list[LineResponse]] = {}
         """What is said to a line, in order; the last is said for ever."""
         self.hold: set[str] = set()
         self.left: list[str] = []
@@ -42,7 +42,7 @@ class Bench:
         self.now = 0
         self.runner = BatchRunner(self.store, self.ask, Slots(concurrency, lambda: 0, self.clock), clock=self.clock)
 
-    async def ask(self, line: BatchLine, owner: str | None) -> Asked:
+    async def ask(self, line: BatchLine, owner: str | None) -> LineResponse:
         self.asked.append(line.custom_id)
         self.now += 1
         self.most = max(self.most, self.now)
@@ -55,7 +55,7 @@ class Bench:
             raise
         finally:
             self.now -= 1
-        said = self.answers.get(line.custom_id, [Asked(200, b'{"said":1}', "r")])
+        said = self.answers.get(line.custom_id, [LineResponse(200, b'{"said":1}', "r")])
         return said.pop(0) if len(said) > 1 else said[0]
 
     def begin(self, *ids: str, expires_at: int = 10_000) -> BatchRecord:
@@ -93,7 +93,7 @@ class Bench:
 
 async def test_a_batch_is_answered_and_told_what_failed(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.answers["b"] = [Asked(400, b'{"error":{}}', "r2")]
+    bench.answers["b"] = [LineResponse(400, b'{"error":{}}', "r2")]
     record = bench.begin("a", "b", "c")
     bench.runner.start()
     batch = await bench.ended(record)
@@ -119,7 +119,11 @@ async def test_no_more_lines_are_asked_at_a_time_than_there_are_slots(tmp_path: 
 
 async def test_a_line_that_nobody_can_take_now_is_asked_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, concurrency=1)
-    bench.answers["a"] = [Asked(503, b"", "r", 0.0), Asked(429, b"", "r", 60.0), Asked(200, b"{}", "r")]
+    bench.answers["a"] = [
+        LineResponse(503, b"", "r", 0.0),
+        LineResponse(429, b"", "r", 60.0),
+        LineResponse(200, b"{}", "r"),
+    ]
     record = bench.begin("a", "b")
     bench.runner.start()
     batch = await bench.ended(record)
@@ -132,7 +136,7 @@ async def test_a_line_that_nobody_can_take_now_is_asked_again(tmp_path: Path) ->
 async def test_one_batch_that_waits_holds_up_no_other(tmp_path: Path) -> None:
     bench = Bench(tmp_path, concurrency=2)
     ids = [f"s{place}" for place in range(BEGUN_MAX * 2)]
-    bench.answers |= {one: [Asked(503, b"", "r", 5.0)] for one in ids}
+    bench.answers |= {one: [LineResponse(503, b"", "r", 5.0)] for one in ids}
     stuck, other = bench.begin(*ids), bench.begin("a")
     bench.runner.start()
     assert (await bench.ended(other)).status == "completed"
@@ -312,9 +316,11 @@ def has_ended(steps: Iterator[int]) -> bool:
 
 
 async def live_through(data: st.DataObject, folder: Path) -> None:
-    said = st.sampled_from([Asked(200, b"{}", "r"), Asked(500, b"{}", "r"), Asked(503, b"", "r", 0.0)])
+    said = st.sampled_from(
+        [LineResponse(200, b"{}", "r"), LineResponse(500, b"{}", "r"), LineResponse(503, b"", "r", 0.0)]
+    )
     ids = [f"l{place}" for place in range(data.draw(st.integers(1, 12)))]
-    answers = {one: [*data.draw(st.lists(said, max_size=3)), Asked(200, b"{}", "r")] for one in ids}
+    answers = {one: [*data.draw(st.lists(said, max_size=3)), LineResponse(200, b"{}", "r")] for one in ids}
     clock = ManualClock(wall=1000.0)
     bench = Bench(folder, clock)
     record = bench.begin(*ids, expires_at=data.draw(st.sampled_from([1003, 10_000])))
