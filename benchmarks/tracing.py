@@ -36,7 +36,7 @@ class Exchange:
 
 def frontend_off() -> None:
     """The request's identities: taken from its headers, set for the log, put into its last line."""
-    from dynamo.serving.request_identity import trace_headers
+    from dynamo.serving.request_headers import trace_headers
 
     scope = ("request", trace_headers(Exchange), "http-request", "")  # type: ignore[arg-type]
     current_request.set(scope)

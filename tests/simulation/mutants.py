@@ -168,7 +168,7 @@ def takes_a_whole_response_for_silent() -> Iterator[None]:
     """As it was before the simulation found it."""
 
     def spoke_s(self: BaseAnswer, now_s: float) -> float:
-        return self.record.last_s or self.record.started_s
+        return self.state.last_s or self.state.started_s
 
     with mock.patch.object(BaseAnswer, "spoke_s", spoke_s):
         yield

@@ -19,10 +19,10 @@ from dynamo.http.server.gate import Account
 from dynamo.runtime.streams import ResponseStream
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.local_requests import LocalRequest
-from dynamo.serving.metrics import RequestRecord
 from dynamo.serving.models import ModelAccess, Models
 from dynamo.serving.pipeline import Pipeline
-from dynamo.serving.request_identity import new_id
+from dynamo.serving.request_headers import new_id
+from dynamo.serving.request_state import RequestState
 from dynamo.serving.served_model import ServedModel
 
 BUILT_HERE_BYTES = 1 << 20  # Larger messages are built in a thread: a MiB takes tens of milliseconds.
@@ -98,7 +98,7 @@ class KserveCalls:
     async def _tensors(self, model: ServedModel, message: Any, context: CallContext) -> AsyncGenerator[Any, None]:
         request = await _built(message, request_of, message)
         model.admit()
-        record = RequestRecord(
+        record = RequestState(
             self._pipeline.metrics,
             "tensor",
             model.name,
@@ -119,7 +119,7 @@ class KserveCalls:
             record.close(label, None, time.perf_counter())
 
     async def _send(
-        self, model: ServedModel, message: Any, request: TensorRequest, record: RequestRecord, context: CallContext
+        self, model: ServedModel, message: Any, request: TensorRequest, record: RequestState, context: CallContext
     ) -> AsyncGenerator[TensorResponse, None]:
         """Yield a worker's responses; before the first one, retry retryable errors on other workers."""
         body, tried, count = await _built(message, msgpack_encode, request), set[int](), 0

@@ -21,7 +21,7 @@ from dynamo.runtime.request_plane.request_frames import RequestFrames
 from dynamo.serving.answers import BaseAnswer, Closed
 from dynamo.serving.choice import Choice
 from dynamo.serving.errors import ErrorAnswer
-from dynamo.serving.metrics import RequestRecord
+from dynamo.serving.request_state import RequestState
 from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -35,9 +35,9 @@ class RealtimeAnswer(BaseAnswer):
     """One conversation: the receiver of its single request."""
 
     def __init__(
-        self, exchange: Exchange, record: RequestRecord, closed: Closed, *, socket: WebSocket, model: ServedModel
+        self, exchange: Exchange, state: RequestState, closed: Closed, *, socket: WebSocket, model: ServedModel
     ) -> None:
-        super().__init__(exchange, record, closed, lambda _generation, _error: False)
+        super().__init__(exchange, state, closed, lambda _generation, _error: False)
         exchange.on_disconnect = None  # The socket reports disconnects.
         self._socket = socket
         self._model = model
@@ -51,7 +51,7 @@ class RealtimeAnswer(BaseAnswer):
         call = await self._model.send(
             b"",
             self,
-            request_id=self.record.request_id,
+            request_id=self.state.request_id,
             instance_id=None,
             headers=headers,
             metadata=metadata,

@@ -12,7 +12,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.replay.load import Session, Turn
 from dynamo.replay.names import Namer
 from dynamo.replay.outcome import Outcome
-from dynamo.serving.request_trace.trace import SCHEMA, AgentContext, Replay, RequestEnd, TraceRow, Worker
+from dynamo.serving.request_trace.rows import SCHEMA, AgentContext, Replay, RequestEnd, TraceRow, Worker
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import Cancelled, DynamoException
@@ -19,15 +19,10 @@ from dynamo.serving.choice import Choice, Frame
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.extras import Extras
 from dynamo.serving.generation import Generation, total_usage
-from dynamo.serving.metrics import RequestRecord
 from dynamo.serving.postprocessor import Chunks, OpenAiChunks, TokenEntry
-from dynamo.serving.request_trace.payload import Capture
+from dynamo.serving.request_state import RequestState
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.text.answer_parsing import Reading
-
-if TYPE_CHECKING:
-    from dynamo.serving.next_turn_prefill import NextTurnPrefill
-    from dynamo.serving.request_trace.trace import AgentContext
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +78,14 @@ class Flusher:
             size = frame.size + len(text)
             start = CHUNK_SIZES[size] if size < CHUNK_SIZES_MAX else b"%x\r\n" % size
             answer.exchange.write_chunk(b"".join((start, frame.head, text, frame.tail_of_chunk)))
-            record = answer.record
-            last_s, record.last_s = record.last_s, now_s
-            if len(pieces) == 1 and last_s == since_s and gaps is record.metrics.itl:
+            state = answer.state
+            last_s = state.written(now_s)
+            if len(pieces) == 1 and last_s == since_s and gaps is state.metrics.itl:
                 together += 1
             else:
                 if gaps is not None:
                     gaps.observe_many(now_s - since_s, together)
-                gaps, since_s, together = record.metrics.itl, last_s, 1
+                gaps, since_s, together = state.metrics.itl, last_s, 1
                 if len(pieces) > 1:
                     gaps.observe_many((now_s - last_s) / len(pieces), len(pieces))
                     gaps = None
@@ -104,20 +99,12 @@ class BaseAnswer(abc.ABC):
 
     extras: Extras | None = None
     """Extra fields (`nvext`) requested for the response."""
-    next_turn_prefill: "NextTurnPrefill | None" = None
-    """Prefill of the conversation's next turn, to start after the response."""
     is_plain = True
     """Whether text may be written piece by piece; otherwise a parser reads all of it (`text.answer_parsing`)."""
-    capture: Capture | None = None
-    """Copy of the response, if the request trace records payloads."""
-    traced_body: bytes = b""
-    """Request body, if the request trace records payloads."""
-    agent_context: "AgentContext | None" = None
-    """The agent's session, if the request trace records requests."""
 
-    def __init__(self, exchange: ResponseStream, record: RequestRecord, closed: Closed, retry: Retry) -> None:
+    def __init__(self, exchange: ResponseStream, state: RequestState, closed: Closed, retry: Retry) -> None:
         self.exchange = exchange
-        self.record = record
+        self.state = state
         self.generations: list[Generation] = []
         self.is_over = False
         self._open_count = 0
@@ -137,7 +124,7 @@ class BaseAnswer(abc.ABC):
         tokens = sum(generation.tokens for generation in self.generations)
         if tokens != self._tokens_seen:
             self._tokens_seen, self._spoke_s = tokens, now_s
-        return max(self._spoke_s, self.record.last_s, self.record.started_s)
+        return max(self._spoke_s, self.state.last_s, self.state.started_s)
 
     def usage(self) -> CompletionUsage | None:
         """Return the usage so far; None without generations."""
@@ -196,7 +183,7 @@ class BaseAnswer(abc.ABC):
         try:
             yield
         except Exception:  # The request boundary: metrics and trace are closed whatever failed.
-            logger.exception("failed to end request %s", self.record.request_id)
+            logger.exception("failed to end request %s", self.state.request_id)
         finally:
             self._closed(self, error_type, error)
 
@@ -229,25 +216,26 @@ class UnaryAnswer(BaseAnswer):
     def __init__(
         self,
         exchange: ResponseStream,
-        record: RequestRecord,
+        state: RequestState,
         closed: Closed,
         retry: Retry,
         body: WholeBody,
         extras: Extras | None = None,
+        shown: Callable[[Sequence[Generation]], list[Choice]] = all_choices,
     ) -> None:
-        super().__init__(exchange, record, closed, retry)
+        """`shown` returns the choices of the response; an exception becomes the response."""
+        super().__init__(exchange, state, closed, retry)
         self.extras = extras
-        self.finish: Callable[[list[Generation]], list[Choice]] = all_choices
-        """Returns the choices to show; an exception becomes the response."""
+        self._shown = shown
         self._body = body
 
     def touch(self, choice: Choice) -> None:
         """Record the time of the first token; later ones are not timed."""
-        if not self.record.last_s:
-            self.record.tokens(1, time.perf_counter())
+        if not self.state.last_s:
+            self.state.tokens(1, time.perf_counter())
 
     def complete(self) -> None:
-        choices = self.finish(self.generations)
+        choices = self._shown(self.generations)
         usage = total_usage(self.generations)
         if self.extras is None:
             self.exchange.respond(200, self._body(choices, usage))
@@ -265,7 +253,7 @@ class StreamAnswer(BaseAnswer):
     def __init__(
         self,
         exchange: ResponseStream,
-        record: RequestRecord,
+        state: RequestState,
         closed: Closed,
         retry: Retry,
         *,
@@ -275,7 +263,7 @@ class StreamAnswer(BaseAnswer):
         running_usage: bool,
         extras: Extras | None = None,
     ) -> None:
-        super().__init__(exchange, record, closed, retry)
+        super().__init__(exchange, state, closed, retry)
         self.extras = extras
         self._decorated = chunks if isinstance(chunks, OpenAiChunks) and (running_usage or extras is not None) else None
         """The chunk writer, if events carry running usage or `nvext`."""
@@ -287,8 +275,12 @@ class StreamAnswer(BaseAnswer):
         self._running_usage = running_usage
         self._tail = chunks.tail() if chunks.plain else b""
         self._has_begun = False
-        self.preamble = b""
+        self._preamble = b""
         """Events that precede everything else (annotations)."""
+
+    def precede(self, event: bytes) -> None:
+        """Add an event that precedes the first chunk."""
+        self._preamble += event
 
     def touch(self, choice: Choice) -> None:
         self._flusher.add(choice)
@@ -306,13 +298,13 @@ class StreamAnswer(BaseAnswer):
                 self.exchange.write(self._take(choice) + self._close_choice(choice))
             return
         self.exchange.write(self._take(choice))
-        self.record.tokens(count, now_s)
+        self.state.tokens(count, now_s)
 
     def complete(self) -> None:
         choices = self.choices()
         count = sum(len(choice.pieces) if choice.reading is None else choice.reading.fresh_tokens for choice in choices)
         if count:
-            self.record.tokens(count, time.perf_counter())
+            self.state.tokens(count, time.perf_counter())
         events = [self._take(choice) + self._close_choice(choice) for choice in choices]
         if self._usage:
             events.append(self._chunks.usage(total_usage(self.generations)))
@@ -348,7 +340,7 @@ class StreamAnswer(BaseAnswer):
             if not self._has_begun:
                 self._has_begun = True
                 prompt_tokens = sum(len(generation.request.token_ids) for generation in self.generations)
-                opening = self.preamble + self._chunks.begin(prompt_tokens) + opening
+                opening = self._preamble + self._chunks.begin(prompt_tokens) + opening
         if choice.reading is not None:
             return opening + self._take_events(choice, choice.reading)
         self._carry(choice)

@@ -8,8 +8,8 @@ from dynamo.kv_router.router import Decision
 from dynamo.protocols.nvext import NvExt
 from dynamo.serving.choice import Choice
 from dynamo.serving.generation import Generation
-from dynamo.serving.metrics import RequestRecord
 from dynamo.serving.prefill_phase import PrefillPhase
+from dynamo.serving.request_state import RequestState
 
 WORKER_ID, TIMING, TOKEN_IDS, STOP_REASON = "worker_id", "timing", "completion_token_ids", "stop_reason"
 ENGINE_DATA = "engine_data"
@@ -27,10 +27,10 @@ QUERY = "query_instance_id"
 class Extras:
     """Extra fields of one request, reported per chunk or once."""
 
-    def __init__(self, wanted: frozenset[str], record: RequestRecord) -> None:
+    def __init__(self, wanted: frozenset[str], state: RequestState) -> None:
         self._wanted = wanted
-        self._record = record
-        self._received_ms = int(time.time() * 1e3 - (time.perf_counter() - record.started_s) * 1e3)
+        self._state = state
+        self._received_ms = int(time.time() * 1e3 - (time.perf_counter() - state.started_s) * 1e3)
 
     @property
     def wants_token_ids(self) -> bool:
@@ -94,32 +94,32 @@ class Extras:
         return extra
 
     def _timing(self, prefill: PrefillPhase | None) -> dict[str, float]:
-        record, now_s = self._record, time.perf_counter()
+        state, now_s = self._state, time.perf_counter()
         timing: dict[str, float] = {"request_received_ms": self._received_ms}
-        done_s = record.first_s if prefill is None else prefill.done_s or record.first_s
-        if prefill is not None and record.first_s:
-            timing["prefill_wait_time_ms"] = (prefill.sent_s - record.started_s) * 1e3
+        done_s = state.first_s if prefill is None else prefill.done_s or state.first_s
+        if prefill is not None and state.first_s:
+            timing["prefill_wait_time_ms"] = (prefill.sent_s - state.started_s) * 1e3
             timing["prefill_time_ms"] = max(0.0, done_s - prefill.sent_s) * 1e3
-            timing["ttft_ms"] = (record.first_s - record.started_s) * 1e3
-        elif record.first_s:
-            sent_s = record.sent_s or record.started_s
-            timing["prefill_wait_time_ms"] = (sent_s - record.started_s) * 1e3
-            timing["prefill_time_ms"] = max(0.0, record.first_s - sent_s) * 1e3
-            timing["ttft_ms"] = (record.first_s - record.started_s) * 1e3
-        timing["total_time_ms"] = (now_s - record.started_s) * 1e3
-        if prefill is not None and record.first_s and not prefill.is_whole:
-            timing["kv_transfer_estimated_latency_ms"] = max(0.0, record.first_s - done_s) * 1e3
+            timing["ttft_ms"] = (state.first_s - state.started_s) * 1e3
+        elif state.first_s:
+            sent_s = state.sent_s or state.started_s
+            timing["prefill_wait_time_ms"] = (sent_s - state.started_s) * 1e3
+            timing["prefill_time_ms"] = max(0.0, state.first_s - sent_s) * 1e3
+            timing["ttft_ms"] = (state.first_s - state.started_s) * 1e3
+        timing["total_time_ms"] = (now_s - state.started_s) * 1e3
+        if prefill is not None and state.first_s and not prefill.is_whole:
+            timing["kv_transfer_estimated_latency_ms"] = max(0.0, state.first_s - done_s) * 1e3
         return timing
 
 
-def extras_of(nvext: NvExt | None, record: RequestRecord) -> Extras | None:
+def extras_of(nvext: NvExt | None, state: RequestState) -> Extras | None:
     """Return the extra fields that the request selects; None without any. Unknown names are ignored."""
     if nvext is None:
         return None
     wanted = KNOWN.intersection(nvext.extra_fields or ())
     if any(note.partition(":")[0] == QUERY for note in nvext.annotations or ()):
         wanted |= {WORKER_ID}
-    return Extras(wanted, record) if wanted else None
+    return Extras(wanted, state) if wanted else None
 
 
 def decision_of(generation: Generation) -> Decision | None:

@@ -1,14 +1,12 @@
 """Frontend metrics: request, latency, token, model and migration metrics under upstream's names."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
 
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
-from dynamo.core.logging import RequestScope
 from dynamo.core.metrics import Counter, Gauge, Histogram, MetricsRegistry
-from dynamo.core.tracing import Span
-from dynamo.protocols.engine import CompletionUsage
 
 BUCKETS = {
     "REQUEST_DURATION": (1.0, 512.0, 10),
@@ -74,13 +72,22 @@ class ModelMetrics:
         self.output_tokens_total: Counter = families.output_tokens_total.labels(model=model)
 
 
+class StagedRequest(Protocol):
+    """Request in progress, as far as the gauges of the stages need it."""
+
+    prepared_s: float
+    """Time at which the prompt was tokenized; 0 before."""
+    sent_s: float
+    """Time at which the request had been sent to a worker; 0 before."""
+
+
 class FrontendMetrics:
     """All metric families of the frontend in one registry."""
 
     def __init__(self, registry: MetricsRegistry, prefix: str = "dynamo_frontend", *, migration_limit: int = 0) -> None:
         self.registry = registry
         self.prefix = prefix
-        self.open_records: set[RequestRecord] = set()
+        self.open_requests: set[StagedRequest] = set()
         """Requests in progress."""
         self._migration_limit = migration_limit
         buckets = {name: read_buckets(name) for name in BUCKETS}
@@ -258,8 +265,8 @@ class FrontendMetrics:
             for family in self._last:
                 family.remove(worker_id=str(worker_id))
 
-    def _count(self, is_there: "Callable[[RequestRecord], bool]") -> int:
-        return sum(map(is_there, self.open_records))
+    def _count(self, is_there: Callable[[StagedRequest], bool]) -> int:
+        return sum(map(is_there, self.open_requests))
 
     def count_start(self, endpoint: str, model: str, request_type: str) -> None:
         """Count an accepted request."""
@@ -290,175 +297,6 @@ class FrontendMetrics:
         if counter is None:
             counter = self._series[key] = make()
         return counter
-
-
-NO_MEDIA: Mapping[str, int] = {}
-
-
-class RequestRecord:
-    """Metrics of one HTTP request, closed exactly once."""
-
-    __slots__ = (
-        "commented_s",
-        "endpoint",
-        "first_s",
-        "frontend",
-        "is_closed",
-        "kv_block_size",
-        "last_s",
-        "media",
-        "metrics",
-        "model",
-        "prefill",
-        "prepared_s",
-        "request_id",
-        "request_type",
-        "routes",
-        "scope",
-        "sent_s",
-        "span",
-        "started_s",
-        "workers",
-    )
-
-    def __init__(
-        self,
-        frontend: FrontendMetrics,
-        endpoint: str,
-        model: str,
-        *,
-        stream: bool,
-        started_s: float,
-        request_id: str = "",
-    ) -> None:
-        self.request_id = request_id
-        self.scope: RequestScope | None = None
-        """Identities under which the request is logged."""
-        self.routes: list[Span] = []
-        """Spans of its generations' dispatch to workers."""
-        self.span: Span | None = None
-        """Span of the request, if tracing is enabled."""
-        self.first_s = 0.0
-        """Time at which the first token was written; 0 before."""
-        self.frontend = frontend
-        self.metrics = metrics = frontend.model(model)
-        self.endpoint = endpoint
-        self.model = model
-        self.request_type = "stream" if stream else "unary"
-        self.started_s = started_s
-        self.prepared_s = 0.0
-        """Time at which the prompt was tokenized; 0 before."""
-        self.sent_s = 0.0
-        """Time at which the request had been sent to a worker; 0 before."""
-        self.last_s = 0.0
-        """Time at which the latest token was written; 0 before the first."""
-        self.commented_s = 0.0
-        """Time of the last comment written to keep an idle stream's connection alive."""
-        self.media: Mapping[str, int] = NO_MEDIA
-        """Number of images, videos and audio parts of the request."""
-        self.kv_block_size = 0
-        """Tokens per KV cache block of the model; set if requests are traced."""
-        self.workers: list[int] = []
-        """First worker of each of its engine requests."""
-        self.prefill: tuple[int, float] | None = None
-        """Prefill worker, if separate, and the time at which the prompt was computed (0: not yet)."""
-        self.is_closed = False
-        frontend.count_start(endpoint, model, self.request_type)
-        frontend.open_records.add(self)
-        metrics.active.value += 1
-        metrics.inflight.value += 1
-        metrics.queued.value += 1
-
-    def tokens(self, count: int, now_s: float) -> None:
-        """Record `count` tokens that became visible together."""
-        last, self.last_s = self.last_s, now_s
-        if last:
-            self.metrics.itl.observe_many((now_s - last) / count, count)
-            return
-        self.first_s = now_s
-        self.metrics.queued.value -= 1
-        self.metrics.ttft.observe(now_s - self.started_s)
-        if count > 1:
-            self.metrics.itl.observe_many(0.0, count - 1)
-
-    def count_media(self, parts: Mapping[str, Sequence[object]]) -> None:
-        """Record the number of media parts: `image_url`, `video_url`, `audio_url`."""
-        self.media = {kind.removesuffix("_url"): len(found) for kind, found in parts.items()}
-
-    def summary(self, outcome: str, usage: CompletionUsage | None, now_s: float) -> dict[str, object]:
-        """Return the log fields of a finished request, under upstream's names."""
-        fields: dict[str, object] = {
-            "request_id": self.request_id,
-            "model": self.model,
-            "endpoint": self.endpoint,
-            "request.outcome": outcome or "success",
-            "total_ms": round((now_s - self.started_s) * 1e3, 1),
-        }
-        if usage is not None:
-            fields["input_tokens"] = usage.prompt_tokens
-            fields["output_tokens"] = usage.completion_tokens
-        if self.first_s:
-            fields["ttft_ms"] = round((self.first_s - self.started_s) * 1e3, 1)
-            if usage is not None and usage.completion_tokens > 1 and self.request_type == "stream":
-                gaps = usage.completion_tokens - 1
-                fields["avg_itl_ms"] = round((self.last_s - self.first_s) * 1e3 / gaps, 2)
-        return fields
-
-    def _close_stages(self) -> None:
-        """Observe the durations of completed stages."""
-        if not self.prepared_s:
-            return
-        self.frontend.preprocess.observe(self.prepared_s - self.started_s)
-        if self.sent_s:
-            self.frontend.dispatch.observe(self.sent_s - self.prepared_s)
-            if self.first_s:
-                self.frontend.roundtrip.observe(max(0.0, self.first_s - self.sent_s))
-
-    def discard(self) -> None:
-        """Return the request's share of the gauges without counting its end. Further calls do nothing."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        self.frontend.open_records.discard(self)
-        metrics = self.metrics
-        metrics.active.value -= 1
-        metrics.inflight.value -= 1
-        if not self.last_s:
-            metrics.queued.value -= 1
-
-    def close(self, error_type: str, usage: CompletionUsage | None, now_s: float) -> None:
-        """Count the end of the request. Further calls do nothing."""
-        if self.is_closed:
-            return
-        self.discard()
-        metrics = self.metrics
-        metrics.duration.observe(now_s - self.started_s)
-        self._close_stages()
-        if usage is not None:
-            metrics.input_tokens.observe(usage.prompt_tokens)
-            metrics.output_tokens.observe(usage.completion_tokens)
-            metrics.output_tokens_total.inc(usage.completion_tokens)
-            self.frontend.detokenized.inc(usage.completion_tokens)
-            for word, histogram in metrics.media:
-                histogram.observe(self.media.get(word, 0))
-            if self.workers and self.first_s:
-                self._note_worker(usage)
-            if usage.prompt_tokens_details is not None and usage.prompt_tokens_details.cached_tokens is not None:
-                metrics.cached_tokens.observe(usage.prompt_tokens_details.cached_tokens)
-        self.frontend.count_end(self.endpoint, self.model, self.request_type, error_type)
-
-    def _note_worker(self, usage: CompletionUsage) -> None:
-        """Record the worker's last request; with a prefill worker, prompt tokens and time to first token are its values."""
-        prompt, first, between = self.frontend.worker(self.workers[-1])
-        if self.prefill is not None:
-            worker_id, done_s = self.prefill
-            prompt, first, _ = self.frontend.worker(worker_id, "prefill")
-            transfer = self.frontend.transfer.labels(router_id=self.frontend.router_id)
-            transfer.observe(max(0.0, self.first_s - (done_s or self.first_s)))
-        prompt.set(usage.prompt_tokens)
-        first.set(self.first_s - self.started_s)
-        if usage.completion_tokens > 1:
-            between.set((self.last_s - self.first_s) / (usage.completion_tokens - 1))
 
 
 def read_buckets(name: str) -> tuple[float, ...]:

@@ -18,10 +18,11 @@ from dynamo.serving.endpoints import Surface
 from dynamo.serving.errors import answer_to
 from dynamo.serving.forwarded_request import ForwardedRequest
 from dynamo.serving.generation import Generation
-from dynamo.serving.metrics import FrontendMetrics, RequestRecord
+from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import Dispatch
 from dynamo.serving.next_turn_prefill import NextTurnPrefill, NullReceiver, pinned
-from dynamo.serving.request_identity import begin_span, end_span, identify, new_id, trace_headers
+from dynamo.serving.request_headers import identify, metadata_of, new_id, trace_headers
+from dynamo.serving.request_state import SPAN, RequestState
 from dynamo.serving.request_trace.trace import RequestTrace
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
@@ -71,10 +72,10 @@ class OpenRequests:
         except DynamoException as error:
             response = answer_to(error)
             self.metrics.count_end(endpoint, "", "unary", response.label)
-            identities = scope_fields(("", trace_headers(exchange), "http-request", ""))
+            identities = scope_fields(("", trace_headers(exchange), SPAN, ""))
             logger.info("request refused", extra={"status": response.status, "error": response.message, **identities})
             if self._tracer is not None:
-                span = self._tracer.start("http-request", trace_headers(exchange), endpoint=endpoint)
+                span = self._tracer.start(SPAN, trace_headers(exchange), endpoint=endpoint)
                 span.end(error)
             exchange.refuse(response)
         except Exception as error:
@@ -89,7 +90,7 @@ class OpenRequests:
         exchange: ResponseStream,
         endpoint: str,
         model: ServedModel,
-        make: Callable[[ResponseStream, RequestRecord, Closed], Made],
+        make: Callable[[ResponseStream, RequestState, Closed], Made],
         *,
         stream: bool,
     ) -> Made:
@@ -101,20 +102,21 @@ class OpenRequests:
             exchange.account.require(model.name)
         request_id = identify(exchange)
         with contextlib.ExitStack() as undo:
-            record = RequestRecord(
+            state = RequestState(
                 self.metrics,
                 endpoint,
                 model.name,
                 stream=stream,
                 started_s=time.perf_counter(),
                 request_id=request_id,
+                headers=trace_headers(exchange),
+                metadata=metadata_of(exchange),
             )
-            undo.callback(record.discard)
+            undo.callback(state.discard)
             if self._tracer is not None:
-                begin_span(self._tracer, exchange, record)
-            record.scope = (request_id, trace_headers(exchange), "http-request", "")
-            current_request.set(record.scope)
-            answer = make(exchange, record, self._closed)
+                state.begin_span(self._tracer)
+            current_request.set(state.scope)
+            answer = make(exchange, state, self._closed)
             undo.pop_all()
         self._answers.add(answer)
         if self._trace is not None:
@@ -128,7 +130,7 @@ class OpenRequests:
         try:
             yield
         except Exception:
-            logger.exception("request trace of %s failed", answer.record.request_id)
+            logger.exception("request trace of %s failed", answer.state.request_id)
 
     def _closed(self, answer: BaseAnswer, error_type: str, error: Exception | None) -> None:
         """Release the workers of a finished response, close its metrics, and report it."""
@@ -140,14 +142,14 @@ class OpenRequests:
             self._release(answer)
             usage = answer.usage()
         except Exception:  # The request boundary: metrics are closed whatever failed.
-            logger.exception("failed to release the workers of request %s", answer.record.request_id)
+            logger.exception("failed to release the workers of request %s", answer.state.request_id)
         finally:
-            answer.record.close(error_type, usage, now_s)
+            answer.state.close(error_type, usage, now_s)
         if answer.exchange.account is not None and usage is not None:
             answer.exchange.account.spend(usage.total_tokens)
-        if answer.next_turn_prefill is not None and not error_type and not self.is_draining:
+        if answer.state.next_turn_prefill is not None and not error_type and not self.is_draining:
             self.tasks.start(
-                self._prefill_next_turn(answer.next_turn_prefill, answer.generations[0]), "next turn prefill"
+                self._prefill_next_turn(answer.state.next_turn_prefill, answer.generations[0]), "next turn prefill"
             )
         self._report(answer, error_type, error, usage, now_s)
 
@@ -158,7 +160,7 @@ class OpenRequests:
             if isinstance(generation.dispatch, Dispatch):
                 prefill = generation.dispatch.prefill
                 if prefill is not None:
-                    answer.record.prefill = prefill.instance_id, prefill.done_s
+                    answer.state.prefilled_by(prefill)
                 generation.dispatch.release()
 
     def _report(
@@ -173,14 +175,12 @@ class OpenRequests:
         if self._trace is not None:
             with self._observing(answer):
                 self._trace.end(answer, error_type)
-        if answer.record.span is not None:
+        if answer.state.span is not None:
             with self._observing(answer):
-                end_span(answer.record.span, answer, error, usage)
+                answer.state.end_spans(error, usage)
         level = logging.ERROR if error_type == "internal" else logging.INFO
         if logger.isEnabledFor(level):
-            fields = answer.record.summary(error_type, usage, now_s)
-            if answer.record.scope is not None:
-                fields |= scope_fields(answer.record.scope)
+            fields = answer.state.summary(error_type, usage, now_s) | scope_fields(answer.state.scope)
             if error is not None:
                 fields["error"] = repr(error)
             logger.log(level, "request completed", extra=fields)
@@ -217,7 +217,7 @@ class OpenRequests:
         """End every response that takes longer than `longest_s` seconds."""
         now_s = time.perf_counter()
         for answer in list(self._answers):
-            if now_s - answer.record.started_s > longest_s:
+            if now_s - answer.state.started_s > longest_s:
                 answer.fail(ResponseTimeout(f"no end after {longest_s:g} s"))
 
     def keep_alive(self, interval_s: float) -> None:
@@ -227,10 +227,10 @@ class OpenRequests:
         """
         now_s = time.perf_counter()
         for answer in self._answers:
-            record = answer.record
-            written_s = max(record.last_s, record.started_s, record.commented_s)
-            if record.request_type == "stream" and now_s - written_s >= interval_s:
-                record.commented_s = now_s
+            state = answer.state
+            written_s = max(state.last_s, state.started_s, state.commented_s)
+            if state.request_type == "stream" and now_s - written_s >= interval_s:
+                state.commented(now_s)
                 answer.exchange.write(COMMENT)
 
     async def drain(self, budget_s: float) -> None:

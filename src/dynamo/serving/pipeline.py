@@ -28,7 +28,7 @@ from dynamo.serving.completion_choices import chat_finisher, echo_of, finisher_o
 from dynamo.serving.endpoints import CHAT, COMPLETIONS, Surface, rewritten, tiered
 from dynamo.serving.extras import EXPLAIN, YES, explanation_of, extras_of
 from dynamo.serving.generation import Generation
-from dynamo.serving.metrics import FrontendMetrics, RequestRecord
+from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import Dispatch, MigrationPolicy
 from dynamo.serving.models import Models
 from dynamo.serving.next_turn_prefill import next_turn_prefill_of
@@ -37,8 +37,8 @@ from dynamo.serving.placement import headed
 from dynamo.serving.postprocessor import chat_body
 from dynamo.serving.prefill_router import dispatch_of
 from dynamo.serving.relay import Form, OnSuccess, RelayAnswer
-from dynamo.serving.request_headers import agent_context, cache_key_context, trigger_of, with_headers
-from dynamo.serving.request_identity import begin_route, metadata_of, new_id, trace_headers
+from dynamo.serving.request_headers import agent_context, cache_key_context, new_id, trigger_of, with_headers
+from dynamo.serving.request_state import RequestState
 from dynamo.serving.request_trace.trace import RequestTrace
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
@@ -95,16 +95,16 @@ class Pipeline(OpenRequests):
         with self._open(exchange, request, model, surface) as answer:
             model.admit()
             if isinstance(answer, TextAnswer):
-                await answer.forward(trace_headers(exchange), metadata_of(exchange), chosen_worker(request, model))
+                await answer.forward(answer.state.headers, answer.state.metadata, chosen_worker(request, model))
                 return
             prepared = await model.preprocessor.chat_async(request, len(exchange.body))
             await self._name_images(model, prepared)
             self._place(exchange, model, request, [prepared])
             await self._annotate(answer, model, request, [prepared])
-            if isinstance(answer, UnaryAnswer):
-                answer.finish = chat_finisher(request)
             reader = model.preprocessor.readers.of_chat(request, prepared)
-            answer.next_turn_prefill = next_turn_prefill_of(model, request, reader)
+            next_turn_prefill = next_turn_prefill_of(model, request, reader)
+            if next_turn_prefill is not None:
+                answer.state.plan_next_turn(next_turn_prefill)
             await self._dispatch(model, [prepared], answer, reader)
 
     async def complete(self, exchange: ResponseStream) -> None:
@@ -116,13 +116,11 @@ class Pipeline(OpenRequests):
         with self._open(exchange, request, model, COMPLETIONS) as answer:
             model.admit()
             if isinstance(answer, TextAnswer):
-                await answer.forward(trace_headers(exchange), metadata_of(exchange), chosen_worker(request, model))
+                await answer.forward(answer.state.headers, answer.state.metadata, chosen_worker(request, model))
                 return
             prepared = await model.preprocessor.completion_async(request, len(exchange.body))
             self._place(exchange, model, request, prepared)
             await self._annotate(answer, model, request, prepared)
-            if isinstance(answer, UnaryAnswer):
-                answer.finish = finisher_of(request)
             echoes = [echo_of(model, request, place, one) for place, one in enumerate(prepared)]
             await self._dispatch(model, prepared, answer, echoes=echoes, is_muted=request.is_echo_alone)
 
@@ -166,16 +164,16 @@ class Pipeline(OpenRequests):
         model: ServedModel,
         surface: Surface,
         exchange: ResponseStream,
-        record: RequestRecord,
+        state: RequestState,
         closed: Closed,
     ) -> BaseAnswer:
         """Return a streamed or whole response, as requested."""
-        response_id, created = surface.response_id(record.request_id), int(time.time())
+        response_id, created = surface.response_id(state.request_id), int(time.time())
         if model.takes_text:
             rewritten_body, writer = rewritten(surface, request, response_id, model.name, created)
             return TextAnswer(
                 exchange,
-                record,
+                state,
                 closed,
                 model=model,
                 name=model.name,
@@ -183,14 +181,15 @@ class Pipeline(OpenRequests):
                 request=rewritten_body,
                 writer=writer,
             )
-        extras = extras_of(request.nvext, record) if surface.has_extras else None
+        extras = extras_of(request.nvext, state) if surface.has_extras else None
         if not request.stream:
             body = partial(surface.body, response_id, model.name, created)
-            return UnaryAnswer(exchange, record, closed, self._retry, body, extras)
+            shown = chat_finisher(request) if isinstance(request, ChatCompletionRequest) else finisher_of(request)
+            return UnaryAnswer(exchange, state, closed, self._retry, body, extras, shown)
         options = request.stream_options
         return StreamAnswer(
             exchange,
-            record,
+            state,
             closed,
             self._retry,
             chunks=surface.chunks(response_id, model.name, created),
@@ -224,20 +223,20 @@ class Pipeline(OpenRequests):
         if self._takes_nvext:
             with_headers(None, exchange.headers)  # Refuse invalid headers before the metrics of the request begin.
 
-        def made(_: ResponseStream, record: RequestRecord, closed: Closed) -> RelayAnswer:
-            written = make(record.request_id)
+        def made(_: ResponseStream, state: RequestState, closed: Closed) -> RelayAnswer:
+            written = make(state.request_id)
             body, prompt = (b"", written) if isinstance(written, PreprocessedRequest) else (written, tokens)
             if prompt is not None and self._takes_nvext:
                 prompt = headed(prompt, exchange.headers)
             return RelayAnswer(
-                exchange, record, closed,
+                exchange, state, closed,
                 model=model, tasks=self.tasks, request=body, form=form, on_success=on_success, prompt=prompt,
             )  # fmt: skip
 
         answer = self.adopt(exchange, endpoint, model, made, stream=stream)
         with Open(answer):
             model.admit()
-            await answer.forward(trace_headers(exchange), metadata_of(exchange))
+            await answer.forward(answer.state.headers, answer.state.metadata)
 
     async def _dispatch(
         self,
@@ -250,12 +249,8 @@ class Pipeline(OpenRequests):
         is_muted: bool = False,
     ) -> None:
         """Send every engine request of a response; choices are numbered across them."""
-        answer.record.prepared_s = time.perf_counter()
-        media = prepared[0].multi_modal_data
-        if isinstance(media, dict):
-            answer.record.count_media(media)
+        answer.state.prepared(prepared[0].multi_modal_data)
         first_index = 0
-        headers, metadata = trace_headers(answer.exchange), metadata_of(answer.exchange)
         if reader is None and not answer.is_plain:
             reader = PLAIN
         table = model.table(
@@ -272,42 +267,36 @@ class Pipeline(OpenRequests):
                     choice.add(echoes[place])
         parts = list(enumerate(list(answer.generations)))
         if model.is_decode and len(parts) > 1:  # Each waits for its prefill: send all concurrently.
-            sends = [self._send(model, answer, one, place, headers, metadata) for place, one in parts]
+            sends = [self._send(model, answer, one, place) for place, one in parts]
             failed = [end for end in await asyncio.gather(*sends, return_exceptions=True) if end is not None]
             if failed:
                 raise failed[0]
         else:
             for place, generation in parts:
-                await self._send(model, answer, generation, place, headers, metadata)
-        answer.record.sent_s = time.perf_counter()
+                await self._send(model, answer, generation, place)
+        answer.state.sent()
 
-    async def _send(
-        self,
-        model: ServedModel,
-        answer: BaseAnswer,
-        generation: Generation,
-        place: int,
-        headers: dict[str, str],
-        metadata: dict[str, str],
-    ) -> None:
+    async def _send(self, model: ServedModel, answer: BaseAnswer, generation: Generation, place: int) -> None:
         """Send one engine request, unless the response is over."""
         if answer.is_over:
             return
-        part_id = answer.record.request_id if place == 0 else new_id()
+        state = answer.state
+        part_id = state.request_id if place == 0 else new_id()
         route: tracing.Span | None = None
+        headers = state.headers
         if self._tracer is not None:
-            route = begin_route(self._tracer, answer, part_id)
+            route = state.begin_route(self._tracer, part_id)
             headers = {**headers, **route.headers()}
         dispatch = dispatch_of(
-            model, generation, part_id, headers, metadata=metadata, policy=self._migration, metrics=self.metrics
+            model, generation, part_id, headers, metadata=state.metadata, policy=self._migration, metrics=self.metrics
         )
-        if answer.next_turn_prefill is not None and generation.received_ids is None and self._migration.limit == 0:
+        if state.next_turn_prefill is not None and generation.received_ids is None and self._migration.limit == 0:
             generation.received_ids = []  # Migration after the first token is off: tokens are kept for the next turn's prefill.
         await dispatch.send()
         if place == 0 and answer.exchange.header(EXPLAIN) in YES:
             answer.exchange.header_bytes += explanation_of(generation)
         if generation.call is not None:
-            answer.record.workers.append(generation.call.instance_id)
+            state.sent_to(generation.call.instance_id)
             if route is not None:
                 route.set("worker_id", f"{generation.call.instance_id:x}")
 
@@ -330,7 +319,7 @@ class Pipeline(OpenRequests):
         if not wanted or not isinstance(answer, StreamAnswer):
             return
         known: dict[str, Callable[[], object]] = {
-            "request_id": lambda: answer.record.request_id,
+            "request_id": lambda: answer.state.request_id,
             "token_ids": lambda: prepared[0].token_ids,
         }
         if "formatted_prompt" in wanted:
@@ -344,7 +333,7 @@ class Pipeline(OpenRequests):
             if name in known:
                 what = known[name]()
                 value = json_encode(what if isinstance(what, str) else json_encode(what).decode())
-                answer.preamble += b"event: %b\n: %b\n\n" % (name.encode(), value)
+                answer.precede(b"event: %b\n: %b\n\n" % (name.encode(), value))
 
     def _retry(self, generation: Generation, error: Exception) -> bool:
         dispatch = generation.dispatch

@@ -19,9 +19,9 @@ from dynamo.serving.answers import BaseAnswer, Closed
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.extras import EXPLAIN, YES, explained
 from dynamo.serving.forwarded_request import ForwardedRequest
-from dynamo.serving.metrics import RequestRecord
 from dynamo.serving.placement import Placement
 from dynamo.serving.postprocessor import DONE
+from dynamo.serving.request_state import RequestState
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
 from dynamo.serving.text_models import TextAnswer
@@ -80,7 +80,7 @@ class RelayAnswer(TextAnswer):
     def __init__(
         self,
         exchange: ResponseStream,
-        record: RequestRecord,
+        state: RequestState,
         closed: Closed,
         *,
         model: ServedModel,
@@ -97,11 +97,11 @@ class RelayAnswer(TextAnswer):
                 if self._placement is not None:
                     self._placement.release()
                 if self._forwarded is not None and self._forwarded.prefill is not None:
-                    record.prefill = self._forwarded.prefill.instance_id, self._forwarded.prefill.done_s
+                    state.prefilled_by(self._forwarded.prefill)
             finally:
                 closed(answer, error_type, error)
 
-        super().__init__(exchange, record, ended, model=model, name=model.name, tasks=tasks, request=request)
+        super().__init__(exchange, state, ended, model=model, name=model.name, tasks=tasks, request=request)
         self._forwarded: ForwardedRequest | None = None
         """The forwarded request, if separate workers compute prompts."""
         self._placement: Placement | None = None
@@ -128,7 +128,7 @@ class RelayAnswer(TextAnswer):
         if forwarded is None:
             await super().forward(headers, metadata, instance_id)
         else:
-            await forwarded.send(self.record.request_id, headers, metadata, self.record.frontend)
+            await forwarded.send(self.state.request_id, headers, metadata, self.state.frontend)
         way, call = forwarded or self._placement, self._call if forwarded is None else forwarded.call
         if way is not None and self.exchange.header(EXPLAIN) in YES:
             self.exchange.header_bytes += explained(None if call is None else call.instance_id, way.decision)
@@ -145,10 +145,10 @@ class RelayAnswer(TextAnswer):
         if placement is None:
             return await super()._send_to(body, headers, metadata, instance_id, tried)
         while True:
-            body, instance_id = await placement.choose(self.record.request_id, self, tried, metadata)
+            body, instance_id = await placement.choose(self.state.request_id, self, tried, metadata)
             try:
                 call = await super()._send_to(body, headers, metadata, instance_id, tried)
-                placement.sent(self.record.request_id, call.instance_id)
+                placement.sent(self.state.request_id, call.instance_id)
                 return call  # noqa: TRY300 - the rest handles failures
             except CannotConnect:
                 if not placement.is_free or instance_id is None:
@@ -231,7 +231,7 @@ class RelayAnswer(TextAnswer):
                 self.exchange.open(self._form.media)
             self.exchange.end(written)
         if self._on_success is not None:
-            self._on_success(time.perf_counter() - self.record.started_s)
+            self._on_success(time.perf_counter() - self.state.started_s)
 
     def complete(self) -> None:
         """Raise `AssertionError`: there are no generations that end."""

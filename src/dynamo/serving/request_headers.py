@@ -1,8 +1,11 @@
-"""Request headers: routing and session of a request; headers take precedence over the body.
+"""Request headers: identity, tracing, metadata, routing and session of a request; headers take precedence over the body.
 
 An invalid value is ignored, as upstream; an invalid worker id is refused, because the request would go to another worker.
 """
 
+import logging
+import random
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +14,9 @@ import msgspec
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.nvext import AgentHints, NvExt
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
+from dynamo.serving.response_stream import ResponseStream
+
+logger = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Header names (lower case) and values."""
@@ -20,6 +26,47 @@ Change = Callable[[NvExt, str], None]
 U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
 TEXT_CHARS_MAX = 40  # Maximum number of characters of a value in an error message.
+TRACE_HEADERS = (b"traceparent", b"tracestate", b"x-request-id")
+META_HEADER = b"x-dynamo-meta-"
+
+
+# ---- identity and tracing -------------------------------------------------------------------------------------------
+
+
+def identify(exchange: ResponseStream) -> str:
+    """Return the request id: the client's `x-dynamo-request-id` if it is a UUID, else a new one. Echo `x-request-id`."""
+    echoed = exchange.header(b"x-request-id")
+    if echoed is not None:
+        exchange.header_bytes += b"x-request-id: %b\r\n" % echoed
+    chosen = exchange.header(b"x-dynamo-request-id")
+    if chosen is not None:
+        try:
+            return str(uuid.UUID(chosen.decode("ascii")))
+        except ValueError:
+            logger.debug("ignored x-dynamo-request-id: not a UUID")
+    return new_id()
+
+
+def new_id() -> str:
+    """Return a random UUID (version 4), generated without a system call: it is an identifier, not a secret."""
+    return str(uuid.UUID(int=random.getrandbits(128), version=4))
+
+
+def trace_headers(exchange: ResponseStream) -> dict[str, str]:
+    """Return the client's tracing headers for the worker."""
+    return {name.decode("ascii"): value.decode("latin-1") for name, value in exchange.headers if name in TRACE_HEADERS}
+
+
+def metadata_of(exchange: ResponseStream) -> dict[str, str]:
+    """Return the context metadata of the worker's request: the client's headers `x-dynamo-meta-<key>`."""
+    return {
+        name[len(META_HEADER) :].decode("ascii"): value.decode("latin-1")
+        for name, value in exchange.headers
+        if name.startswith(META_HEADER)
+    }
+
+
+# ---- routing --------------------------------------------------------------------------------------------------------
 
 
 def with_headers(nvext: NvExt | None, headers: Headers) -> NvExt | None:

@@ -15,9 +15,9 @@ from dynamo.runtime.request_plane.base import Call, Item
 from dynamo.serving.answers import BaseAnswer, Closed
 from dynamo.serving.bodies import decoded
 from dynamo.serving.errors import ErrorAnswer
-from dynamo.serving.metrics import RequestRecord
 from dynamo.serving.migration import telling
 from dynamo.serving.postprocessor import DONE
+from dynamo.serving.request_state import RequestState
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
 from dynamo.serving.text_surfaces import TextWriter
@@ -95,7 +95,7 @@ class TextAnswer(BaseAnswer):
     def __init__(
         self,
         exchange: ResponseStream,
-        record: RequestRecord,
+        state: RequestState,
         closed: Closed,
         *,
         model: ServedModel,
@@ -105,14 +105,14 @@ class TextAnswer(BaseAnswer):
         writer: TextWriter | None = None,
     ) -> None:
         """`writer` converts the chunks to another endpoint's response, and `request` is then sent to the worker."""
-        super().__init__(exchange, record, closed, lambda _generation, _error: False)
+        super().__init__(exchange, state, closed, lambda _generation, _error: False)
         self._request = request
         self._writer = writer
         self._model = model
         self._name = name
         self._tasks = tasks
-        self._shape = SHAPES.get(record.endpoint, ChatShape)
-        self._is_stream = record.request_type == "stream"
+        self._shape = SHAPES.get(state.endpoint, ChatShape)
+        self._is_stream = state.request_type == "stream"
         self._chunks: list[dict[str, Any]] = []
         self._has_spoken = False
         self._call: Call | None = None
@@ -149,7 +149,7 @@ class TextAnswer(BaseAnswer):
         return await self._model.send(
             body,
             self,
-            request_id=self.record.request_id,
+            request_id=self.state.request_id,
             instance_id=instance_id,
             headers=headers,
             metadata=metadata,
@@ -173,7 +173,7 @@ class TextAnswer(BaseAnswer):
             self.fail(Unknown(str(error)))
             return
         self._has_spoken = True
-        self.record.tokens(1, time.perf_counter())
+        self.state.tokens(1, time.perf_counter())
         if self._is_stream:
             self.exchange.write(data)
         else:

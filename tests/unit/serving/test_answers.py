@@ -15,8 +15,9 @@ from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, SamplingO
 from dynamo.runtime.request_plane.base import Item
 from dynamo.serving.answers import BaseAnswer, Flusher, StreamAnswer, UnaryAnswer
 from dynamo.serving.generation import Generation
-from dynamo.serving.metrics import FrontendMetrics, RequestRecord
+from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.postprocessor import ChatChunks, chat_body
+from dynamo.serving.request_state import RequestState
 from dynamo.text.detokenizer import TokenTable, text_json_of
 
 RAW = [b"<e>", b"Hi", b" you", b"!"]
@@ -66,7 +67,7 @@ class Scene:
 
     def __init__(self, *, stream: bool = True, usage: bool = False, running: bool = False, retry: bool = False) -> None:
         self.registry = MetricsRegistry()
-        record = RequestRecord(FrontendMetrics(self.registry), "chat_completions", "m", stream=stream, started_s=0)
+        record = RequestState(FrontendMetrics(self.registry), "chat_completions", "m", stream=stream, started_s=0)
         self.client: Any = Client()
         self.closed: list[str] = []
         self.calls: list[str] = []
@@ -270,7 +271,7 @@ async def test_a_worker_that_speaks_is_not_silent_whoever_sees_its_tokens() -> N
     scene = Scene(stream=False)
     generation = scene.generation()
     generation.on_token(1)
-    scene.answer.record.last_s = 1.0  # The first token of a whole response is the only one that is timed.
+    scene.answer.state.last_s = 1.0  # The first token of a whole response is the only one that is timed.
     assert scene.answer.spoke_s(2.0) == 2.0
     assert scene.answer.spoke_s(3.0) == 2.0
     generation.on_token(1)

@@ -137,7 +137,7 @@ async def test_a_worker_that_no_header_can_mean_is_refused_before_anything_is_co
     await legs.serve(model_dir, ModelType.Chat, *BOTH)
     headers = {"x-dynamo-worker-instance-id": "zzz"}
     answer = await legs.relays.ask(SGLANG, {"input_ids": PROMPT, "stream": True}, headers)
-    assert (answer.status, legs.asked, len(legs.relays.metrics.open_records)) == (400, [], 0)
+    assert (answer.status, legs.asked, len(legs.relays.metrics.open_requests)) == (400, [], 0)
 
 
 async def test_the_next_turn_is_prefilled_where_the_last_one_was(legs: Legs, model_dir: Path) -> None:

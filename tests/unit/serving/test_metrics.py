@@ -5,7 +5,8 @@ import pytest
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.engine import CompletionUsage
-from dynamo.serving.metrics import FrontendMetrics, RequestRecord, read_buckets
+from dynamo.serving.metrics import FrontendMetrics, read_buckets
+from dynamo.serving.request_state import RequestState
 
 
 def series(registry: MetricsRegistry) -> dict[str, float]:
@@ -13,8 +14,8 @@ def series(registry: MetricsRegistry) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-def record_of(registry: MetricsRegistry) -> RequestRecord:
-    return RequestRecord(FrontendMetrics(registry), "completions", "m", stream=True, started_s=100.0, request_id="r")
+def record_of(registry: MetricsRegistry) -> RequestState:
+    return RequestState(FrontendMetrics(registry), "completions", "m", stream=True, started_s=100.0, request_id="r")
 
 
 def test_a_whole_request_is_counted_with_its_stages() -> None:
@@ -86,7 +87,7 @@ def test_requests_are_counted_in_the_stage_they_are_in() -> None:
     record.sent_s = 100.2
     assert counts() == (0, 0)
     record.close("", None, 101.0)
-    assert not record.frontend.open_records
+    assert not record.frontend.open_requests
 
 
 def test_what_a_workers_last_request_was_like_is_forgotten_with_it() -> None:

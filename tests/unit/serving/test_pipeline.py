@@ -18,6 +18,7 @@ from dynamo.core.errors import NotFound
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.request_state import RequestState
 
 WEATHER = {
     "type": "function",
@@ -526,9 +527,7 @@ async def test_a_request_during_the_drain_is_refused() -> None:
 async def test_a_request_that_takes_too_long_is_ended() -> None:
     pipeline, failed = make(), list[Exception]()
     now_s = time.perf_counter()
-    answers = [
-        SimpleNamespace(record=SimpleNamespace(started_s=now_s - ago_s), fail=failed.append) for ago_s in (5, 20)
-    ]
+    answers = [SimpleNamespace(state=SimpleNamespace(started_s=now_s - ago_s), fail=failed.append) for ago_s in (5, 20)]
     pipeline._answers = answers  # type: ignore[assignment]
     pipeline.expire(10.0)
     assert [str(error) for error in failed] == ["no end after 10 s"]
@@ -542,8 +541,9 @@ async def test_an_idle_stream_gets_a_comment_once_an_interval(
 ) -> None:
     pipeline, written = make(), list[bytes]()
     last_s = time.perf_counter() - written_ago_s
-    record = SimpleNamespace(last_s=last_s, started_s=0.0, commented_s=0.0, request_type=request_type)
-    answer = SimpleNamespace(record=record, exchange=SimpleNamespace(write=written.append))
+    state = RequestState(pipeline.metrics, "chat_completions", "m", stream=request_type == "stream", started_s=0.0)
+    state.written(last_s)
+    answer = SimpleNamespace(state=state, exchange=SimpleNamespace(write=written.append))
     pipeline._answers = [answer]  # type: ignore[assignment,list-item]
     pipeline.keep_alive(1.0)
     pipeline.keep_alive(1.0)

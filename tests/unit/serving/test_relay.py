@@ -11,8 +11,9 @@ from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.request_plane.base import Item
 from dynamo.serving import relay
 from dynamo.serving.errors import ErrorAnswer
-from dynamo.serving.metrics import FrontendMetrics, RequestRecord
+from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.relay import Form, RelayAnswer, Whole
+from dynamo.serving.request_state import RequestState
 
 
 class Client:
@@ -112,7 +113,7 @@ class Scene:
         self.tasks = TaskOwner("test")
         self.closed: list[str] = []
         self.took: list[float] = []
-        record = RequestRecord(FrontendMetrics(MetricsRegistry()), "e", "m", stream=stream, started_s=0)
+        record = RequestState(FrontendMetrics(MetricsRegistry()), "e", "m", stream=stream, started_s=0)
         self.answer = RelayAnswer(
             self.client, record, lambda answer, label, error: self.closed.append(label),
             model=self.model, tasks=self.tasks, request=msgpack_encode("ask"), form=form, on_success=self.took.append,

@@ -10,7 +10,8 @@ from dynamo.core.errors import Disconnected, InvalidArgument, Unknown, WorkerUna
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.request_plane.base import Item
-from dynamo.serving.metrics import FrontendMetrics, RequestRecord
+from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.request_state import RequestState
 from dynamo.serving.text_models import ChatShape, CompletionShape, TextAnswer
 
 
@@ -76,7 +77,7 @@ class Scene:
         self.model: Any = FakeModel(workers)
         self.tasks = TaskOwner("test")
         self.closed: list[str] = []
-        record = RequestRecord(
+        record = RequestState(
             FrontendMetrics(MetricsRegistry()), endpoint, "m", stream=stream, started_s=0, request_id="r"
         )
         self.answer = TextAnswer(

@@ -26,7 +26,6 @@ from dynamo.http.server.websocket import Message, Op, WebSocket, accept_key
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
-from dynamo.serving.request_identity import metadata_of, trace_headers
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +135,7 @@ class Talk:
             return
         try:
             model.admit()
-            await answer.open(trace_headers(self._exchange), metadata_of(self._exchange))
+            await answer.open(answer.state.headers, answer.state.metadata)
         except Exception as error:  # The request boundary: the request ends with every kind of error.
             answer.fail(error)
             return

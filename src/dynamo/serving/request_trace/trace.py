@@ -1,6 +1,6 @@
 """Request trace: a row per finished request, optionally with request and response.
 
-Rows are built on the loop from the request's record and generations, and given to the sinks in batches by a thread
+Rows are built on the loop from the request's state and generations, and given to the sinks in batches by a thread
 (`sinks`). No request waits for it: rows beyond the capacity are dropped and counted.
 """
 
@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -21,19 +21,27 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.serving.generation import Generation, total_usage
+from dynamo.serving.request_state import RequestState
 from dynamo.serving.request_trace.otel import MAX_PAYLOAD_BYTES, make_otel_sink
 from dynamo.serving.request_trace.payload import Capture, Fold, chat_response, last_response, message_response
+from dynamo.serving.request_trace.rows import (
+    SCHEMA,
+    AgentContext,
+    FinishedChoice,
+    FinishReasons,
+    Payload,
+    Replay,
+    RequestEnd,
+    TraceRow,
+    Worker,
+)
 from dynamo.serving.request_trace.s3 import S3Options, S3Sink, S3Writer
 from dynamo.serving.request_trace.sinks import FileOptions, FileSink, Row, Sink, StderrSink, make_nats_sink
+from dynamo.serving.response_stream import ResponseStream
 from dynamo.tokens.hashing import block_hashes, sequence_hashes
-
-if TYPE_CHECKING:
-    from dynamo.serving.answers import BaseAnswer
-    from dynamo.serving.response_stream import ResponseStream
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = "dynamo.request.trace.v1"
 RECORDS = ("request_end", "tool", "request_payload")
 SINKS = ("file", "stderr", "nats", "otel", "s3")
 CLOSE_S = 2.0  # Rows that the sinks have not written by then are lost: shutdown must not hang on a full disk.
@@ -133,88 +141,12 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class AgentContext(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Agent session of a request."""
+class TracedResponse(Protocol):
+    """Response of a traced request."""
 
-    session_id: str
-    parent_session_id: str | None = None
-    session_final: bool = False
-    agent_headers: Mapping[str, list[str]] | None = None
-    input_trigger: str | None = None
-
-
-class Worker(msgspec.Struct, frozen=True):
-    """Workers of a request."""
-
-    prefill_worker_id: int
-    decode_worker_id: int
-
-
-class Replay(msgspec.Struct, frozen=True):
-    """Data needed to replay the request in a simulation."""
-
-    trace_block_size: int
-    input_length: int
-    input_sequence_hashes: list[int]
-
-
-class FinishedChoice(msgspec.Struct, frozen=True):
-    choice_index: int
-    finish_reason: str
-    backend_finish_reason: str
-
-
-class FinishReasons(msgspec.Struct, frozen=True):
-    """Finish reasons of an agent's request."""
-
-    finish_reason: str
-    backend_finish_reason: str
-    choices: list[FinishedChoice]
-
-
-class RequestEnd(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Statistics of one engine request."""
-
-    request_id: str
-    x_request_id: str | None = None
-    model: str | None = None
-    input_tokens: int = -1
-    output_tokens: int = -1
-    cached_tokens: int = -1
-    request_received_ms: int
-    prefill_wait_time_ms: float | None = None
-    prefill_time_ms: float | None = None
-    ttft_ms: float | None = None
-    total_time_ms: float
-    avg_itl_ms: float | None = None
-    worker: Worker | None = None
-    replay: Replay | None = None
-    finish_reason_metadata: FinishReasons | None = None
-
-
-class Payload(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Request and response of one request."""
-
-    request_id: str
-    endpoint: str
-    model: str
-    request: Any = None
-    response: Any = None
-    http_request_headers: Mapping[str, str] | None = None
-    payload_complete: bool | None = None
-    payload_drop_reason: str | None = None
-
-
-class TraceRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One line of a trace."""
-
-    schema: str | None = None
-    event_type: str
-    event_time_unix_ms: int
-    event_source: str | None = None
-    agent_context: AgentContext | None = None
-    request: RequestEnd | None = None
-    payload: Payload | None = None
+    exchange: ResponseStream
+    state: RequestState
+    generations: list[Generation]
 
 
 class RequestTrace:
@@ -269,27 +201,23 @@ class RequestTrace:
 
     # Called by the pipeline.
 
-    def begin(self, answer: "BaseAnswer", block_size: int) -> None:
+    def begin(self, answer: TracedResponse, block_size: int) -> None:
         """Start tracing a request; capture its response if payloads are traced."""
-        answer.record.kv_block_size = block_size
-        if self._wants_end:
-            answer.agent_context = agent_context(
-                answer.exchange
-            )  # The exchange frees its body before the response ends.
-        if self._wants_payload and answer.record.endpoint in PAYLOAD_ENDPOINTS:
-            answer.capture = answer.exchange.capture()
-            answer.traced_body = bytes(answer.exchange.body)
+        # The exchange frees its body before the response ends.
+        answer.state.trace(block_size, agent_context(answer.exchange) if self._wants_end else None)
+        if self._wants_payload and answer.state.endpoint in PAYLOAD_ENDPOINTS:
+            answer.state.keep_payload(answer.exchange.capture(), bytes(answer.exchange.body))
 
-    def end(self, answer: "BaseAnswer", error_type: str) -> None:
+    def end(self, answer: TracedResponse, error_type: str) -> None:
         """Add the rows of a finished request."""
         now_ms = time.time_ns() // 1_000_000
-        took_s = time.perf_counter() - answer.record.started_s
+        took_s = time.perf_counter() - answer.state.started_s
         received_ms = now_ms - int(took_s * 1000)
         if self._wants_end:
             for place, generation in enumerate(answer.generations):
                 request = request_end(answer, generation, place, received_ms, took_s)
                 self._add(self._row("request_end", now_ms, answer, generation, request))
-        if answer.capture is not None:
+        if answer.state.capture is not None:
             row = TraceRow(
                 schema=SCHEMA,
                 event_type="request_payload",
@@ -298,13 +226,13 @@ class RequestTrace:
                 payload=self._payload(answer, error_type),
             )
             usage = total_usage(answer.generations) if answer.generations else None
-            capture = answer.capture if not error_type else None
-            self._add(Unread(row, answer.traced_body, capture, FOLDS[answer.record.endpoint], usage))
+            capture = answer.state.capture if not error_type else None
+            self._add(Unread(row, answer.state.traced_body, capture, FOLDS[answer.state.endpoint], usage))
 
     def _row(
-        self, event: str, now_ms: int, answer: "BaseAnswer", generation: Generation, request: RequestEnd
+        self, event: str, now_ms: int, answer: TracedResponse, generation: Generation, request: RequestEnd
     ) -> TraceRow:
-        context = answer.agent_context
+        context = answer.state.agent_context
         return TraceRow(
             schema=SCHEMA,
             event_type=event,
@@ -314,18 +242,18 @@ class RequestTrace:
             request=request if context is None else with_agent(request, answer, generation),
         )
 
-    def _payload(self, answer: "BaseAnswer", error_type: str) -> Payload:
+    def _payload(self, answer: TracedResponse, error_type: str) -> Payload:
         """Return the payload row without request and response."""
-        exchange, record = answer.exchange, answer.record
+        exchange, state = answer.exchange, answer.state
         captured = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in exchange.headers
             if name.decode("latin-1") in self._options.headers
         }
         return Payload(
-            request_id=record.request_id,
-            endpoint=PAYLOAD_ENDPOINTS[record.endpoint],
-            model=record.model,
+            request_id=state.request_id,
+            endpoint=PAYLOAD_ENDPOINTS[state.endpoint],
+            model=state.model,
             http_request_headers=captured or None,
             payload_complete=False,
             payload_drop_reason="response_stream_dropped" if error_type == "cancelled" else error_type or "unknown",
@@ -410,36 +338,36 @@ def read(event: TraceRow | Unread) -> TraceRow:
 
 
 def request_end(
-    answer: "BaseAnswer",
+    answer: TracedResponse,
     generation: Generation,
     place: int,
     received_ms: int,
     took_s: float,
 ) -> RequestEnd:
     """Return the statistics of one of a response's engine requests."""
-    record = answer.record
+    state = answer.state
     tokens = generation.request.token_ids
     is_batch = len(answer.generations) > 1
-    has_first = bool(record.first_s)
-    wait_ms = max(0.0, (record.sent_s or record.started_s) - record.started_s) * 1e3
-    ttft_ms = (record.first_s - record.started_s) * 1e3
+    has_first = bool(state.first_s)
+    wait_ms = max(0.0, (state.sent_s or state.started_s) - state.started_s) * 1e3
+    ttft_ms = (state.first_s - state.started_s) * 1e3
     gaps = generation.tokens - 1
     usage = generation.counted()
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
-    worker = record.workers[place] if place < len(record.workers) else None
+    worker = state.workers[place] if place < len(state.workers) else None
     return RequestEnd(
-        request_id=f"{record.request_id}-{place}" if is_batch else record.request_id,
+        request_id=f"{state.request_id}-{place}" if is_batch else state.request_id,
         input_tokens=len(tokens),
         output_tokens=generation.tokens,
         cached_tokens=cached or 0,
         request_received_ms=received_ms,
-        prefill_wait_time_ms=wait_ms if record.sent_s else None,
+        prefill_wait_time_ms=wait_ms if state.sent_s else None,
         prefill_time_ms=max(0.0, ttft_ms - wait_ms) if has_first else None,
         ttft_ms=ttft_ms if has_first else None,
         total_time_ms=took_s * 1e3,
-        avg_itl_ms=(record.last_s - record.first_s) * 1e3 / gaps if has_first and gaps > 0 else None,
+        avg_itl_ms=(state.last_s - state.first_s) * 1e3 / gaps if has_first and gaps > 0 else None,
         worker=None if worker is None else Worker(worker, worker),
-        replay=replay(tokens, record.kv_block_size) if record.kv_block_size else None,
+        replay=replay(tokens, state.kv_block_size) if state.kv_block_size else None,
     )
 
 
@@ -460,7 +388,7 @@ def replay(tokens: Sequence[int], block_size: int) -> Replay:
     return Replay(block_size, len(tokens), sequence_hashes(hashes))
 
 
-def with_agent(request: RequestEnd, answer: "BaseAnswer", generation: Generation) -> RequestEnd:
+def with_agent(request: RequestEnd, answer: TracedResponse, generation: Generation) -> RequestEnd:
     """Return the row with the fields of an agent's request."""
     echoed = answer.exchange.header(b"x-request-id")
     reasons = [(place, one.finish_reason) for place, one in enumerate(generation.choices) if one.finish_reason]
@@ -469,12 +397,12 @@ def with_agent(request: RequestEnd, answer: "BaseAnswer", generation: Generation
     return msgspec.structs.replace(
         request,
         x_request_id=None if echoed is None else echoed.decode("latin-1"),
-        model=answer.record.model,
+        model=answer.state.model,
         finish_reason_metadata=finished,
     )
 
 
-def agent_context(exchange: "ResponseStream") -> AgentContext | None:
+def agent_context(exchange: ResponseStream) -> AgentContext | None:
     """Return the agent session from the client's headers: Dynamo's own, or those of known agents."""
     own: dict[str, str] = {}
     theirs: dict[str, list[str]] = {}

@@ -9,8 +9,8 @@ import pytest
 from tests.settle import turns
 
 from dynamo.serving.request_trace.otel import SEND_ROWS, WAITING_ROWS_MAX, OtelSink
+from dynamo.serving.request_trace.rows import Payload, RequestEnd, TraceRow
 from dynamo.serving.request_trace.sinks import Row
-from dynamo.serving.request_trace.trace import Payload, RequestEnd, TraceRow
 
 END = TraceRow(
     schema="dynamo.request.trace.v1",

@@ -11,7 +11,8 @@ import pytest
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.engine import CompletionUsage, PromptTokensDetails
-from dynamo.serving.metrics import FrontendMetrics, RequestRecord
+from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.request_state import RequestState
 from dynamo.serving.request_trace.payload import Tap
 from dynamo.serving.request_trace.s3 import S3Options
 from dynamo.serving.request_trace.trace import RequestTrace, TraceOptions, agent_context, input_trigger, replay
@@ -152,7 +153,7 @@ class Scene:
         self.metrics = FrontendMetrics(self.registry)
 
     def answer(self, exchange: Any, tokens: int = 4, generations: int = 1) -> Any:
-        record = RequestRecord(self.metrics, "chat_completions", "m", stream=True, started_s=100.0, request_id="r")
+        record = RequestState(self.metrics, "chat_completions", "m", stream=True, started_s=100.0, request_id="r")
         record.sent_s, record.first_s, record.last_s, record.workers = 100.001, 100.003, 100.006, [7, 8][:generations]
         usage = CompletionUsage(3, tokens, 3 + tokens, PromptTokensDetails(2))
         one = SimpleNamespace(
@@ -162,11 +163,8 @@ class Scene:
             choices=[SimpleNamespace(finish_reason="length"), SimpleNamespace(finish_reason=None)],
         )
         return SimpleNamespace(
-            record=record,
+            state=record,
             exchange=exchange,
-            capture=None,
-            agent_context=None,
-            traced_body=b"",
             generations=[one] * generations,
         )
 
@@ -307,7 +305,7 @@ async def test_a_sink_that_fails_takes_nobody_with_it(tmp_path: Path, caplog: py
 
 
 def test_rows_are_written_without_what_is_not_known() -> None:
-    from dynamo.serving.request_trace.trace import TraceRow
+    from dynamo.serving.request_trace.rows import TraceRow
 
     row = TraceRow(schema="s", event_type="request_end", event_time_unix_ms=1)
     assert msgspec.json.encode(row) == b'{"schema":"s","event_type":"request_end","event_time_unix_ms":1}'
