@@ -19,7 +19,7 @@ from dynamo.serving.choice import Choice, Frame
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.extras import Extras
 from dynamo.serving.generation import Generation, total_usage
-from dynamo.serving.postprocessor import Chunks, OpenAiChunks, TokenEntry
+from dynamo.serving.postprocessor import Chunks, OpenAiChunks
 from dynamo.serving.request_state import RequestState
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.text.answer_parsing import Reading
@@ -331,10 +331,8 @@ class StreamAnswer(BaseAnswer):
         """Return the events of all pieces of the choice (slow path)."""
         opening = b""
         if not choice.is_open:
-            choice.is_open = True
-            if choice.fast and not self._running_usage and self._decorated is None:
-                head = self._chunks.head(choice.index)
-                choice.frame = Frame(head, self._tail)
+            is_framed = choice.fast and not self._running_usage and self._decorated is None
+            choice.open(Frame(self._chunks.head(choice.index), self._tail) if is_framed else None)
             self._carry(choice, with_ids=False)
             opening = self._chunks.first(choice.index)
             if not self._has_begun:
@@ -344,7 +342,7 @@ class StreamAnswer(BaseAnswer):
         if choice.reading is not None:
             return opening + self._take_events(choice, choice.reading)
         self._carry(choice)
-        pieces, choice.pieces = choice.pieces, []
+        pieces = choice.take_pieces()
         if choice.entries is not None:
             return opening + self._take_logprobs(choice, pieces)
         if not pieces:
@@ -356,34 +354,29 @@ class StreamAnswer(BaseAnswer):
 
     def _take_events(self, choice: Choice, reading: Reading) -> bytes:
         events = reading.take()
-        entries: list[TokenEntry] = []
-        if choice.entries is not None:
-            entries, choice.entries = choice.entries, []
+        entries, offset = choice.take_entries()
         if not events and not entries:
             return b""
         if self._decorated is None:
-            found = self._chunks.events(choice.index, events, b"", entries, choice.chars)
+            found = self._chunks.events(choice.index, events, b"", entries, offset)
         else:  # One by one: each chunk carries the tokens since the previous chunk.
             found = b""
             for place in range(max(1, len(events))):
                 self._carry(choice)
                 logged = entries if place == 0 else []
-                found += self._chunks.events(choice.index, events[place : place + 1], b"", logged, choice.chars)
-        choice.chars += sum(len(entry.text) for entry in entries)
+                found += self._chunks.events(choice.index, events[place : place + 1], b"", logged, offset)
         return found
 
     def _take_logprobs(self, choice: Choice, pieces: list[bytes]) -> bytes:
-        entries, choice.entries = choice.entries or [], []
+        entries, offset = choice.take_entries()
         if not pieces and not entries:
             return b""
         text = b"".join(pieces)
-        event = self._chunks.text_with_logprobs(choice.index, text, entries, choice.chars)
-        choice.chars += sum(len(entry.text) for entry in entries)
-        return event
+        return self._chunks.text_with_logprobs(choice.index, text, entries, offset)
 
     def _close_choice(self, choice: Choice) -> bytes:
         if choice.is_closed:
             return b""
-        choice.is_closed = True
+        choice.mark_closed()
         self._carry(choice, is_last=True)
         return self._chunks.finish(choice.index, choice.finish_reason or "stop", choice.stop_reason)

@@ -4,7 +4,7 @@ Pieces are JSON-escaped and ready to write. A choice with a parser (`text.answer
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from dynamo.core.codec import json_decode
 from dynamo.parsers.base import Content, Event
@@ -12,21 +12,12 @@ from dynamo.serving.postprocessor import TOOL_CALLS, TokenEntry
 from dynamo.text.answer_parsing import Reading, joined
 from dynamo.text.detokenizer import Detokenizer, json_text
 
-if TYPE_CHECKING:
-    from dynamo.serving.generation import Generation
 
-
-class Answer(Protocol):
-    """Response made of generations."""
+class Touched(Protocol):
+    """Response that is notified of new text."""
 
     def touch(self, choice: "Choice") -> None:
         """Handle the first new pieces of a choice."""
-
-    def ended(self, generation: "Generation") -> None:
-        """Handle a complete generation: each of its choices has a finish reason."""
-
-    def failed(self, generation: "Generation", error: Exception) -> None:
-        """Handle a failed generation."""
 
 
 class Frame:
@@ -71,7 +62,7 @@ class Choice:
     def __init__(
         self,
         index: int,
-        answer: Answer,
+        answer: Touched,
         detokenizer: Detokenizer,
         *,
         fast: bool,
@@ -102,13 +93,33 @@ class Choice:
         self.has_spoken = False
         """Whether the worker has sent output for this choice; bare tokens belong to choice 0."""
         self.frame: Frame | None = None
-        """Fixed text of its plain events, once open. Owned by the response."""
+        """Fixed text of its plain events, once open. Set by the response."""
         self.is_open = False
-        """Whether the response has opened the choice. Owned by the response."""
+        """Whether the response has opened the choice. Set by the response."""
         self.is_closed = False
-        """Whether the response has written the end of the choice. Owned by the response."""
+        """Whether the response has written the end of the choice. Set by the response."""
         self.chars = 0
-        """Characters written so far. Owned by the response."""
+        """Characters written so far. Set by the response."""
+
+    # What the worker reports.
+
+    def received(self, score: float | None) -> None:
+        """Record output of the worker for this choice; `score` is the sum of log-probabilities so far, if reported."""
+        self.has_spoken = True
+        if score is not None:
+            self.score = score
+
+    def push(self, token_id: int) -> bool:
+        """Add one token of the slow path. Return whether a stop string ended the choice."""
+        if self.ids is not None:
+            self.ids.append(token_id)
+        detokenizer = self.detokenizer
+        self.add(detokenizer.push(token_id))
+        self.is_plain = self.fast and not detokenizer.is_pending
+        if detokenizer.stopped_by is None:
+            return False
+        self.stop_reason = detokenizer.stopped_by
+        return True
 
     def add(self, text: str) -> None:
         """Add the text of one token of the slow path; it may be empty."""
@@ -122,6 +133,17 @@ class Choice:
                 self.answer.touch(self)
             self.pieces.append(json_text(text))
 
+    def finish(self, reason: str, stop_reason: int | str | None) -> None:
+        """Handle the worker's finish reason; a choice that has ended keeps its own."""
+        self.stop_reason = stop_reason
+        if self.finish_reason is None:
+            self.close(reason)
+
+    def cut(self) -> None:
+        """End the choice at a stop condition that the worker did not report."""
+        self.is_plain = False
+        self.close("stop")
+
     def close(self, reason: str) -> None:
         """End the choice and release the text held back."""
         text = self.detokenizer.flush()
@@ -133,6 +155,51 @@ class Choice:
                 reason = TOOL_CALLS
         self.finish_reason = reason
         self.answer.touch(self)
+
+    # What the response shows.
+
+    def open(self, frame: Frame | None) -> None:
+        """Record that the response has opened the choice; `frame` is the fixed text of its plain events, if any."""
+        self.is_open = True
+        self.frame = frame
+
+    def take_pieces(self) -> list[bytes]:
+        """Return the pieces that are not written yet; they count as written."""
+        pieces, self.pieces = self.pieces, []
+        return pieces
+
+    def take_entries(self) -> tuple[list[TokenEntry], int]:
+        """Return the log-probabilities that are not written yet, and the number of characters before them."""
+        entries, offset = self.entries or [], self.chars
+        if entries:
+            self.entries = []
+            self.chars += sum(len(entry.text) for entry in entries)
+        return entries, offset
+
+    def take_ids(self) -> list[int]:
+        """Return the tokens that are not reported yet; they count as reported."""
+        ids, self.ids = self.ids or [], []
+        return ids
+
+    def mark_closed(self) -> None:
+        """Record that the response has written the end of the choice."""
+        self.is_closed = True
+
+    def renumber(self, index: int) -> None:
+        """Set the index under which the response shows the choice."""
+        self.index = index
+
+    def show_prompt_logprobs(self, rows: list[Any]) -> None:
+        """Show these log-probabilities of the prompt."""
+        self.prompt_logprobs = rows
+
+    def precede_entries(self, entries: Sequence[TokenEntry]) -> None:
+        """Show these log-probabilities before those of the text."""
+        self.entries = [*entries, *(self.entries or ())]
+
+    def hide_entries(self) -> None:
+        """Show no log-probabilities: they were requested only to rank the choices."""
+        self.entries = None
 
     def text(self) -> str:
         """Return all text for the user that is not written yet."""
@@ -147,18 +214,3 @@ class Choice:
             return joined(self.reading.events)
         text = self.text()
         return [Content(text)] if text else []
-
-
-def best_choices(choices: Sequence[Choice], count: int, first_index: int) -> list[Choice]:
-    """Return the most likely choices of one request, most likely first and renumbered."""
-    ranked = sorted(choices, key=likelihood, reverse=True)[:count]
-    for index, choice in enumerate(ranked, first_index):
-        choice.index = index
-    return ranked
-
-
-def likelihood(choice: Choice) -> float:
-    """Return the log-probability of a choice's text: the worker's sum if reported, else the sum over tokens."""
-    if choice.score is not None:
-        return choice.score
-    return sum(entry.logprob or 0.0 for entry in choice.entries or ())

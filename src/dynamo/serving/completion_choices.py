@@ -1,13 +1,37 @@
-"""Completion choices: selection of the choices to show, and their prompt log-probabilities and echo."""
+"""Shown choices: selection of the choices to show, echo, and the log-probabilities of the prompt."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from dynamo.core.errors import InvalidArgument, Unknown
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.openai import CommonRequest, CompletionRequest
 from dynamo.serving.answers import all_choices
-from dynamo.serving.choice import Choice, best_choices
+from dynamo.serving.choice import Choice
 from dynamo.serving.generation import Generation
+from dynamo.serving.postprocessor import TokenEntry
 from dynamo.serving.served_model import ServedModel
+
+LOGPROB_MIN = -9999.0
+"""Logprob of an impossible token, as reported by vLLM: JSON has no infinity."""
+
+PromptRow = dict[int, tuple[float, int | None]] | None
+"""Logprob and rank of a prompt token and of its most likely alternatives, by token id; None for the first token."""
+
+
+def prompt_row(reported: Any) -> PromptRow:
+    """Parse one entry of `prompt_logprobs` in vLLM's form. Raise `Unknown` for anything else."""
+    if reported is None:
+        return None
+    try:
+        return {int(token): (_finite(found["logprob"]), found.get("rank")) for token, found in reported.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Unknown(f"the worker's prompt_logprobs cannot be read: {str(reported)[:200]}") from None
+
+
+def _finite(logprob: float | None) -> float:
+    """Return a finite logprob: JSON transports an infinite one as null."""
+    return LOGPROB_MIN if logprob is None else max(LOGPROB_MIN, float(logprob))
 
 
 def add_prompt_logprobs(request: CommonRequest, generations: Sequence[Generation]) -> None:
@@ -15,9 +39,9 @@ def add_prompt_logprobs(request: CommonRequest, generations: Sequence[Generation
     if request.prompt_logprobs is None:
         return
     for generation in generations:
-        found = generation.prompt_logprobs(request.prompt_logprobs)
+        found = prompt_logprobs(generation, request.prompt_logprobs)
         for choice in generation.choices:
-            choice.prompt_logprobs = found
+            choice.show_prompt_logprobs(found)
 
 
 def chat_finisher(request: CommonRequest) -> Callable[[Sequence[Generation]], list[Choice]]:
@@ -45,12 +69,12 @@ def finisher_of(request: CompletionRequest) -> Callable[[Sequence[Generation]], 
             ]
         for choice in shown:
             if request.logprobs is None:
-                choice.entries = None
+                choice.hide_entries()
         if request.echo and request.logprobs is not None:
             for generation in generations:
-                before = generation.prompt_entries()
+                before = prompt_entries(generation)
                 for choice in generation.choices:
-                    choice.entries = [*before, *(choice.entries or ())]
+                    choice.precede_entries(before)
         return shown
 
     return finish
@@ -71,3 +95,64 @@ def echo_of(model: ServedModel, request: CompletionRequest, place: int, prepared
             prepared.token_ids, skip_special_tokens=request.skip_special_tokens is not False
         )
     )
+
+
+def best_choices(choices: Sequence[Choice], count: int, first_index: int) -> list[Choice]:
+    """Return the most likely choices of one request, most likely first and renumbered."""
+    ranked = sorted(choices, key=likelihood, reverse=True)[:count]
+    for index, choice in enumerate(ranked, first_index):
+        choice.renumber(index)
+    return ranked
+
+
+def likelihood(choice: Choice) -> float:
+    """Return the log-probability of a choice's text: the worker's sum if reported, else the sum over tokens."""
+    if choice.score is not None:
+        return choice.score
+    return sum(entry.logprob or 0.0 for entry in choice.entries or ())
+
+
+def prompt_entries(generation: Generation) -> list[TokenEntry]:
+    """Return the prompt's tokens with their logprobs. Raise `InvalidArgument` if the worker reports none."""
+    ids, reported = generation.request.token_ids, _reported(generation, "echo", "echo together with logprobs")
+    return [_prompt_entry(generation, token_id, one) for token_id, one in zip(ids, reported, strict=True)]
+
+
+def prompt_logprobs(generation: Generation, count: int) -> list[dict[str, dict[str, Any]] | None]:
+    """Return the prompt's logprobs, with `count` alternatives, in the form of vLLM's server.
+
+    Raise `InvalidArgument` if the worker reports none.
+    """
+    rows = _reported(generation, "prompt_logprobs", "prompt_logprobs")
+    return [
+        None
+        if row is None
+        else {
+            str(token): _decoded(generation, token, logprob, rank)
+            for token, (logprob, rank) in row.items()
+            if token == own or rank is None or rank <= count  # Echo may request more alternatives.
+        }
+        for own, row in zip(generation.request.token_ids, rows, strict=True)
+    ]
+
+
+def _reported(generation: Generation, param: str, feature: str) -> list[PromptRow]:
+    """Return the reported row of each prompt token; after a migration the reported prompt is longer."""
+    reported, length = generation.engine_data.get("prompt_logprobs"), len(generation.request.token_ids)
+    if not isinstance(reported, list) or len(reported) < length:
+        raise InvalidArgument(f"{feature}: the model's worker reports no log-probabilities of the prompt", param=param)
+    return [prompt_row(one) for one in reported[:length]]
+
+
+def _decoded(generation: Generation, token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": generation.token(token_id)[0]}
+
+
+def _prompt_entry(generation: Generation, token_id: int, row: PromptRow) -> TokenEntry:
+    text, raw = generation.token(token_id)
+    if row is None:
+        return TokenEntry(token_id, text, raw, None, [])
+    wanted = generation.request.output_options.logprobs or 0
+    likeliest = sorted(row, key=lambda one: -row[one][0])[:wanted]
+    top = [(*generation.token(one), row[one][0]) for one in likeliest]
+    return TokenEntry(token_id, text, raw, row[token_id][0] if token_id in row else 0.0, top)

@@ -43,8 +43,7 @@ class Extras:
         """Return the fields of a chunk; token ids are those since the last chunk with ids."""
         extra = self._worker(generation)
         if choice.ids is not None:
-            extra[TOKEN_IDS] = choice.ids if with_ids else []
-            choice.ids = [] if with_ids else choice.ids
+            extra[TOKEN_IDS] = choice.take_ids() if with_ids else []
         if is_last:
             extra |= self._end([generation], [choice])
         return extra

@@ -104,6 +104,22 @@ class ForwardedRequest:
             self._finish()
             self._receiver.on_error(error)
 
+    def assign(self, dispatch: Dispatch) -> None:
+        """Set the dispatch that sends the request."""
+        self.dispatch = dispatch
+
+    def attach(self, call: Call) -> None:
+        """Set the active request to a worker."""
+        self.call = call
+
+    def keep_ids(self) -> None:
+        """Raise `AssertionError`: no forwarded request is resumed."""
+        raise AssertionError("a forwarded request was resumed")
+
+    def excuse_worker(self) -> None:
+        """Do not blame the worker of the last failure, which another one caused."""
+        self.failed_instance = None
+
     def thinking_tokens(self) -> int:
         """Raise `AssertionError`: no forwarded request is resumed."""
         raise AssertionError("a forwarded request was resumed")

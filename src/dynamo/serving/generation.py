@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from dynamo.core.codec import json_decoder, msgpack_decoder
-from dynamo.core.errors import Cancelled, InvalidArgument, StreamIncomplete, Unknown
+from dynamo.core.errors import Cancelled, StreamIncomplete, Unknown
 from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import (
     CompletionTokensDetails,
@@ -18,8 +18,8 @@ from dynamo.protocols.engine import (
     PreprocessedRequest,
     PromptTokensDetails,
 )
-from dynamo.runtime.request_plane.base import Call, Item, Receiver
-from dynamo.serving.choice import Answer, Choice
+from dynamo.runtime.request_plane.base import Call, Item
+from dynamo.serving.choice import Choice, Touched
 from dynamo.serving.postprocessor import FINISH_REASONS, TokenEntry, alternatives
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.text.answer_parsers import Reader
@@ -28,26 +28,14 @@ from dynamo.text.detokenizer import Detokenizer, TokenTable
 _decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder(EngineOutput).decode}
 
 
-LOGPROB_MIN = -9999.0
-"""Logprob of an impossible token, as reported by vLLM: JSON has no infinity."""
+class Answer(Touched, Protocol):
+    """Response made of generations."""
 
-PromptRow = dict[int, tuple[float, int | None]] | None
-"""Logprob and rank of a prompt token and of its most likely alternatives, by token id; None for the first token."""
+    def ended(self, generation: "Generation") -> None:
+        """Handle a complete generation: each of its choices has a finish reason."""
 
-
-def prompt_row(reported: Any) -> PromptRow:
-    """Parse one entry of `prompt_logprobs` in vLLM's form. Raise `Unknown` for anything else."""
-    if reported is None:
-        return None
-    try:
-        return {int(token): (_finite(found["logprob"]), found.get("rank")) for token, found in reported.items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise Unknown(f"the worker's prompt_logprobs cannot be read: {str(reported)[:200]}") from None
-
-
-def _finite(logprob: float | None) -> float:
-    """Return a finite logprob: JSON transports an infinite one as null."""
-    return LOGPROB_MIN if logprob is None else max(LOGPROB_MIN, float(logprob))
+    def failed(self, generation: "Generation", error: Exception) -> None:
+        """Handle a failed generation."""
 
 
 class Way(Protocol):
@@ -63,32 +51,6 @@ class Way(Protocol):
 
     def can_move(self) -> bool:
         """Return whether another worker could take over from the present one."""
-
-
-class Sent(Receiver, Protocol):
-    """Request that is sent to workers and may be retried on another one."""
-
-    request: PreprocessedRequest
-    tokens: int
-    """Output tokens received."""
-    is_over: bool
-    """Whether the result is no longer needed."""
-    call: Call | None
-    received_ids: list[int] | None
-    """All tokens so far, if the request may be resumed on another worker after its first token; else None."""
-    failed_instance: int | None
-    """Worker on which it failed."""
-    dispatch: Any
-    """Its `Way`."""
-
-    def thinking_tokens(self) -> int:
-        """Return the number of reasoning tokens so far."""
-
-    def end_spent(self) -> None:
-        """End a request that has received all its tokens and lacks only its end."""
-
-    def broke(self, error: Exception) -> None:
-        """End with the error: no other worker can take the request."""
 
 
 class Generation:
@@ -159,12 +121,12 @@ class Generation:
         self._is_resumed = False
         self._is_cut = False
         self.dispatch: Way | None = None
-        """Dispatch of the request; owned by the code that retries it."""
+        """Dispatch of the request."""
         self.hidden_stop_ids = frozenset(request.stop_conditions.stop_token_ids_hidden or ())
         count = request.sampling_options.n or 1
         self.choices = [self._make_choice(index) for index in range(count)]
         self._choice = self.choices[0]
-        self._choice.has_spoken = True
+        self._choice.received(None)
 
     def _make_choice(self, index: int) -> Choice:
         stop = self.request.stop_conditions.stop or ()
@@ -247,7 +209,23 @@ class Generation:
         """Worker is unresponsive: migrate if another instance is available."""
         return not self.is_over and self.dispatch is not None and self.dispatch.can_move()
 
-    # Reactions.
+    # The dispatch's side.
+
+    def assign(self, dispatch: Way) -> None:
+        """Set the dispatch that sends the request."""
+        self.dispatch = dispatch
+
+    def attach(self, call: Call) -> None:
+        """Set the active request to a worker."""
+        self.call = call
+
+    def keep_ids(self) -> None:
+        """Keep all tokens from now on."""
+        self.received_ids = []
+
+    def excuse_worker(self) -> None:
+        """Do not blame the worker of the last failure, which another one caused."""
+        self.failed_instance = None
 
     def cancel(self) -> None:
         """Cancel after the client disconnected: the worker stops at its next step and its output is discarded."""
@@ -305,9 +283,7 @@ class Generation:
         if output.engine_data:
             self.engine_data |= output.engine_data
         if choice.finish_reason is None:
-            choice.has_spoken = True
-            if output.cum_log_probs is not None:
-                choice.score = output.cum_log_probs
+            choice.received(output.cum_log_probs)
             self._take_tokens(choice, output)
         if output.completion_usage is not None:
             self._add_usage(output.completion_usage)
@@ -348,20 +324,13 @@ class Generation:
         if token_id in self.hidden_stop_ids:
             self._stop(choice)  # The worker did not report a finish here; end the choice as upstream's frontend does.
             return
-        if choice.ids is not None:
-            choice.ids.append(token_id)
-        detokenizer = choice.detokenizer
-        choice.add(detokenizer.push(token_id))
-        choice.is_plain = choice.fast and not detokenizer.is_pending
-        if detokenizer.stopped_by is not None:
-            choice.stop_reason = detokenizer.stopped_by
+        if choice.push(token_id):
             self._stop(choice)
 
     def _stop(self, choice: Choice) -> None:
         """End the choice at a stop condition detected here; stop the worker after the last choice."""
         self._is_cut = True  # Later engine output of this choice is neither shown nor counted.
-        choice.is_plain = False
-        choice.close("stop")
+        choice.cut()
         if all(one.finish_reason is not None for one in self.choices):
             if self.call is not None:
                 self.call.kill()
@@ -372,59 +341,16 @@ class Generation:
         logprob = output.log_probs[place] if output.log_probs and place < len(output.log_probs) else 0.0
         tops = output.top_logprobs[place] if output.top_logprobs and place < len(output.top_logprobs) else []
         wanted = self.request.output_options.logprobs or 0
-        top = [(*self._token(one.token_id), one.logprob) for one in alternatives(tops, wanted)]
+        top = [(*self.token(one.token_id), one.logprob) for one in alternatives(tops, wanted)]
         assert choice.entries is not None
-        choice.entries.append(TokenEntry(token_id, *self._token(token_id), logprob, top))
+        choice.entries.append(TokenEntry(token_id, *self.token(token_id), logprob, top))
 
-    def _token(self, token_id: int) -> tuple[str, bytes]:
+    def token(self, token_id: int) -> tuple[str, bytes]:
         """Return text and bytes of a token, as in a logprob entry."""
         raw = self._table.raw[token_id] if token_id < len(self._table.raw) else b""
         if self.request.output_options.return_tokens_as_token_ids:
             return f"token_id:{token_id}", raw
         return raw.decode("utf-8", "replace"), raw
-
-    def prompt_entries(self) -> list[TokenEntry]:
-        """Return the prompt's tokens with their logprobs. Raise `InvalidArgument` if the worker reports none."""
-        ids, reported = self.request.token_ids, self._reported("echo", "echo together with logprobs")
-        return [self._prompt_entry(token_id, one) for token_id, one in zip(ids, reported, strict=True)]
-
-    def prompt_logprobs(self, count: int) -> list[dict[str, dict[str, Any]] | None]:
-        """Return the prompt's logprobs, with `count` alternatives, in the form of vLLM's server.
-
-        Raise `InvalidArgument` if the worker reports none.
-        """
-        rows = self._reported("prompt_logprobs", "prompt_logprobs")
-        return [
-            None
-            if row is None
-            else {
-                str(token): self._decoded(token, logprob, rank)
-                for token, (logprob, rank) in row.items()
-                if token == own or rank is None or rank <= count  # Echo may request more alternatives.
-            }
-            for own, row in zip(self.request.token_ids, rows, strict=True)
-        ]
-
-    def _reported(self, param: str, feature: str) -> list[PromptRow]:
-        """Return the reported row of each prompt token; after a migration the reported prompt is longer."""
-        reported, length = self.engine_data.get("prompt_logprobs"), len(self.request.token_ids)
-        if not isinstance(reported, list) or len(reported) < length:
-            raise InvalidArgument(
-                f"{feature}: the model's worker reports no log-probabilities of the prompt", param=param
-            )
-        return [prompt_row(one) for one in reported[:length]]
-
-    def _decoded(self, token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
-        return {"logprob": logprob, "rank": rank, "decoded_token": self._token(token_id)[0]}
-
-    def _prompt_entry(self, token_id: int, row: PromptRow) -> TokenEntry:
-        text, raw = self._token(token_id)
-        if row is None:
-            return TokenEntry(token_id, text, raw, None, [])
-        wanted = self.request.output_options.logprobs or 0
-        likeliest = sorted(row, key=lambda one: -row[one][0])[:wanted]
-        top = [(*self._token(one), row[one][0]) for one in likeliest]
-        return TokenEntry(token_id, text, raw, row[token_id][0] if token_id in row else 0.0, top)
 
     def _add_usage(self, usage: CompletionUsage) -> None:
         if self.usage is None or len(self.choices) == 1:
@@ -438,9 +364,7 @@ class Generation:
         if reason in FINISH_REASONS and self.is_muted:
             choice.close("length")
         elif reason in FINISH_REASONS:
-            choice.stop_reason = output.stop_reason
-            if choice.finish_reason is None:
-                choice.close(FINISH_REASONS[reason])
+            choice.finish(FINISH_REASONS[reason], output.stop_reason)
         elif reason == "cancelled":
             self._fail(Cancelled("the worker cancelled the request"))
         else:

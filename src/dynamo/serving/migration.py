@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -32,7 +33,7 @@ from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import RESUMED, PreprocessedRequest, Resumed, Routing
 from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.routing.session_affinity import SessionAffinity
-from dynamo.serving.generation import Sent
+from dynamo.runtime.request_plane.base import Call, Receiver
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.served_model import ServedModel
@@ -120,6 +121,42 @@ def telling(error: Exception, last: Exception) -> Exception:
     return error if type(last) is WorkerUnavailable else last
 
 
+class Sent(Receiver, Protocol):
+    """Request that is sent to workers and may be retried on another one."""
+
+    request: PreprocessedRequest
+    tokens: int
+    """Output tokens received."""
+    is_over: bool
+    """Whether the result is no longer needed."""
+    call: Call | None
+    received_ids: list[int] | None
+    """All tokens so far, if the request may be resumed on another worker after its first token; else None."""
+    failed_instance: int | None
+    """Worker on which it failed."""
+
+    def assign(self, dispatch: "Dispatch") -> None:
+        """Set the dispatch that sends the request."""
+
+    def attach(self, call: Call) -> None:
+        """Set the active request to a worker."""
+
+    def keep_ids(self) -> None:
+        """Keep all tokens from now on."""
+
+    def excuse_worker(self) -> None:
+        """Do not blame the worker of the last failure, which another one caused."""
+
+    def thinking_tokens(self) -> int:
+        """Return the number of reasoning tokens so far."""
+
+    def end_spent(self) -> None:
+        """End a request that has received all its tokens and lacks only its end."""
+
+    def broke(self, error: Exception) -> None:
+        """End with the error: no other worker can take the request."""
+
+
 class Dispatch:
     """Dispatch of one generation to a worker, and to another one if that worker fails."""
 
@@ -169,8 +206,8 @@ class Dispatch:
         if policy.limit > 0:
             self.obstacle = obstacle_of(generation.request, resumes_sampling=model.resumes_sampling)
             if self.obstacle is None:
-                generation.received_ids = []
-        generation.dispatch = self
+                generation.keep_ids()
+        generation.assign(self)
 
     async def send(self) -> None:
         """Send the request. Raise the error of the last worker tried."""
@@ -203,7 +240,7 @@ class Dispatch:
             call.kill()
             self.release()
         else:
-            self._generation.call = call
+            self._generation.attach(call)
 
     async def _route(self, exclude: frozenset[int]) -> int | None:
         """Choose a worker, and record how long that took."""

@@ -291,7 +291,7 @@ class Pipeline(OpenRequests):
             model, generation, part_id, headers, metadata=state.metadata, policy=self._migration, metrics=self.metrics
         )
         if state.next_turn_prefill is not None and generation.received_ids is None and self._migration.limit == 0:
-            generation.received_ids = []  # Migration after the first token is off: tokens are kept for the next turn's prefill.
+            generation.keep_ids()  # Migration after the first token is off: tokens are kept for the next turn's prefill.
         await dispatch.send()
         if place == 0 and answer.exchange.header(EXPLAIN) in YES:
             answer.exchange.header_bytes += explanation_of(generation)

@@ -80,6 +80,14 @@ class PrefillPhase:
         self.served, self.decision, self.instance_id = served, decision, decision.worker_id
         self._is_booked = True
 
+    def meet(self, meeting: BootstrapInfo | None) -> None:
+        """Set the address at which the decode worker fetches the blocks, if known in advance."""
+        self.meeting = meeting
+
+    def report_failure(self, notify: Callable[[Exception], None] | None) -> None:
+        """Call `notify` if the prefill fails while no `wait` is in progress."""
+        self.on_failure = notify
+
     def sent(self, call: Call) -> None:
         """Attach the request to its worker; stop it if it was cancelled meanwhile."""
         self.call = call

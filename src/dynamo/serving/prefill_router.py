@@ -30,8 +30,7 @@ from dynamo.protocols.engine import BootstrapInfo, PrefillResult, PreprocessedRe
 from dynamo.routing.prefill_plan import Facts, decode_leg, prefill_ask, prefill_leg, whole
 from dynamo.routing.topology import taints_of, transfer_constraints
 from dynamo.runtime.push_router import RouterMode
-from dynamo.serving.generation import Sent
-from dynamo.serving.migration import FIRST_SENDS_MAX, Dispatch, telling
+from dynamo.serving.migration import FIRST_SENDS_MAX, Dispatch, Sent, telling
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.served_model import ServedModel
 
@@ -87,7 +86,7 @@ class DisaggregatedDispatch(Dispatch):
     async def repeat(self, error: Exception) -> None:
         """Send the request to other workers after `error`, with the tokens received so far."""
         if self._blames_prefill and self.prefill is not None:
-            self._generation.failed_instance = None  # The decode worker was only waiting.
+            self._generation.excuse_worker()  # The decode worker was only waiting.
             self._prefill_tried.add(self.prefill.instance_id)
         self._blames_prefill = False
         await super().repeat(error)
@@ -197,7 +196,7 @@ class DisaggregatedDispatch(Dispatch):
     async def _result(self, phase: PrefillPhase) -> PrefillResult | BootstrapInfo | None:
         """Return the input of the decode phase: result or address; None if the response is complete. Raise its error."""
         if phase.meeting is not None and phase.error is None and phase.served.mode not in SEQUENTIAL_MODES:
-            phase.on_failure = self._prefill_broke
+            phase.report_failure(self._prefill_broke)
             return phase.meeting
         self._metrics.prefills.inc()
         try:
@@ -240,7 +239,7 @@ class DisaggregatedDispatch(Dispatch):
         if served is None:
             raise WorkerUnavailable("no prefill worker serves the model at the moment")
         phase = await self._choose_prefill(served)
-        phase.meeting = self._meeting(phase)
+        phase.meet(self._meeting(phase))
         request = prefill_leg(self._request, phase.instance_id, phase.dp_rank, phase.meeting)
         try:
             self._check_wanted()
@@ -256,7 +255,7 @@ class DisaggregatedDispatch(Dispatch):
         except WorkerUnavailable as error:
             phase.on_error(error)
         except BaseException:
-            phase.on_failure = None
+            phase.report_failure(None)
             phase.on_error(Cancelled("the prefill was not sent"))
             raise
         else:
