@@ -5,8 +5,7 @@ receives the prompt and all tokens received so far as its prompt, and accordingl
 stream continues without interruption. A request whose state does not follow from its tokens is not migrated
 (`obstacle_of`).
 
-A worker that failed a request is excluded while another one is left. If none is left, a worker whose connection broke is
-tried again after a delay: a short network failure must not end the streams of a model with a single worker.
+The rules of retries are in `retry`.
 """
 
 import logging
@@ -18,17 +17,9 @@ from typing import Protocol
 
 import msgspec
 
-from dynamo.core.backoff import Backoff
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import msgpack_encode
-from dynamo.core.errors import (
-    CannotConnect,
-    CannotResume,
-    Disconnected,
-    DynamoException,
-    StreamIncomplete,
-    WorkerUnavailable,
-)
+from dynamo.core.errors import CannotConnect, CannotResume, WorkerUnavailable
 from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import RESUMED, PreprocessedRequest, Resumed, Routing
 from dynamo.routing.kv_push_router import KvPushRouter
@@ -36,15 +27,10 @@ from dynamo.routing.session_affinity import SessionAffinity
 from dynamo.runtime.request_plane.base import Call, Receiver
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.prefill_phase import PrefillPhase
+from dynamo.serving.retry import Attempts, connection_broke, is_retryable, more_informative
 from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
-
-AGAIN_FIRST_S, AGAIN_MAX_S = 0.1, 1.0
-"""Delay in seconds before a failed worker is retried: long enough for a connection to settle, too short to notice."""
-
-FIRST_SENDS_MAX = 4
-"""Maximum number of workers tried for a request without a token; more would only delay the error response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +97,6 @@ def resumed(
         extra = {} if request.extra_args is msgspec.UNSET else request.extra_args
         again.extra_args = {**extra, RESUMED: msgspec.to_builtins(Resumed(len(received_ids), spent))}
     return again
-
-
-def telling(error: Exception, last: Exception) -> Exception:
-    """Return the more informative error: the failure of the request, or the failure of the retry.
-
-    `WorkerUnavailable` from the retry does not describe the failure.
-    """
-    return error if type(last) is WorkerUnavailable else last
 
 
 class Sent(Receiver, Protocol):
@@ -190,17 +168,9 @@ class Dispatch:
         self.decision: Decision | None = None
         """Latest decision of the KV router."""
         self._clock = clock or SystemClock()
-        self._tried: set[int] = set()
-        """Workers that failed the request; excluded while another worker is left."""
-        self._broken: set[int] = set()
-        """Those whose connection broke: they are retried if no other worker is left."""
+        self._attempts = Attempts(policy.limit)
         self.prefill: PrefillPhase | None = None
         """Prefill phase, if the prompt was computed by another worker (`prefill_router`)."""
-        self._backoff = Backoff(AGAIN_FIRST_S, AGAIN_MAX_S)
-        self._tokens_before = 0
-        """Output tokens at the time of the last retry of a failed worker."""
-        self._repeats_left = FIRST_SENDS_MAX - 1
-        self._moves_left = policy.limit
         self.obstacle: str | None = None
         """Parameter that prevents migration of the stream once it has begun."""
         if policy.limit > 0:
@@ -280,7 +250,7 @@ class Dispatch:
 
     def _excluded(self) -> set[int]:
         """Return the excluded workers."""
-        return set(self._tried)
+        return set(self._attempts.excluded)
 
     def release(self) -> None:
         """Release the request's worker in the routers that count it."""
@@ -303,10 +273,10 @@ class Dispatch:
         if generation.call is None or self._chosen is not None:
             return False
         if generation.tokens == 0:
-            may_move = self._repeats_left > 0
+            may_move = self._attempts.may_send_again
         else:
-            may_move = generation.received_ids is not None and self._moves_left > 0 and not self._is_too_long
-        return may_move and self._model.has_other(frozenset(self._tried | {generation.call.instance_id}))
+            may_move = generation.received_ids is not None and self._attempts.may_migrate and not self._is_too_long
+        return may_move and self._model.has_other(frozenset(self._attempts.excluded | {generation.call.instance_id}))
 
     @property
     def _is_too_long(self) -> bool:
@@ -318,32 +288,29 @@ class Dispatch:
 
     def refusal(self, error: Exception) -> CannotResume | None:
         """Return the error of a broken stream that cannot migrate because of a parameter of its request."""
-        if self.obstacle is None or self._generation.tokens == 0:
-            return None
-        if not (isinstance(error, DynamoException) and error.retry_elsewhere):
+        if self.obstacle is None or self._generation.tokens == 0 or not is_retryable(error):
             return None
         logger.warning("request %s: stream cannot move: %s", self._request_id, self.obstacle)
         return CannotResume(f"The worker failed, and a stream with {self.obstacle} cannot continue on another worker")
 
     def may_repeat(self, error: Exception) -> bool:
         """Return whether another worker may take over after `error`; count a permitted migration."""
-        if not (isinstance(error, DynamoException) and error.retry_elsewhere):
+        if not is_retryable(error):
             return False
-        generation = self._generation
+        generation, attempts = self._generation, self._attempts
         name = self._model.name
         if generation.tokens == 0:
-            if self._repeats_left <= 0:
+            if not attempts.may_send_again:
                 return False
-            self._repeats_left -= 1
+            attempts.count_send()
             self._metrics.migrations.labels(model=name, migration_type="new_request").inc()
             return True
-        if generation.received_ids is None or self._moves_left <= 0:
+        if generation.received_ids is None or not attempts.may_migrate:
             return False
         if self._is_too_long:
             self._metrics.migrations_too_long.labels(model=name).inc()
             return False
-        self._moves_left -= 1
-        self._repeats_left = FIRST_SENDS_MAX - 1
+        attempts.count_migration()
         self._metrics.migrations.labels(model=name, migration_type="ongoing_request").inc()
         return True
 
@@ -354,9 +321,7 @@ class Dispatch:
         started_s = time.perf_counter()
         self.release()
         if generation.failed_instance is not None:
-            self._tried.add(generation.failed_instance)
-            if isinstance(error, Disconnected | StreamIncomplete):
-                self._broken.add(generation.failed_instance)
+            self._attempts.exclude(generation.failed_instance, may_recover=connection_broke(error))
         outcome = "success"
         try:
             if generation.received_ids:
@@ -369,8 +334,8 @@ class Dispatch:
         except Exception as last:  # The request boundary: the request ends with every kind of error.
             outcome = "cancelled" if generation.is_over else "failure"
             logger.warning("Cannot recreate stream: request=%s error=%s", self._request_id, last)
-            self._repeats_left = self._moves_left = 0  # No worker is left.
-            generation.broke(telling(error, last))
+            self._attempts.end()
+            generation.broke(more_informative(error, last))
         finally:
             seconds = time.perf_counter() - started_s
             self._metrics.migration_duration.labels(model=self._model.name, outcome=outcome).observe(seconds)
@@ -380,13 +345,9 @@ class Dispatch:
         try:
             await self.send()
         except WorkerUnavailable:
-            if not self._broken or self._chosen is not None:
+            if not self._attempts.can_readmit or self._chosen is not None:
                 raise
-            if self._generation.tokens > self._tokens_before:
-                self._backoff.reset()
-            self._tokens_before = self._generation.tokens
-            await self._clock.sleep(self._backoff.next(random.random()))
+            await self._clock.sleep(self._attempts.readmission_delay_s(self._generation.tokens, random.random()))
             if not self._generation.is_over:
-                self._tried -= self._broken
-                self._broken.clear()
+                self._attempts.readmit()
                 await self.send()

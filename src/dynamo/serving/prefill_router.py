@@ -19,19 +19,18 @@ from dynamo.core.config import setting
 from dynamo.core.errors import (
     Cancelled,
     CannotConnect,
-    Disconnected,
     DynamoException,
     InvalidArgument,
     Overloaded,
-    StreamIncomplete,
     WorkerUnavailable,
 )
 from dynamo.protocols.engine import BootstrapInfo, PrefillResult, PreprocessedRequest, Routing
 from dynamo.routing.prefill_plan import Facts, decode_leg, prefill_ask, prefill_leg, whole
 from dynamo.routing.topology import taints_of, transfer_constraints
 from dynamo.runtime.push_router import RouterMode
-from dynamo.serving.migration import FIRST_SENDS_MAX, Dispatch, Sent, telling
+from dynamo.serving.migration import Dispatch, Sent
 from dynamo.serving.prefill_phase import PrefillPhase
+from dynamo.serving.retry import SENDS_MAX, Attempts, connection_broke, more_informative
 from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -57,10 +56,7 @@ class DisaggregatedDispatch(Dispatch):
         """Routing constraints of the decode worker: those that can receive the KV blocks."""
         self._out_of_reach: frozenset[int] = frozenset()
         """Decode workers that cannot receive the blocks."""
-        self._prefill_tried: set[int] = set()
-        """Prefill workers that failed the request; excluded while another one is left."""
-        self._prefill_broken: set[int] = set()
-        """Those whose connection broke: they are retried if no other worker is left."""
+        self._prefill_attempts = Attempts()
         self._tokens_before = 0
         """Output tokens at the time the phases were sent."""
         self._early: Exception | None = None
@@ -87,7 +83,7 @@ class DisaggregatedDispatch(Dispatch):
         """Send the request to other workers after `error`, with the tokens received so far."""
         if self._blames_prefill and self.prefill is not None:
             self._generation.excuse_worker()  # The decode worker was only waiting.
-            self._prefill_tried.add(self.prefill.instance_id)
+            self._prefill_attempts.exclude(self.prefill.instance_id, may_recover=False)
         self._blames_prefill = False
         await super().repeat(error)
 
@@ -109,7 +105,7 @@ class DisaggregatedDispatch(Dispatch):
         return msgspec.structs.replace(self._outgoing, routing=routing)
 
     def _excluded(self) -> set[int]:
-        return self._tried | self._out_of_reach
+        return self._attempts.excluded | self._out_of_reach
 
     # The prefill.
 
@@ -140,8 +136,10 @@ class DisaggregatedDispatch(Dispatch):
         if rule is None or decode is None or prefill is None or prefill.kv is None:
             return False
         try:
-            there = decode.peek(self._request, self._request_id, avoid=self._tried)
-            elsewhere = prefill.kv.peek(prefill_ask(self._request), self._request_id, avoid=self._prefill_tried)
+            there = decode.peek(self._request, self._request_id, avoid=self._attempts.excluded)
+            elsewhere = prefill.kv.peek(
+                prefill_ask(self._request), self._request_id, avoid=self._prefill_attempts.excluded
+            )
         except DynamoException as error:
             logger.debug("request %s: cannot evaluate local prefill, using two phases: %s", self._request_id, error)
             return False
@@ -162,7 +160,7 @@ class DisaggregatedDispatch(Dispatch):
     async def _prefill(self) -> bool:
         """Compute the prompt. Return True if a decode phase follows, False if the response is complete."""
         last: Exception | None = None
-        for _ in range(FIRST_SENDS_MAX):
+        for _ in range(SENDS_MAX):
             phase: PrefillPhase | None = None
             try:
                 phase = await self._send_prefill()
@@ -173,12 +171,12 @@ class DisaggregatedDispatch(Dispatch):
                 if phase is not None:
                     self._blame(phase, error)
                     last = error
-                elif self._prefill_broken:
-                    await self._retry_disconnected()
+                elif self._prefill_attempts.can_readmit:
+                    await self._readmit_prefill_workers()
                 elif self._may_stay_whole():
                     break
                 else:
-                    raise error if last is None else telling(last, error) from None
+                    raise error if last is None else more_informative(last, error) from None
             else:
                 if found is None:
                     if not self._generation.is_over:
@@ -207,11 +205,11 @@ class DisaggregatedDispatch(Dispatch):
             return None
         return phase.meeting or result
 
-    async def _retry_disconnected(self) -> None:
+    async def _readmit_prefill_workers(self) -> None:
         """Make the workers whose connection broke eligible again after a delay: no other worker is left."""
-        await self._clock.sleep(self._backoff.next(random.random()))
-        self._prefill_tried -= self._prefill_broken
-        self._prefill_broken.clear()
+        attempts = self._prefill_attempts
+        await self._clock.sleep(attempts.readmission_delay_s(self._generation.tokens, random.random()))
+        attempts.readmit()
 
     def _may_stay_whole(self) -> bool:
         return self._model.current.prefills_locally
@@ -271,7 +269,7 @@ class DisaggregatedDispatch(Dispatch):
                 f"prefill_worker_id {named} is not a prefill worker of model `{served.name}`",
                 param="nvext.prefill_worker_id",
             )
-        exclude = frozenset(self._prefill_tried)
+        exclude = frozenset(self._prefill_attempts.excluded)
         if served.kv is None:
             if named is None:
                 named = served.bound(self._request, exclude)
@@ -321,9 +319,8 @@ class DisaggregatedDispatch(Dispatch):
 
     def _blame(self, phase: PrefillPhase, error: Exception) -> None:
         """Record the failure of a prefill worker, and count the retry."""
-        self._prefill_tried.add(phase.instance_id)
-        if isinstance(error, CannotConnect | Disconnected | StreamIncomplete):
-            self._prefill_broken.add(phase.instance_id)
+        is_unreachable = isinstance(error, CannotConnect)
+        self._prefill_attempts.exclude(phase.instance_id, may_recover=is_unreachable or connection_broke(error))
         kind = "ongoing_request" if self._generation.tokens else "new_request"
         self._metrics.migrations.labels(model=self._model.name, migration_type=kind).inc()
 

@@ -15,14 +15,12 @@ from dynamo.runtime.request_plane.base import Call, Item
 from dynamo.serving.answers import BaseAnswer, Closed
 from dynamo.serving.bodies import decoded
 from dynamo.serving.errors import ErrorAnswer
-from dynamo.serving.migration import telling
 from dynamo.serving.postprocessor import DONE
 from dynamo.serving.request_state import RequestState
 from dynamo.serving.response_stream import ResponseStream
+from dynamo.serving.retry import Attempts, is_retryable, more_informative
 from dynamo.serving.served_model import ServedModel
 from dynamo.serving.text_surfaces import TextWriter
-
-SENDS_MAX = 4  # Maximum number of workers tried before the error is returned, as for token workers.
 
 
 class ChatShape:
@@ -117,7 +115,7 @@ class TextAnswer(BaseAnswer):
         self._has_spoken = False
         self._call: Call | None = None
         self._send: Callable[[], Any] | None = None
-        self._tried: set[int] = set()
+        self._attempts = Attempts()
 
     async def forward(
         self, headers: Mapping[str, str], metadata: Mapping[str, str], instance_id: int | None = None
@@ -129,7 +127,7 @@ class TextAnswer(BaseAnswer):
         request_body = body
 
         async def send() -> None:
-            call = await self._send_to(request_body, headers, metadata, instance_id, frozenset(self._tried))
+            call = await self._send_to(request_body, headers, metadata, instance_id, frozenset(self._attempts.excluded))
             if self.is_over:
                 call.kill()
             else:
@@ -195,11 +193,12 @@ class TextAnswer(BaseAnswer):
         """Handle a worker failure: before the first chunk, retry on another worker if the error allows it."""
         if self.is_over:
             return
-        may_repeat = isinstance(error, DynamoException) and error.retry_elsewhere and not self._has_spoken
         if self._call is not None:
-            self._tried.add(self._call.instance_id)
+            self._attempts.exclude(self._call.instance_id, may_recover=False)
             self._call = None
-        if may_repeat and len(self._tried) < SENDS_MAX and self._send is not None:
+        may_send_again = not self._has_spoken and is_retryable(error) and self._attempts.may_send_again
+        if may_send_again and self._send is not None:
+            self._attempts.count_send()
             self._tasks.start(self._repeat(error), "retry")
         else:
             self.fail(error)
@@ -209,7 +208,7 @@ class TextAnswer(BaseAnswer):
         try:
             await self._send()
         except Exception as last:  # The request boundary: the request ends with every kind of error.
-            self.fail(telling(error, last))
+            self.fail(more_informative(error, last))
 
     # The response's side.
 

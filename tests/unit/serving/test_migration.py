@@ -39,7 +39,8 @@ from dynamo.runtime.request_plane.base import Item
 from dynamo.serving.choice import Choice
 from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import FrontendMetrics
-from dynamo.serving.migration import AGAIN_MAX_S, FIRST_SENDS_MAX, Dispatch, MigrationPolicy, resumed
+from dynamo.serving.migration import Dispatch, MigrationPolicy, resumed
+from dynamo.serving.retry import RETRY_MAX_S, SENDS_MAX
 from dynamo.text.detokenizer import TokenTable, text_json_of
 
 RAW = [f"<{number}>".encode() for number in range(50)]
@@ -165,7 +166,7 @@ class Scene:
         while not repeating.done():
             await turns()
             if self.clock._sleepers:
-                self.clock.advance(AGAIN_MAX_S)
+                self.clock.advance(RETRY_MAX_S)
         await repeating
 
     def metric(self, line: str) -> bool:
@@ -188,7 +189,7 @@ async def test_no_token_is_lost_repeated_or_reordered_wherever_workers_die(break
             break
         before_first += 1
     text = await scene.run()
-    if before_first >= FIRST_SENDS_MAX:
+    if before_first >= SENDS_MAX:
         assert isinstance(scene.ends[0], Disconnected)
         return
     if scene.ends == [None]:
@@ -401,7 +402,7 @@ async def test_a_sole_worker_is_asked_again_for_a_request_that_had_not_begun_eve
     fleet = Fleet([0] * 10, 1)
     scene = Scene([], limit=0, worker=fleet)
     await scene.run()
-    assert fleet.asked == [1] * FIRST_SENDS_MAX
+    assert fleet.asked == [1] * SENDS_MAX
     assert isinstance(scene.ends[0], Disconnected)
 
 
@@ -447,7 +448,7 @@ async def test_a_sole_worker_that_is_gone_costs_one_pause() -> None:
     fleet.send = gone  # type: ignore[method-assign]
     await scene.repeat()
     assert isinstance(scene.ends[0], CannotConnect)
-    assert scene.clock.now() <= AGAIN_MAX_S
+    assert scene.clock.now() <= RETRY_MAX_S
 
 
 async def test_nobody_is_asked_for_a_client_that_left_meanwhile() -> None:
@@ -458,7 +459,7 @@ async def test_nobody_is_asked_for_a_client_that_left_meanwhile() -> None:
     repeating = asyncio.create_task(scene.dispatch.repeat(scene.repeats.pop()))
     await until(lambda: scene.clock._sleepers)
     scene.generation.cancel()
-    scene.clock.advance(AGAIN_MAX_S)
+    scene.clock.advance(RETRY_MAX_S)
     await repeating
     assert fleet.asked == [1]
 
