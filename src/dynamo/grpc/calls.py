@@ -23,10 +23,10 @@ from dynamo.serving.models import ModelAccess, Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.request_headers import new_id
 from dynamo.serving.request_state import RequestState
+from dynamo.serving.retry import Attempts, is_retryable
 from dynamo.serving.served_model import ServedModel
 
 BUILT_HERE_BYTES = 1 << 20  # Larger messages are built in a thread: a MiB takes tens of milliseconds.
-SENDS_MAX = 4  # Maximum workers that are tried before the client gets the error, as for text.
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -122,7 +122,7 @@ class KserveCalls:
         self, model: ServedModel, message: Any, request: TensorRequest, record: RequestState, context: CallContext
     ) -> AsyncGenerator[TensorResponse, None]:
         """Yield a worker's responses; before the first one, retry retryable errors on other workers."""
-        body, tried, count = await _built(message, msgpack_encode, request), set[int](), 0
+        body, attempts, count = await _built(message, msgpack_encode, request), Attempts(), 0
         while True:
             stream = ResponseStream(annotated=False)
             try:
@@ -132,10 +132,10 @@ class KserveCalls:
                     request_id=record.request_id,
                     instance_id=None,
                     headers={},
-                    exclude=frozenset(tried),
+                    exclude=frozenset(attempts.excluded),
                 )
                 stream.bind(call, None)
-                tried.add(call.instance_id)
+                attempts.exclude(call.instance_id, may_recover=False)
                 async for value in stream:
                     if value is None:
                         continue  # An event, which is not sent to clients.
@@ -147,8 +147,9 @@ class KserveCalls:
                 if not count:
                     raise Unknown("the worker ended its stream without a response")
             except DynamoException as error:
-                if count or not error.retry_elsewhere or len(tried) >= SENDS_MAX:
+                if count or not is_retryable(error) or not attempts.may_send_again:
                     raise
+                attempts.count_send()
             else:
                 return
             finally:
