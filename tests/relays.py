@@ -14,7 +14,7 @@ from dynamo.http.server.protocol import Exchange
 from dynamo.llm.register import register_model
 from dynamo.model_card.runtime_config import ModelRuntimeConfig
 from dynamo.model_card.types import ModelInput, ModelType, WorkerType
-from dynamo.routing.options import KvRouterOptions
+from dynamo.routing.settings import KvRouterOptions
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane
@@ -42,7 +42,7 @@ class Relays:
         self.worker = worker
         self.registry = MetricsRegistry()
         self.metrics = FrontendMetrics(self.registry)
-        options.setdefault("kv_options", KvRouterOptions(kv_events=False))
+        options.setdefault("kv_options", KvRouterOptions(use_kv_events=False))
         self.models = Models(runtime, self.metrics, router_mode=router_mode, **options)
         self.pipeline = Pipeline(self.models, self.metrics)
         self.table = RouteTable()

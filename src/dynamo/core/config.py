@@ -49,6 +49,7 @@ def option(
     metavar: str | None = None,
     is_secret: bool = False,
     allows_blank: bool = True,
+    extra: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return a dataclass field that is also a command-line flag and an environment variable.
 
@@ -58,7 +59,8 @@ def option(
 
     A secret is never part of `as_flags`, because every user of the machine can read command lines; a list of secrets
     is not split at commas, because a secret may contain one. `allows_blank=False` refuses a flag or variable that is
-    present with a blank value: set it for options whose absence makes a server less safe.
+    present with a blank value: set it for options whose absence makes a server less safe. `extra` is further metadata
+    of the field, for its owner.
     """
     metadata = {
         "flag": flag,
@@ -69,6 +71,7 @@ def option(
         "metavar": metavar,
         "is_secret": is_secret,
         "allows_blank": allows_blank,
+        **(extra or {}),
     }
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)

@@ -15,10 +15,8 @@ from dynamo.frontend.waiting import without_waiting
 from dynamo.frontend.workers import WORKERS_MAX
 from dynamo.http.routes.api_options import ApiOptions
 from dynamo.http.server.cors import Cors
-from dynamo.routing.busy import Thresholds
-from dynamo.routing.options import KvRouterOptions, check_files, router_config
-from dynamo.routing.policy_file import RouterPolicy
-from dynamo.routing.prefill_options import DisaggregationOptions
+from dynamo.routing.policy_file import RouterPolicy, check_disaggregation
+from dynamo.routing.settings import BusyOptions, DisaggregationOptions, KvRouterOptions, check_files, router_config
 from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.push_router import RouterMode
 from dynamo.serving.announcing import REASONING_FIELDS, AnswerOptions
@@ -27,7 +25,7 @@ from dynamo.text.tokenizer.tokenizer import CHOICES, backends_wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
+class FrontendConfig(RuntimeOptions, BusyOptions, KvRouterOptions, DisaggregationOptions):
     """OpenAI-compatible HTTP frontend: discovers workers, routes requests to them and streams the responses."""
 
     COMMON: ClassVar = (
@@ -67,24 +65,6 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         "--router-min-initial-workers",
         "DYN_ROUTER_MIN_INITIAL_WORKERS",
         "Number of workers that must have registered before a model is served; fewer suffice later",
-    )
-    active_decode_blocks_threshold: float | None = option(
-        None,
-        "--active-decode-blocks-threshold",
-        "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
-        "Share of a worker's KV blocks (0 to 1) above which it is busy; if all are busy, requests get status 529",
-    )
-    active_prefill_tokens_threshold: int | None = option(
-        None,
-        "--active-prefill-tokens-threshold",
-        "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
-        "Prompt tokens queued or being computed above which a worker is busy",
-    )
-    active_prefill_tokens_threshold_frac: float | None = option(
-        None,
-        "--active-prefill-tokens-threshold-frac",
-        "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
-        "The same limit as a multiple of the worker's --max-num-batched-tokens",
     )
     namespace: str | None = option(None, "--namespace", "DYN_NAMESPACE", "Serve only models of this namespace")
     namespace_prefix: str | None = option(
@@ -302,8 +282,8 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
             )
         Cors.of(self.cors_origins)
         backends_wanted(self.tokenizer, falls_back=self.tokenizer_fallback)
-        policy = None if self.policy_config is None else RouterPolicy.read(self.policy_config)
-        self.check_disaggregation(self.mode, router_config(self, 1), policy)
+        policy = None if self.router_policy_config is None else RouterPolicy.read(self.router_policy_config)
+        check_disaggregation(self, self.mode, router_config(self, 1), policy)
         check_files(router_config(self, 1) if policy is None else policy.applied(router_config(self, 1)))
         if self.serve_indexer and self.mode != RouterMode.KV.value:
             raise ConfigError("--serve-indexer: requires --router-mode kv")
@@ -344,15 +324,6 @@ class FrontendConfig(RuntimeOptions, KvRouterOptions, DisaggregationOptions):
         """Return the same configuration without secrets, for `--dump-config-to`."""
         hidden = "***"
         return replace(self, api_key=[hidden] * len(self.api_key), admin_api_key=[hidden] * len(self.admin_api_key))
-
-    @property
-    def thresholds(self) -> Thresholds:
-        """Return the initial busy thresholds of every model."""
-        return Thresholds(
-            active_decode_blocks_threshold=self.active_decode_blocks_threshold,
-            active_prefill_tokens_threshold=self.active_prefill_tokens_threshold,
-            active_prefill_tokens_threshold_frac=self.active_prefill_tokens_threshold_frac,
-        )
 
 
 def read(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> FrontendConfig:

@@ -1,5 +1,6 @@
 """RouterConfig: the settings of the routing decision. Defaults are upstream's."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -9,9 +10,8 @@ from dynamo.core.errors import InvalidArgument
 ESTIMATE = (5e-3, 2e-5, 0.0)
 """Prefill estimate for a mid-sized model on one accelerator: 50,000 tokens per second."""
 
-BALANCED_QUEUE_THRESHOLD: float = 1.0
-BALANCED_QUEUE_POLICY: Literal["wspt"] = "wspt"
-"""Default queue policy with `policy="balanced"`: requests wait in the router while every worker has a full batch."""
+BALANCED_QUEUE: Mapping[str, Any] = {"queue_threshold": 1.0, "queue_policy": "wspt"}
+"""Default queue with `policy="balanced"`: requests wait in the router while every worker has a full batch."""
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ _PUBLIC = {
     "OverlapScores": "dynamo.llm.radix_tree",
     "PythonAsyncEngine": "dynamo.llm.local_engines",
     "RadixTree": "dynamo.llm.radix_tree",
-    "RouterConfig": "dynamo.routing.card_config",
+    "RouterConfig": "dynamo.routing.python_config",
     "RouterMode": "dynamo.runtime.push_router",
     "RouterQueueLimitExceeded": "dynamo.core.errors",
     "RoutingConstraints": "dynamo.llm.kv_router_api",

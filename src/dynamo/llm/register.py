@@ -20,7 +20,7 @@ from dynamo.model_card.runtime_config import ModelRuntimeConfig, check_taints
 from dynamo.model_card.types import ModelInput, ModelType, WorkerType
 from dynamo.protocols.discovery import MODEL_CARDS
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord, RuntimeConfig
-from dynamo.routing.card_config import RouterConfig
+from dynamo.routing.python_config import RouterConfig
 from dynamo.runtime.component import Endpoint
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ import sys
 from dynamo.backend.worker import run_worker
 from dynamo.core.config import exit_on_config_error
 from dynamo.core.waiting import load
+from dynamo.mocker.advertised import WAITING
 from dynamo.mocker.canonical import with_extra
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.engine import MockerEngine
-from dynamo.mocker.waiting import WAITING
 
 
 def main() -> int:

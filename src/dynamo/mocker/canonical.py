@@ -9,8 +9,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.mocker.advertised import NEEDS_AIS
 from dynamo.mocker.config import MockerConfig
-from dynamo.mocker.waiting import NEEDS_AIS
 
 TABLES = ("engine", "dynamo")
 OWN_NAMES = {

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.kv_router.config import BALANCED_QUEUE_POLICY, BALANCED_QUEUE_THRESHOLD, RouterConfig, Weights
+from dynamo.kv_router.config import BALANCED_QUEUE, RouterConfig, Weights
 from dynamo.replay.placement import KvPlacement, Placement, SimplePlacement
 from dynamo.replay.plan import Role
 from dynamo.replay.preble import PreblePlacement
@@ -57,8 +57,7 @@ def router_config(settings: dict[str, Any], block_tokens: int, *, is_balanced: b
     if is_balanced:
         named["policy"] = "balanced"
     if named.get("policy") == "balanced":
-        queue = {"queue_threshold": BALANCED_QUEUE_THRESHOLD, "queue_policy": BALANCED_QUEUE_POLICY}
-        named = {**queue, **named}
+        named = {**BALANCED_QUEUE, **named}
     unknown = set(named) - set(RouterConfig.__struct_fields__)
     if unknown:
         raise ConfigError(f"--router-config: unknown setting {min(unknown)}")

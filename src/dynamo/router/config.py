@@ -1,6 +1,6 @@
 """RouterOptions: the flags of `python -m dynamo.router`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from dynamo.core.config import option
@@ -8,11 +8,13 @@ from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.protocols.discovery import EndpointId
-from dynamo.routing.options import KvRouterOptions, check_files, router_config
 from dynamo.routing.policy_file import RouterPolicy
+from dynamo.routing.settings import DisaggregationOptions, KvRouterOptions, as_unsupported, check_files, router_config
 from dynamo.runtime.config import RuntimeOptions
 
 DEFAULT_BLOCK_SIZE = 128  # Upstream's default.
+UNSUPPORTED = tuple(as_unsupported(one) for one in fields(DisaggregationOptions) if one.name != "enforce_disagg")
+"""Upstream's flags of routers that route to workers of two types; this one routes to one endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class RouterOptions(RuntimeOptions, KvRouterOptions):
     def meaning(self) -> tuple[RouterConfig, PolicyProfile | None]:
         """Return the router configuration of the flags, and the policy file's. Raises `ConfigError`."""
         config = router_config(self, self.block_size)
-        if self.policy_config is None:
+        if self.router_policy_config is None:
             return config, None
-        policy = RouterPolicy.read(self.policy_config)
+        policy = RouterPolicy.read(self.router_policy_config)
         return policy.applied(config), policy.profile("")

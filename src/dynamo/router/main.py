@@ -7,10 +7,9 @@ from dynamo.core import logging as logs
 from dynamo.core.parent import die_with_parent
 from dynamo.core.signals import stop_event
 from dynamo.core.waiting import load
-from dynamo.router.config import RouterOptions
+from dynamo.router.config import UNSUPPORTED, RouterOptions
 from dynamo.router.service import RouterService
 from dynamo.routing.endpoint_router import EndpointRouter
-from dynamo.routing.unsupported_flags import ROUTER
 from dynamo.runtime.distributed import DistributedRuntime
 
 logger = logging.getLogger(__name__)
@@ -20,7 +19,7 @@ DRAIN_S = 30.0  # As workers: a long response may be in progress.
 
 def main() -> int:
     """Run the router until it is stopped. Raises `ConfigError`."""
-    options = load(RouterOptions, sys.argv[1:], ROUTER, prog="python -m dynamo.router")
+    options = load(RouterOptions, sys.argv[1:], UNSUPPORTED, prog="python -m dynamo.router")
     logs.setup(component="router")
     die_with_parent()
     import uvloop

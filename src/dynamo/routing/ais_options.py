@@ -39,7 +39,6 @@ PEAKS = {
 """Dense BF16 operations per second, from data sheets, by the first word of a system's name (`h200_sxm`)."""
 EFFICIENCY = 0.5
 REQUIRED = ("backend", "system", "model", "worker_type")
-USED = ("system", "model", "tp")
 
 WITH = "With --router-prefill-load-model ais: "
 
@@ -50,77 +49,32 @@ Estimate = tuple[float, float, float]
 class AisOptions:
     """Engine performance model."""
 
-    ais_perf_config: str | None = option(
-        None,
-        "--ais-perf-config",
-        "DYN_AIS_PERF_CONFIG",
-        f"{WITH}AISimulate configuration of the engine: JSON, or a JSON or YAML file; replaces the other --ais- flags",
-    )
-    ais_backend: str | None = option(
-        None,
-        "--ais-backend",
-        "DYN_AIS_BACKEND",
-        f"{NO_EFFECT}; --router-prefill-load-model ais requires it: vllm, sglang or trtllm",
-        aliases=["--aic-backend"],
-    )
-    ais_system: str | None = option(
-        None, "--ais-system", "DYN_AIS_SYSTEM", f"{WITH}type of machine, such as h200_sxm", aliases=["--aic-system"]
-    )
-    ais_backend_version: str | None = option(
-        None,
-        "--ais-backend-version",
-        "DYN_AIS_BACKEND_VERSION",
-        f"{NO_EFFECT}: engine version",
-        aliases=["--aic-backend-version"],
-    )
-    ais_tp_size: int | None = option(
-        None, "--ais-tp-size", "DYN_AIS_TP_SIZE", f"{WITH}tensor-parallel size", aliases=["--aic-tp-size"]
-    )
-    ais_model_path: str | None = option(
-        None,
-        "--ais-model-path",
-        "DYN_AIS_MODEL_PATH",
-        f"{WITH}model; a directory with a config.json provides the first estimate",
-        aliases=["--aic-model-path"],
-    )
-    ais_moe_tp_size: int | None = option(
-        None,
-        "--ais-moe-tp-size",
-        "DYN_AIS_MOE_TP_SIZE",
-        f"{NO_EFFECT}: tensor-parallel size of the experts",
-        aliases=["--aic-moe-tp-size"],
-    )
-    ais_moe_ep_size: int | None = option(
-        None,
-        "--ais-moe-ep-size",
-        "DYN_AIS_MOE_EP_SIZE",
-        f"{NO_EFFECT}: expert-parallel size",
-        aliases=["--aic-moe-ep-size"],
-    )
-    ais_attention_dp_size: int | None = option(
-        None,
-        "--ais-attention-dp-size",
-        "DYN_AIS_ATTENTION_DP_SIZE",
-        f"{NO_EFFECT}: data-parallel size; every rank is counted separately",
-        aliases=["--aic-attention-dp-size"],
-    )
-    ais_nextn: int | None = option(
-        None, "--ais-nextn", "DYN_AIS_NEXTN", f"{NO_EFFECT}: number of draft tokens", aliases=["--aic-nextn"]
-    )
-    ais_nextn_accept_rates: str | None = option(
-        None,
-        "--ais-nextn-accept-rates",
-        "DYN_AIS_NEXTN_ACCEPT_RATES",
-        f"{NO_EFFECT}: acceptance rates of draft tokens",
-        aliases=["--aic-nextn-accept-rates"],
-    )
-    ais_mtp_seed: int = option(
-        42,
-        "--ais-mtp-seed",
-        "DYN_AIS_MTP_SEED",
-        f"{NO_EFFECT}: seed of the simulation of draft tokens",
-        aliases=["--aic-mtp-seed"],
-    )
+    # fmt: off
+    ais_perf_config: str | None = option(None, "--ais-perf-config", "DYN_AIS_PERF_CONFIG",
+        f"{WITH}AISimulate configuration of the engine: JSON, or a JSON or YAML file; replaces the other --ais- flags")
+    ais_backend: str | None = option(None, "--ais-backend", "DYN_AIS_BACKEND",
+        f"{NO_EFFECT}; --router-prefill-load-model ais requires it: vllm, sglang or trtllm", aliases=["--aic-backend"])
+    ais_system: str | None = option(None, "--ais-system", "DYN_AIS_SYSTEM", f"{WITH}type of machine, such as h200_sxm",
+        aliases=["--aic-system"])
+    ais_backend_version: str | None = option(None, "--ais-backend-version", "DYN_AIS_BACKEND_VERSION",
+        f"{NO_EFFECT}: engine version", aliases=["--aic-backend-version"])
+    ais_tp_size: int | None = option(None, "--ais-tp-size", "DYN_AIS_TP_SIZE", f"{WITH}tensor-parallel size",
+        aliases=["--aic-tp-size"])
+    ais_model_path: str | None = option(None, "--ais-model-path", "DYN_AIS_MODEL_PATH",
+        f"{WITH}model; a directory with a config.json provides the first estimate", aliases=["--aic-model-path"])
+    ais_moe_tp_size: int | None = option(None, "--ais-moe-tp-size", "DYN_AIS_MOE_TP_SIZE",
+        f"{NO_EFFECT}: tensor-parallel size of the experts", aliases=["--aic-moe-tp-size"])
+    ais_moe_ep_size: int | None = option(None, "--ais-moe-ep-size", "DYN_AIS_MOE_EP_SIZE",
+        f"{NO_EFFECT}: expert-parallel size", aliases=["--aic-moe-ep-size"])
+    ais_attention_dp_size: int | None = option(None, "--ais-attention-dp-size", "DYN_AIS_ATTENTION_DP_SIZE",
+        f"{NO_EFFECT}: data-parallel size; every rank is counted separately", aliases=["--aic-attention-dp-size"])
+    ais_nextn: int | None = option(None, "--ais-nextn", "DYN_AIS_NEXTN", f"{NO_EFFECT}: number of draft tokens",
+        aliases=["--aic-nextn"])
+    ais_nextn_accept_rates: str | None = option(None, "--ais-nextn-accept-rates", "DYN_AIS_NEXTN_ACCEPT_RATES",
+        f"{NO_EFFECT}: acceptance rates of draft tokens", aliases=["--aic-nextn-accept-rates"])
+    ais_mtp_seed: int = option(42, "--ais-mtp-seed", "DYN_AIS_MTP_SEED",
+        f"{NO_EFFECT}: seed of the simulation of draft tokens", aliases=["--aic-mtp-seed"])
+    # fmt: on
 
     def ais_config(self) -> dict[str, Any]:
         """Return the engine description. Raises `ConfigError` if it is incomplete or given twice."""
@@ -141,10 +95,6 @@ class AisOptions:
                 raise ConfigError("--ais-perf-config and the other --ais- flags are mutually exclusive")
             return checked(read_perf_config(self.ais_perf_config))
         return checked({"worker_type": "aggregated", **given})
-
-    def check_ais(self) -> None:
-        """Raise `ConfigError` if the engine description is incomplete or given twice."""
-        self.ais_config()
 
     def prefill_estimate(self) -> Estimate:
         """Return the estimate of prefill times to use before any were measured."""

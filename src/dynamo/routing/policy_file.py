@@ -16,6 +16,7 @@ The cost parameters may be those of an instance of type `default`, or of type `b
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,41 +26,17 @@ from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.tracking import check_tracking
+from dynamo.routing.prefill_plan import FLAG as CONDITIONAL_FLAG
+from dynamo.routing.settings import SETS, DisaggregationOptions, KvOptions, KvRouterSettings
 
 FLAG = "--router-policy-config"
 
 PROFILE_FIELDS = ("default_policy_family", "uncached_isl_buckets", "policy_classes")
-PARAMETERS = (
-    "overlap_score_credit",
-    "overlap_score_credit_decay",
-    "prefill_load_scale",
-    "decode_active_request_weight",
-    "router_temperature",
-    "shared_cache_multiplier",
-)
 TYPES = {"default": "dynamo", "balanced": "balanced"}
 
-SETTINGS: Mapping[str, str] = {
-    "host_cache_hit_weight": "weights",
-    "disk_cache_hit_weight": "weights",
-    "router_assume_kv_reuse": "weights.assume_kv_reuse",
-    "router_track_prefill_tokens": "weights.track_prefill_tokens",
-    "use_kv_events": "use_kv_events",
-    "router_track_active_blocks": "track_active_blocks",
-    "router_track_output_blocks": "track_output_blocks",
-    "router_ttl_secs": "approximate_ttl_s",
-    "router_approximate_cache_policy": "approximate_policy",
-    "router_predicted_ttl_secs": "predicted_ttl_s",
-    "router_replica_sync": "replica_sync",
-    "router_tracking_hash": "tracking_hash",
-    "router_tracking_key_file": "tracking_key_file",
-    "router_tracking_key_id": "tracking_key_id",
-    "router_prefill_load_model": "prefill_load_model",
-    "enable_session_prefix_index": "session_prefixes",
-    "shared_cache_type": "shared_cache",
-    "use_remote_indexer": "use_remote_indexer",
-}
-"""Keys of `router:` and the configuration fields that they set."""
+PARAMETERS = {one.name for one in fields(KvOptions) if one.metadata.get("yaml") == "parameters"}
+SETTINGS = {one.name for one in fields(KvRouterSettings) if one.metadata.get("yaml") == "router"}
+"""Keys of `router:`."""
 
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {"serve_indexer": (False,)}
 """Keys accepted only with these values, because other values request a feature that this file cannot enable."""
@@ -74,7 +51,7 @@ class RouterPolicy:
         known = {"router", "worker_selection", "models", *PROFILE_FIELDS}
         self._only(content, known, "")
         self.settings = self._mapping(content.get("router"), "router")
-        self._only(self.settings, {*SETTINGS, *WITHOUT_EFFECT, "router_event_threads"}, "router.")
+        self._only(self.settings, SETTINGS, "router.")
         for name, allowed in WITHOUT_EFFECT.items():
             if self.settings.get(name, allowed[0]) not in allowed:
                 raise ConfigError(f"{FLAG} {path}: router.{name} {self.settings[name]!r}: expected {allowed[0]!r}")
@@ -112,18 +89,11 @@ class RouterPolicy:
 
         Raises `ConfigError`.
         """
-        changes: dict[str, Any] = {}
-        weights: dict[str, Any] = msgspec.to_builtins(config.weights)
-        for name, value in self.settings.items():
-            where = SETTINGS.get(name)
-            if where == "weights":
-                weights[name] = value
-            elif where is not None and where.startswith("weights."):
-                weights[where.removeprefix("weights.")] = value
-            elif where is not None:
-                changes[where] = value
         kind, parameters = self._instance(stage, named)
-        weights.update(parameters)
+        given = {SETS[name]: value for name, value in {**self.settings, **parameters}.items() if name in SETS}
+        changes = {name: value for name, value in given.items() if not name.startswith("weights.")}
+        weights: dict[str, Any] = msgspec.to_builtins(config.weights)
+        weights |= {name.removeprefix("weights."): given[name] for name in given.keys() - changes.keys()}
         if kind is not None:
             changes["policy"] = TYPES[kind]
         try:
@@ -154,7 +124,7 @@ class RouterPolicy:
                         f"{FLAG} {self._path}: worker_selection instance {name}: type {kind!r}: expected one of {', '.join(TYPES)}"
                     )
                 parameters = self._mapping(one.get("parameters"), f"{name}.parameters")
-                self._only(parameters, set(PARAMETERS), f"{name}.parameters.")
+                self._only(parameters, PARAMETERS, f"{name}.parameters.")
                 return kind, parameters
         raise ConfigError(f"{FLAG} {self._path}: worker_selection.{stage} {name!r}: no instance has this name")
 
@@ -181,3 +151,41 @@ class RouterPolicy:
         for name in given:
             if name not in known:
                 raise ConfigError(f"{FLAG} {self._path}: {where}{name}: expected one of {', '.join(sorted(known))}")
+
+
+def check_disaggregation(
+    options: DisaggregationOptions, router_mode: str, config: RouterConfig, policy: RouterPolicy | None
+) -> None:
+    """Raise `ConfigError` for conflicting flags, or for a policy missing in the file."""
+    options.conditional(config.queue_threshold)
+    if options.conditional_disagg and router_mode != "kv":
+        raise ConfigError(f"{CONDITIONAL_FLAG} requires --router-mode kv")
+    if options.conditional_disagg and not config.use_kv_events:
+        raise ConfigError(f"{CONDITIONAL_FLAG} requires --router-kv-events")
+    for worker_type in ("prefill", "decode"):
+        name = options.policy_of(worker_type)
+        if name is not None and router_mode != "kv":
+            raise ConfigError(f"--router-{worker_type}-policy requires --router-mode kv")
+        if name is not None and policy is None and name not in TYPES:
+            raise ConfigError(
+                f"--router-{worker_type}-policy {name}: without --router-policy-config must be one of "
+                + ", ".join(TYPES)
+            )
+        config_of_stage(config, worker_type, policy, options)
+
+
+def config_of_stage(
+    config: RouterConfig, worker_type: str, policy: RouterPolicy | None, options: DisaggregationOptions
+) -> RouterConfig:
+    """Return the configuration for workers of one type. Raises `ConfigError` for a policy missing in the file."""
+    name = options.policy_of(worker_type)
+    stage = worker_type if worker_type in ("prefill", "decode", "encode") else "aggregated"
+    if policy is not None:
+        config = policy.applied(config, stage, name)
+    elif name is not None:
+        config = msgspec.structs.replace(config, policy="balanced" if TYPES[name] == "balanced" else "dynamo")
+    if worker_type == "prefill":  # Blocks leave after the transfer: only active prefills count.
+        return msgspec.structs.replace(config, track_active_blocks=False, track_output_blocks=False)
+    if worker_type == "decode" and not options.conditional_disagg:  # Chosen by load alone: cache state is not needed.
+        return msgspec.structs.replace(config, use_kv_events=False, use_remote_indexer=False, durable_kv_events=False)
+    return config

@@ -6,8 +6,8 @@ from dynamo.core.config import option
 from dynamo.core.errors import ConfigError
 from dynamo.routing.services.indexer_peers import URL_SCHEMES
 from dynamo.routing.services.selection import AFFINITY_MAX_S, CACHE_BYTES, CACHE_ENTRIES, CACHE_TTL_S
+from dynamo.routing.settings import TrackingOptions
 from dynamo.routing.sync.replica_peers import ReplicaOptions
-from dynamo.routing.tracking_options import TrackingOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

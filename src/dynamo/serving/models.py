@@ -29,13 +29,12 @@ from dynamo.model_card.card import mdc_sum
 from dynamo.protocols.discovery import MODEL_CARDS, EndpointId
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
 from dynamo.routing.busy import Capacity, Thresholds
-from dynamo.routing.card_config import WantedRouting, wanted_routing
 from dynamo.routing.kv_push_router import KvPushRouter
-from dynamo.routing.options import KvRouterOptions, router_config
-from dynamo.routing.policy_file import RouterPolicy
-from dynamo.routing.prefill_options import DisaggregationOptions, config_of_stage
+from dynamo.routing.policy_file import RouterPolicy, config_of_stage
+from dynamo.routing.python_config import WantedRouting, wanted_routing
 from dynamo.routing.served_indexers import ServedIndexers
 from dynamo.routing.session_affinity import SessionAffinity
+from dynamo.routing.settings import OWN_FIELDS, DisaggregationOptions, KvRouterOptions, router_config
 from dynamo.runtime.client import unreadable_records
 from dynamo.runtime.discovery.base import Change, Delete, Put
 from dynamo.runtime.distributed import DistributedRuntime
@@ -48,11 +47,6 @@ from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
 logger = logging.getLogger(__name__)
 
 FETCH_FIRST_S, FETCH_MAX_S = 0.2, 30.0  # Delays between attempts to fetch a card's files from an unavailable worker.
-OWN_ROUTING = (
-    "policy", "affinity_ttl_s", "affinity_mode", "durable_kv_events", "snapshot_threshold", "reset_states",
-    "expiry_s", "blocks_max",
-)  # fmt: skip
-"""Router settings that the frontend decides regardless of the model card."""
 DEFAULT_BLOCK_SIZE = 16  # For a card without a block size, as upstream.
 FETCHES_MAX = 8  # Concurrent fetches: more than there are models that hang at once, fewer than would saturate the link.
 FETCH_SYNC_S = 4.0  # Maximum wait of the first view for the files of the cards it found.
@@ -104,7 +98,7 @@ class Models:
         self._kv_options = kv_options or KvRouterOptions()
         self._indexers = ServedIndexers(runtime) if self._kv_options.serve_indexer else None
         """Indexes of its KV routers, served to other routers."""
-        path = self._kv_options.policy_config
+        path = self._kv_options.router_policy_config
         self._policy = None if path is None else RouterPolicy.read(path)
         self._namespace = namespace
         self._namespace_prefix = namespace_prefix
@@ -370,7 +364,7 @@ class Models:
         )
         served.busy.thresholds = wanted.thresholds or self._thresholds
         served.mode, served.workers_min = mode, self._workers_min
-        served.conditional = self._disaggregation.conditional(self._kv_options.queue_threshold)
+        served.conditional = self._disaggregation.conditional(self._kv_options.router_queue_threshold)
         served.never_whole = self._disaggregation.enforce_disagg or wanted.enforce_disagg
         options = self._routing_of(card, wanted)
         if wanted.affinity_ttl_s is not None and wanted.affinity_mode is not None:
@@ -400,7 +394,7 @@ class Models:
         except ValueError as error:
             logger.warning("model %s: invalid KV router settings: %s", card.display_name, error)
             return own
-        mine = {name: getattr(own, name) for name in OWN_ROUTING}
+        mine = {name: getattr(own, name) for name in OWN_FIELDS}
         return msgspec.structs.replace(config, **mine)
 
     async def _delete(self, key: str) -> None:

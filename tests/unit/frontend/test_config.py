@@ -160,7 +160,11 @@ def test_no_flag_of_the_kv_router_waits_any_more(tmp_path: Path) -> None:
         {"DYN_AIS_TP_SIZE": "2"},
     )
 
-    assert (config.shared_cache_type, config.tracking_hash, config.ais_tp_size) == ("hicache", "keyed-xxh3-v1", 2)
+    assert (config.shared_cache_type, config.router_tracking_hash, config.ais_tp_size) == (
+        "hicache",
+        "keyed-xxh3-v1",
+        2,
+    )
 
 
 def test_an_index_is_told_by_who_has_one() -> None:

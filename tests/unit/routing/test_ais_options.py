@@ -10,7 +10,7 @@ from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
 from dynamo.kv_router.config import ESTIMATE
 from dynamo.routing.ais_options import AisOptions, estimate_of, perf_config_text
-from dynamo.routing.options import KvRouterOptions, router_config
+from dynamo.routing.settings import KvRouterOptions, router_config
 
 LLAMA_8B = {
     "num_hidden_layers": 32,
@@ -109,14 +109,14 @@ def test_the_older_spelling_is_taken(model: Path) -> None:
 )
 def test_too_little_or_too_much_is_refused(argv: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        options(*argv).check_ais()
+        options(*argv).ais_config()
 
 
 def test_the_engine_is_asked_for_only_where_the_model_is() -> None:
     assert router_config(KvRouterOptions(), 16).prefill_load_model == "none"
     with pytest.raises(ConfigError, match="--router-prefill-load-model ais requires"):
-        router_config(KvRouterOptions(prefill_load_model="ais"), 16)
-    given = KvRouterOptions(prefill_load_model="aic", ais_perf_config=json.dumps(engine("m")))
+        router_config(KvRouterOptions(router_prefill_load_model="ais"), 16)
+    given = KvRouterOptions(router_prefill_load_model="aic", ais_perf_config=json.dumps(engine("m")))
     assert router_config(given, 16).prefill_load_model == "ais"
 
 

@@ -13,7 +13,7 @@ from dynamo.http.routes import native as routes_native
 from dynamo.http.routes import openai as routes_openai
 from dynamo.http.routes.table import RouteContext, RouteTable
 from dynamo.model_card.types import ModelType, WorkerType
-from dynamo.routing.options import KvRouterOptions
+from dynamo.routing.settings import KvRouterOptions
 from dynamo.runtime.distributed import DistributedRuntime
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -63,7 +63,7 @@ class Workers:
 
 @asynccontextmanager
 async def workers(mode: str, **options: Any) -> AsyncIterator[Workers]:
-    sticky = KvRouterOptions(kv_events=False, session_affinity_ttl_secs=60, **options)
+    sticky = KvRouterOptions(use_kv_events=False, session_affinity_ttl_secs=60, **options)
     async with open_relays(routes, mode, kv_options=sticky) as relays:
         house = Workers(relays)
         yield house

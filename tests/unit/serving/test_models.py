@@ -19,9 +19,8 @@ from dynamo.model_card.card import build_card
 from dynamo.protocols.discovery import INSTANCES, MODEL_CARDS, EndpointId, Instance, TransportAddress, record_key
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord, RuntimeConfig
 from dynamo.protocols.openai import decode_chat
-from dynamo.routing.card_config import RouterConfig
-from dynamo.routing.prefill_options import DisaggregationOptions
-from dynamo.routing.python_config import KvRouterConfig
+from dynamo.routing.python_config import KvRouterConfig, RouterConfig
+from dynamo.routing.settings import DisaggregationOptions
 from dynamo.runtime.discovery.base import Change
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime

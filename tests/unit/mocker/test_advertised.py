@@ -4,9 +4,9 @@ import pytest
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.waiting import Waiting, declared_flags, without_waiting
+from dynamo.mocker.advertised import WAITING
 from dynamo.mocker.canonical import settings_of
 from dynamo.mocker.config import MockerConfig
-from dynamo.mocker.waiting import WAITING
 
 DECLARED = declared_flags(MockerConfig)
 

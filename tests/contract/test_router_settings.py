@@ -1,6 +1,6 @@
 """Router settings have the same names, defaults, ranges and errors on each surface as in the recorded snapshot.
 
-`python -m tests.unit.routing.test_settings_surfaces` writes the snapshot after an intended change.
+`python -m tests.contract.test_router_settings` writes the snapshot after an intended change.
 """
 
 import contextlib
@@ -17,9 +17,6 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 import yaml
-from dynamo.mocker.waiting import WAITING
-from dynamo.routing.card_config import wanted_routing
-from dynamo.routing.unsupported_flags import ROUTER as UNSUPPORTED
 
 from dynamo.core.config import ArgumentParser, build_parser, from_namespace
 from dynamo.core.errors import ConfigError, InvalidArgument
@@ -28,17 +25,19 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.kv_router.config import RouterConfig as DecisionConfig
 from dynamo.kv_router.config import Weights
 from dynamo.llm import KvRouterConfig, RouterConfig
+from dynamo.mocker.advertised import WAITING
 from dynamo.mocker.config import MockerConfig
 from dynamo.protocols.model_card import ModelDeploymentCard
 from dynamo.replay.modes import router_config as replay_config
-from dynamo.router.config import RouterOptions
+from dynamo.router.config import UNSUPPORTED, RouterOptions
+from dynamo.routing.python_config import wanted_routing
 from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.push_router import RouterMode
 from dynamo.select_service.config import SelectOptions
 
 C = TypeVar("C")
 
-SNAPSHOT = Path(__file__).with_name("settings_surfaces.json")
+SNAPSHOT = Path(__file__).with_name("router_settings.json")
 ENDPOINT = "--endpoint=a.b.c"
 WORDS = ("x", "wspt", "lru", "hicache", "ais", "keyed-xxh3-v1", "balanced")
 

@@ -1,4 +1,4 @@
-"""Requests under way are known by public hashes, or by those of a key."""
+"""Settings: flags become the router's configuration."""
 
 from pathlib import Path
 
@@ -7,7 +7,25 @@ import pytest
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
 from dynamo.kv_router.tracking import KEYED
-from dynamo.routing.tracking_options import TrackingOptions
+from dynamo.routing.settings import KvRouterOptions, TrackingOptions, router_config
+
+
+@pytest.mark.parametrize(
+    ("given", "threshold", "order"),
+    [
+        ({}, None, "fcfs"),
+        ({"router_queue_threshold": 2.0}, 2.0, "fcfs"),
+        ({"router_queue_threshold": 2.0, "router_queue_policy": "wspt"}, 2.0, "wspt"),
+        ({"router_policy": "balanced"}, 1.0, "wspt"),
+        ({"router_policy": "balanced", "router_queue_threshold": 2.0}, 2.0, "wspt"),
+        ({"router_policy": "balanced", "router_queue_policy": "fcfs"}, 1.0, "fcfs"),
+    ],
+)
+def test_balanced_lets_requests_wait_in_the_router_unless_it_is_said_otherwise(
+    given: dict[str, object], threshold: float | None, order: str
+) -> None:
+    config = router_config(KvRouterOptions(**given), 16)  # type: ignore[arg-type]
+    assert (config.queue_threshold, config.queue_policy) == (threshold, order)
 
 
 def options(*argv: str) -> TrackingOptions:
