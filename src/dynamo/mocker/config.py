@@ -10,7 +10,7 @@ from dynamo.core.config import option
 from dynamo.core.errors import ConfigError
 from dynamo.mocker.advertised import AdvertisedOptions
 from dynamo.mocker.profile import profiled
-from dynamo.mocker.reasoning import Reasoning, read_reasoning
+from dynamo.mocker.scripts import Reasoning, read_reasoning
 from dynamo.mocker.simulation.rules import (
     BLOCK_TOKENS,
     EngineType,

@@ -32,7 +32,7 @@ from dynamo.routing.busy import Capacity, Thresholds
 from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.routing.policy_file import RouterPolicy, config_of_stage
 from dynamo.routing.python_config import WantedRouting, wanted_routing
-from dynamo.routing.served_indexers import ServedIndexers
+from dynamo.routing.remote_indexer import ServedIndexers
 from dynamo.routing.session_affinity import SessionAffinity
 from dynamo.routing.settings import OWN_FIELDS, DisaggregationOptions, KvRouterOptions, router_config
 from dynamo.runtime.client import unreadable_records

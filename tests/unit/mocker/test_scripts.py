@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from dynamo.core.errors import ConfigError
-from dynamo.mocker.reasoning import read_reasoning
-from dynamo.mocker.scripts import read_answers
+from dynamo.mocker.scripts import read_answers, read_reasoning
 
 
 def test_thoughts_lie_between_two_marks() -> None:

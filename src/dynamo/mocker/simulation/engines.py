@@ -1,14 +1,38 @@
-"""Engines: create the simulation of an engine by its name."""
+"""Engines: the simulation of an engine by its name, and that of TensorRT-LLM."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from dynamo.mocker.simulation.batching import Batching
 from dynamo.mocker.simulation.rules import EngineType, Limits
 from dynamo.mocker.simulation.scheduler import Simulation
+from dynamo.mocker.simulation.sequence import Owner, Sequence
 from dynamo.mocker.simulation.sglang import SglangSimulation
 from dynamo.mocker.simulation.timing import StepTimes
 from dynamo.mocker.simulation.tokens import TokenSource
-from dynamo.mocker.simulation.trtllm import TrtllmSimulation
+
+
+@dataclass(slots=True)
+class TrtllmSimulation(Batching[Owner]):
+    """One rank of TensorRT-LLM: guaranteed_no_evict allocates all blocks at admission and never preempts."""
+
+    def _blocks_needed(self, sequence: Sequence[Owner]) -> int:
+        return self._blocks_in_all(sequence)
+
+    def _reserve(self, sequence: Sequence[Owner], cached_tokens: int) -> int:
+        return 0
+
+    def _grow(self, step: int) -> None:
+        for sequence in self._borders.pop(step, ()):
+            self._settle(sequence, self.context_of(sequence, step))
+            self._expect_border(sequence, step + self.limits.block_tokens)
+
+    def blocks_held_by(self, sequence: Sequence[Owner]) -> int:
+        return self._blocks_in_all(sequence)
+
+    def _blocks_in_all(self, sequence: Sequence[Owner]) -> int:
+        return self.blocks_of(len(sequence.prompt) + sequence.max_tokens - 1)
+
 
 ENGINES: dict[EngineType, type[Batching[Any]]] = {
     "vllm": Simulation,

@@ -3,12 +3,11 @@
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Any, Generic
 
 from dynamo.core.tally import Tally
 from dynamo.mocker.simulation.blocks import BlockPool
 from dynamo.mocker.simulation.host import HostTier
-from dynamo.mocker.simulation.invariants import check_invariants
 from dynamo.mocker.simulation.rules import Limits
 from dynamo.mocker.simulation.sequence import Owner, Sequence, State
 from dynamo.mocker.simulation.timing import StepTimes
@@ -144,7 +143,13 @@ class RankState(Generic[Owner]):
 
     def validate(self) -> None:
         """Raise `AssertionError` if an invariant between two steps is violated."""
-        check_invariants(self)
+        self.pool.validate()
+        if self.host is not None:
+            self.host.validate()
+        _check_blocks(self)
+        _check_counts(self)
+        _check_waiting(self)
+        _check_decoding(self)
 
     # Entering and leaving queues.
 
@@ -245,3 +250,52 @@ class RankState(Generic[Owner]):
     def _release(self, sequence: Sequence[Owner]) -> None:
         self.pool.release(sequence.hashes[: sequence.committed], sequence.private)
         sequence.committed = sequence.private = 0
+
+
+def _check_blocks(sim: RankState[Any]) -> None:
+    holding = [*sim.decoding, *([sim.partial] if sim.partial else []), *sim.loading, *sim.loaded, *sim.kept]
+    holders: dict[int, int] = {}
+    for sequence in holding:
+        for block_hash in sequence.hashes[: sequence.committed]:
+            holders[block_hash] = holders.get(block_hash, 0) + 1
+    assert holders == sim.pool.active, "the pool's holder counts differ from the sequences"
+    assert sim.pool.private == sum(sequence.private for sequence in holding)
+    assert len(sim.decoding) + (sim.partial is not None) <= sim.limits.max_num_seqs
+
+
+def _check_counts(sim: RankState[Any]) -> None:
+    admitted = [*([sim.partial] if sim.partial else []), *sim.loading, *sim.loaded]
+    queued = sum(sequence.length for sequence in sim.waiting) + sum(sequence.owed for sequence in admitted)
+    assert sim.queued_tokens == queued
+    assert sim.context_tokens == sum(sim.context_of(sequence) for sequence in sim.decoding)
+    fresh, preempted, offsets = sim.tallies
+    for tally, values in (
+        (fresh, [sequence.length for sequence in sim.waiting if not sequence.generated]),
+        (preempted, [sequence.length for sequence in sim.waiting if sequence.generated]),
+        (offsets, [sim.context_of(sequence, 0) for sequence in sim.decoding]),
+    ):
+        assert (tally.count, tally.total) == (len(values), sum(values))
+        assert tally.squares == sum(value * value for value in values)
+
+
+def _check_waiting(sim: RankState[Any]) -> None:
+    for sequence in sim.waiting:
+        assert sequence.state is State.WAITING
+        assert sequence.committed == sequence.private == 0
+    for sequence in (*sim.loading, *sim.loaded):
+        assert sequence.state is State.LOADING
+    for sequence in sim.kept:
+        assert sequence.state is State.DONE
+
+
+def _check_decoding(sim: RankState[Any]) -> None:
+    borders, endings = sim.expected
+    assert sum(map(len, endings.values())) == len(sim.decoding)
+    assert sum(map(len, borders.values())) == sum(one.border <= one.ending for one in sim.decoding)
+    for sequence in sim.decoding:
+        assert sequence.state is State.DECODING
+        assert sequence in endings[sequence.ending]
+        assert sequence.border > sequence.ending or sequence in borders[sequence.border]
+        assert sequence.border >= sim.steps
+        assert 0 <= sim.steps - sequence.birth < sequence.max_tokens
+        assert sequence.committed + sequence.private == sim.blocks_held_by(sequence)
