@@ -5,8 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.waiting import WAITING
+from dynamo.frontend.config import UNSUPPORTED_FLAGS, FrontendConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "frontend.md"
 BEGIN, END = "<!-- flags: written by tools/frontend_options.py -->", "<!-- end of flags -->"
@@ -17,7 +16,7 @@ def main() -> int:
     before = PAGE.read_text(encoding="utf-8")
     head, _, rest = before.partition(BEGIN)
     _, _, tail = rest.partition(END)
-    after = f"{head}{BEGIN}\n\n{table()}\n{waiting()}\n{END}{tail}"
+    after = f"{head}{BEGIN}\n\n{table()}\n{unsupported_flags()}\n{END}{tail}"
     if "--check" in sys.argv[1:]:
         return int(before != after)
     PAGE.write_text(after, encoding="utf-8")
@@ -50,10 +49,10 @@ def default(field: Any) -> str:
     return f"{value}"
 
 
-def waiting() -> str:
+def unsupported_flags() -> str:
     """Return the sentence about the unsupported flags of upstream."""
     declared = {field.metadata["flag"] for field in fields(FrontendConfig)}
-    names = ", ".join(f"`{one.flag}`" for one in WAITING if one.flag not in declared)
+    names = ", ".join(f"`{one.flag}`" for one in UNSUPPORTED_FLAGS if one.flag not in declared)
     return f"Not supported, and refused unless given with upstream's default value: {names}.\n"
 
 

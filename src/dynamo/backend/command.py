@@ -14,12 +14,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol, TypeVar
 
-from dynamo.backend.config import WorkerOptions
+from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, WorkerOptions
 from dynamo.backend.engine import LLMEngine
-from dynamo.backend.waiting import WAITING
 from dynamo.backend.worker import run_worker
 from dynamo.core.config import exit_on_config_error
-from dynamo.core.waiting import load
+from dynamo.core.unsupported_flags import load
 
 Options = TypeVar("Options", bound=WorkerOptions)
 Given_contra = TypeVar("Given_contra", bound=WorkerOptions, contravariant=True)
@@ -36,7 +35,7 @@ def run(engine: EngineClass[Options], options: type[Options], argv: Sequence[str
     """Parse the command line, serve until a signal, and exit; a wrong setting prints one line, with status 2."""
 
     def main() -> int:
-        given = load(options, sys.argv[1:] if argv is None else argv, WAITING)
+        given = load(options, sys.argv[1:] if argv is None else argv, UNSUPPORTED_WORKER_FLAGS)
         return run_worker(given, lambda: engine.from_options(given))
 
     exit_on_config_error(main)

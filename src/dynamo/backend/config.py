@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dynamo.backend.disagg import DisaggregationMode, mode_of
 from dynamo.core.config import option, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.unsupported_flags import UnsupportedFlag
 from dynamo.model_card.thinking import DISABLED, ENABLED
 from dynamo.model_card.tool_call_tags import TagPolicy
 from dynamo.parsers.registry import reasoning_family, tool_call_family
@@ -16,6 +17,19 @@ from dynamo.runtime.config import RuntimeOptions
 ENDPOINT = "generate"
 ENDPOINT_TYPES = {"chat": "Chat", "completions": "Completions"}
 """Values of `--endpoint-types` and their names on the card."""
+UNSUPPORTED_WORKER_FLAGS = (
+    UnsupportedFlag("--kv-state-endpoint", "DYN_KV_STATE_ENDPOINT", ""),
+    UnsupportedFlag("--fpm-trace", "DYN_FPM_TRACE", False),
+    UnsupportedFlag("--connector", "DYN_CONNECTOR", ""),
+    UnsupportedFlag("--multimodal-embedding-cache-capacity-gb", "DYN_MULTIMODAL_EMBEDDING_CACHE_CAPACITY_GB", "0"),
+    UnsupportedFlag("--multimodal-embedding-cache-publisher", "DYN_MULTIMODAL_EMBEDDING_CACHE_PUBLISHER", False),
+    UnsupportedFlag("--output-modalities", "DYN_OUTPUT_MODALITIES", "text"),
+    UnsupportedFlag("--media-output-fs-url", "DYN_MEDIA_OUTPUT_FS_URL", "file:///tmp/dynamo_media"),
+    UnsupportedFlag("--media-output-http-url", "DYN_MEDIA_OUTPUT_HTTP_URL", ""),
+    UnsupportedFlag("--health-check-payload", None, "", hint="set DYN_HEALTH_CHECK_PAYLOAD instead"),
+    UnsupportedFlag("--migration-limit", None, "0", hint="set --migration-limit of the frontend instead"),
+)
+"""Flags of upstream's workers that are refused unless they have their default value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

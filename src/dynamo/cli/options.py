@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dynamo.backend.config import DisaggregatedOptions
+from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
 from dynamo.cli.announcement import Api
 from dynamo.cli.graph import PLANES
 from dynamo.core.config import as_flags, build_parser, from_namespace, option
 from dynamo.core.errors import ConfigError
-from dynamo.core.waiting import Waiting, declared_flags, without_waiting
+from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_unsupported
 
 ENGINES = ("cpu", "mocker")
 DEFAULT_HOST = "127.0.0.1"  # A model served on a laptop must not be exposed to the network by default.
@@ -108,17 +108,16 @@ class Options:
 
 def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
     """Parse the command line. Raises `ConfigError` for an unknown flag, with the most similar known one."""
-    from dynamo.frontend.config import FrontendConfig, api_keys
-    from dynamo.frontend.waiting import WAITING
+    from dynamo.frontend.config import UNSUPPORTED_FLAGS, FrontendConfig, api_keys
 
     variables = {name: value for name, value in variables.items() if name not in PLANES}
     variables["DYN_HTTP_HOST"] = variables.get("DYN_HTTP_HOST") or DEFAULT_HOST
     serve, _ = build_parser(ServeConfig, variables=variables, prog="dynamo serve").parse_known_args(
         [word for word in argv if word not in {"-h", "--help", "--help-all"}]
     )
-    engine_type, engine_waiting = config_of(serve.engine)
+    engine_type, engine_unsupported = config_of(serve.engine)
     declared = declared_flags(ServeConfig) | declared_flags(engine_type) | declared_flags(FrontendConfig)
-    argv = without_waiting((*WAITING, *engine_waiting), argv, variables, declared)
+    argv = drop_unsupported((*UNSUPPORTED_FLAGS, *engine_unsupported), argv, variables, declared)
     whole = build_parser(ServeConfig, engine_type, FrontendConfig, variables=variables, prog="dynamo serve")
     config = from_namespace(ServeConfig, whole.parse_args(list(argv)))
     engine = _own(engine_type, _with_model(argv, config), variables)
@@ -177,17 +176,15 @@ def _check_roles(config: ServeConfig, engine: Any) -> None:
         raise ConfigError("--prefill-workers and --disaggregation-mode are mutually exclusive")
 
 
-def config_of(engine: str) -> tuple[type[Any], Sequence[Waiting]]:
+def config_of(engine: str) -> tuple[type[Any], Sequence[UnsupportedFlag]]:
     """Return an engine's configuration class and its unsupported flags; only the chosen engine is imported."""
     if engine == "mocker":
-        from dynamo.mocker import waiting
-        from dynamo.mocker.config import MockerConfig
+        from dynamo.mocker.config import UNSUPPORTED_FLAGS, MockerConfig
 
-        return MockerConfig, waiting.WAITING
-    from dynamo.backend.waiting import WAITING
+        return MockerConfig, UNSUPPORTED_FLAGS
     from dynamo.cpu.config import CpuConfig
 
-    return CpuConfig, WAITING
+    return CpuConfig, UNSUPPORTED_WORKER_FLAGS
 
 
 def _own(config_type: type[Any], argv: Sequence[str], variables: Mapping[str, str]) -> Any:

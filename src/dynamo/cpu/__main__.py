@@ -4,16 +4,16 @@ import os
 import sys
 from dataclasses import replace
 
-from dynamo.backend.waiting import WAITING
+from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS
 from dynamo.core.config import environ, exit_on_config_error
-from dynamo.core.waiting import load
+from dynamo.core.unsupported_flags import load
 from dynamo.cpu import blas
 from dynamo.cpu.config import CpuConfig
 
 
 def main() -> int:
     """Run the worker until it is stopped."""
-    config = load(CpuConfig, sys.argv[1:], WAITING, prog="python -m dynamo.cpu")
+    config = load(CpuConfig, sys.argv[1:], UNSUPPORTED_WORKER_FLAGS, prog="python -m dynamo.cpu")
     if config.model_path is not None and not os.path.isdir(config.model_path):
         from dynamo.model_card.hub import resolve_model
 

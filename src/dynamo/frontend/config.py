@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dynamo.api.batches.store import BYTES_MAX as BATCH_BYTES_MAX
 from dynamo.api.batches.store import FILES_MAX, StorageLimits
 from dynamo.api.responses.store import BYTES_MAX, ENTRIES_MAX, UNUSED_S, StoreLimits
 from dynamo.core.api_keys import ADMIN_API_KEYS, API_KEYS, KEY_CHARS_MIN, keys_of_variable
-from dynamo.core.config import NO_EFFECT, environ, load, option
+from dynamo.core.config import NO_EFFECT, environ, option
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.frontend.waiting import without_waiting
+from dynamo.core.unsupported_flags import UnsupportedFlag, load
 from dynamo.frontend.workers import WORKERS_MAX
 from dynamo.http.routes.api_options import ApiOptions
 from dynamo.http.server.cors import Cors
@@ -22,6 +22,19 @@ from dynamo.runtime.push_router import RouterMode
 from dynamo.serving.announcing import REASONING_FIELDS, AnswerOptions
 from dynamo.serving.postprocessor import REASONING_FIELD
 from dynamo.text.tokenizer.tokenizer import CHOICES, backends_wanted
+
+UNSUPPORTED_FLAGS = (
+    UnsupportedFlag("--kv-cache-block-size", "DYN_KV_CACHE_BLOCK_SIZE", "", hint="workers publish their block size"),
+    UnsupportedFlag("--exclude-tools-when-tool-choice-none", "DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE", True),
+    UnsupportedFlag("--dyn-chat-processor", "DYN_CHAT_PROCESSOR", "dynamo"),
+    UnsupportedFlag("--dyn-debug-perf", "DYN_DEBUG_PERF", False),
+    UnsupportedFlag("--dyn-preprocess-workers", "DYN_PREPROCESS_WORKERS", "0"),
+    UnsupportedFlag("--trust-remote-code", "DYN_TRUST_REMOTE_CODE", False),
+    UnsupportedFlag(
+        "LoRA allocation", "DYN_LORA_ALLOCATION_ENABLED", False, hint="load adapters at workers (docs/lora.md)"
+    ),
+)
+"""Flags of upstream's frontend that are refused unless they have their default value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,9 +341,7 @@ class FrontendConfig(RuntimeOptions, BusyOptions, KvRouterOptions, Disaggregatio
 
 def read(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> FrontendConfig:
     """Parse a command line of `python -m dynamo.frontend`. Raises `ConfigError`."""
-    given = environ() if variables is None else variables
-    declared = {field.metadata["flag"] for field in fields(FrontendConfig)}
-    return load(FrontendConfig, without_waiting(argv, given, declared), given, prog="python -m dynamo.frontend")
+    return load(FrontendConfig, argv, UNSUPPORTED_FLAGS, prog="python -m dynamo.frontend", variables=variables)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,15 @@ import sys
 
 from dynamo.backend.worker import run_worker
 from dynamo.core.config import exit_on_config_error
-from dynamo.core.waiting import load
-from dynamo.mocker.advertised import WAITING
+from dynamo.core.unsupported_flags import load
 from dynamo.mocker.canonical import with_extra
-from dynamo.mocker.config import MockerConfig
+from dynamo.mocker.config import UNSUPPORTED_FLAGS, MockerConfig
 from dynamo.mocker.engine import MockerEngine
 
 
 def main() -> int:
     """Run until a stop signal; return the exit status."""
-    config = with_extra(load(MockerConfig, sys.argv[1:], WAITING, prog="python -m dynamo.mocker"))
+    config = with_extra(load(MockerConfig, sys.argv[1:], UNSUPPORTED_FLAGS, prog="python -m dynamo.mocker"))
     numbers = itertools.count()
     return run_worker(
         config,

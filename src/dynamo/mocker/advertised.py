@@ -5,19 +5,13 @@ The frontend's own routing environment variables are not read here: a frontend m
 
 from dataclasses import dataclass, fields
 
-from dynamo.backend import waiting
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.core.waiting import Waiting
-from dynamo.routing.ais_options import AisOptions
 from dynamo.routing.python_config import KvRouterConfig, RouterConfig
 from dynamo.routing.settings import (
     AffinityOptions,
     BusyOptions,
-    DisaggregationOptions,
     KvOptions,
-    KvRouterOptions,
-    as_unsupported,
     without_variables,
 )
 from dynamo.runtime.push_router import RouterMode
@@ -60,38 +54,3 @@ class AdvertisedOptions(BusyOptions, AffinityOptions, KvOptions):
 
 
 FLAGS: dict[str, str] = {one.name: one.metadata["flag"] for one in fields(AdvertisedOptions)}
-
-NEEDS_AIS = (
-    "AISimulate's measured tables (NVIDIA's package aisimulate) are not supported; pass measurements with "
-    "--planner-profile-data"
-)
-WITH_AIS = "requires --ais-perf-model, which is not supported; set the number of blocks with --num-gpu-blocks-override"
-NOT_PUBLISHED = {
-    "--router-conditional-disagg", "--router-conditional-disagg-config", "--router-prefill-policy",
-    "--router-decode-policy", "--load-aware", "--router-tracking-hash", "--router-tracking-key-file",
-    "--router-tracking-key-id", "--router-prefill-load-model", "--router-policy-config", "--router-event-threads",
-}  # fmt: skip
-"""Flags of settings that upstream's workers publish and these do not."""
-
-
-def _fraction(flag: str, default: str) -> Waiting:
-    return Waiting(flag, None, default, hint=WITH_AIS)
-
-
-WAITING: tuple[Waiting, ...] = (
-    *waiting.WAITING,
-    _fraction("--gpu-memory-utilization", "0.9"),
-    _fraction("--mem-fraction-static", "0.88"),
-    _fraction("--free-gpu-memory-fraction", "0.9"),
-    Waiting("--ais-perf-model", None, default=False, aliases=("--aic-perf-model",), hint=NEEDS_AIS),
-    *(
-        Waiting(one.flag, None, one.default, (one.flag.replace("--ais-", "--aic-"),), NEEDS_AIS)
-        for one in map(as_unsupported, fields(AisOptions))
-    ),
-    *(
-        Waiting(one.flag, None, one.default, one.aliases)
-        for one in map(as_unsupported, (*fields(DisaggregationOptions), *fields(KvRouterOptions)))
-        if one.flag in NOT_PUBLISHED
-    ),
-)
-"""Upstream's flags that this mocker rejects; the routing variables of a frontend on the same host are not checked."""

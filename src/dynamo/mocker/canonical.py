@@ -9,8 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.mocker.advertised import NEEDS_AIS
-from dynamo.mocker.config import MockerConfig
+from dynamo.mocker.config import NEEDS_AIS, MockerConfig
 
 TABLES = ("engine", "dynamo")
 OWN_NAMES = {

@@ -1,13 +1,14 @@
 """MockerConfig: the flags of `python -m dynamo.mocker` (docs/mocker.md)."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, cast
 
 import dynamo
-from dynamo.backend.config import DisaggregatedOptions
+from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, DisaggregatedOptions
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError
+from dynamo.core.unsupported_flags import UnsupportedFlag
 from dynamo.mocker.advertised import AdvertisedOptions
 from dynamo.mocker.profile import profiled
 from dynamo.mocker.scripts import Reasoning, read_reasoning
@@ -21,6 +22,8 @@ from dynamo.mocker.simulation.rules import (
     TransferRules,
 )
 from dynamo.mocker.simulation.timing import StepTimes, Timing
+from dynamo.routing.ais_options import AisOptions
+from dynamo.routing.settings import DisaggregationOptions, KvRouterOptions, as_unsupported
 
 PORTS_FLAGS = {
     "zmq_kv_events_ports": "--zmq-kv-events-ports",
@@ -35,6 +38,40 @@ WORKERS_MAX = 1024  # Per process; each worker has its own socket and task.
 STAGGER_AUTO = -1.0
 STAGGER_BATCH = 32  # Workers started between two pauses, so that discovery can keep up.
 STAGGER_PAUSE_S = 2.0
+NEEDS_AIS = (
+    "AISimulate's measured tables (NVIDIA's package aisimulate) are not supported; pass measurements with "
+    "--planner-profile-data"
+)
+WITH_AIS = "requires --ais-perf-model, which is not supported; set the number of blocks with --num-gpu-blocks-override"
+NOT_PUBLISHED = {
+    "--router-conditional-disagg", "--router-conditional-disagg-config", "--router-prefill-policy",
+    "--router-decode-policy", "--load-aware", "--router-tracking-hash", "--router-tracking-key-file",
+    "--router-tracking-key-id", "--router-prefill-load-model", "--router-policy-config", "--router-event-threads",
+}  # fmt: skip
+"""Flags of settings that upstream's workers publish and these do not."""
+
+
+def _memory_fraction(flag: str, default: str) -> UnsupportedFlag:
+    return UnsupportedFlag(flag, None, default, hint=WITH_AIS)
+
+
+UNSUPPORTED_FLAGS = (
+    *UNSUPPORTED_WORKER_FLAGS,
+    _memory_fraction("--gpu-memory-utilization", "0.9"),
+    _memory_fraction("--mem-fraction-static", "0.88"),
+    _memory_fraction("--free-gpu-memory-fraction", "0.9"),
+    UnsupportedFlag("--ais-perf-model", None, default=False, aliases=("--aic-perf-model",), hint=NEEDS_AIS),
+    *(
+        UnsupportedFlag(one.flag, None, one.default, (one.flag.replace("--ais-", "--aic-"),), NEEDS_AIS)
+        for one in map(as_unsupported, fields(AisOptions))
+    ),
+    *(
+        UnsupportedFlag(one.flag, None, one.default, one.aliases)
+        for one in map(as_unsupported, (*fields(DisaggregationOptions), *fields(KvRouterOptions)))
+        if one.flag in NOT_PUBLISHED
+    ),
+)
+"""Upstream's flags that this mocker rejects; the routing variables of a frontend on the same host are not checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

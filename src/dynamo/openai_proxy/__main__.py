@@ -4,12 +4,12 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS
 from dynamo.backend.engine import LLMEngine
-from dynamo.backend.waiting import WAITING
 from dynamo.backend.worker import run_worker
 from dynamo.core import logging as log
 from dynamo.core.config import exit_on_config_error
-from dynamo.core.waiting import load
+from dynamo.core.unsupported_flags import load
 from dynamo.openai_proxy.config import ProxyConfig
 from dynamo.openai_proxy.facts import Offer, find_offers
 from dynamo.openai_proxy.text_engine import TextEngine
@@ -21,7 +21,7 @@ INTERRUPTED = 130  # The exit status that a shell reports for SIGINT.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the worker until it is stopped; return the exit status."""
-    config = load(ProxyConfig, sys.argv[1:] if argv is None else argv, WAITING, prog=PROG)
+    config = load(ProxyConfig, sys.argv[1:] if argv is None else argv, UNSUPPORTED_WORKER_FLAGS, prog=PROG)
     log.setup(component="worker")
     try:
         facts, offers = asyncio.run(find_offers(config))

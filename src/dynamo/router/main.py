@@ -6,7 +6,7 @@ import sys
 from dynamo.core import logging as logs
 from dynamo.core.parent import die_with_parent
 from dynamo.core.signals import stop_event
-from dynamo.core.waiting import load
+from dynamo.core.unsupported_flags import load
 from dynamo.router.config import UNSUPPORTED, RouterOptions
 from dynamo.router.service import RouterService
 from dynamo.routing.endpoint_router import EndpointRouter

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from dynamo.core.config import NO_EFFECT, option, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.core.waiting import Waiting
+from dynamo.core.unsupported_flags import UnsupportedFlag
 from dynamo.kv_router.active import EXPIRY_S
 from dynamo.kv_router.config import BALANCED_QUEUE, RouterConfig, Weights
 from dynamo.kv_router.index import BLOCKS_MAX
@@ -362,7 +362,7 @@ def without_variables(config_type: type[C]) -> type[C]:
     return config_type
 
 
-def as_unsupported(one: "Field[Any]") -> Waiting:
+def as_unsupported(one: "Field[Any]") -> UnsupportedFlag:
     """Return a setting as a flag that a program does not support."""
     default = one.default if isinstance(one.default, bool) else "" if one.default is None else str(one.default)
-    return Waiting(one.metadata["flag"], one.metadata["env"], default, one.metadata["aliases"])
+    return UnsupportedFlag(one.metadata["flag"], one.metadata["env"], default, one.metadata["aliases"])

@@ -3,14 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynamo.backend.config import WorkerOptions
+from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, WorkerOptions
 from dynamo.backend.disagg import DisaggregationMode
-from dynamo.backend.waiting import WAITING as SHARED_WAITING
 from dynamo.core.config import build_parser, environ, from_namespace, option
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.core.waiting import declared_flags, without_waiting
+from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_unsupported
 from dynamo.sglang.controls import read_engine_route
-from dynamo.sglang.waiting import WAITING
 
 PROG = "python -m dynamo.sglang"
 MODES = {
@@ -21,6 +19,22 @@ MODES = {
 }
 FORWARD_PASS_VARIABLE = "DYN_FORWARDPASS_METRIC_PORT"  # noqa: S105 - the name of a variable
 STORE_EVENTS_VARIABLE = "DYN_MOONCAKE_KV_EVENTS_ENDPOINT"
+UNSUPPORTED_FLAGS = (
+    *UNSUPPORTED_WORKER_FLAGS,
+    UnsupportedFlag("--use-sglang-tokenizer", "DYN_SGL_USE_TOKENIZER", False),
+    UnsupportedFlag("--gateway-workers", "DYN_SGL_GATEWAY_WORKERS", ""),
+    UnsupportedFlag("--dedicated-mm-encoder", "DYN_SGL_DEDICATED_MM_ENCODER", False),
+    UnsupportedFlag("--embedding-transfer-mode", "DYN_SGL_EMBEDDING_TRANSFER_MODE", "nixl-write"),
+    UnsupportedFlag("--embedding-worker", "DYN_SGL_EMBEDDING_WORKER", False),
+    UnsupportedFlag("--rerank-worker", "DYN_SGL_RERANK_WORKER", False),
+    UnsupportedFlag("--image-diffusion-worker", "DYN_SGL_IMAGE_DIFFUSION_WORKER", False),
+    UnsupportedFlag("--disagg-config", "DYN_SGL_DISAGG_CONFIG", ""),
+    UnsupportedFlag("--disagg-config-key", "DYN_SGL_DISAGG_CONFIG_KEY", ""),
+    UnsupportedFlag("--video-generation-worker", "DYN_SGL_VIDEO_GENERATION_WORKER", False),
+    UnsupportedFlag("--frontend-decoding", "DYN_SGL_FRONTEND_DECODING", False),
+    UnsupportedFlag("--sglang-trace-level", "SGLANG_TRACE_LEVEL", "2"),
+)
+"""Flags of upstream's SGLang worker that are refused unless they have their default value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +77,7 @@ class SglangConfig(WorkerOptions):
 def read_command_line(argv: Sequence[str]) -> tuple[SglangConfig, list[str]]:
     """Return the parsed options and the remaining arguments, which are SGLang's. Raise `ConfigError`."""
     variables = environ()
-    kept = without_waiting((*SHARED_WAITING, *WAITING), argv, variables, declared_flags(SglangConfig))
+    kept = drop_unsupported(UNSUPPORTED_FLAGS, argv, variables, declared_flags(SglangConfig))
     parser = build_parser(SglangConfig, variables=variables, prog=PROG)
     parser.usage = "%(prog)s [options] [SGLang's server arguments]"
     namespace, rest = parser.parse_known_args(kept)

@@ -7,13 +7,11 @@ from typing import Any, ClassVar
 
 import yaml
 
-from dynamo.backend.config import WorkerOptions
+from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, WorkerOptions
 from dynamo.backend.disagg import DisaggregationMode
-from dynamo.backend.waiting import WAITING as SHARED_WAITING
 from dynamo.core.config import build_parser, environ, from_namespace, option
 from dynamo.core.errors import ConfigError
-from dynamo.core.waiting import declared_flags, without_waiting
-from dynamo.trtllm.waiting import WAITING
+from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_unsupported
 
 PROG = "python -m dynamo.trtllm"
 PATCH = "--trtllm."
@@ -25,6 +23,28 @@ MODES = {
     "prefill": DisaggregationMode.PREFILL,
     "decode": DisaggregationMode.DECODE,
 }
+UNSUPPORTED_FLAGS = (
+    *UNSUPPORTED_WORKER_FLAGS,
+    UnsupportedFlag("--revision", "DYN_TRTLLM_REVISION", "", hint="set --model to the directory of that revision"),
+    UnsupportedFlag("--modality", "DYN_TRTLLM_MODALITY", "text"),
+    UnsupportedFlag("--enable-multimodal", "DYN_TRTLLM_ENABLE_MULTIMODAL", False),
+    UnsupportedFlag("--encode-endpoint", "DYN_TRTLLM_ENCODE_ENDPOINT", ""),
+    UnsupportedFlag("--allowed-local-media-path", "DYN_TRTLLM_ALLOWED_LOCAL_MEDIA_PATH", ""),
+    UnsupportedFlag("--max-file-size-mb", "DYN_TRTLLM_MAX_FILE_SIZE_MB", "50"),
+    UnsupportedFlag("--conversation-affinity", "DYN_ENGINE_CONV_AFFINITY", False),
+    UnsupportedFlag("--conversation-affinity-dp-rank-source", None, "engine"),
+    UnsupportedFlag("--torch-dtype", "DYN_TRTLLM_TORCH_DTYPE", "bfloat16"),
+    UnsupportedFlag("--attn-backend", "DYN_TRTLLM_ATTN_BACKEND", "VANILLA"),
+    UnsupportedFlag("--quant-dynamic", "DYN_TRTLLM_QUANT_DYNAMIC", True),
+    UnsupportedFlag("--model-loader-extra-config", "DYN_TRTLLM_MODEL_LOADER_EXTRA_CONFIG", ""),
+    UnsupportedFlag("--default-height", "DYN_TRTLLM_DEFAULT_HEIGHT", "480"),
+    UnsupportedFlag("--default-width", "DYN_TRTLLM_DEFAULT_WIDTH", "832"),
+    UnsupportedFlag("--default-num-inference-steps", "DYN_TRTLLM_DEFAULT_NUM_INFERENCE_STEPS", "50"),
+    UnsupportedFlag("--default-guidance-scale", "DYN_TRTLLM_DEFAULT_GUIDANCE_SCALE", "5.0"),
+    UnsupportedFlag("--default-num-frames", "DYN_TRTLLM_DEFAULT_NUM_FRAMES", "81"),
+    UnsupportedFlag("--default-num-images-per-prompt", "DYN_TRTLLM_DEFAULT_NUM_IMAGES_PER_PROMPT", "1"),
+)
+"""Flags of upstream's TensorRT-LLM worker that are refused unless they have their default value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +156,7 @@ def read_command_line(argv: Sequence[str]) -> tuple[TrtllmConfig, dict[str, Any]
     """Return the options, and the arguments of `--trtllm.<dotted.name> <value>`. Raise `ConfigError`."""
     variables = environ()
     own, patches = split_patches(argv)
-    kept = without_waiting((*SHARED_WAITING, *WAITING), own, variables, declared_flags(TrtllmConfig))
+    kept = drop_unsupported(UNSUPPORTED_FLAGS, own, variables, declared_flags(TrtllmConfig))
     namespace = build_parser(TrtllmConfig, variables=variables, prog=PROG).parse_args(kept)
     return from_namespace(TrtllmConfig, namespace), patches
 

@@ -4,19 +4,52 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dynamo.backend.config import DisaggregatedOptions
+from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
-from dynamo.backend.waiting import WAITING as SHARED_WAITING
 from dynamo.core.config import build_parser, environ, from_namespace, option, setting
 from dynamo.core.errors import ConfigError
-from dynamo.core.waiting import declared_flags, without_waiting
+from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_unsupported
 from dynamo.vllm.library import Library
-from dynamo.vllm.waiting import WAITING
 
 PROG = "python -m dynamo.vllm"
 FORWARD_PASS_PORT = 20380
 FORWARD_PASS_VARIABLE = "DYN_FORWARDPASS_METRIC_PORT"  # noqa: S105 - the name of a variable
 SCHEDULER = "dynamo.vllm.scheduler.ReportingScheduler"
+UNSUPPORTED_FLAGS = (
+    *UNSUPPORTED_WORKER_FLAGS,
+    UnsupportedFlag("--use-vllm-tokenizer", "DYN_VLLM_USE_TOKENIZER", False),
+    UnsupportedFlag("--route-to-encoder", "DYN_VLLM_ROUTE_TO_ENCODER", False),
+    UnsupportedFlag("--mm-prompt-template", "DYN_VLLM_MM_PROMPT_TEMPLATE", "USER: <image>\n<prompt> ASSISTANT:"),
+    UnsupportedFlag("--frontend-decoding", "DYN_VLLM_FRONTEND_DECODING", False),
+    UnsupportedFlag("--custom-encoder-class", "DYN_CUSTOM_ENCODER_CLASS", ""),
+    UnsupportedFlag("--embedding-transfer-mode", "DYN_VLLM_EMBEDDING_TRANSFER_MODE", "nixl-write"),
+    UnsupportedFlag("--embedding-frontend-tokenization", "DYN_VLLM_EMBEDDING_FRONTEND_TOKENIZATION", False),
+    UnsupportedFlag("--embedding-worker-processes", "DYN_VLLM_EMBEDDING_WORKER_PROCESSES", "1"),
+    UnsupportedFlag("--realtime", "DYN_VLLM_REALTIME", False),
+    UnsupportedFlag("--classify-worker", "DYN_VLLM_CLASSIFY_WORKER", False),
+    UnsupportedFlag("--model-express-url", "MODEL_EXPRESS_URL", ""),
+    UnsupportedFlag("--gms-shadow-mode", "DYN_VLLM_GMS_SHADOW_MODE", False),
+    UnsupportedFlag("--benchmark-mode", "DYN_BENCHMARK_MODE", ""),
+    UnsupportedFlag("--benchmark-points-file", "DYN_BENCHMARK_POINTS_FILE", ""),
+    UnsupportedFlag("--prefill-max-new-token-samples", "DYN_PREFILL_MAX_NEW_TOKEN_SAMPLES", "64"),
+    UnsupportedFlag("--prefill-max-kv-read-token-samples", "DYN_PREFILL_MAX_KV_READ_TOKEN_SAMPLES", "16"),
+    UnsupportedFlag("--decode-max-kv-read-token-samples", "DYN_DECODE_MAX_KV_READ_TOKEN_SAMPLES", "128"),
+    UnsupportedFlag("--decode-max-batch-size-samples", "DYN_DECODE_MAX_BATCH_SIZE_SAMPLES", "128"),
+    UnsupportedFlag("--prefix-max-batch-size-samples", "DYN_PREFIX_MAX_BATCH_SIZE_SAMPLES", "3"),
+    UnsupportedFlag("--benchmark-prefill-granularity", "DYN_BENCHMARK_PREFILL_GRANULARITY", ""),
+    UnsupportedFlag("--benchmark-prefill-kv-read-granularity", "DYN_BENCHMARK_PREFILL_KV_READ_GRANULARITY", ""),
+    UnsupportedFlag("--benchmark-prefill-batch-granularity", "DYN_BENCHMARK_PREFILL_BATCH_GRANULARITY", ""),
+    UnsupportedFlag("--benchmark-decode-length-granularity", "DYN_BENCHMARK_DECODE_LENGTH_GRANULARITY", ""),
+    UnsupportedFlag("--benchmark-decode-batch-granularity", "DYN_BENCHMARK_DECODE_BATCH_GRANULARITY", ""),
+    UnsupportedFlag("--benchmark-randomize-kda-state", "DYN_BENCHMARK_RANDOMIZE_KDA_STATE", False),
+    UnsupportedFlag("--benchmark-hybrid-live-state", "DYN_BENCHMARK_HYBRID_LIVE_STATE", False),
+    UnsupportedFlag("--benchmark-warmup-iterations", "DYN_BENCHMARK_WARMUP_ITERATIONS", "5"),
+    UnsupportedFlag("--benchmark-output-path", "DYN_BENCHMARK_OUTPUT_PATH", "/tmp/benchmark_results.json"),  # noqa: S108
+    UnsupportedFlag("--benchmark-collect-imbalanced", "DYN_BENCHMARK_COLLECT_IMBALANCED", False),
+    UnsupportedFlag("--benchmark-timeout", "DYN_BENCHMARK_TIMEOUT", "900"),
+    UnsupportedFlag("--benchmark-max-batch-size", "DYN_BENCHMARK_MAX_BATCH_SIZE", ""),
+)
+"""Flags of upstream's vLLM worker that are refused unless they have their default value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +88,7 @@ class VllmConfig(DisaggregatedOptions):
 def read_command_line(argv: Sequence[str]) -> tuple[VllmConfig, list[str]]:
     """Return the parsed options and the remaining arguments, which are vLLM's. Raise `ConfigError`."""
     variables = environ()
-    kept = without_waiting((*SHARED_WAITING, *WAITING), argv, variables, declared_flags(VllmConfig))
+    kept = drop_unsupported(UNSUPPORTED_FLAGS, argv, variables, declared_flags(VllmConfig))
     parser = build_parser(VllmConfig, variables=variables, prog=PROG)
     parser.usage = "%(prog)s [options] [vLLM's engine arguments]"
     namespace, rest = parser.parse_known_args(kept)

@@ -8,7 +8,8 @@ import pytest
 from dynamo.api.responses.store import StoreLimits
 from dynamo.core.config import dump
 from dynamo.core.errors import ConfigError
-from dynamo.frontend.config import api_keys, read
+from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_unsupported
+from dynamo.frontend.config import UNSUPPORTED_FLAGS, FrontendConfig, api_keys, read
 
 
 def test_the_defaults_are_upstreams() -> None:
@@ -173,3 +174,53 @@ def test_an_index_is_told_by_who_has_one() -> None:
         read(["--serve-indexer"], {})
     with pytest.raises(ConfigError, match="mutually exclusive"):
         read(["--router-mode", "kv", "--serve-indexer", "--use-remote-indexer"], {})
+
+
+def kept(*argv: str, **variables: str) -> list[str]:
+    return drop_unsupported(UNSUPPORTED_FLAGS, argv, variables, {"--http-port"})
+
+
+@pytest.mark.parametrize(
+    "argv", [["--dyn-debug-perf"], ["--dyn-preprocess-workers", "5"], ["--exclude-tools-when-tool-choice-none=false"]]
+)
+def test_unsupported_flag_is_refused_by_name(argv: list[str]) -> None:
+    with pytest.raises(ConfigError, match=argv[0].partition("=")[0]):
+        kept(*argv)
+
+
+def test_variable_of_an_unsupported_flag_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="DYN_DEBUG_PERF=1: --dyn-debug-perf"):
+        kept(DYN_DEBUG_PERF="1")
+
+
+def test_unsupported_flags_with_their_default_are_dropped() -> None:
+    argv = [
+        "--http-port",
+        "1",
+        "--no-dyn-debug-perf",
+        "--dyn-preprocess-workers",
+        "0",
+        "--dyn-chat-processor=dynamo",
+        "--x",
+    ]
+    assert kept(*argv, DYN_DEBUG_PERF="false", DYN_PREPROCESS_WORKERS="0.0") == ["--http-port", "1", "--x"]
+
+
+def test_declared_flag_is_supported_even_if_listed() -> None:
+    assert drop_unsupported(UNSUPPORTED_FLAGS, ["--dyn-debug-perf"], {}, {"--dyn-debug-perf"}) == ["--dyn-debug-perf"]
+
+
+def test_only_the_unsupported_flag_with_another_value_is_named() -> None:
+    with pytest.raises(ConfigError, match="--dyn-chat-processor"):
+        kept("--dyn-preprocess-workers", "0", "--dyn-chat-processor", "other")
+
+
+@pytest.mark.parametrize(
+    "one",
+    [one for one in UNSUPPORTED_FLAGS if one.flag not in declared_flags(FrontendConfig)],
+    ids=lambda one: one.flag,
+)
+def test_unsupported_flag_is_refused_unless_it_has_its_default_value(one: UnsupportedFlag) -> None:
+    with pytest.raises(ConfigError, match=one.flag):
+        kept(f"{one.flag}={not one.default if isinstance(one.default, bool) else 'otherwise'}")
+    assert kept(f"{one.flag}={one.default}") == []

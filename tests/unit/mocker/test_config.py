@@ -3,9 +3,13 @@
 import pytest
 
 from dynamo.core.config import load
-from dynamo.core.errors import ConfigError
-from dynamo.mocker.config import MockerConfig
+from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_unsupported
+from dynamo.mocker.canonical import settings_of
+from dynamo.mocker.config import UNSUPPORTED_FLAGS, MockerConfig
 from dynamo.mocker.simulation.timing import Timing
+
+DECLARED = declared_flags(MockerConfig)
 
 
 def read(*argv: str) -> MockerConfig:
@@ -146,3 +150,31 @@ def test_frontends_are_told_what_a_kv_router_is_to_weigh() -> None:
 def test_what_cannot_be_told_to_frontends_is_refused(flags: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         read(*flags)
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in UNSUPPORTED_FLAGS if one.flag not in DECLARED], ids=lambda one: one.flag
+)
+def test_unsupported_flag_is_refused_unless_it_has_its_default_value(one: UnsupportedFlag) -> None:
+    with pytest.raises(ConfigError, match=one.flag):
+        drop_unsupported(
+            UNSUPPORTED_FLAGS,
+            [f"{one.flag}={not one.default if isinstance(one.default, bool) else 'otherwise'}"],
+            {},
+            DECLARED,
+        )
+    assert drop_unsupported(UNSUPPORTED_FLAGS, [f"{one.flag}={one.default}"], {}, DECLARED) == []
+
+
+def test_routing_variables_of_a_frontend_are_not_refused() -> None:
+    assert drop_unsupported(UNSUPPORTED_FLAGS, [], {"DYN_ROUTER_TEMPERATURE": "1"}, DECLARED) == []
+
+
+def test_refusal_of_aisimulate_names_the_alternative() -> None:
+    with pytest.raises(ConfigError, match=r"package aisimulate.*--planner-profile-data"):
+        drop_unsupported(UNSUPPORTED_FLAGS, ["--ais-perf-model"], {}, DECLARED)
+    with pytest.raises(ConfigError, match="--num-gpu-blocks-override"):
+        drop_unsupported(UNSUPPORTED_FLAGS, ["--gpu-memory-utilization", "0.5"], {}, DECLARED)
+    ais = {"engine": {"timing_model": {"type": "external", "provider": "ais", "config": {}}}}
+    with pytest.raises(InvalidArgument, match="package aisimulate"):
+        settings_of(ais)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from dynamo.backend.waiting import WAITING
+from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS
 from dynamo.core.errors import ConfigError
-from dynamo.core.waiting import load
+from dynamo.core.unsupported_flags import load
 from dynamo.cpu.config import DEMO_MODEL
 from dynamo.openai_proxy.config import ProxyConfig
 
@@ -66,5 +66,5 @@ def test_the_key_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_flags_are_read() -> None:
     argv = ["--url", "http://h", "--model", "a", "--model", "b", "--header", "x: 1", "--model-name", "c,d"]
-    config = load(ProxyConfig, argv, WAITING)
+    config = load(ProxyConfig, argv, UNSUPPORTED_WORKER_FLAGS)
     assert (config.models, config.served_model_names, config.headers) == (["a", "b"], ["c", "d"], ["x: 1"])

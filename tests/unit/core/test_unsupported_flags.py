@@ -6,9 +6,12 @@ import pytest
 
 from dynamo.core.config import option
 from dynamo.core.errors import ConfigError
-from dynamo.core.waiting import Waiting, declared_flags, load, without_waiting
+from dynamo.core.unsupported_flags import UnsupportedFlag, declared_flags, drop_unsupported, load
 
-TABLE = (Waiting("--plane", "PLANE", "tcp", ("--way",)), Waiting("--sync", None, default=False, hint="X says it"))
+TABLE = (
+    UnsupportedFlag("--plane", "PLANE", "tcp", ("--way",)),
+    UnsupportedFlag("--sync", None, default=False, hint="X says it"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +28,14 @@ def test_the_refusal_says_what_was_seen_and_what_to_do() -> None:
         ("--sync",): "--sync: not supported by this release; X says it",
     }.items():
         with pytest.raises(ConfigError) as caught:
-            without_waiting(TABLE, argv, {}, ())
+            drop_unsupported(TABLE, argv, {}, ())
         assert str(caught.value) == words
 
 
 def test_a_variable_is_judged_as_its_flag_is() -> None:
     with pytest.raises(ConfigError, match="PLANE=quic: --plane is not supported"):
-        without_waiting(TABLE, [], {"PLANE": "quic"}, ())
-    assert without_waiting(TABLE, [], {"PLANE": "tcp"}, ()) == []
+        drop_unsupported(TABLE, [], {"PLANE": "quic"}, ())
+    assert drop_unsupported(TABLE, [], {"PLANE": "tcp"}, ()) == []
 
 
 def test_what_a_configuration_declares_is_left_to_it() -> None:

@@ -16,7 +16,7 @@ C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class UnsupportedFlag:
     """One unsupported flag of upstream."""
 
     flag: str
@@ -32,29 +32,35 @@ def declared_flags(config_type: type[Any]) -> set[str]:
     return {name for one in fields(config_type) for name in (one.metadata["flag"], *one.metadata["aliases"])}
 
 
-def load(config_type: type[C], argv: Sequence[str], table: Iterable[Waiting], prog: str | None = None) -> C:
-    """Return a configuration from the environment and a command line that may contain unsupported flags.
+def load(
+    config_type: type[C],
+    argv: Sequence[str],
+    table: Iterable[UnsupportedFlag],
+    prog: str | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> C:
+    """Return a configuration from the environment (`variables`) and a command line that may contain unsupported flags.
 
     Raises `ConfigError`.
     """
-    variables = environ()
-    kept = without_waiting(table, argv, variables, declared_flags(config_type))
+    variables = environ() if variables is None else variables
+    kept = drop_unsupported(table, argv, variables, declared_flags(config_type))
     return config.load(config_type, kept, variables, prog=prog)
 
 
-def without_waiting(
-    table: Iterable[Waiting], argv: Sequence[str], variables: Mapping[str, str], declared: Collection[str]
+def drop_unsupported(
+    table: Iterable[UnsupportedFlag], argv: Sequence[str], variables: Mapping[str, str], declared: Collection[str]
 ) -> list[str]:
     """Return the command line without unsupported flags that have their default value.
 
     `declared` are the supported flags. Raises `ConfigError` for an unsupported flag with another value.
     """
-    waiting = [one for one in table if one.flag not in declared]
-    for one in waiting:
+    unsupported = [one for one in table if one.flag not in declared]
+    for one in unsupported:
         text = variables.get(one.variable or "")
         if text and not _is_default(one, text):
             raise ConfigError(f"{one.variable}={text}: {one.flag} is {_refusal(one)}")
-    names = {name: one for one in waiting for name in (one.flag, *one.aliases)}
+    names = {name: one for one in unsupported for name in (one.flag, *one.aliases)}
     kept: list[str] = []
     words = list(argv)
     while words:
@@ -74,12 +80,12 @@ def without_waiting(
     return kept
 
 
-def _refusal(one: Waiting) -> str:
+def _refusal(one: UnsupportedFlag) -> str:
     instead = one.hint or ("leave it out" if one.default in {"", True, False} else f"only {one.default} is")
     return f"not supported by this release; {instead}"
 
 
-def _is_default(one: Waiting, text: str) -> bool:
+def _is_default(one: UnsupportedFlag, text: str) -> bool:
     if isinstance(one.default, bool):
         try:
             return read_bool(text) is one.default
