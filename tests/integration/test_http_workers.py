@@ -1,13 +1,15 @@
 """Processes that share a port, started and ended by one."""
 
-import asyncio
 import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from dynamo.frontend.workers import Workers
+from dynamo.frontend.workers import HttpWorkers
 
 pytestmark = pytest.mark.integration
 
@@ -21,33 +23,42 @@ def script(tmp_path: Path, text: str) -> list[str]:
     return [sys.executable, "-c", head + text]
 
 
-async def started(tmp_path: Path, count: int) -> list[str]:
-    """Which workers have started, once there were so many."""
+def stop_after_starts(tmp_path: Path, count: int) -> threading.Thread:
+    """Send this process a stop signal once workers have started so many times."""
     log = tmp_path / "log"
-    async with asyncio.timeout(60):
-        while not log.exists() or len(log.read_text().split()) < count:  # noqa: ASYNC110 - another process writes
-            await asyncio.sleep(0.02)
-    return sorted(log.read_text().split())
+
+    def run() -> None:
+        deadline_s = time.monotonic() + 60
+        while (not log.exists() or len(log.read_text().split()) < count) and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
 
 
-async def test_all_are_started_and_end_when_told_to(tmp_path: Path) -> None:
-    workers = Workers(script(tmp_path, LIVE), 2, drain_s=30)
-    running = asyncio.ensure_future(workers.run(os.getpid()))
-    assert await started(tmp_path, 2) == ["0", "1"]
+def starts(tmp_path: Path) -> list[str]:
+    return sorted((tmp_path / "log").read_text().split())
+
+
+def test_all_workers_are_started_and_end_on_a_stop_signal(tmp_path: Path) -> None:
+    workers = HttpWorkers(script(tmp_path, LIVE), 2, drain_s=30)
     folder = workers._folder.path
-    workers._stopping.set()
-    assert await running == 0
-    assert not workers._running()
+    stopping = stop_after_starts(tmp_path, 2)
+    assert workers.run() == 0
+    stopping.join()
+    assert starts(tmp_path) == ["0", "1"]
+    assert [workers._supervisor.pid(name) for name in ("0", "1")] == [None, None]
     assert os.path.basename(folder) not in os.listdir(os.path.dirname(folder))
 
 
-async def test_one_that_ends_is_started_again(tmp_path: Path) -> None:
-    workers = Workers(script(tmp_path, "os._exit(1)"), 1, drain_s=30)
-    running = asyncio.ensure_future(workers.run(os.getpid()))
-    assert await started(tmp_path, 2) == ["0", "0"]
-    workers._stopping.set()
-    assert await running == 0
+def test_worker_that_ends_is_restarted(tmp_path: Path) -> None:
+    stopping = stop_after_starts(tmp_path, 2)
+    assert HttpWorkers(script(tmp_path, "os._exit(1)"), 1, drain_s=30).run() == 0
+    stopping.join()
+    assert starts(tmp_path)[:2] == ["0", "0"]
 
 
-async def test_what_no_worker_can_do_ends_all_with_its_status(tmp_path: Path) -> None:
-    assert await Workers(script(tmp_path, "os._exit(2)"), 2, drain_s=30).run(os.getpid()) == 2
+def test_invalid_configuration_of_a_worker_ends_all_with_its_status(tmp_path: Path) -> None:
+    assert HttpWorkers(script(tmp_path, "os._exit(2)"), 2, drain_s=30).run() == 2

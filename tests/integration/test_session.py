@@ -26,10 +26,11 @@ RUN = """
 import json, os, sys
 from pathlib import Path
 from dynamo.cli.announcement import Announcement
-from dynamo.cli.graph import Graph, Process
+from dynamo.cli.graph import Graph
 from dynamo.cli.progress import Progress
 from dynamo.cli.run_directory import RunDirectory
 from dynamo.cli.serve import Session
+from dynamo.core.supervisor import Process
 
 spec = json.loads(sys.argv[1])
 home = RunDirectory(spec["folder"])

@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dynamo.core.api_keys import ADMIN_API_KEYS, API_KEYS
+from dynamo.core.supervisor import Process
 
 FRONTEND = "frontend"
 PLANES = {"DYN_DISCOVERY_BACKEND": "file", "DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
@@ -14,16 +15,6 @@ LOOPBACK = dict.fromkeys(
 )
 """Worker addresses of a graph with its own discovery directory, which no process of another machine uses."""
 GRACE_VARIABLE = "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """One process of the graph: its name in messages, its command, and its environment variables."""
-
-    name: str
-    command: tuple[str, ...]
-    variables: Mapping[str, str | None] = field(default_factory=dict)
-    """Variables to set; None removes a variable that would be inherited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

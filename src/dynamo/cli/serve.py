@@ -17,14 +17,16 @@ from dynamo.cli.graph import FRONTEND, Graph, Place, plan
 from dynamo.cli.life import End, Life, Phase, Restart
 from dynamo.cli.progress import Progress
 from dynamo.cli.run_directory import RunDirectory
-from dynamo.cli.supervisor import FRONTEND_DRAIN_S, WORKER_DRAIN_S, Event, Exited, Supervisor
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException, StartupError
 from dynamo.core.known_variables import warnings as unknown_variables
+from dynamo.core.supervisor import Event, Exited, Supervisor
 
 POLL_S = 0.05  # Short, because start-up time is visible; a request to /health costs the loading processes little.
 HEALTH_TIMEOUT_S = 1.0
 LOG_LINES_SHOWN = 12
+FRONTEND_DRAIN_S = 7.0  # The frontend's own drain timeout for active requests is 5 s; the rest is for closing.
+WORKER_DRAIN_S = 5.0  # The frontend has ended by then, so no request needs to be completed.
 
 
 def serve(argv: list[str], started: float) -> int:
@@ -93,12 +95,9 @@ class Session:
         self._processes = {process.name: process for process in graph.processes}
         self._announcement = announcement
         self._home = home
-        self._verbose = verbose
-        self._supervisor = Supervisor(home.logs, variables, log_to_terminal=verbose)
+        self._supervisor = Supervisor(variables, None if verbose else home.logs)
         self._life = Life()
         self._progress = progress
-        self._due: dict[str, float] = {}
-        """Processes to restart, and when (monotonic seconds)."""
         self._are_logs_named = False
         """Whether a message named a log file, so that the logs must be kept."""
 
@@ -141,27 +140,19 @@ class Session:
     def _serve(self) -> End:
         """Restart processes that crash; return the reason for the end of the graph."""
         while True:
-            for event in self._supervisor.wait(self._until_next_restart()):
+            for event in self._supervisor.wait():
                 outcome = self._decide(event)
                 if isinstance(outcome, End):
                     return outcome
                 if isinstance(outcome, Restart):
-                    self._due[outcome.name] = time.monotonic() + outcome.delay_s
+                    self._supervisor.restart(self._processes[outcome.name], outcome.delay_s)
                     self._progress.print_line(restart_message(outcome, self._log_named(outcome.name)))
-            for name in [name for name, due in self._due.items() if due <= time.monotonic()]:
-                del self._due[name]
-                self._supervisor.start(self._processes[name])
-
-    def _until_next_restart(self) -> float | None:
-        """Return the seconds until a process is to be restarted; None if there is none."""
-        return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
 
     def _log_named(self, name: str) -> str | None:
         """Return the path of a process's log for a message and keep the logs; None if it writes to the terminal."""
-        if self._verbose:
-            return None
-        self._are_logs_named = True
-        return str(self._supervisor.log_path(name))
+        path = self._supervisor.log_path(name)
+        self._are_logs_named = self._are_logs_named or path is not None
+        return None if path is None else str(path)
 
     def _decide(self, event: Event) -> End | Restart | None:
         if isinstance(event, Exited):
@@ -174,7 +165,7 @@ class Session:
         if end.culprit is None:
             self._progress.print_line(f"{end.reason}: stopping")
             return
-        tail = [] if self._verbose else self._supervisor.log_tail(end.culprit, LOG_LINES_SHOWN)
+        tail = self._supervisor.log_tail(end.culprit, LOG_LINES_SHOWN)
         if tail and tail[-1].startswith("error: "):
             sys.stderr.write(f"error: {end.culprit}: {tail[-1].removeprefix('error: ')}\n")
             return

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import os
 import re
 import resource
 import signal
@@ -23,7 +22,7 @@ from dynamo.core.parent import die_with_parent
 from dynamo.core.tasks import TaskOwner
 from dynamo.frontend.config import FrontendConfig, api_keys, read
 from dynamo.frontend.interactive import converse
-from dynamo.frontend.workers import FOLDER_VARIABLE, INDEX_VARIABLE, Workers, check_platform, command_of
+from dynamo.frontend.workers import FOLDER_VARIABLE, INDEX_VARIABLE, HttpWorkers, check_platform, command_of
 from dynamo.http.extensions import load_extensions
 from dynamo.http.routes.api_options import MEMORY
 from dynamo.http.routes.groups import GROUPS, metrics_group
@@ -69,13 +68,12 @@ def main() -> int:
         listener = bind(host, config.grpc_metrics_port, flag="--grpc-metrics-port")
     else:
         listener = bind(host, 0 if config.interactive else config.http_port, shared=config.http_workers > 1)
-    import uvloop
-
     if is_parent:
         # A bound socket that does not listen reserves the port for the workers, and fails now if the port is in use.
         command = command_of(without_secrets(FrontendConfig, argv), listener.getsockname()[1])
-        workers = Workers(command, config.http_workers, drain_s(), api_keys(config).variables)
-        return uvloop.run(workers.run(os.getpid()))
+        return HttpWorkers(command, config.http_workers, drain_s(), api_keys(config).variables).run()
+    import uvloop
+
     try:
         return uvloop.run(serve(config, listener, plan))
     except StartupError as error:
