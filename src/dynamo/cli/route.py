@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo.cli.announcement import DEFAULT_URL
-from dynamo.cli.client import Client, environment_key
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.frontend.client import Client, environment_key
 
 HELP = """\
 dynamo route: decisions and state of a running frontend's KV router (--router-mode kv)

@@ -21,7 +21,7 @@ from dynamo.core.loop_delay import LoopDelay
 from dynamo.core.parent import die_with_parent
 from dynamo.core.tasks import TaskOwner
 from dynamo.frontend.config import FrontendConfig, api_keys, read
-from dynamo.frontend.interactive import converse
+from dynamo.frontend.terminal_chat import converse
 from dynamo.frontend.workers import FOLDER_VARIABLE, INDEX_VARIABLE, HttpWorkers, check_platform, command_of
 from dynamo.http.extensions import load_extensions
 from dynamo.http.routes.api_options import MEMORY

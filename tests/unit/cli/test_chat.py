@@ -1,99 +1,15 @@
-"""Conversation: history, commands, and answers that fail or are interrupted."""
+"""Options of `dynamo chat`, and what they add to a request."""
 
-import io
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from typing import Any
 
 import pytest
 
-from dynamo.cli.chat import ChatConfig, Conversation, choose_model, prompted
-from dynamo.cli.client import Client, Delta
-from dynamo.core.errors import ConfigError, Disconnected, DynamoException
-
-
-class Echo(Client):
-    """A server that answers with the number of messages and the last one; it fails or is interrupted on demand."""
-
-    def __init__(self) -> None:
-        super().__init__("localhost:1")
-        self.asked: list[tuple[str, list[Mapping[str, str]], Mapping[str, Any]]] = []
-
-    def models(self) -> list[str]:
-        return ["echo", "other"]
-
-    def chat(
-        self, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
-    ) -> Iterator[Delta]:
-        self.asked.append((model, list(messages), options or {}))
-        text = messages[-1]["content"]
-        yield Delta(reasoning="hm ")
-        yield Delta(f"{len(messages)}:")
-        if text == "fail":
-            raise Disconnected("gone")
-        if text == "interrupt":
-            raise KeyboardInterrupt
-        yield Delta(text)
-
-
-def converse(*lines: str, **config: Any) -> tuple[Echo, Conversation, str, int]:
-    server, out = Echo(), io.StringIO()
-    conversation = Conversation(server, "echo", ChatConfig(**config))
-    status = conversation.run(iter(lines), out)
-    return server, conversation, out.getvalue(), status
-
-
-def test_answers_stream_out_and_the_history_goes_with_every_question() -> None:
-    server, conversation, text, status = converse("hi\n", "\n", "you\n")
-    assert text == "hm 1:hi\nhm 3:you\n"
-    assert status == 0
-    assert [message["role"] for message in server.asked[1][1]] == ["user", "assistant", "user"]
-    assert conversation.messages[1] == {"role": "assistant", "content": "1:hi"}
-
-
-def test_reset_forgets_all_but_the_system_prompt() -> None:
-    _, conversation, _, _ = converse("hi", "/reset", system="Be brief.")
-    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
-
-
-def test_a_system_prompt_can_be_set_and_dropped() -> None:
-    server, conversation, _, _ = converse("/system Be kind.", "hi", "/system")
-    assert server.asked[0][1][0] == {"role": "system", "content": "Be kind."}
-    assert conversation.messages == []
-
-
-def test_another_model_can_be_chosen_among_those_served() -> None:
-    server, _, text, _ = converse("/model", "/model none", "/model other", "hi")
-    assert "* echo\n  other" in text
-    assert "--model 'none': not served" in text
-    assert server.asked[0][0] == "other"
-
-
-def test_exit_ends_and_an_unknown_command_is_never_sent() -> None:
-    server, _, text, status = converse("/hepl", "/exit", "hi")
-    assert "unknown command /hepl" in text
-    assert (server.asked, status) == ([], 0)
-
-
-def test_a_failed_answer_leaves_a_well_formed_history() -> None:
-    server, _, text, status = converse("fail", "hi")
-    assert "error: gone" in text
-    assert server.asked[1][1] == [{"role": "user", "content": "hi"}]
-    assert status == 0
-
-
-def test_a_conversation_that_ends_in_a_failure_says_so_in_its_status() -> None:
-    assert converse("hi", "fail")[3] == 1
-
-
-def test_an_interrupted_answer_stays_in_the_history_as_far_as_it_came() -> None:
-    _, conversation, text, _ = converse("interrupt")
-    assert "[interrupted]" in text
-    assert conversation.messages[-1] == {"role": "assistant", "content": "1:"}
-
-
-def test_sampling_options_are_sent_only_when_given() -> None:
-    assert converse("hi")[0].asked[0][2] == {}
-    assert converse("hi", max_tokens=3, temperature=0.0)[0].asked[0][2] == {"max_tokens": 3, "temperature": 0.0}
+from dynamo.cli.chat import ChatConfig, chat
+from dynamo.core.errors import ConfigError
+from dynamo.frontend.client import Client, Delta
 
 
 @pytest.mark.parametrize("config", [{"max_tokens": 0}, {"temperature": 3.0}, {"temperature": -1.0}])
@@ -102,20 +18,18 @@ def test_impossible_options_are_refused(config: dict[str, Any]) -> None:
         ChatConfig(**config)
 
 
-def test_the_first_model_served_is_the_one_talked_to() -> None:
-    assert choose_model(["a", "b"], None) == "a"
-    assert choose_model(["a", "b"], "b") == "b"
-    with pytest.raises(DynamoException, match="no model is served yet"):
-        choose_model([], None)
+def test_sampling_options_are_sent_only_when_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Mapping[str, Any] | None] = []
 
+    def respond(
+        client: Client, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
+    ) -> Iterator[Delta]:
+        sent.append(options)
+        yield Delta("ok")
 
-def test_at_a_prompt_an_interrupt_drops_the_line_and_the_end_of_input_ends() -> None:
-    typed: list[str | BaseException] = ["a", KeyboardInterrupt(), "b", EOFError()]
-
-    def read() -> str:
-        item = typed.pop(0)
-        if isinstance(item, str):
-            return item
-        raise item
-
-    assert list(prompted(read)) == ["a", "b"]
+    monkeypatch.setattr(Client, "models", lambda client: ["echo"])
+    monkeypatch.setattr(Client, "chat", respond)
+    for argv in ([], ["--max-tokens=3", "--temperature=0"]):
+        monkeypatch.setattr(sys, "stdin", StringIO("hi\n"))
+        assert chat(argv) == 0
+    assert sent == [{}, {"max_tokens": 3, "temperature": 0.0}]

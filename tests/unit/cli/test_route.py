@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from dynamo.cli import route as module
-from dynamo.cli.client import Client
 from dynamo.core.errors import CannotConnect, ConfigError
+from dynamo.frontend.client import Client
 
 DECISION = {
     "request_id": "r1", "at": 1.0, "worker_id": 0xAB, "dp_rank": 1, "prompt_tokens": 40, "prompt_blocks": 10, "policy": "dynamo",

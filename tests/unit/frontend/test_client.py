@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from dynamo.cli.client import Client, Delta, error_message
 from dynamo.core.errors import ConfigError, Disconnected, HttpError, ResponseTimeout
+from dynamo.frontend.client import Client, Delta, error_message
 
 
 class Wire:
