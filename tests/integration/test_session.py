@@ -28,13 +28,13 @@ from pathlib import Path
 from dynamo.cli.announcement import Announcement
 from dynamo.cli.graph import Graph
 from dynamo.cli.progress import Progress
-from dynamo.cli.run_directory import RunDirectory
-from dynamo.cli.serve import Session
+from dynamo.cli.serve import LOGS_KEPT, PREFIX, Session
+from dynamo.core.locked_directory import LockedDirectory
 from dynamo.core.supervisor import Process
 
 spec = json.loads(sys.argv[1])
-home = RunDirectory(spec["folder"])
-home.discovery.mkdir()
+home = LockedDirectory(PREFIX, spec["folder"], logs_kept=LOGS_KEPT)
+(home.path / "discovery").mkdir()
 process = lambda name, code: Process(name=name, command=(sys.executable, "-c", code, name, str(home.path)))
 graph = Graph(
     frontend=process("frontend", spec["frontend"]),

@@ -16,15 +16,17 @@ from dynamo.cli.announcement import Announcement
 from dynamo.cli.graph import FRONTEND, Graph, Place, plan
 from dynamo.cli.life import End, Life, Phase, Restart
 from dynamo.cli.progress import Progress
-from dynamo.cli.run_directory import RunDirectory
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException, StartupError
 from dynamo.core.known_variables import warnings as unknown_variables
+from dynamo.core.locked_directory import LockedDirectory
 from dynamo.core.supervisor import Event, Exited, Supervisor
 
 POLL_S = 0.05  # Short, because start-up time is visible; a request to /health costs the loading processes little.
 HEALTH_TIMEOUT_S = 1.0
 LOG_LINES_SHOWN = 12
+PREFIX = "dynamo-serve-"
+LOGS_KEPT = 5  # Runs whose logs are kept: enough to compare a crash with the ones before it.
 FRONTEND_DRAIN_S = 7.0  # The frontend's own drain timeout for active requests is 5 s; the rest is for closing.
 WORKER_DRAIN_S = 5.0  # The frontend has ended by then, so no request needs to be completed.
 
@@ -43,10 +45,10 @@ def serve(argv: list[str], started: float) -> int:
     if chosen.needs_key:  # This process lists the models to see whether they are served, so it needs a key too.
         session_key = secrets.token_urlsafe(32)
         keys = dataclasses.replace(keys, keys=(*keys.keys, session_key))
-    home = RunDirectory()
+    home = LockedDirectory(PREFIX, logs_kept=LOGS_KEPT)
     graph = plan(
         Place(
-            discovery=variables.get("DYN_FILE_KV") or str(home.discovery),
+            discovery=variables.get("DYN_FILE_KV") or str(home.path / "discovery"),
             is_private=not variables.get("DYN_FILE_KV"),
             variables=variables,
         ),
@@ -82,7 +84,7 @@ class Session:
         self,
         graph: Graph,
         announcement: Announcement,
-        home: RunDirectory,
+        home: LockedDirectory,
         variables: Mapping[str, str],
         progress: Progress,
         *,

@@ -6,56 +6,79 @@ import os
 import shutil
 import stat
 import tempfile
+from pathlib import Path
 
 from dynamo.core.private_paths import FILE_MODE, user_id
 
 STARTING = "dynamo-starting-"
 """Prefix until the lock is held; the clean-up skips such directories."""
 LOCK = "lock"
+LOGS = "logs"
 
 
 class LockedDirectory:
     """A private directory (0700), locked while this process lives, and the children that inherit `lock`."""
 
-    def __init__(self, prefix: str, parent: str | None = None) -> None:
-        """Create the directory; remove those of the same prefix of this user's ended processes. Raise `OSError`."""
-        parent = parent or tempfile.gettempdir()
-        remove_ended(prefix, parent)
-        starting = tempfile.mkdtemp(prefix=STARTING, dir=parent)
+    def __init__(self, prefix: str, parent: str | None = None, *, logs_kept: int = 0) -> None:
+        """Create the directory; remove those of the same prefix of this user's ended processes. Raise `OSError`.
+
+        With `logs_kept` the directory has a subdirectory `logs`, which stays in that many of the ended ones.
+        """
+        folder = Path(parent or tempfile.gettempdir())
+        starting = Path(tempfile.mkdtemp(prefix=STARTING, dir=folder))
         try:
-            self.lock = os.open(os.path.join(starting, LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+            self.lock = os.open(starting / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
             fcntl.flock(self.lock, fcntl.LOCK_EX)
-            self.path = os.path.join(parent, prefix + os.path.basename(starting).removeprefix(STARTING))
-            os.rename(starting, self.path)
+            if logs_kept:
+                (starting / LOGS).mkdir()
+            self.path = starting.rename(folder / starting.name.replace(STARTING, prefix))
         except BaseException:
             shutil.rmtree(starting, ignore_errors=True)
             raise
+        remove_ended(prefix, folder, logs_kept=logs_kept)
 
-    def close(self) -> None:
-        """Remove the directory; safe to call twice."""
-        shutil.rmtree(self.path, ignore_errors=True)
+    @property
+    def logs(self) -> Path:
+        """Return the subdirectory of the logs."""
+        return self.path / LOGS
+
+    def close(self, *, keep_logs: bool = False) -> None:
+        """Remove the directory, with `keep_logs` everything in it except the logs; safe to call twice."""
+        _remove(self.path, keep_logs=keep_logs)
         with contextlib.suppress(OSError):
             os.close(self.lock)
         self.lock = -1
 
 
-def remove_ended(prefix: str, parent: str) -> None:
-    """Remove directories of this user whose lock no process holds; one without a lock is left alone."""
-    try:
-        names = [name for name in os.listdir(parent) if name.startswith(prefix)]
-    except OSError:
-        return
-    for name in names:
-        path = os.path.join(parent, name)
-        with contextlib.suppress(OSError):  # Removed meanwhile, or not ours.
-            found = os.lstat(path)
+def remove_ended(prefix: str, folder: Path, *, logs_kept: int = 0) -> None:
+    """Remove directories of this user whose lock no process holds; one without a lock is left alone.
+
+    The `logs_kept` most recent ones that have logs keep them.
+    """
+    ended: list[tuple[float, Path]] = []
+    for path in folder.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # Removed concurrently, or not readable because it belongs to another user.
+            found = path.lstat()
             if stat.S_ISDIR(found.st_mode) and found.st_uid == user_id() and _has_ended(path):
-                shutil.rmtree(path, ignore_errors=True)
+                ended.append((found.st_mtime, path))
+    for rank, (_, path) in enumerate(sorted(ended, reverse=True)):
+        has_logs = any(log.stat().st_size for log in path.glob(f"{LOGS}/*.log"))
+        _remove(path, keep_logs=has_logs and rank < logs_kept)
 
 
-def _has_ended(path: str) -> bool:
+def _remove(path: Path, *, keep_logs: bool) -> None:
+    if not keep_logs:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        for entry in path.iterdir():
+            if entry.name not in {LOCK, LOGS}:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _has_ended(path: Path) -> bool:
     """Return whether the lock is there and free. Raise `OSError` where there is none."""
-    lock = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

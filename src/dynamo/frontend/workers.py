@@ -42,7 +42,7 @@ class HttpWorkers:
             str(index): Process(
                 name=str(index),
                 command=tuple(command),
-                variables={**(variables or {}), INDEX_VARIABLE: str(index), FOLDER_VARIABLE: self._folder.path},
+                variables={**(variables or {}), INDEX_VARIABLE: str(index), FOLDER_VARIABLE: str(self._folder.path)},
                 pass_fds=(self._folder.lock,),  # The directory is in use while a worker drains.
             )
             for index in range(count)

@@ -12,6 +12,7 @@ from dynamo.core import locked_directory
 from dynamo.core.locked_directory import LOCK, LockedDirectory, remove_abandoned_files, remove_ended
 
 PREFIX = "dynamo-test-"
+LOGS_KEPT = 5
 KILLED = """
 import os, signal, subprocess, sys
 from dynamo.core.locked_directory import LockedDirectory
@@ -29,7 +30,7 @@ def killed(parent: Path) -> None:
 def test_directory_is_private_and_removed_by_its_owner(tmp_path: Path) -> None:
     made = LockedDirectory(PREFIX, str(tmp_path))
     assert stat.S_IMODE(os.stat(made.path).st_mode) == 0o700
-    assert os.path.basename(made.path).startswith(PREFIX)
+    assert made.path.name.startswith(PREFIX)
     made.close()
     made.close()
     assert list(tmp_path.iterdir()) == []
@@ -39,7 +40,7 @@ def test_directory_of_a_killed_process_is_removed_at_the_next_start(tmp_path: Pa
     killed(tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
     made = LockedDirectory(PREFIX, str(tmp_path))
-    assert [str(path) for path in tmp_path.iterdir()] == [made.path]
+    assert list(tmp_path.iterdir()) == [made.path]
     made.close()
 
 
@@ -54,17 +55,17 @@ def test_directories_in_use_or_of_others_stay(tmp_path: Path, monkeypatch: pytes
     killed(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(locked_directory, "user_id", lambda: os.geteuid() + 1)
-        remove_ended(PREFIX, str(tmp_path))
+        remove_ended(PREFIX, tmp_path)
     assert len(list(tmp_path.iterdir())) == 5
-    remove_ended(PREFIX, str(tmp_path))
-    assert set(tmp_path.iterdir()) == {Path(made.path), without_lock, other_name, linked}
+    remove_ended(PREFIX, tmp_path)
+    assert set(tmp_path.iterdir()) == {made.path, without_lock, other_name, linked}
     made.close()
 
 
 def test_directory_stays_while_a_child_of_its_killed_owner_uses_it(tmp_path: Path) -> None:
     owner = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), "child"], stdin=subprocess.PIPE)
     owner.wait()
-    remove_ended(PREFIX, str(tmp_path))
+    remove_ended(PREFIX, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
     assert owner.stdin is not None
     owner.stdin.close()
@@ -79,3 +80,43 @@ def test_files_of_killed_processes_are_removed_when_they_are_old(tmp_path: Path)
     remove_abandoned_files(str(tmp_path), ".new-", 3600)
     assert set(tmp_path.iterdir()) == {young, other}
     remove_abandoned_files(str(tmp_path / "absent"), ".new-", 3600)
+
+
+def with_logs(folder: Path) -> LockedDirectory:
+    return LockedDirectory(PREFIX, str(folder), logs_kept=LOGS_KEPT)
+
+
+def crashed(folder: Path, number: int) -> Path:
+    run = with_logs(folder)
+    (run.logs / "worker-1.log").write_text("Traceback\n")
+    (run.path / "discovery").mkdir()
+    run.close(keep_logs=True)
+    os.utime(run.path, (number, number))
+    return run.path
+
+
+def test_kept_logs_survive_close_without_the_discovery_records(tmp_path: Path) -> None:
+    path = crashed(tmp_path, 1)
+    assert (path / "logs" / "worker-1.log").read_text() == "Traceback\n"
+    assert not (path / "discovery").exists()
+
+
+def test_new_run_removes_all_but_the_most_recent_kept_logs(tmp_path: Path) -> None:
+    paths = [crashed(tmp_path, number) for number in range(LOGS_KEPT + 3)]
+    run = with_logs(tmp_path)
+    assert [path for path in paths if path.exists()] == paths[-LOGS_KEPT:]
+    run.close(keep_logs=False)
+
+
+def test_new_run_leaves_running_ones_and_foreign_entries_alone(tmp_path: Path) -> None:
+    running = [with_logs(tmp_path) for _ in range(LOGS_KEPT + 2)]
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(target)
+    (tmp_path / f"{PREFIX}file").write_text("not a directory")
+    with_logs(tmp_path).close(keep_logs=False)
+    assert all(run.logs.is_dir() for run in running)
+    assert target.is_dir()
+    assert (tmp_path / f"{PREFIX}file").exists()
+    for run in running:
+        run.close(keep_logs=False)
