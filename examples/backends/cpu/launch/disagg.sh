@@ -1,9 +1,3 @@
 #!/usr/bin/env bash
-# A worker that computes prompts and one that goes on from them. Metrics: decode on port 8081, prefill on 8082.
-set -euo pipefail
-. "$(dirname "$0")/_graph.sh"
-
-frontend
-worker "${DYN_SYSTEM_PORT1:-8081}" --disaggregation-mode decode
-worker "${DYN_SYSTEM_PORT2:-8082}" --disaggregation-mode prefill
-until_one_ends
+# A decode worker and a prefill worker. Metrics: decode on port 8081, prefill on port 8082.
+exec "$(dirname "$0")/../../launch.sh" cpu disagg "$@"

@@ -1,10 +1,3 @@
 #!/usr/bin/env bash
-# A worker that computes prompts and one that goes on from them, NIXL between them. Metrics: decode on port 8081, prefill
-# on 8082.
-set -euo pipefail
-. "$(dirname "$0")/_graph.sh"
-
-frontend
-CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES1:-0} half "${DYN_SYSTEM_PORT1:-8081}" 20096 decode
-CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES2:-1} half "${DYN_SYSTEM_PORT2:-8082}" 20097 prefill
-until_one_ends
+# A decode worker and a prefill worker. Metrics: decode on port 8081, prefill on port 8082.
+exec "$(dirname "$0")/../../launch.sh" vllm disagg "$@"
