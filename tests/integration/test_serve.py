@@ -265,6 +265,10 @@ def test_at_a_terminal_ctrl_c_interrupts_an_answer_and_ctrl_d_ends(tmp_path: Pat
         wait_for(lambda: shows(b"story")() and len(seen) > 500, lambda: f"no answer: {seen!r}")
         os.write(terminal, b"\x03")
         wait_for(shows(b" [interrupted]"), lambda: f"it went on: {seen!r}")
+        # Ctrl-D before the prompt is lost: readline switches the terminal to raw mode, which drops a pending end of file.
+        wait_for(
+            lambda: shows(b"")() and b"> " in seen.rpartition(b" [interrupted]")[2], lambda: f"no prompt: {seen!r}"
+        )
         os.write(terminal, b"\x04")
         assert talk.wait(DEADLINE_S) == 0
         os.close(terminal)
