@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from dynamo.cli.announcement import DEFAULT_URL
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
-from dynamo.frontend.client import Client, environment_key
-from dynamo.frontend.terminal_chat import PROMPT, Conversation, choose_model, read_lines
+from dynamo.http.client import Client, environment_key
+from dynamo.http.terminal_chat import PROMPT, Conversation, choose_model, read_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 from dynamo.cli.announcement import DEFAULT_URL
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
-from dynamo.frontend.client import Client, environment_key
+from dynamo.http.client import Client, environment_key
 
 HELP = """\
 dynamo route: decisions and state of a running frontend's KV router (--router-mode kv)

@@ -119,7 +119,7 @@ class Session:
 
     def _await_ready(self) -> End | None:
         """Return None once every worker serves the model, or the reason why the graph ended before."""
-        from dynamo.frontend.client import Client, Health  # Imported late, while the children are loading.
+        from dynamo.http.client import Client, Health  # Imported late, while the children are loading.
 
         client = Client(self._announcement.url, timeout_s=HEALTH_TIMEOUT_S, verify=False, key=self._key)
         wanted = len(self._graph.workers)

@@ -21,7 +21,6 @@ from dynamo.core.loop_delay import LoopDelay
 from dynamo.core.parent import die_with_parent
 from dynamo.core.tasks import TaskOwner
 from dynamo.frontend.config import FrontendConfig, api_keys, read
-from dynamo.frontend.terminal_chat import converse
 from dynamo.frontend.workers import FOLDER_VARIABLE, INDEX_VARIABLE, HttpWorkers, check_platform, command_of
 from dynamo.http.extensions import load_extensions
 from dynamo.http.routes.api_options import MEMORY
@@ -30,6 +29,7 @@ from dynamo.http.server.cors import Cors
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
 from dynamo.http.server.service import HttpOptions, HttpService, bind, tls_context, tls_identity
 from dynamo.http.server.siblings import Siblings
+from dynamo.http.terminal_chat import converse
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import MigrationPolicy
@@ -172,7 +172,8 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: Plan) -> 
 
     talking = TaskOwner("interactive")
     if config.interactive:
-        talking.start(converse(port, config.model_name, stop.set), "terminal")
+        chat = talking.start(converse(f"http://127.0.0.1:{port}", config.model_name), "terminal")
+        chat.add_done_callback(lambda _: stop.set())
     await stop.wait()
     delay.close()
     logger.info("draining %d request(s)", pipeline.inflight)

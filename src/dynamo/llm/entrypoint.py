@@ -19,6 +19,7 @@ from dynamo.http.embedded import FrontendOptions, ServedFrontend, run_frontend
 from dynamo.http.extensions import FrontendRoute
 from dynamo.http.routes.groups import metrics_group
 from dynamo.http.server.service import tls_context
+from dynamo.http.terminal_chat import converse, wait_for_model
 from dynamo.llm.register import register_model, unregister_model
 from dynamo.model_card.runtime_config import ModelRuntimeConfig
 from dynamo.model_card.types import ModelInput, ModelType
@@ -169,11 +170,27 @@ def _ending(runtime: DistributedRuntime) -> Iterator[asyncio.Event]:
 
 
 async def _run_text(runtime: DistributedRuntime, args: EntrypointArgs) -> None:
-    from dynamo.llm.text_input import run_text
-
+    """Chat in the terminal over HTTP on loopback, until the input ends or the runtime shuts down."""
     options = dataclasses.replace(_frontend_options(args), host="127.0.0.1", port=0, tls=None)
+    frontend = ServedFrontend(runtime, options, runtime.metrics)
     with _ending(runtime) as ending:
-        await run_text(ServedFrontend(runtime, options, runtime.metrics), args.model_name, ending)
+        url = f"http://127.0.0.1:{await frontend.start()}"
+        chat = asyncio.ensure_future(_chat(url, args.model_name))
+        ended = asyncio.ensure_future(ending.wait())
+        try:
+            await asyncio.wait({chat, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if chat.done():
+                chat.result()
+        finally:
+            chat.cancel()
+            ended.cancel()
+            await asyncio.wait({chat, ended})
+            await frontend.stop()
+
+
+async def _chat(url: str, wanted: str | None) -> None:
+    model = await wait_for_model(url, wanted)
+    await converse(url, model, f"{model}> ")
 
 
 async def _run_http(runtime: DistributedRuntime, args: EntrypointArgs, extensions: Sequence[FrontendRoute]) -> None:

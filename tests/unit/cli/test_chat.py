@@ -9,7 +9,7 @@ import pytest
 
 from dynamo.cli.chat import ChatConfig, chat
 from dynamo.core.errors import ConfigError
-from dynamo.frontend.client import Client, Delta
+from dynamo.http.client import Client, Delta
 
 
 @pytest.mark.parametrize("config", [{"max_tokens": 0}, {"temperature": 3.0}, {"temperature": -1.0}])

@@ -7,7 +7,7 @@ import pytest
 
 from dynamo.cli import route as module
 from dynamo.core.errors import CannotConnect, ConfigError
-from dynamo.frontend.client import Client
+from dynamo.http.client import Client
 
 DECISION = {
     "request_id": "r1", "at": 1.0, "worker_id": 0xAB, "dp_rank": 1, "prompt_tokens": 40, "prompt_blocks": 10, "policy": "dynamo",

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dynamo.core.errors import ConfigError, Disconnected, HttpError, ResponseTimeout
-from dynamo.frontend.client import Client, Delta, error_message
+from dynamo.http.client import Client, Delta, error_message
 
 
 class Wire:

@@ -1,4 +1,4 @@
-"""Client: requests of a terminal to a running server, over its HTTP API with the standard library only."""
+"""Client: the command line's requests to a running server, over its HTTP API with the standard library only."""
 
 import http.client
 import json
@@ -91,8 +91,6 @@ class Client:
             raise ResponseTimeout(f"{self.url}: no data for {self._timeout_s:.0f} s") from None
         except (OSError, http.client.HTTPException) as error:
             raise Disconnected(f"{self.url}: connection lost ({error})") from None
-        except ValueError as error:
-            raise Disconnected(f"{self.url}: invalid response ({error})") from None
         finally:
             connection.close()
 

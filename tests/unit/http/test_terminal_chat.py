@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dynamo.core.errors import Disconnected, DynamoException
-from dynamo.frontend.client import Client, Delta
-from dynamo.frontend.terminal_chat import Conversation, choose_model, prompted
+from dynamo.http.client import Client, Delta
+from dynamo.http.terminal_chat import Conversation, choose_model, prompted
 
 
 class Echo(Client):

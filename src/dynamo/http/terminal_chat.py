@@ -1,16 +1,19 @@
-"""Terminal chat: sends each line of the terminal to a server and streams the responses; used by `dynamo chat` and
-`--interactive` of the frontend.
+"""Terminal chat: sends each line of the terminal to a server and streams the responses.
+
+Used by `dynamo chat`, by the frontend's `--interactive` and by `run_input` of upstream's Python API.
 """
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.threads import in_daemon_thread
-from dynamo.frontend.client import Client, Delta
+from dynamo.http.client import Client, Delta
 
-RESPONSE_TIMEOUT_S = 600.0  # Of --interactive: without any data for so long, the response has failed.
+RESPONSE_TIMEOUT_S = 600.0  # Between two pieces of a response of this process; the user may end it earlier.
+POLL_S = 0.2
 PROMPT = "> "
 
 COMMANDS = """\
@@ -104,7 +107,7 @@ class Conversation:
                 _show(delta, out)
         except KeyboardInterrupt:
             out.write(" [interrupted]")
-        except DynamoException as error:
+        except (DynamoException, ValueError) as error:
             # Remove a message without a response, so that the next request contains a well-formed conversation.
             self.messages.pop()
             if answer:
@@ -140,22 +143,29 @@ def prompted(read: Callable[[], str]) -> Iterator[str]:
             return
 
 
-async def converse(port: int, model: str | None, ended: Callable[[], None]) -> None:
-    """Chat with this process's own server in a thread, so that the terminal does not block the loop; then call `ended`.
+async def converse(url: str, model: str | None, prompt: str = PROMPT) -> None:
+    """Chat with a server of this process in a thread, so that the terminal does not block the loop.
 
     The thread ends with the process.
     """
-    conversation = Conversation(Client(f"http://127.0.0.1:{port}", RESPONSE_TIMEOUT_S), model)
-    lines = read_lines(sys.stdin, _read_line)
-    try:
-        await in_daemon_thread(lambda: conversation.run(lines, sys.stdout), "interactive")
-    finally:
-        ended()
+    conversation = Conversation(Client(url, RESPONSE_TIMEOUT_S), model)
+    lines = read_lines(sys.stdin, lambda: _read_line(prompt))
+    await in_daemon_thread(lambda: conversation.run(lines, sys.stdout), "terminal chat")
 
 
-def _read_line() -> str:
+async def wait_for_model(url: str, wanted: str | None) -> str:
+    """Return the model to chat with, as soon as the server lists it; by default the first one."""
+    client = Client(url, RESPONSE_TIMEOUT_S)
+    while True:
+        served = await in_daemon_thread(client.models, "model")
+        if served and (wanted is None or wanted in served):
+            return wanted or served[0]
+        await asyncio.sleep(POLL_S)
+
+
+def _read_line(prompt: str) -> str:
     """Read a line from the terminal, without `input`: an abandoned thread would leave the terminal in raw mode."""
-    sys.stdout.write(PROMPT)
+    sys.stdout.write(prompt)
     sys.stdout.flush()
     line = sys.stdin.readline()
     if not line:
