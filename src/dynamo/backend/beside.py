@@ -8,8 +8,7 @@ from dynamo.core.errors import DynamoException, Unknown
 from dynamo.protocols.discovery import EndpointId
 from dynamo.runtime.component import Endpoint, Serving
 from dynamo.runtime.request_plane.base import Reply, Request
-from dynamo.runtime.server import ServeOptions
-from dynamo.runtime.system import EngineRoute
+from dynamo.runtime.server import EngineRoute, ServeOptions
 
 
 async def serve_beside(endpoint: Endpoint, routes: Mapping[str, EngineRoute]) -> list[Serving]:

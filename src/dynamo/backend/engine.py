@@ -23,7 +23,7 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
 from dynamo.runtime.request_plane.base import Reply
-from dynamo.runtime.system import EngineRoute
+from dynamo.runtime.server import EngineRoute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from dynamo.core import logging as logs
 from dynamo.core.config import dump, setting, without_secrets
 from dynamo.core.errors import ConfigError, StartupError
 from dynamo.core.hosts import is_loopback
+from dynamo.core.listening import bind
 from dynamo.core.loop_delay import LoopDelay
 from dynamo.core.parent import die_with_parent
 from dynamo.core.tasks import TaskOwner
@@ -27,7 +28,7 @@ from dynamo.http.routes.api_options import MEMORY
 from dynamo.http.routes.groups import GROUPS, metrics_group
 from dynamo.http.server.cors import Cors
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
-from dynamo.http.server.service import HttpOptions, HttpService, bind, tls_context, tls_identity
+from dynamo.http.server.service import HttpOptions, HttpService, tls_context, tls_identity
 from dynamo.http.server.siblings import Siblings
 from dynamo.http.terminal_chat import converse
 from dynamo.runtime.distributed import DistributedRuntime
@@ -65,9 +66,10 @@ def main() -> int:
         check_platform()
     host = "127.0.0.1" if config.interactive else config.http_host
     if config.kserve_grpc_server:
-        listener = bind(host, config.grpc_metrics_port, flag="--grpc-metrics-port")
+        listener = bind(host, config.grpc_metrics_port, "--grpc-metrics-port")
     else:
-        listener = bind(host, 0 if config.interactive else config.http_port, shared=config.http_workers > 1)
+        port = 0 if config.interactive else config.http_port
+        listener = bind(host, port, "--http-port", shared=config.http_workers > 1)
     if is_parent:
         # A bound socket that does not listen reserves the port for the workers, and fails now if the port is in use.
         command = command_of(without_secrets(FrontendConfig, argv), listener.getsockname()[1])

@@ -10,6 +10,7 @@ import dynamo
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.extras import install_command
+from dynamo.core.listening import bind
 from dynamo.grpc.calls import CallContext, Headers, KserveCalls
 from dynamo.grpc.descriptions import PLATFORM, config_of, is_tensor, metadata_of
 from dynamo.grpc.messages import CLASSES, SERVICE
@@ -17,7 +18,6 @@ from dynamo.grpc.statuses import RequestRefused, status_of
 from dynamo.http.embedded import ServedFrontend
 from dynamo.http.server.gate import Account, Gate
 from dynamo.http.server.limits import Limits
-from dynamo.http.server.service import bind
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 
@@ -83,7 +83,7 @@ class KserveService:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
         host = f"[{options.host}]" if ":" in options.host else options.host
-        bind(options.host, options.port).close()  # Reports a port in use; gRPC would log lines of its own.
+        bind(options.host, options.port, "--http-port").close()  # Reports a port in use in our form.
         credentials = _credentials(options)
         try:
             if credentials is None:

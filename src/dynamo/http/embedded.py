@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dynamo.core.config import setting
+from dynamo.core.listening import bind
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.extensions import FrontendRoute
 from dynamo.http.routes.groups import GROUPS
 from dynamo.http.routes.table import RouteGroup
-from dynamo.http.server.service import HttpOptions, HttpService, bind
+from dynamo.http.server.service import HttpOptions, HttpService
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import MigrationPolicy
@@ -81,7 +82,7 @@ class ServedFrontend:
         `listener`: bound socket for HTTP, instead of the port of the options.
         """
         if listener is None and self._options.port is not None:
-            listener = bind(self._options.host, self._options.port, flag=self._options.port_option)
+            listener = bind(self._options.host, self._options.port, self._options.port_option)
         self.models.start()
         await self.models.wait_synced(DISCOVERY_WAIT_S)
         for server in self.servers:

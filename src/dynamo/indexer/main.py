@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dynamo.core import logging as logs
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError, HttpError
+from dynamo.core.listening import bind
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.parent import die_with_parent
 from dynamo.core.signals import stop_event
@@ -15,7 +16,6 @@ from dynamo.indexer.config import IndexerOptions
 from dynamo.indexer.routes import IndexerRoutes
 from dynamo.routing.services.indexed_models import IndexedModels
 from dynamo.routing.services.indexer_peers import Peers
-from dynamo.runtime.json_service import JsonServer, listen
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(options: IndexerOptions) -> int:
     """Run the indexer from the options to the exit status."""
     stop = stop_event()
-    listener = listen(options.port)
+    listener = bind("0.0.0.0", options.port, "--port")  # noqa: S104 - as upstream: peers are on other hosts
+    listener.listen()  # Clients that connect before the service is ready wait.
     log = None
     if options.access_log is not None:
         log = AccessLog(options.access_log, options.trace_id_header, is_local_time=options.access_log_local_time)
@@ -45,13 +46,13 @@ async def serve(options: IndexerOptions) -> int:
             models.follow(worker.instance_id, worker.dp_rank, worker.endpoint, place, options.block_size or 0)
     except HttpError as error:
         raise ConfigError(error.message) from None
-    server = JsonServer(IndexerRoutes(models, peers, MetricsRegistry(), log).routes)
+    server = IndexerRoutes(models, peers, MetricsRegistry(), log).routes.server()
     await server.start(listener)
     await peers.recover(models)
     models.gate.set()
     logger.info("indexer ready: http://%s:%d", *listener.getsockname()[:2])
     await stop.wait()
-    await server.stop()
+    await server.close()
     await models.close()
     if log is not None:
         log.close()

@@ -1,26 +1,28 @@
 """KvbmMetrics: content of the tiers and traffic between them, under upstream's metric names."""
 
-import logging
+import asyncio
+import socket
 import threading
 from collections.abc import Callable
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from dynamo.core.listening import listen_error
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dynamo.core.http_server import HttpServer, ServerLimits, metrics_response
+from dynamo.core.listening import bind
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.core.openmetrics import negotiated
 from dynamo.kvbm.logical.blocks import Tier
 from dynamo.kvbm.logical.pool import Pool, PoolCounts
 from dynamo.kvbm.manager import BlockManager
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 CLOSE_S = 2.0
-SILENCE_S = 5.0  # Scrapers send their request at once.
-SCRAPERS_MAX = 16  # Concurrent connections, each with a thread.
+SCRAPE_LIMITS = ServerLimits(connections=16, idle_s=5.0)  # Few scrapers, which send their request at once.
 
 
 def show(registry: MetricsRegistry, manager: BlockManager, block_tokens: int) -> None:
@@ -108,58 +110,36 @@ def _read(read: Callable[[T], int], source: T) -> float:
     return read(source)
 
 
-class _BoundedServer(ThreadingHTTPServer):
-    """HTTP server with a limit on its connections, each of which has a thread."""
-
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
-        self._free = threading.Semaphore(SCRAPERS_MAX)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-
 class MetricsServer:
-    """HTTP server for these metrics on the port that upstream uses for them (`DYN_KVBM_METRICS_PORT`)."""
+    """HTTP server for these metrics on the port that upstream uses for them (`DYN_KVBM_METRICS_PORT`).
 
-    def __init__(self, registry: MetricsRegistry, port: int) -> None:
-        """Raise `ConfigError` for a port that is in use."""
+    It has an event loop in a thread of its own, because engines with a connector may have none.
+    """
 
-        class Handler(BaseHTTPRequestHandler):
-            timeout = SILENCE_S
+    def __init__(self, registry: MetricsRegistry, port: int, limits: ServerLimits = SCRAPE_LIMITS) -> None:
+        """Raise `StartupError` for a port that is in use."""
 
-            def do_GET(self) -> None:
-                content_type, text = negotiated(self.headers.get("accept", ""), registry.render())
-                body = text.encode()
-                self.send_response(200 if self.path == "/metrics" else 404)
-                self.send_header("content-type", content_type)
-                self.end_headers()
-                if self.path == "/metrics":
-                    self.wfile.write(body)
+        async def show_metrics(request: Request) -> Response:
+            return metrics_response(request, registry.render())
 
-            def log_message(self, format: str, *args: object) -> None:
-                logger.debug(format, *args)
-
-        try:
-            self._server = _BoundedServer(("", port), Handler)
-        except OSError as error:
-            raise listen_error(f"DYN_KVBM_METRICS_PORT={port}", "all addresses", error) from None
-        self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, name="kvbm-metrics", daemon=True)
+        listener = bind("0.0.0.0", port, "DYN_KVBM_METRICS_PORT")  # noqa: S104 - scraped from other hosts
+        listener.listen()  # Scrapers that connect before the thread has started wait.
+        self.port = int(listener.getsockname()[1])
+        self._server = HttpServer(Starlette(routes=[Route("/metrics", show_metrics)]), limits)
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, args=(listener,), name="kvbm-metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(CLOSE_S)
+
+    def _run(self, listener: socket.socket) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve(listener))
+
+    async def _serve(self, listener: socket.socket) -> None:
+        await self._server.start(listener)
+        await self._stop.wait()
+        await self._server.close()

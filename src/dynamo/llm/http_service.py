@@ -79,8 +79,8 @@ class HttpService:
         self._ending.set()
 
     async def _serve(self, frontend: ServedFrontend, closed: asyncio.Event) -> None:
-        from dynamo.http.server.service import bind
+        from dynamo.core.listening import bind
 
-        listener = bind(self._options.host, self._wanted_port)
+        listener = bind(self._options.host, self._wanted_port, "--http-port")
         self.port = int(listener.getsockname()[1])
         await run_frontend(frontend, self._ending, closed, listener=listener)

@@ -22,14 +22,14 @@ from dynamo.runtime.discovery.base import Discovery, RemoteDiscovery, Supervised
 from dynamo.runtime.health import SystemHealth
 from dynamo.runtime.request_plane.base import RequestPlane
 from dynamo.runtime.request_plane.tcp.common import advertised
-from dynamo.runtime.server import Dispatcher, Served
+from dynamo.runtime.server import Dispatcher, EngineRoute, Served
 from dynamo.runtime.transports.base import ServerPlane
 
 if TYPE_CHECKING:
     from dynamo.runtime.client import Client
     from dynamo.runtime.event_plane.base import EventPlane
     from dynamo.runtime.names import Namespace
-    from dynamo.runtime.system import EngineRoute, SystemServer
+    from dynamo.runtime.system import SystemServer
     from dynamo.runtime.transports.nats.connection import NatsConnection
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class DistributedRuntime:
         """Set the health status of this process, overriding that of its endpoints."""
         self.health.set(is_ready)
 
-    def register_engine_route(self, name: str, callback: "EngineRoute") -> None:
+    def register_engine_route(self, name: str, callback: EngineRoute) -> None:
         """Serve `/engine/<name>` of the system server with the result of `callback`."""
         self.engine_routes[name] = callback
 

@@ -1,37 +1,38 @@
-"""JsonService: a small HTTP service: a table of routes, JSON in, JSON out (serving-plane.md §4.12).
+"""JsonService: a small HTTP service: a table of routes, JSON in, JSON out.
 
     routes = JsonRoutes()
     routes.add("POST", "/add", tracker.add, AddRequest)            # handler(call) -> (status, what msgspec encodes)
-    server = JsonServer(routes); await server.start(socket); ...; await server.stop()
+    server = routes.server(); await server.start(socket); ...; await server.close()
 
 A handler raises `HttpError` for a status of its own; its message is the body's `error`.
 """
 
-import asyncio
-import contextlib
 import logging
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
-from urllib.parse import parse_qsl, unquote
 
 import msgspec
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
 
 from dynamo.core.codec import json_encode
-from dynamo.core.errors import ConfigError, HttpError
-from dynamo.core.listening import listen_error
+from dynamo.core.errors import HttpError
+from dynamo.core.http_server import HttpServer, ServerLimits
 
 logger = logging.getLogger(__name__)
 
-BODY_MAX = 64 << 20  # A prompt of a million tokens in JSON is some 8 MB.
-KEEP_ALIVE_S = 75.0
-DRAIN_S = 5.0
-POLL_S = 0.01
+LIMITS = ServerLimits(
+    head_bytes=64 << 10,
+    body_bytes=64 << 20,  # A prompt of a million tokens in JSON is some 8 MB.
+    connections=4096,  # Gateways may use one for each of their requests in progress.
+    idle_s=75.0,
+    drain_s=5.0,
+)
 
 JSON_TYPE = "application/json"
 TEXT_TYPE = "text/plain; charset=utf-8"
@@ -78,186 +79,83 @@ class Served:
     """Whether there is such a route."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    handler: Handler
-    decode: "Callable[[bytes], Any] | None"
-    path: str
-
-
 class JsonRoutes:
-    """What a service answers."""
+    """Routes of a service."""
 
     def __init__(self, *, errors_as_text: bool = False, names_missing_routes: bool = True) -> None:
-        """`errors_as_text`: a body that cannot be read is answered with plain text; `names_missing_routes`: a 404 has a body."""
-        self._exact: dict[str, dict[str, _Entry]] = {}
-        self._open: list[tuple[str, str, dict[str, _Entry]]] = []
-        """Paths with a variable segment: the parts before and after it."""
+        """`errors_as_text`: respond to an unreadable body in plain text; `names_missing_routes`: a 404 has a body."""
+        self._routes: list[Route] = []
         self._errors_as_text = errors_as_text
         self._names_missing_routes = names_missing_routes
         self.observer: Observer | None = None
 
     def add(self, method: str, path: str, handler: Handler, body: type[Any] | None = None) -> None:
-        """A route; one `{}` in the path matches any one segment."""
+        """Add a route; one `{}` in the path matches any one segment."""
         decode = None if body is None else msgspec.json.Decoder(body).decode
-        entry = _Entry(handler, decode, path)
-        if "{}" not in path:
-            self._exact.setdefault(path, {})[method] = entry
-            return
-        before, _, behind = path.partition("{}")
-        for known_before, known_behind, methods in self._open:
-            if (known_before, known_behind) == (before, behind):
-                methods[method] = entry
-                return
-        self._open.append((before, behind, {method: entry}))
 
-    def find(self, path: str) -> tuple[dict[str, _Entry], str] | None:
-        """The entries of a path by method, and its variable part."""
-        exact = self._exact.get(path)
-        if exact is not None:
-            return exact, ""
-        for before, behind, methods in self._open:
-            part = path[len(before) : len(path) - len(behind)]
-            if path.startswith(before) and path.endswith(behind) and part and "/" not in part:
-                return methods, unquote(part)
-        return None
+        async def respond(request: Request) -> Response:
+            began = time.perf_counter()
+            status, value = await self._call(request, handler, decode)
+            if self.observer is not None:
+                self.observer(Served(method, path, status, time.perf_counter() - began, request.headers))
+            return _encoded(status, value)
 
-    async def answer(
-        self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
-    ) -> tuple[int, Any]:
-        """Status, and what is encoded."""
-        began = time.perf_counter()
-        found = self.find(path)
-        route = path
+        self._routes.append(Route(path.replace("{}", "{segment}"), respond, methods=[method]))
+
+    def application(self) -> Starlette:
+        """Return the ASGI application of the routes added so far."""
+        application = Starlette(exception_handlers={404: self._unrouted, 405: self._unrouted})
+        application.router = Router(self._routes, redirect_slashes=False)
+        return application
+
+    def server(self) -> HttpServer:
+        """Return a server of the routes added so far."""
+        return HttpServer(self.application(), LIMITS, lambda status, message: _encoded(status, {"error": message}))
+
+    async def _call(self, request: Request, handler: Handler, decode: Callable[[bytes], Any] | None) -> tuple[int, Any]:
+        """Return the status of a request, and the value to encode."""
         try:
-            if found is None:
-                raise HttpError(404, "route not found")  # noqa: TRY301 - all refusals are answered below
-            entry = found[0].get(method)
-            if entry is None:
-                raise HttpError(405, "method not allowed")  # noqa: TRY301
-            route = entry.path
-            status, value = await entry.handler(self._call(entry, found[1], query, headers, body))
-        except _Unreadable as error:
-            status = error.code
-            value = Text(error.message) if self._errors_as_text else {"error": error.message}
+            body = None if decode is None else _decoded(request.headers, await request.body(), decode)
+            segment = request.path_params.get("segment", "")
+            return await handler(HttpCall(body, dict(request.query_params), segment, request.headers))
+        except _UnreadableBody as error:
+            return error.code, Text(error.message) if self._errors_as_text else {"error": error.message}
         except HttpError as error:
-            status, value = error.code, {"error": error.message}
-            if status in (404, 405) and (found is None or method not in found[0]) and not self._names_missing_routes:
-                value = None
+            return error.code, {"error": error.message}
         except Exception:
-            logger.exception("%s %s failed", method, path)
-            status, value = 500, {"error": "internal error"}
+            logger.exception("%s %s failed", request.method, request.url.path)
+            return 500, {"error": "internal error"}
+
+    async def _unrouted(self, request: Request, error: Exception) -> Response:
+        """Return the response to a request without a route."""
+        assert isinstance(error, HTTPException)
         if self.observer is not None:
-            is_routed = found is not None and method in found[0]
-            self.observer(Served(method, route, status, time.perf_counter() - began, headers, is_routed))
-        return status, value
-
-    @staticmethod
-    def _call(entry: _Entry, part: str, query: str, headers: Mapping[str, str], body: bytes) -> HttpCall[Any]:
-        read: Any = None
-        if entry.decode is not None:
-            kind = headers.get("content-type", "")
-            if not kind.startswith(JSON_TYPE):
-                raise _Unreadable(415, f"Expected request with `Content-Type: {JSON_TYPE}`")
-            try:
-                read = entry.decode(body)
-            except msgspec.ValidationError as error:
-                raise _Unreadable(422, f"Failed to deserialize the JSON body into the target type: {error}") from None
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise _Unreadable(400, f"Failed to parse the request body as JSON: {error}") from None
-        return HttpCall(read, dict(parse_qsl(query, keep_blank_values=True)), part, headers)
+            served = Served(request.method, request.url.path, error.status_code, 0.0, request.headers, is_routed=False)
+            self.observer(served)
+        message = "route not found" if error.status_code == 404 else "method not allowed"
+        return _encoded(error.status_code, {"error": message} if self._names_missing_routes else None)
 
 
-class _Unreadable(HttpError):
-    """A body that is not what the route takes."""
+class _UnreadableBody(HttpError):
+    """A body that the route cannot decode."""
 
 
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol, which also answers clients that half-closed their connection."""
-
-    _is_half_closed = False
-
-    def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep the connection for the response to a whole request; without one, it is closed."""
-        cycle = self.cycle
-        self._is_half_closed = cycle is not None and not cycle.response_complete and not cycle.more_body
-        return self._is_half_closed
-
-    def on_response_complete(self) -> None:
-        """Go on with the next request of the connection, if it may have one."""
-        super().on_response_complete()
-        if self._is_half_closed and not self.pipeline and self.cycle.response_complete:
-            self.transport.close()
-
-
-class JsonServer:
-    """Listens, and answers by a table of routes."""
-
-    def __init__(self, routes: JsonRoutes) -> None:
-        self._routes = routes
-        self._state = ServerState()
-        self._server: asyncio.Server | None = None
-
-    async def start(self, listener: socket.socket) -> None:
-        """Accepts requests on a bound socket."""
-        config = uvicorn.Config(
-            self._application, loop="none", lifespan="off", interface="asgi3", ws="none", log_config=None, access_log=False,
-            proxy_headers=False, server_header=False, timeout_keep_alive=int(KEEP_ALIVE_S),
-        )  # fmt: skip
-        config.load()
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Protocol(config, self._state, {}), sock=listener
-        )
-
-    async def stop(self) -> None:
-        """Accepts no more, lets those under way end within a moment, then closes."""
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self._state.connections):
-            connection.shutdown()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_S):
-                while self._state.connections:  # noqa: ASYNC110 - uvicorn keeps a set, and no event
-                    await asyncio.sleep(POLL_S)
-
-    async def _application(self, scope: Any, receive: Any, send: Any) -> None:
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return
-            body += message.get("body", b"")
-            if len(body) > BODY_MAX:
-                await self._send(send, 413, {"error": f"the body is longer than {BODY_MAX} bytes"})
-                return
-            if not message.get("more_body"):
-                break
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        query = scope["query_string"].decode("latin-1")
-        status, value = await self._routes.answer(scope["method"], scope["path"], query, headers, bytes(body))
-        await self._send(send, status, value)
-
-    @staticmethod
-    async def _send(send: Any, status: int, value: Any) -> None:
-        headers = []
-        if value is None:
-            body = b""
-        elif isinstance(value, Text):
-            body = value.text.encode()
-            headers.append((b"content-type", value.content_type.encode()))
-        else:
-            body = json_encode(value)
-            headers.append((b"content-type", JSON_TYPE.encode()))
-        headers.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-
-def listen(port: int, host: str = "0.0.0.0") -> socket.socket:  # noqa: S104 - upstream's: peers are elsewhere
-    """Return a bound socket. Raises `StartupError` for a port that is in use."""
-    if not 0 <= port <= 65_535:
-        raise ConfigError(f"--port {port}: expected 0 to 65535")
+def _decoded(headers: Mapping[str, str], body: bytes, decode: Callable[[bytes], Any]) -> Any:
+    """Return the body as the route's type. Raise `_UnreadableBody`."""
+    if not headers.get("content-type", "").startswith(JSON_TYPE):
+        raise _UnreadableBody(415, f"Expected request with `Content-Type: {JSON_TYPE}`")
     try:
-        return socket.create_server((host, port), backlog=1024)
-    except OSError as error:
-        raise listen_error(f"--port {port}", host, error) from None
+        return decode(body)
+    except msgspec.ValidationError as error:
+        raise _UnreadableBody(422, f"Failed to deserialize the JSON body into the target type: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _UnreadableBody(400, f"Failed to parse the request body as JSON: {error}") from None
+
+
+def _encoded(status: int, value: Any) -> Response:
+    """Return the response with this value: text, or anything that msgspec encodes; None has no body."""
+    if value is None:
+        return Response(status_code=status)
+    if isinstance(value, Text):
+        return Response(value.text, status, headers={"content-type": value.content_type})
+    return Response(json_encode(value), status, headers={"content-type": JSON_TYPE})

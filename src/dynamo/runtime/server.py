@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ from dynamo.runtime.request_plane.reply import ReplyBase
 logger = logging.getLogger(__name__)
 
 INFLIGHT_MAX = 100_000  # Far above the queue of any engine; bounds memory when an engine hangs.
+
+EngineRoute = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Handler of `/engine/NAME` of the system server: from a JSON object to a JSON object."""
 
 
 DURATION_BUCKETS = log_buckets(0.001, 600.0, 20)

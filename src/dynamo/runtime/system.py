@@ -1,50 +1,34 @@
 """System server: `/health`, `/live`, `/metrics`, engine routes and model assets of one process.
 
-A minimal HTTP/1.1 server on the event loop, so that a worker needs no web framework. It serves only registered files,
-each under its own path: a request's path is looked up and never joined to a directory.
+It serves only registered files, each under its own path: a request's path is looked up and never joined to a directory.
 """
 
 import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, BinaryIO, cast
-from urllib.parse import unquote
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from dynamo.core.api_keys import ADMIN_API_KEYS, is_one_of, presented_key
 from dynamo.core.config import setting
-from dynamo.core.listening import listen_error
-from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
-from dynamo.core.openmetrics import negotiated
-from dynamo.core.tasks import TaskOwner
+from dynamo.core.http_server import HttpServer, ServerLimits, metrics_response, plain_text
+from dynamo.core.listening import bind
+from dynamo.core.metrics import MetricsRegistry
 from dynamo.runtime.health import SystemHealth
+from dynamo.runtime.server import EngineRoute
 
 logger = logging.getLogger(__name__)
 
-EngineRoute = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-
-HEAD_BYTES_MAX = 16_384
-BODY_BYTES_MAX = 1 << 20
-IDLE_S = 30.0  # Timeout for a connection without a request, and for a client that does not read a file.
-CONNECTIONS_MAX = 256  # Enough for probes, scrapers and every frontend of a large cluster.
 FILE_CHUNK_BYTES = 1 << 18
-ENGINE_METHODS = frozenset({"GET", "POST"})
-ADAPTERS = "/v1/loras"
 ADAPTER_ROUTES = {"GET": "list_loras", "POST": "load_lora", "DELETE": "unload_lora"}
-REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    413: "Payload Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
-
-Answer = tuple[int, str, str]
-"""Status, content type, body."""
 
 
 class SystemServer:
@@ -57,6 +41,7 @@ class SystemServer:
         routes: Mapping[str, EngineRoute],
         files: Mapping[str, str] | None = None,
         admin_keys: Sequence[str] = (),
+        limits: ServerLimits | None = None,
     ) -> None:
         """Create the server; with `admin_keys`, engine routes and adapters require one of them."""
         self._admin_keys = admin_keys
@@ -65,240 +50,141 @@ class SystemServer:
         self._routes = routes
         self.files = {} if files is None else files
         """File of each model asset path; looked up at every request."""
-        self._health_paths = {
-            setting("DYN_SYSTEM_HEALTH_PATH", "/health", str),
-            setting("DYN_SYSTEM_LIVE_PATH", "/live", str),
-        }
-        self._server: asyncio.Server | None = None
-        self.tasks = TaskOwner("system")
-        self.connections: set[_Connection] = set()
+        self.application = self._application()
+        self.http = HttpServer(self.application, limits or ServerLimits())
 
     @property
     def port(self) -> int:
-        assert self._server is not None, "port before listen()"
-        return int(self._server.sockets[0].getsockname()[1])
+        return self.http.port
 
     async def listen(self, host: str, port: int) -> None:
         """Open the port. Raises `StartupError` when it is in use."""
-        try:
-            self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), host, port)
-        except OSError as error:
-            raise listen_error(f"DYN_SYSTEM_PORT={port}", host, error) from None
+        await self.http.start(bind(host, port, "DYN_SYSTEM_PORT"))
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self.connections):
-            connection.close()
-        await self.tasks.cancel_and_wait()
+        await self.http.close()
 
-    async def answer(self, method: str, path: str, body: bytes, key: str | None = None) -> Answer:
-        """Return the response to a request that carries `key`, None for no key."""
-        if path in self._health_paths:
-            return (200 if self._health.is_ready() else 503), "text/plain", self._health.render()
-        if path == "/metrics":
-            return 200, CONTENT_TYPE, self._metrics.render()
-        if path == "/metadata":
-            return 404, "text/plain", "Discovery metadata not available"
-        is_adapters = path == ADAPTERS or path.startswith(f"{ADAPTERS}/")
-        is_engine = path.startswith("/engine/")
-        if (is_engine or is_adapters) and self._admin_keys and not is_one_of(key, self._admin_keys):
-            return _json(401, {"error": "Unauthorized", "message": f"{path} requires a key of {ADMIN_API_KEYS}"})
-        if is_engine:
-            if method not in ENGINE_METHODS:
-                return 405, "text/plain", f"{method} is not allowed on {path}"
-            return await self._engine(path.removeprefix("/engine/"), path, body)
-        if is_adapters:
-            return await self._adapters(method, path, body)
-        return _json(404, {"error": "Route not found", "message": f"Route {path} not found"})
+    def _application(self) -> Starlette:
+        health_paths = [
+            setting("DYN_SYSTEM_HEALTH_PATH", "/health", str),
+            setting("DYN_SYSTEM_LIVE_PATH", "/live", str),
+        ]
+        application = Starlette(exception_handlers={405: _wrong_method, Exception: _failed})
+        application.router = Router(
+            [
+                *(Route(path, self._show_health) for path in health_paths),
+                Route("/metrics", self._show_metrics),
+                Route("/metadata", self._show_metadata),
+                Route("/engine/{name:path}", self._engine, methods=["GET", "POST"]),
+                Route("/v1/loras", self._adapters, methods=list(ADAPTER_ROUTES)),
+                Route("/v1/loras/{name:path}", self._adapters, methods=list(ADAPTER_ROUTES)),
+            ],
+            redirect_slashes=False,
+            default=self._file_or_not_found,
+        )
+        return application
 
-    async def _adapters(self, method: str, path: str, body: bytes) -> Answer:
+    async def _show_health(self, request: Request) -> Response:
+        return plain_text(200 if self._health.is_ready() else 503, self._health.render())
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return metrics_response(request, self._metrics.render())
+
+    async def _show_metadata(self, request: Request) -> Response:
+        return plain_text(404, "Discovery metadata not available")
+
+    async def _engine(self, request: Request) -> Response:
+        refusal = self._control_refusal(request)
+        if refusal is not None:
+            return refusal
+        return _json(*await self._call_engine(request, request.path_params["name"], await request.body()))
+
+    async def _adapters(self, request: Request) -> Response:
         """Serve LoRA adapters as resources, mapped to the engine routes for adapters."""
-        name = ADAPTER_ROUTES.get(method)
-        if name is None:
-            return 405, "text/plain", f"{method} is not allowed on {path}"
-        if method == "DELETE":
-            body = json.dumps({"lora_name": unquote(path.removeprefix(f"{ADAPTERS}/"))}).encode()
-        status, kind, text = await self._engine(name, path, body)
-        if status == 200 and json.loads(text).get("status") == "error":
+        refusal = self._control_refusal(request)
+        if refusal is not None:
+            return refusal
+        body = await request.body()
+        if request.method == "DELETE":
+            body = json.dumps({"lora_name": request.path_params.get("name", "")}).encode()
+        status, value = await self._call_engine(request, ADAPTER_ROUTES[request.method], body)
+        if status == 200 and value.get("status") == "error":
             status = 400
-        return status, kind, text
+        return _json(status, value)
 
-    async def _engine(self, name: str, path: str, body: bytes) -> Answer:
+    def _control_refusal(self, request: Request) -> Response | None:
+        """Return the refusal of a control request: without an admin key, or HEAD, which Starlette allows with GET."""
+        if request.method == "HEAD":
+            return _wrong_method(request, HTTPException(405))
+        if not self._admin_keys or is_one_of(presented_key(request.headers), self._admin_keys):
+            return None
+        message = f"{_path_of(request)} requires a key of {ADMIN_API_KEYS}"
+        return _json(401, {"error": "Unauthorized", "message": message})
+
+    async def _call_engine(self, request: Request, name: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        """Return the status and the result of an engine route."""
         route = self._routes.get(name)
         if route is None:
-            return _json(404, {"error": "Route not found", "message": f"Route {path} not found"})
+            return _not_found(request)
         try:
             value = json.loads(body) if body else {}
         except ValueError as error:
-            return _json(400, {"error": "Invalid JSON", "message": str(error)})
+            return 400, {"error": "Invalid JSON", "message": str(error)}
         try:
-            return _json(200, await route(value))
+            return 200, await route(value)
         except Exception as error:
             logger.exception("engine route %s failed", name)
-            return _json(500, {"error": "Handler error", "message": f"{type(error).__name__}: {error}"})
+            return 500, {"error": "Handler error", "message": f"{type(error).__name__}: {error}"}
 
-
-class _Connection(asyncio.Protocol):
-    """One HTTP connection; requests are handled in order."""
-
-    def __init__(self, server: SystemServer) -> None:
-        self._server = server
-        self._transport: asyncio.Transport | None = None
-        self._data = b""
-        self._is_answering = False
-        self._is_half_closed = False
-        self._accept = ""
-        self._timer: asyncio.TimerHandle | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        if len(self._server.connections) >= CONNECTIONS_MAX:
-            self._refuse(503, "too many connections")
+    async def _file_or_not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        path = self.files.get(_path_of(request)) if request.method in {"GET", "HEAD"} else None
+        if path is None:
+            await _json(*_not_found(request))(scope, receive, send)
             return
-        self._server.connections.add(self)
-        self._wait()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        self._writable.set()
-        self._server.connections.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def pause_writing(self) -> None:
-        """Stop writing: the client reads slowly."""
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        """Continue writing."""
-        self._writable.set()
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        if not self._is_answering:
-            self._next()
-        elif len(self._data) > HEAD_BYTES_MAX + BODY_BYTES_MAX and self._transport is not None:
-            self._transport.abort()  # The client sends requests without reading responses.
-
-    def eof_received(self) -> bool:
-        """Keep the connection for the response to a whole request; without one, it is closed."""
-        self._is_half_closed = True
-        return self._is_answering
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def _wait(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.close)
-
-    def _next(self) -> None:
-        head, separator, rest = self._data.partition(b"\r\n\r\n")
-        if not separator:
-            if len(self._data) > HEAD_BYTES_MAX:
-                self._refuse(400, "request head too long")
-            return
-        lines = head.decode("latin-1").split("\r\n")
-        words = lines[0].split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            self._refuse(400, "not an HTTP/1.1 request")
-            return
-        headers = {
-            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
-        }
-        length_text = headers.get("content-length", "0")
-        if not length_text.isdigit() or int(length_text) > BODY_BYTES_MAX:
-            self._refuse(413, "request body too long")
-            return
-        length = int(length_text)
-        if len(rest) < length:
-            return
-        body, self._data = rest[:length], rest[length:]
-        keeps = headers.get("connection", "").lower() != "close" and words[2] == "HTTP/1.1"
-        self._is_answering = True
-        self._accept = headers.get("accept", "")
-        key = presented_key(headers)
-        self._server.tasks.start(self._answer(words[0], words[1].partition("?")[0], body, keeps, key), "answer")
-
-    async def _answer(self, method: str, path: str, body: bytes, keeps: bool, key: str | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()  # The idle timeout covers the wait for a request, not the response.
-        if path in self._server.files and method in {"GET", "HEAD"}:
-            await self._answer_file(method, self._server.files[path])
-        else:
-            status, kind, text = await self._judge(method, path, body, key)
-            if kind == CONTENT_TYPE:
-                kind, text = negotiated(self._accept, text)
-            self._write(status, kind, text.encode(), is_head=method == "HEAD")
-        self._is_answering = False
-        if not keeps or (self._is_half_closed and not self._data):
-            self.close()
-            return
-        self._wait()
-        if self._data:
-            self._next()
-
-    async def _judge(self, method: str, path: str, body: bytes, key: str | None) -> Answer:
-        """Return the response, 500 after an exception: bad engine metrics fail one scrape, not the connection."""
-        try:
-            return await self._server.answer(method, path, body, key)
-        except Exception:
-            logger.exception("%s %s failed", method, path)
-            return 500, "text/plain", "Internal error"
-
-    async def _answer_file(self, method: str, path: str) -> None:
-        """Send the file in chunks, so that memory is independent of its size and of the client's speed."""
         try:
             file = await asyncio.to_thread(open, path, "rb")
         except OSError as error:
             logger.error("failed to read model asset %s: %s", path, error.strerror)  # noqa: TRY400 - one line
-            self._write(404, "text/plain", b"File not found")
+            await plain_text(404, "File not found")(scope, receive, send)
             return
         with file:
             size = os.fstat(file.fileno()).st_size
-            if self._transport is not None:
-                self._transport.write(_head(200, "application/octet-stream", size))
-            if method == "GET":
-                await self._send(file, size)
-
-    async def _send(self, file: BinaryIO, size: int) -> None:
-        """Send exactly `size` bytes; stop after `IDLE_S` without progress or when the file shrinks."""
-        sent = 0
-        try:
-            while sent < size and self._transport is not None:
-                data = await asyncio.to_thread(file.read, min(FILE_CHUNK_BYTES, size - sent))
-                if not data or self._transport is None:
-                    break
-                self._transport.write(data)
-                sent += len(data)
-                async with asyncio.timeout(IDLE_S):
-                    await self._writable.wait()
-        except TimeoutError:
-            logger.info("model asset transfer timed out: the client stopped reading")
-        except OSError as error:
-            logger.error("failed to read model asset: %s", error.strerror)  # noqa: TRY400 - one line is enough
-        if sent < size and self._transport is not None:
-            self._transport.abort()
-
-    def _refuse(self, status: int, message: str) -> None:
-        self._write(status, "text/plain", message.encode())
-        self.close()
-
-    def _write(self, status: int, kind: str, body: bytes, *, is_head: bool = False) -> None:
-        if self._transport is not None:
-            head = _head(status, kind, len(body))
-            self._transport.write(head if is_head else head + body)
+            headers = {"content-type": "application/octet-stream", "content-length": str(size)}
+            content = _chunks(file, 0 if request.method == "HEAD" else size)
+            await StreamingResponse(content, headers=headers)(scope, receive, send)
 
 
-def _head(status: int, kind: str, length: int) -> bytes:
-    reason = REASONS.get(status, "Error")
-    return f"HTTP/1.1 {status} {reason}\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n".encode()
+async def _chunks(file: BinaryIO, size: int) -> AsyncIterator[bytes]:
+    """Yield `size` bytes in chunks, so that memory is independent of the file's size and of the client's speed.
+
+    A file that shrinks yields fewer; the server then closes the connection before the announced length.
+    """
+    while size > 0 and (data := await asyncio.to_thread(file.read, min(FILE_CHUNK_BYTES, size))):
+        size -= len(data)
+        yield data
 
 
-def _json(status: int, value: dict[str, Any]) -> Answer:
-    return status, "application/json", json.dumps(value)
+def _path_of(request: Request) -> str:
+    """Return the path as the client sent it, percent-encoded."""
+    return bytes(request.scope.get("raw_path") or request.url.path.encode()).decode("latin-1")
+
+
+def _not_found(request: Request) -> tuple[int, dict[str, Any]]:
+    return 404, {"error": "Route not found", "message": f"Route {_path_of(request)} not found"}
+
+
+def _wrong_method(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = plain_text(405, f"{request.method} is not allowed on {_path_of(request)}")
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    """Return the response to a request that raised: bad engine metrics fail one scrape, not the process."""
+    return plain_text(500, "Internal error")
+
+
+def _json(status: int, value: dict[str, Any]) -> Response:
+    return Response(json.dumps(value), status, media_type="application/json")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from dynamo.core import logging as logs
 from dynamo.core.config import load
+from dynamo.core.listening import bind
 from dynamo.core.parent import die_with_parent
 from dynamo.core.signals import stop_event
 from dynamo.routing.services.selection import SelectionCacheConfig, SelectionService
-from dynamo.runtime.json_service import JsonServer, listen
 from dynamo.select_service.config import SelectOptions
 from dynamo.select_service.routes import SelectRoutes
 
@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(options: SelectOptions) -> int:
     """Run the service from the options to the exit status."""
     stop = stop_event()
-    listener = listen(options.port)
+    listener = bind("0.0.0.0", options.port, "--port")  # noqa: S104 - as upstream: peers are on other hosts
+    listener.listen()  # Clients that connect before the service is ready wait.
     service = SelectionService(
         indexer_peers=options.indexer_peers,
         replica_sync_port=options.replica_sync_port,
@@ -43,11 +44,11 @@ async def serve(options: SelectOptions) -> int:
         assume_kv_reuse=options.assume_kv_reuse,
         tracking_key=options.tracking_key(),
     )
-    server = JsonServer(SelectRoutes(service).routes)
+    server = SelectRoutes(service).routes.server()
     await server.start(listener)
     await service.start()
     logger.info("selection service ready: http://%s:%d", *listener.getsockname()[:2])
     await stop.wait()
-    await server.stop()
+    await server.close()
     await service.close()
     return 0

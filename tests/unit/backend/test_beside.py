@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.asgi import request
 
 from dynamo.backend.config import WorkerOptions
 from dynamo.backend.engine import EngineConfig, EngineHost
@@ -74,8 +75,9 @@ class Bench:
 
     async def http(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """At the system port."""
-        status, _, text = await self.system.answer(method, path, b"" if body is None else json.dumps(body).encode())
-        return status, json.loads(text) if text.startswith("{") else text
+        content = b"" if body is None else json.dumps(body).encode()
+        response = await request(self.system.application, method, path, content)
+        return response.status_code, response.json() if response.text.startswith("{") else response.text
 
     async def models(self) -> list[str]:
         cards = await self.caller.discovery.snapshot(MODEL_CARDS)

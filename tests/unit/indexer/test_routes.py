@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.asgi import request_json
 from tests.unit.kv_events.test_engine_subscriber import TOKENS, message, stored
 
 from dynamo.core.config import load
@@ -16,7 +17,6 @@ from dynamo.indexer.config import IndexerOptions, InitialWorker
 from dynamo.indexer.routes import IndexerRoutes
 from dynamo.routing.services.indexed_models import IndexedModels
 from dynamo.routing.services.indexer_peers import Peers
-from dynamo.runtime.json_service import Text
 from dynamo.text.multimodal.routing_hashes import hashes_of
 
 WORKER = {"instance_id": 7, "endpoint": "tcp://localhost:40001", "model_name": "m", "block_size": 4}
@@ -33,7 +33,7 @@ class House:
     async def ask(self, method: str, path: str, body: Any = None, query: str = "", **headers: str) -> tuple[int, Any]:
         text = b"" if body is None else json.dumps(body).encode()
         more = {"content-type": "application/json"} if body is not None else {}
-        return await self.routes.answer(method, path, query, {**more, **headers}, text)
+        return await request_json(self.routes.application(), method, f"{path}?{query}", text, {**more, **headers})
 
     async def hold(self) -> None:
         await self.ask("POST", "/register", WORKER)
@@ -75,7 +75,7 @@ async def test_refusals(house: House) -> None:
     ):
         found, value = await house.ask(method, path, body)
         assert found == status, path
-        assert isinstance(value, Text) if status == 422 else set(value) == {"error"}
+        assert isinstance(value, str) if status == 422 else set(value) == {"error"}
 
 
 async def test_peers_are_listed(house: House) -> None:
@@ -90,7 +90,7 @@ async def test_metrics_count_requests_models_and_listeners(house: House) -> None
     await house.hold()
     await house.ask("POST", "/query", {**PROMPT, "model_name": "n"})
     await house.ask("GET", "/nothing")
-    text = (await house.ask("GET", "/metrics"))[1].text
+    text = (await house.ask("GET", "/metrics"))[1]
     for line in (
         "dynamo_kvindexer_models 1",
         'dynamo_kvindexer_listeners{status="pending"} 1',

@@ -5,13 +5,16 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.asgi import request
 from tests.settle import turns, until
 
 from dynamo.core.errors import ConfigError
+from dynamo.core.http_server import ServerLimits
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.runtime.health import SystemHealth
 from dynamo.runtime.system import SystemServer
@@ -20,12 +23,12 @@ TIMEOUT_S = 5.0
 
 
 class House:
-    def __init__(self) -> None:
+    def __init__(self, limits: ServerLimits | None = None) -> None:
         self.health = SystemHealth(variables={})
         self.metrics = MetricsRegistry()
         self.routes: dict[str, Any] = {}
         self.files: dict[str, str] = {}
-        self.server = SystemServer(self.health, self.metrics, self.routes, self.files)
+        self.server = SystemServer(self.health, self.metrics, self.routes, self.files, limits=limits)
 
     async def send(self, data: bytes) -> bytes:
         """What comes back on a connection until it is closed."""
@@ -65,12 +68,17 @@ async def test_system_server_refuses_control_requests_without_an_admin_key(metho
     server = SystemServer(
         SystemHealth(variables={}), MetricsRegistry(), routes, admin_keys=("admin-secret", "other-key")
     )
+
+    async def status(method: str, path: str, key: str | None = None) -> int:
+        headers = {} if key is None else {"x-api-key": key}
+        return (await request(server.application, method, path, b"{}", headers)).status_code
+
     for key in (None, "", "wrong-key", "admin-secre"):
-        assert (await server.answer(method, path, b"{}", key))[0] == 401
+        assert await status(method, path, key) == 401
     for key in ("admin-secret", "other-key"):
-        assert (await server.answer(method, path, b"{}", key))[0] == 200
+        assert await status(method, path, key) == 200
     for open_path in ("/health", "/live", "/metrics"):
-        assert (await server.answer("GET", open_path, b""))[0] != 401
+        assert await status("GET", open_path) != 401
 
 
 async def test_system_server_reads_the_key_from_either_header(house: House) -> None:
@@ -90,12 +98,18 @@ async def test_system_server_reads_the_key_from_either_header(house: House) -> N
         assert parse(await house.send(request.encode()))[0] == status
 
 
-@pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+@asynccontextmanager
+async def listening(limits: ServerLimits | None = None) -> AsyncIterator[House]:
+    made = House(limits)
     await made.server.listen("127.0.0.1", 0)
     yield made
     await made.server.close()
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with listening() as made:
+        yield made
 
 
 async def test_health_and_live_tell_whether_the_process_is_ready(house: House) -> None:
@@ -160,7 +174,7 @@ async def test_a_head_request_has_no_body(house: House) -> None:
         (b"GET / SPDY/3\r\n\r\n", 400),
         (b"x" * 20_000, 400),
         (b"POST / HTTP/1.1\r\ncontent-length: 99999999\r\n\r\n", 413),
-        (b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
     ],
 )
 async def test_what_is_no_request_is_refused_and_the_connection_closed(house: House, data: bytes, status: int) -> None:
@@ -172,9 +186,9 @@ async def test_a_taken_port_is_a_wrong_setting(house: House) -> None:
         await House().server.listen("127.0.0.1", house.server.port)
 
 
-async def test_a_silent_connection_is_closed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamo.runtime.system.IDLE_S", 0.0)
-    assert await house.send(b"") == b""
+async def test_a_silent_connection_is_closed() -> None:
+    async with listening(ServerLimits(idle_s=0.0)) as house:
+        assert await house.send(b"") == b""
 
 
 async def test_an_engines_metrics_that_cannot_be_read_cost_one_scrape(house: House) -> None:
@@ -197,9 +211,9 @@ async def test_whoever_asks_on_without_listening_is_cut(house: House) -> None:
     assert await house.send(b"GET /engine/wait HTTP/1.1\r\n\r\n" + b"x" * 1_200_000) == b""
 
 
-async def test_more_connections_than_are_kept_are_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamo.runtime.system.CONNECTIONS_MAX", 0)
-    assert parse(await house.send(b""))[0] == 503
+async def test_more_connections_than_are_kept_are_refused() -> None:
+    async with listening(ServerLimits(connections=0)) as house:
+        assert parse(await house.send(b""))[0] == 503
 
 
 # Model assets ------------------------------------------------------------------------------------------------------
@@ -247,20 +261,21 @@ async def test_an_asset_that_vanished_is_not_found(house: House, asset: Path) ->
     assert (await house.ask("/v1/metadata/m/_base/tokenizer.json"))[0] == 404
 
 
-async def test_a_reader_who_leaves_an_asset_unread_is_cut(
-    house: House, asset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dynamo.runtime.system.IDLE_S", 0.05)
+async def test_a_reader_who_leaves_an_asset_unread_is_cut(tmp_path: Path) -> None:
+    asset = tmp_path / "tokenizer.json"
+    asset.touch()
     os.truncate(asset, 32 << 20)
-    reader, writer = await asyncio.open_connection("127.0.0.1", house.server.port, limit=1 << 16)
-    writer.write(b"GET /v1/metadata/m/_base/tokenizer.json HTTP/1.1\r\n\r\n")
-    async with asyncio.timeout(TIMEOUT_S):
-        await until(lambda: house.server.connections)
-        await until(lambda: not house.server.connections)
-    reader.feed_eof()
-    writer.close()
-    with contextlib.suppress(ConnectionError):
-        await writer.wait_closed()
+    async with listening(ServerLimits(idle_s=0.05)) as house:
+        house.files["/v1/metadata/m/_base/tokenizer.json"] = str(asset)
+        reader, writer = await asyncio.open_connection("127.0.0.1", house.server.port, limit=1 << 16)
+        writer.write(b"GET /v1/metadata/m/_base/tokenizer.json HTTP/1.1\r\n\r\n")
+        async with asyncio.timeout(TIMEOUT_S):
+            await until(lambda: house.server.http.connections)
+            await until(lambda: not house.server.http.connections)
+        reader.feed_eof()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 async def test_system_server_answers_a_client_that_half_closed_its_connection(house: House) -> None:
@@ -275,3 +290,24 @@ async def test_system_server_answers_a_client_that_half_closed_its_connection(ho
     async with asyncio.timeout(TIMEOUT_S):
         assert parse(await reader.read())[0] == 200
     writer.close()
+
+
+async def test_system_server_reads_a_chunked_body(house: House) -> None:
+    async def double(value: dict[str, Any]) -> dict[str, Any]:
+        return {"twice": 2 * value["n"]}
+
+    house.routes["double"] = double
+    head = b"POST /engine/double HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    status, _, body = parse(await house.send(head + b'4\r\n{"n"\r\n4\r\n: 4}\r\n0\r\n\r\n'))
+    assert (status, json.loads(body)) == (200, {"twice": 8})
+
+
+async def test_system_server_refuses_a_chunked_body_that_is_too_long() -> None:
+    async with listening(ServerLimits(body_bytes=10)) as house:
+        head = b"POST /engine/double HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        assert parse(await house.send(head + b"b\r\nxxxxxxxxxxx\r\n0\r\n\r\n"))[0] == 413
+
+
+async def test_system_server_refuses_a_head_that_is_too_long() -> None:
+    async with listening(ServerLimits(head_bytes=64)) as house:
+        assert parse(await house.send(b"GET /live HTTP/1.1\r\nx-long: " + b"x" * 64))[0] == 400

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.asgi import request_json
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
@@ -26,7 +27,8 @@ class House:
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         text = b"" if body is None else json.dumps(body).encode()
-        return await self.routes.answer(method, path, "", JSON if body is not None else {}, text)
+        headers = JSON if body is not None else {}
+        return await request_json(self.routes.application(), method, path, text, headers)
 
 
 @pytest.fixture

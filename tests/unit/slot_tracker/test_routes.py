@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.asgi import request_json
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.config import load
@@ -39,7 +40,8 @@ class House:
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         text = b"" if body is None else json.dumps(body).encode()
-        return await self.routes.answer(method, path, "", {"content-type": "application/json"}, text)
+        headers = {"content-type": "application/json"}
+        return await request_json(self.routes.application(), method, path, text, headers)
 
 
 async def test_a_request_from_worker_to_its_end() -> None:

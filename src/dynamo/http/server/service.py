@@ -20,7 +20,6 @@ from uvicorn.server import ServerState
 
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
-from dynamo.core.listening import listen_error
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tls import Identity, PemFile, server_context
 from dynamo.http.extensions import FrontendRoute
@@ -184,27 +183,6 @@ class HttpService:
         application = Starlette(routes=self._routes.starlette_routes(), exception_handlers=handlers)
         application.router.redirect_slashes = False  # The redirect would contain the client's own `host` header.
         return application
-
-
-def bind(host: str, port: int, *, shared: bool = False, flag: str = "--http-port") -> socket.socket:
-    """Return a bound socket; a shared one lets other processes of this program bind the same port.
-
-    Raise `StartupError`, which names the flag, when the port is in use or the host is not one of this machine.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        if isinstance(error, OverflowError):
-            raise ConfigError(f"{flag} {port}: expected 0 to 65535") from None
-        raise listen_error(f"{flag} {port}", host, error) from None
-    listener.setblocking(False)
-    return listener
 
 
 def tls_context(certificate: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.asgi import request_json
 from tests.settle import repeat
 
 from dynamo.core.config import load
@@ -79,7 +80,8 @@ async def test_routes_add_and_remove_peers() -> None:
     add_peer_routes(routes, peers)
 
     async def ask(path: str, body: bytes = b"", method: str = "POST") -> tuple[int, object]:
-        return await routes.answer(method, "/replica_sync/" + path, "", {"content-type": "application/json"}, body)
+        headers = {"content-type": "application/json"}
+        return await request_json(routes.application(), method, "/replica_sync/" + path, body, headers)
 
     peer = b'{"endpoint": "tcp://a:1"}'
     assert await ask("register_peer", peer) == (201, {"status": "ok"})
@@ -94,8 +96,9 @@ async def test_without_a_port_nothing_is_told() -> None:
     routes = JsonRoutes()
     add_peer_routes(routes, None)
     headers = {"content-type": "application/json"}
-    assert await routes.answer("GET", "/replica_sync/peers", "", {}, b"") == (200, [])
-    status, _ = await routes.answer("POST", "/replica_sync/register_peer", "", headers, b'{"endpoint": "tcp://a:1"}')
+    application, peer = routes.application(), b'{"endpoint": "tcp://a:1"}'
+    assert await request_json(application, "GET", "/replica_sync/peers") == (200, [])
+    status, _ = await request_json(application, "POST", "/replica_sync/register_peer", peer, headers)
     assert status == 409
 
 
