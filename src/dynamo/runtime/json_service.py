@@ -2,14 +2,15 @@
 
     routes = JsonRoutes()
     routes.add("POST", "/add", tracker.add, AddRequest)            # handler(call) -> (status, what msgspec encodes)
-    server = routes.server(); await server.start(socket); ...; await server.close()
+    async with routes.serve(port) as url: ...
 
 A handler raises `HttpError` for a status of its own; its message is the body's `error`.
 """
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +24,7 @@ from starlette.routing import Route, Router
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import HttpError
 from dynamo.core.http_server import HttpServer, ServerLimits
+from dynamo.core.listening import bind
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +110,17 @@ class JsonRoutes:
         application.router = Router(self._routes, redirect_slashes=False)
         return application
 
-    def server(self) -> HttpServer:
-        """Return a server of the routes added so far."""
-        return HttpServer(self.application(), LIMITS, lambda status, message: _encoded(status, {"error": message}))
+    @asynccontextmanager
+    async def serve(self, port: int) -> AsyncIterator[str]:
+        """Serve the routes added so far within the block; return the server's URL. Raise `StartupError`."""
+        listener = bind("0.0.0.0", port, "--port")  # noqa: S104 - as upstream: clients are on other hosts
+        url = "http://{}:{}".format(*listener.getsockname()[:2])
+        server = HttpServer(self.application(), LIMITS, lambda status, message: _encoded(status, {"error": message}))
+        await server.start(listener)
+        try:
+            yield url
+        finally:
+            await server.close()
 
     async def _call(self, request: Request, handler: Handler, decode: Callable[[bytes], Any] | None) -> tuple[int, Any]:
         """Return the status of a request, and the value to encode."""

@@ -1,4 +1,4 @@
 """Load tracking as a separate process: `python -m dynamo.slot_tracker`.
 
-Contents: its options, its routes and its state. The load of a rank is computed in `kv_router`.
+`main` holds its options and HTTP API, `tracker` its state. The load of a rank is computed in `kv_router`.
 """

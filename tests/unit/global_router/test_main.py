@@ -8,8 +8,8 @@ import pytest
 from tests.unit.global_router.test_pools import DISAGG
 
 from dynamo.core.errors import DynamoException, InvalidArgument, Overloaded
+from dynamo.global_router.main import PoolRelay
 from dynamo.global_router.pools import PoolsFile, pools_of
-from dynamo.global_router.relay import PoolRelay
 from dynamo.runtime.context import Context
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime

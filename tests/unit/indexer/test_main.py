@@ -12,9 +12,7 @@ from tests.unit.kv_events.test_engine_subscriber import TOKENS, message, stored
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.indexer.access_log import AccessLog
-from dynamo.indexer.config import IndexerOptions, InitialWorker
-from dynamo.indexer.routes import IndexerRoutes
+from dynamo.indexer.main import AccessLog, IndexerOptions, IndexerRoutes, InitialWorker
 from dynamo.routing.services.indexed_models import IndexedModels
 from dynamo.routing.services.indexer_peers import Peers
 from dynamo.text.multimodal.routing_hashes import hashes_of

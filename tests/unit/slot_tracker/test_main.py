@@ -10,8 +10,7 @@ from dynamo.core.clock import ManualClock
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
 from dynamo.routing.sync.replica_peers import ReplicaPeers
-from dynamo.slot_tracker.config import SlotTrackerOptions
-from dynamo.slot_tracker.routes import SlotRoutes
+from dynamo.slot_tracker.main import SlotRoutes, SlotTrackerOptions
 from dynamo.slot_tracker.tracker import SlotTracker
 
 M = {"model_name": "m"}

@@ -10,8 +10,7 @@ from tests.asgi import request_json
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
 from dynamo.routing.services.selection import SelectionService
-from dynamo.select_service.config import SelectOptions
-from dynamo.select_service.routes import SelectRoutes
+from dynamo.select_service.main import SelectOptions, SelectRoutes
 
 JSON = {"content-type": "application/json"}
 WORKER = {"worker_id": 1, "block_size": 4, "endpoint": "http://w", "kv_events_endpoint": "tcp://localhost:40001"}

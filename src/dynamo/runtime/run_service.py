@@ -1,0 +1,41 @@
+"""Service runner: runs one service as the process, from its start to SIGTERM or SIGINT and the end of its shutdown."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from dynamo.core import logging as logs
+from dynamo.core.parent import die_with_parent
+from dynamo.core.signals import stop_event
+from dynamo.runtime.config import RuntimeOptions
+from dynamo.runtime.distributed import DistributedRuntime
+
+
+def run_service(component: str, service: AbstractAsyncContextManager[None]) -> int:
+    """Run a service until it is stopped; return the exit status.
+
+    Entering `service` starts it, leaving it drains and closes it; `component` names it in logs and traces.
+    """
+    logs.setup(component=component)
+    die_with_parent()
+    import uvloop
+
+    return uvloop.run(_run_until_stopped(service))
+
+
+async def _run_until_stopped(service: AbstractAsyncContextManager[None]) -> int:
+    stop = stop_event()
+    async with service:
+        await stop.wait()
+    return 0
+
+
+@asynccontextmanager
+async def open_runtime(options: RuntimeOptions) -> AsyncIterator[DistributedRuntime]:
+    """Return a connected runtime with a system server; shut it down at the end of the block."""
+    runtime = DistributedRuntime.from_options(options)
+    try:
+        await runtime.connect()
+        await runtime.start_system_server()
+        yield runtime
+    finally:
+        await runtime.shutdown(drain_timeout_s=0.0)
