@@ -1,18 +1,24 @@
-"""HTTP client: requests to one server over reused connections, with streamed responses.
+"""HTTP client: requests to one server, with streamed responses, deadlines and bounded bodies.
 
-    async with client.ask("POST", "/v1/completions", body, headers) as answer:
-        while (events := await answer.events()) is not None: ...
+    async with HttpClient(url, deadlines).request("POST", "/v1/completions", body, headers) as response:
+        while (events := await response.events()) is not None: ...
+
+    with BlockingHttpClient(url, deadlines).request("GET", "/v1/models") as response:
+        body = response.read()
 
 Leaving the block before the end of the response closes the connection at once, which cancels the request at the server.
+Every failure is a `WorkerUnavailable`: `CannotConnect`, `Disconnected` or `ResponseTimeout`.
 """
 
 import asyncio
 import os
+import socket
 import ssl
+import threading
 import urllib.parse
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 import httptools
@@ -20,6 +26,7 @@ import httptools
 from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, ResponseTimeout
 
 READ_BYTES = 1 << 16
+HEAD_BYTES_MAX = 1 << 18  # Limit of status line and headers.
 EVENT_BYTES_MAX = 8 << 20  # Limit of one event; a server that never ends an event would fill the memory.
 BODY_BYTES_MAX = 256 << 20  # Limit of a response that is read whole; thousands of embeddings take a tenth of it.
 BODILESS = frozenset({204, 304})
@@ -32,10 +39,12 @@ class Deadlines:
     """Timeouts of one request, in seconds."""
 
     connect_s: float
-    first_s: float
-    """From the request to the first byte of the response."""
-    between_s: float
+    first_s: float | None
+    """From the request to the first byte of the response; None for no limit."""
+    between_s: float | None
     """Between two pieces of the response."""
+    whole_s: float | None = None
+    """From the request to the end of its response."""
 
 
 class _Parsed:
@@ -67,14 +76,14 @@ class _Parsed:
         return not {"content-length", "transfer-encoding"} & self.headers.keys()
 
 
-class HttpAnswer:
-    """The response to one request."""
+class _ResponseState:
+    """State of one response, without I/O."""
 
-    def __init__(self, reader: asyncio.StreamReader, deadlines: Deadlines) -> None:
-        self._reader = reader
+    def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
         self._parsed = _Parsed()
         self._parser = httptools.HttpResponseParser(self._parsed)
+        self._head_bytes = 0
         self._rest = bytearray()
         self.has_begun = False
         """Whether the first byte arrived."""
@@ -97,40 +106,43 @@ class HttpAnswer:
         says_close = parsed.headers.get("connection", "").lower() == "close" or self._parser.get_http_version() != "1.1"
         return self.is_whole and not parsed.ends_with_connection and not says_close
 
-    async def begin(self) -> None:
-        """Return when status and headers have arrived. Raises as `part`."""
-        while not self._parsed.has_headers:
-            await self._feed()
+    @property
+    def _wait_s(self) -> float | None:
+        """Maximum wait for the next bytes."""
+        return self._deadlines.between_s if self.has_begun else self._deadlines.first_s
 
-    async def part(self) -> bytes | None:
-        """Return the body bytes received since the last call; None at the end.
-
-        Raises `ResponseTimeout` if none arrive in time, `Disconnected` if the response is incomplete.
-        """
+    def _receive(self, data: bytes) -> None:
+        """Process bytes of the connection; none mark its end. Raise `Disconnected`."""
         parsed = self._parsed
-        while not parsed.body:
-            if parsed.is_complete or self.is_whole:
+        if not data:
+            if parsed.ends_with_connection:
                 self.is_whole = True
-                return None
-            await self._feed()
+                return
+            raise Disconnected("the server closed the connection before the end of the response")
+        self.has_begun = True
+        if not parsed.has_headers:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX + READ_BYTES:
+                raise Disconnected(f"the head of the response exceeds {HEAD_BYTES_MAX} bytes")
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise Disconnected(f"the response is not valid HTTP: {error}") from None
+        if parsed.has_headers and self.status in BODILESS:
+            parsed.is_complete = True
+
+    def _take(self) -> bytes | None:
+        """Return the body bytes received since the last call, empty if more must be read; None at the end."""
+        parsed = self._parsed
+        if not parsed.body and (parsed.is_complete or self.is_whole):
+            self.is_whole = True
+            return None
         found = bytes(parsed.body)
         parsed.body.clear()
         return found
 
-    async def read(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-        """Return the whole body. Raises `Disconnected` if it exceeds `bytes_max`."""
-        found = bytearray()
-        while (part := await self.part()) is not None:
-            found += part
-            if len(found) > bytes_max:
-                raise Disconnected(f"the response exceeds {bytes_max} bytes")
-        return bytes(found)
-
-    async def events(self) -> list[bytes] | None:
-        """Return the data of the server-sent events received since the last call (may be empty); None at the end."""
-        part = await self.part()
-        if part is None:
-            return None
+    def _split_events(self, part: bytes) -> list[bytes]:
+        """Return the data of the server-sent events that are complete with `part`."""
         rest = self._rest
         rest += part.replace(b"\r", b"") if b"\r" in part else part  # JSON text contains no unescaped CR.
         end = rest.rfind(b"\n\n")
@@ -142,30 +154,91 @@ class HttpAnswer:
         del rest[: end + 2]
         return [line[5:].strip() for line in whole.split(b"\n") if line.startswith(b"data:")]
 
+
+class HttpResponse(_ResponseState):
+    """The response to one request."""
+
+    def __init__(self, reader: asyncio.StreamReader, deadlines: Deadlines) -> None:
+        super().__init__(deadlines)
+        self._reader = reader
+
+    async def begin(self) -> None:
+        """Return when status and headers have arrived. Raises as `part`."""
+        while not self._parsed.has_headers:
+            await self._feed()
+
+    async def part(self) -> bytes | None:
+        """Return the body bytes received since the last call; None at the end.
+
+        Raises `ResponseTimeout` if none arrive in time, `Disconnected` if the response is incomplete.
+        """
+        while (part := self._take()) == b"":
+            await self._feed()
+        return part
+
+    async def read(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+        """Return the whole body. Raises `Disconnected` if it exceeds `bytes_max`."""
+        found = bytearray()
+        while (part := await self.part()) is not None:
+            found += part
+            _check_size(found, bytes_max)
+        return bytes(found)
+
+    async def events(self) -> list[bytes] | None:
+        """Return the data of the server-sent events received since the last call (may be empty); None at the end."""
+        part = await self.part()
+        return None if part is None else self._split_events(part)
+
     async def _feed(self) -> None:
         """Read from the connection once."""
-        limit_s = self._deadlines.between_s if self.has_begun else self._deadlines.first_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(self._wait_s):
                 data = await self._reader.read(READ_BYTES)
         except TimeoutError:
-            raise ResponseTimeout(f"no data for {limit_s:g} s") from None
-        if not data:
-            if self._parsed.ends_with_connection:
-                self.is_whole = True
-                return
-            raise Disconnected("the server closed the connection before the end of the response")
-        self.has_begun = True
+            raise ResponseTimeout(f"no data for {self._wait_s:g} s") from None
+        self._receive(data)
+
+
+class BlockingResponse(_ResponseState):
+    """The response to one request, read in the caller's thread. The methods are those of `HttpResponse`."""
+
+    def __init__(self, connection: socket.socket, deadlines: Deadlines) -> None:
+        super().__init__(deadlines)
+        self._connection = connection
+
+    def begin(self) -> None:
+        while not self._parsed.has_headers:
+            self._feed()
+
+    def part(self) -> bytes | None:
+        while (part := self._take()) == b"":
+            self._feed()
+        return part
+
+    def read(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+        found = bytearray()
+        while (part := self.part()) is not None:
+            found += part
+            _check_size(found, bytes_max)
+        return bytes(found)
+
+    def events(self) -> list[bytes] | None:
+        part = self.part()
+        return None if part is None else self._split_events(part)
+
+    def _feed(self) -> None:
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            raise Disconnected(f"the response is not valid HTTP: {error}") from None
-        if self._parsed.has_headers and self.status in BODILESS:
-            self._parsed.is_complete = True
+            self._connection.settimeout(self._wait_s)
+            data = self._connection.recv(READ_BYTES)
+        except TimeoutError:
+            raise ResponseTimeout(f"no data for {self._wait_s:g} s") from None
+        except OSError as error:
+            raise Disconnected(f"the connection broke: {_why(error)}") from None
+        self._receive(data)
 
 
-class HttpClient:
-    """Client of the server at one URL. Call `close` when done."""
+class _ServerAddress:
+    """The server at one URL, and the head of requests to it."""
 
     def __init__(
         self,
@@ -191,11 +264,38 @@ class HttpClient:
         self._host = parts.hostname
         self._port = port or (443 if self._tls else 80)
         self._path = parts.path.rstrip("/")
+        self.url = f"{parts.scheme}://{parts.netloc}{self._path}"
         self._deadlines = deadlines
         authority = f"[{self._host}]" if ":" in self._host else self._host
         self.authority = f"{authority}:{self._port}"
         """Host and port."""
         self._head = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+
+    def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        head = f"{method} {self._path}{path} HTTP/1.1\r\nhost: {self.authority}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{self._head}"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"{head}\r\n".encode("latin-1") + body
+
+    def _cannot_connect(self, error: OSError, limit_s: float) -> CannotConnect:
+        if isinstance(error, TimeoutError):
+            return CannotConnect(f"no connection to {self.authority} within {limit_s:g} s")
+        return CannotConnect(f"no connection to {self.authority}: {_why(error)}")
+
+
+class HttpClient(_ServerAddress):
+    """Client of the server at one URL, over reused connections. Call `close` when done."""
+
+    def __init__(
+        self,
+        url: str,
+        deadlines: Deadlines,
+        *,
+        setting: str = "--url",
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(url, deadlines, setting=setting, headers=headers, tls=tls)
         self._idle: deque[Connection] = deque()
 
     def close(self) -> None:
@@ -204,56 +304,54 @@ class HttpClient:
             self._idle.popleft()[1].close()
 
     @asynccontextmanager
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         deadlines: Deadlines | None = None,
-    ) -> AsyncIterator[HttpAnswer]:
+    ) -> AsyncIterator[HttpResponse]:
         """Send one request; the block begins when status and headers of the response have arrived.
 
         Raises `CannotConnect`, `Disconnected` and `ResponseTimeout`.
         """
         limits = deadlines or self._deadlines
         sent = self._request(method, path, body, headers or {})
-        connection, answer = await self._begin(sent, limits)
         try:
-            yield answer
+            async with asyncio.timeout(limits.whole_s) as whole:
+                connection, response = await self._begin(sent, limits)
+                try:
+                    yield response
+                finally:
+                    if response.keeps_connection:
+                        self._idle.append(connection)
+                    else:
+                        connection[1].close()
         except OSError as error:
+            if whole.expired():
+                raise ResponseTimeout(f"no complete response within {limits.whole_s:g} s") from None
             raise Disconnected(f"the connection broke: {error}") from None
-        finally:
-            if answer.keeps_connection:
-                self._idle.append(connection)
-            else:
-                connection[1].close()
 
-    def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        head = f"{method} {self._path}{path} HTTP/1.1\r\nhost: {self.authority}\r\n"
-        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{self._head}"
-        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        return f"{head}\r\n".encode("latin-1") + body
-
-    async def _begin(self, sent: bytes, limits: Deadlines) -> tuple[Connection, HttpAnswer]:
+    async def _begin(self, sent: bytes, limits: Deadlines) -> tuple[Connection, HttpResponse]:
         """Send a request; retry if a reused idle connection is closed, which is not a failure of the server."""
         while True:
             connection = self._idle_connection()
             was_idle = connection is not None
             connection = connection or await self._connect(limits.connect_s)
-            answer = HttpAnswer(connection[0], limits)
+            response = HttpResponse(connection[0], limits)
             try:
                 connection[1].write(sent)
-                await answer.begin()
+                await response.begin()
             except (OSError, Disconnected) as error:
                 connection[1].close()
-                if was_idle and not answer.has_begun:
+                if was_idle and not response.has_begun:
                     continue
                 raise Disconnected(f"the connection broke: {error}") from None
             except BaseException:
                 connection[1].close()
                 raise
-            return connection, answer
+            return connection, response
 
     def _idle_connection(self) -> Connection | None:
         while self._idle:
@@ -267,10 +365,70 @@ class HttpClient:
         try:
             async with asyncio.timeout(limit_s):
                 return await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=READ_BYTES)
-        except TimeoutError:
-            raise CannotConnect(f"no connection to {self.authority} within {limit_s:g} s") from None
         except OSError as error:
-            raise CannotConnect(f"no connection to {self.authority}: {_why(error)}") from None
+            raise self._cannot_connect(error, limit_s) from None
+
+
+class BlockingHttpClient(_ServerAddress):
+    """Client of the server at one URL for threads and commands; each request has its own connection."""
+
+    @contextmanager
+    def request(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> Iterator[BlockingResponse]:
+        """Send one request; as `HttpClient.request`."""
+        limits = self._deadlines
+        connection = self._connect(limits.connect_s)
+        late = threading.Event()
+        timer = None if limits.whole_s is None else _shutdown_later(connection, limits.whole_s, late)
+        response = BlockingResponse(connection, limits)
+        try:
+            try:
+                connection.sendall(self._request(method, path, body, {"connection": "close", **(headers or {})}))
+            except OSError as error:
+                raise Disconnected(f"the connection broke: {_why(error)}") from None
+            response.begin()
+            yield response
+        except Disconnected:
+            if late.is_set():
+                raise ResponseTimeout(f"no complete response within {limits.whole_s:g} s") from None
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            connection.close()
+
+    def _connect(self, limit_s: float) -> socket.socket:
+        try:
+            connection = socket.create_connection((self._host, self._port), limit_s)
+            if self._tls is None:
+                return connection
+            try:
+                return self._tls.wrap_socket(connection, server_hostname=self._host)
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as error:
+            raise self._cannot_connect(error, limit_s) from None
+
+
+def _shutdown_later(connection: socket.socket, after_s: float, late: threading.Event) -> threading.Timer:
+    """Start a timer that shuts the connection down, which ends reads from it."""
+
+    def end() -> None:
+        late.set()
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(after_s, end)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _check_size(body: bytearray, bytes_max: int) -> None:
+    if len(body) > bytes_max:
+        raise Disconnected(f"the response exceeds {bytes_max} bytes")
 
 
 def _why(error: OSError) -> str:

@@ -1,14 +1,16 @@
-"""Client: the command line's requests to a running server, over its HTTP API with the standard library only."""
+"""Client: the command line's requests to a running server, over its HTTP API."""
 
-import http.client
 import json
+import ssl
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from dynamo.core.config import setting
-from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, HttpError, ResponseTimeout
+from dynamo.core.errors import CannotConnect, Disconnected, HttpError, ResponseTimeout
+from dynamo.core.http_client import BlockingHttpClient, BlockingResponse, Deadlines
 
 SILENCE_S = 300.0  # A long prompt on a slow machine takes minutes until its first token.
 
@@ -34,21 +36,11 @@ class Client:
 
     def __init__(self, url: str, timeout_s: float = SILENCE_S, *, verify: bool = True, key: str | None = None) -> None:
         """Set `verify=False` for our own server; `key` is the API key to send. Raises `ConfigError` for a bad URL."""
-        self._key = key
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            port = parts.port
-        except ValueError:
-            port = 0
-        if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
-            raise ConfigError(f"--url {url!r}: expected something like http://localhost:8000")
-        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-        self._is_tls = parts.scheme == "https"
-        self._host = parts.hostname
-        self._port = port
-        self._path = parts.path.rstrip("/")
-        self._timeout_s = timeout_s
-        self._verify = verify
+        deadlines = Deadlines(timeout_s, timeout_s, timeout_s)
+        tls = None if verify else ssl._create_unverified_context()  # noqa: S323
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._http = BlockingHttpClient(url, deadlines, headers=headers, tls=tls)
+        self.url = self._http.url
 
     def models(self) -> list[str]:
         """Return the names of the served models."""
@@ -76,9 +68,7 @@ class Client:
     ) -> Iterator[Delta]:
         """Stream the response to a conversation. Leaving the iteration closes the connection."""
         body = {"model": model, "messages": list(messages), "stream": True, **(options or {})}
-        connection = self._connect()
-        try:
-            response = self._send(connection, "POST", "/v1/chat/completions", json.dumps(body).encode())
+        with self._request("POST", "/v1/chat/completions", json.dumps(body).encode()) as response:
             for data in _events(response):
                 chunk = json.loads(data)
                 if "choices" not in chunk:
@@ -87,51 +77,27 @@ class Client:
                     delta = choice.get("delta") or {}
                     reasoning = delta.get("reasoning_content") or delta.get("reasoning")
                     yield Delta(delta.get("content") or "", reasoning or "")
-        except TimeoutError:
-            raise ResponseTimeout(f"{self.url}: no data for {self._timeout_s:.0f} s") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise Disconnected(f"{self.url}: connection lost ({error})") from None
-        finally:
-            connection.close()
 
     def _get(self, path: str) -> dict[str, Any]:
-        connection = self._connect()
-        try:
-            answer = json.loads(self._send(connection, "GET", path).read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Disconnected(f"{self.url}{path}: {error}") from None
-        finally:
-            connection.close()
+        with self._request("GET", path) as response:
+            try:
+                answer = json.loads(response.read())
+            except ValueError as error:
+                raise Disconnected(f"{self.url}{path}: {error}") from None
         return answer if isinstance(answer, dict) else {}
 
-    def _connect(self) -> http.client.HTTPConnection:
-        connection = self._connection()
+    @contextmanager
+    def _request(self, method: str, path: str, body: bytes = b"") -> Iterator[BlockingResponse]:
+        """Send a request. Raise `HttpError` for an error status, and the client's errors with the server's URL."""
         try:
-            connection.connect()
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise CannotConnect(f"no server at {self.url} ({reason}); start one with: dynamo serve") from None
-        return connection
-
-    def _connection(self) -> http.client.HTTPConnection:
-        if not self._is_tls:
-            return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-        import ssl
-
-        context = ssl.create_default_context() if self._verify else ssl._create_unverified_context()  # noqa: S323
-        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
-
-    def _send(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None
-    ) -> http.client.HTTPResponse:
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key}"
-        connection.request(method, self._path + path, body=body, headers=headers)
-        response = connection.getresponse()
-        if response.status >= 400:
-            raise HttpError(response.status, error_message(response.read().decode(errors="replace")))
-        return response
+            with self._http.request(method, path, body) as response:
+                if response.status >= 400:
+                    raise HttpError(response.status, error_message(response.read().decode(errors="replace")))
+                yield response
+        except CannotConnect as error:
+            raise CannotConnect(f"no server at {self.url} ({error}); start one with: dynamo serve") from None
+        except (Disconnected, ResponseTimeout) as error:
+            raise type(error)(f"{self.url}: {error}") from None
 
 
 def environment_key() -> str | None:
@@ -139,16 +105,13 @@ def environment_key() -> str | None:
     return setting("DYN_API_KEY", "", str).strip() or None
 
 
-def _events(response: http.client.HTTPResponse) -> Iterator[str]:
-    """Yield the data of each server-sent event up to `[DONE]`; skip comments and event names."""
-    for raw in response:
-        line = raw.decode().rstrip("\r\n")
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
-            return
-        yield data
+def _events(response: BlockingResponse) -> Iterator[str]:
+    """Yield the data of each server-sent event up to `[DONE]`."""
+    while (events := response.events()) is not None:
+        for event in events:
+            if event == b"[DONE]":
+                return
+            yield event.decode()
     raise Disconnected("the response ended early")
 
 

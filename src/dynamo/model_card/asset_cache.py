@@ -9,24 +9,22 @@ All methods block: call them in a thread.
 """
 
 import contextlib
-import http.client
 import logging
 import os
 import re
-import socket
-import ssl
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from urllib.parse import urljoin, urlsplit
 
 from blake3 import blake3
 
 from dynamo.core.codec import json_decode
 from dynamo.core.config import environ
-from dynamo.core.errors import CannotConnect, ConfigError, DynamoException, InvalidArgument
+from dynamo.core.errors import CannotConnect, ConfigError, DynamoException, InvalidArgument, WorkerUnavailable
+from dynamo.core.http_client import BlockingHttpClient, Deadlines
 from dynamo.model_card.assets import PROCESSOR_FILE, is_remote, moved
 from dynamo.model_card.card import CHECKSUM_PREFIX, mdc_sum, read_json, slug_of
 from dynamo.protocols.model_card import FileReference, ModelDeploymentCard
@@ -177,36 +175,32 @@ class AssetCache:
         if size_max is None:
             size_max = limits.file_bytes_max if file.size is None else file.size
         size = 0
-        connection = _connection(file.path, limits.silence_s)
-        late = threading.Event()
-        timer: threading.Timer | None = None
+        client, path = self._client(file.path)
         try:
-            with contextlib.ExitStack() as closing:
-                closing.callback(connection.close)
-                connection.connect()
-                timer = _deadline(limits.deadline_s, connection.sock, late)
-                target = urlsplit(file.path)
-                connection.request("GET", (target.path or "/") + (f"?{target.query}" if target.query else ""))
-                response = closing.enter_context(contextlib.closing(connection.getresponse()))
-                if response.status != http.client.OK:
-                    raise CannotConnect(f"{file.path}: worker returned HTTP status {response.status}")
-                while chunk := response.read1(CHUNK_BYTES):
+            with client.request("GET", path) as response:
+                if response.status != HTTPStatus.OK:
+                    raise CannotConnect(f"worker returned HTTP status {response.status}")
+                while (chunk := response.part()) is not None:
                     size += len(chunk)
                     if size > size_max:
                         raise InvalidArgument(f"{file.path}: more than the expected {size_max} bytes")
-                    _keep(take, chunk)
-        except _NotKept as error:
-            raise error.cause from None
-        except (OSError, http.client.HTTPException) as error:
-            raise CannotConnect(f"{file.path}: {_why(error, late, limits.deadline_s)}") from None
-        finally:
-            if timer is not None:
-                timer.cancel()
-        if late.is_set():
-            raise CannotConnect(f"{file.path}: not fetched within {limits.deadline_s:g} s")
+                    take(chunk)
+        except WorkerUnavailable as error:
+            raise CannotConnect(f"{file.path}: {error}") from None
         if file.size is not None and size != file.size:
             raise CannotConnect(f"{file.path}: received {size} of {file.size} bytes")
         return size
+
+    def _client(self, url: str) -> tuple[BlockingHttpClient, str]:
+        """Return a client of the URL's host, and the path. Raise `InvalidArgument` for a URL without a host."""
+        silence_s = self._limits.silence_s
+        deadlines = Deadlines(silence_s, silence_s, silence_s, self._limits.deadline_s)
+        try:
+            target = urlsplit(url)
+            client = BlockingHttpClient(f"{target.scheme}://{target.netloc}", deadlines, setting="model file")
+        except (ValueError, ConfigError) as error:
+            raise InvalidArgument(f"{url!r}: {error}") from None
+        return client, (target.path or "/") + (f"?{target.query}" if target.query else "")
 
     def _link(self, directory: str, name: str, blob: str) -> str:
         """Return a link to the blob with the file name of its format; the blob itself if links are not possible."""
@@ -250,56 +244,9 @@ class AssetCache:
                 total -= size
 
 
-class _NotKept(Exception):
-    """Failure of the local disk during a transfer, as opposed to one of the worker."""
-
-    def __init__(self, cause: OSError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
 def _check(file: FileReference, seen: str, digest: str) -> None:
     if seen != digest:
         raise InvalidArgument(f"{file.path}: content has the hash {seen}, expected {digest}")
-
-
-def _deadline(seconds: float, sock: socket.socket, late: threading.Event) -> threading.Timer:
-    """Start a timer that shuts the socket down after the given seconds, which ends reads from it."""
-
-    def end() -> None:
-        late.set()
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def _why(error: Exception, late: threading.Event, deadline_s: float) -> str:
-    return f"not fetched within {deadline_s:g} s" if late.is_set() else str(error) or type(error).__name__
-
-
-def _keep(take: Callable[[bytes], object], chunk: bytes) -> None:
-    try:
-        take(chunk)
-    except OSError as error:
-        raise _NotKept(error) from None
-
-
-def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
-    """Return a connection to the URL's host. Raise `InvalidArgument` for a URL without a host."""
-    try:
-        target = urlsplit(url)
-        host, port = target.hostname, target.port
-    except ValueError as error:
-        raise InvalidArgument(f"{url!r}: {error}") from None
-    if not host:
-        raise InvalidArgument(f"{url!r}: no host")
-    if target.scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=ssl.create_default_context())
-    return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
 
 def _home() -> str:

@@ -17,7 +17,7 @@ from dynamo.backend.requests import Requests
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import UNREADABLE, json_decode, json_encode
 from dynamo.core.errors import EngineShutdown, HttpError, Unknown, WorkerOverloaded, WorkerUnavailable
-from dynamo.core.http_client import HttpAnswer, HttpClient
+from dynamo.core.http_client import HttpClient, HttpResponse
 from dynamo.core.tasks import TaskOwner
 from dynamo.openai_proxy.config import ProxyConfig
 from dynamo.openai_proxy.convert import DONE, refusal
@@ -89,7 +89,7 @@ class ProxyEngine(abc.ABC):
         self,
         reply: Reply,
         server_request: ServerRequest,
-        read: Callable[[HttpAnswer], Awaitable[None]],
+        read: Callable[[HttpResponse], Awaitable[None]],
         *,
         is_movable: bool = False,
     ) -> None:
@@ -107,13 +107,13 @@ class ProxyEngine(abc.ABC):
         self,
         reply: Reply,
         server_request: ServerRequest,
-        read: Callable[[HttpAnswer], Awaitable[None]],
+        read: Callable[[HttpResponse], Awaitable[None]],
         is_movable: bool,
     ) -> None:
         """Run one request until its end. Raises the error that ends it."""
         headers = {REQUEST_ID: reply.request_id, **server_request.headers}
         try:
-            async with self._client.ask(
+            async with self._client.request(
                 "POST", server_request.path, json_encode(server_request.body), headers
             ) as answer:
                 if answer.status >= 400:
@@ -163,7 +163,7 @@ class ProxyEngine(abc.ABC):
         return loads_of(samples_of(body.decode("utf-8", "replace")), self._facts.total_blocks or 0)
 
 
-async def chunks_of(answer: HttpAnswer) -> AsyncIterator[Any]:
+async def chunks_of(answer: HttpResponse) -> AsyncIterator[Any]:
     """Yield every chunk of a stream, or a response that is not a stream. Raises `Unknown` for invalid JSON."""
     if not answer.headers.get("content-type", "").startswith("text/event-stream"):
         yield _decoded(await answer.read())

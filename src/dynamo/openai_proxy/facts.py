@@ -130,7 +130,7 @@ async def _wait_for_models(client: HttpClient, config: ProxyConfig, clock: Clock
 
 async def get(client: HttpClient, path: str) -> tuple[int, bytes]:
     """Return the status and body of a small page. Raises `WorkerUnavailable`."""
-    async with client.ask("GET", path, deadlines=Deadlines(LOOK_S, LOOK_S, LOOK_S)) as answer:
+    async with client.request("GET", path, deadlines=Deadlines(LOOK_S, LOOK_S, LOOK_S)) as answer:
         return answer.status, await answer.read(PAGE_BYTES_MAX)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from dynamo.backend.engine import EngineConfig
 from dynamo.core.errors import StreamIncomplete, Unknown
-from dynamo.core.http_client import HttpAnswer
+from dynamo.core.http_client import HttpResponse
 from dynamo.openai_proxy.convert import Chunks, TextRequest, text_request
 from dynamo.openai_proxy.engine import ProxyEngine, chunks_of
 from dynamo.openai_proxy.tokens import ServerRequest
@@ -39,7 +39,7 @@ class TextEngine(ProxyEngine):
         assert isinstance(request, dict), "the worker decodes requests as the engine's configuration specifies"
         server_request = text_request(request, self._offer.model)
 
-        async def read(answer: HttpAnswer) -> None:
+        async def read(answer: HttpResponse) -> None:
             await (
                 self._stream(answer, server_request, reply) if server_request.is_stream else self._whole(answer, reply)
             )
@@ -47,7 +47,7 @@ class TextEngine(ProxyEngine):
         accept = {"accept": "text/event-stream"} if server_request.is_stream else {}
         self.begin(reply, ServerRequest(self._config.api(server_request.path), server_request.body, accept), read)
 
-    async def _stream(self, answer: HttpAnswer, server_request: TextRequest, reply: Reply) -> None:
+    async def _stream(self, answer: HttpResponse, server_request: TextRequest, reply: Reply) -> None:
         """Forward a stream. Raises `StreamIncomplete` if it ends before all choices have finished."""
         chunks = Chunks(server_request, self._offer.name)
         async for one in chunks_of(answer):
@@ -57,7 +57,7 @@ class TextEngine(ProxyEngine):
         if not chunks.is_finished:
             raise StreamIncomplete("the server closed the stream before the end of the response")
 
-    async def _whole(self, answer: HttpAnswer, reply: Reply) -> None:
+    async def _whole(self, answer: HttpResponse, reply: Reply) -> None:
         async for whole in chunks_of(answer):
             if not isinstance(whole, dict):
                 raise Unknown("malformed response from the server: expected an object")

@@ -11,7 +11,7 @@ from dynamo.backend.disagg import (
 )
 from dynamo.backend.engine import EngineConfig
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.core.http_client import HttpAnswer
+from dynamo.core.http_client import HttpResponse
 from dynamo.core.tasks import TaskOwner
 from dynamo.model_card.card import architectural_context_length, read_json
 from dynamo.model_card.hub import resolve_model
@@ -98,7 +98,7 @@ class TokenEngine(ProxyEngine):
         server_request, answer = self._form.server_request(request, self._limits), self._form.answer(request)
         params = transferred(request) if self._config.role is DisaggregationMode.DECODE else None
 
-        async def read(response: HttpAnswer) -> None:
+        async def read(response: HttpResponse) -> None:
             await stream(response, answer, reply)
 
         self.begin(reply, self._placed(with_transfer(server_request, params)), read, is_movable=params is not None)
@@ -110,7 +110,7 @@ class TokenEngine(ProxyEngine):
         answer = self._form.answer(request)
         assert isinstance(answer, CompletionsAnswer), "checked by the configuration"
 
-        async def read(response: HttpAnswer) -> None:
+        async def read(response: HttpResponse) -> None:
             async for whole in chunks_of(response):
                 answer.take(whole)
             piece = answer.end()
@@ -129,7 +129,7 @@ class TokenEngine(ProxyEngine):
         )
 
 
-async def stream(response: HttpAnswer, answer: TokenAnswer, reply: Reply) -> None:
+async def stream(response: HttpResponse, answer: TokenAnswer, reply: Reply) -> None:
     """Write the server's output to the reply; single responses of bare tokens use the fast path."""
     async for chunk in chunks_of(response):
         for piece in answer.take(chunk):

@@ -1,6 +1,8 @@
 """HttpClient: what a server says, whole or in parts, and what becomes of its connection."""
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -8,7 +10,7 @@ import pytest
 from tests.settle import turns
 
 from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, ResponseTimeout
-from dynamo.core.http_client import Deadlines, HttpClient
+from dynamo.core.http_client import BlockingHttpClient, Deadlines, HttpClient
 
 DEADLINES = Deadlines(5.0, 5.0, 5.0)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -65,7 +67,7 @@ def whole(body: bytes, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
 
 
 async def got(client: HttpClient) -> tuple[int, bytes]:
-    async with client.ask("GET", "/x") as answer:
+    async with client.request("GET", "/x") as answer:
         return answer.status, await answer.read()
 
 
@@ -86,7 +88,7 @@ async def test_a_whole_answer_leaves_its_connection_for_the_next_request(lines: 
 async def test_who_leaves_before_the_end_closes_the_connection(lines: Lines) -> None:
     lines.says = [HEAD + chunk(b"data: 1\n\n")]
     client = HttpClient("http://h:1", DEADLINES)
-    async with client.ask("POST", "/x", b"{}") as answer:
+    async with client.request("POST", "/x", b"{}") as answer:
         assert await answer.events() == [b"1"]
     assert lines.opened[0][1].is_closed
 
@@ -97,7 +99,7 @@ async def test_a_cancelled_request_closes_the_connection(lines: Lines) -> None:
     began = asyncio.Event()
 
     async def ask() -> None:
-        async with client.ask("POST", "/x", b"{}") as answer:
+        async with client.request("POST", "/x", b"{}") as answer:
             began.set()
             await answer.read()
 
@@ -127,7 +129,7 @@ async def test_events_are_told_apart_wherever_they_are_cut(lines: Lines, size: i
     lines.says = [HEAD + cut + b"0\r\n\r\n"]
     found: list[bytes] = []
     client = HttpClient("http://h:1", DEADLINES)
-    async with client.ask("GET", "/x") as answer:
+    async with client.request("GET", "/x") as answer:
         while (events := await answer.events()) is not None:
             found += events
     assert found == [b'{"a": 1}', b"2", b"[DONE]"]
@@ -198,7 +200,7 @@ async def test_an_answer_that_is_too_large_is_not_read_to_its_end(lines: Lines) 
     lines.says = [whole(b"x" * 100)]
     async with asyncio.timeout(5):
         with pytest.raises(Disconnected, match="exceeds 10 bytes"):
-            async with HttpClient("http://h:1", DEADLINES).ask("GET", "/x") as answer:
+            async with HttpClient("http://h:1", DEADLINES).request("GET", "/x") as answer:
                 await answer.read(10)
 
 
@@ -237,3 +239,63 @@ def test_an_address_of_version_six_keeps_its_brackets() -> None:
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="--there"):
         HttpClient(url, DEADLINES, setting="--there")
+
+
+# In the caller's thread ----------------------------------------------------------------------------------------------
+
+
+def served_once(answer: bytes) -> tuple[int, threading.Thread]:
+    """The port of a server that responds to one request, and its thread."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as connection:
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+            if not answer:
+                connection.recv(1)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return listener.getsockname()[1], thread
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody", b"body"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n", b"body"),
+        (b"HTTP/1.1 200 OK\r\n\r\nbody", b"body"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+    ],
+)
+def test_blocking_client_reads_a_body_of_any_framing(answer: bytes, body: bytes) -> None:
+    port, thread = served_once(answer)
+    with BlockingHttpClient(f"http://127.0.0.1:{port}", DEADLINES).request("GET", "/x") as response:
+        assert response.read() == body
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbo", Disconnected, "before the end"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\n" + b"x" * 400, Disconnected, "exceeds 100 bytes"),
+        (b"nonsense\r\n\r\n", Disconnected, "not valid HTTP"),
+        (b"", ResponseTimeout, "no complete response within 0.05 s"),
+    ],
+)
+def test_blocking_client_reports_a_response_that_is_unusable(
+    answer: bytes, error: type[Exception], message: str
+) -> None:
+    port, thread = served_once(answer)
+    client = BlockingHttpClient(f"http://127.0.0.1:{port}", Deadlines(5.0, 5.0, 5.0, 0.05 if not answer else None))
+    with pytest.raises(error, match=message), client.request("GET", "/x") as response:
+        response.read(100)
+    thread.join()
+
+
+def test_blocking_client_reports_a_server_that_does_not_listen() -> None:
+    request = BlockingHttpClient("http://127.0.0.1:1", DEADLINES).request("GET", "/x")
+    with pytest.raises(CannotConnect, match=r"127\.0\.0\.1:1"), request:
+        pass

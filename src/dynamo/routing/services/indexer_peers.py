@@ -1,17 +1,17 @@
 """Peers: other indexers; at startup their state is loaded from the first one that responds."""
 
 import logging
-import urllib.request
 from collections.abc import Sequence
 
 from dynamo.core.codec import UNREADABLE, json_decoder
-from dynamo.core.errors import HttpError
-from dynamo.core.threads import in_daemon_thread
+from dynamo.core.errors import DynamoException, HttpError
+from dynamo.core.http_client import Deadlines, HttpClient
 from dynamo.routing.services.indexed_models import IndexedModels, ModelDump
 
 logger = logging.getLogger(__name__)
 
 DUMP_S = 60.0  # A dump of millions of blocks takes several seconds to create, send and parse.
+DUMP_BYTES_MAX = 4 << 30  # Some 100 bytes for each of the blocks that an index may hold.
 PEERS_MAX = 256
 URL_SCHEMES = ("http://", "https://")
 
@@ -51,17 +51,21 @@ class Peers:
         """Load the dump of the first peer that responds; peers may all be unavailable."""
         for url in list(self._urls):
             try:
-                text = await in_daemon_thread(lambda url=url: fetch(url), f"dump of {url}")  # type: ignore[misc]
-                count = await models.load(decode_dump(text))
-            except (OSError, *UNREADABLE) as error:
+                count = await models.load(decode_dump(await fetch(url)))
+            except (DynamoException, *UNREADABLE) as error:
                 logger.warning("failed to load the dump of peer %s: %s", url, error)
                 continue
             logger.info("peer %s: loaded %d events", url, count)
             return
 
 
-def fetch(url: str) -> bytes:
-    """Return the dump of an indexer. Raises `OSError`."""
-    with urllib.request.urlopen(url.rstrip("/") + "/dump", timeout=DUMP_S) as answer:  # noqa: S310 - checked by `add`
-        body: bytes = answer.read()
-    return body
+async def fetch(url: str) -> bytes:
+    """Return the dump of an indexer. Raises `DynamoException`."""
+    client = HttpClient(url, Deadlines(DUMP_S, DUMP_S, DUMP_S), setting="peer URL")
+    try:
+        async with client.request("GET", "/dump") as response:
+            if response.status != 200:
+                raise HttpError(response.status, "expected a dump")
+            return await response.read(DUMP_BYTES_MAX)
+    finally:
+        client.close()

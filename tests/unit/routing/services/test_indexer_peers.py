@@ -6,7 +6,7 @@ import pytest
 from tests.unit.routing.services.test_indexed_models import PLACE, PROMPT, full
 
 from dynamo.core.codec import json_encode
-from dynamo.core.errors import HttpError
+from dynamo.core.errors import CannotConnect, HttpError
 from dynamo.routing.services import indexer_peers
 from dynamo.routing.services.indexed_models import IndexedModels
 from dynamo.routing.services.indexer_peers import Peers, fetch
@@ -17,10 +17,10 @@ async def test_the_first_that_answers_is_believed(monkeypatch: pytest.MonkeyPatc
     full(source)
     asked = []
 
-    def answer(url: str) -> bytes:
+    async def answer(url: str) -> bytes:
         asked.append(url)
         if url == "http://dead":
-            raise OSError("nobody there")
+            raise CannotConnect("nobody there")
         return b"x" if url == "http://mad" else json_encode(source.dump())
 
     monkeypatch.setattr(indexer_peers, "fetch", answer)
@@ -39,11 +39,11 @@ async def test_nobody_need_answer() -> None:
     await fresh.close()
 
 
-def test_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
+async def test_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HttpError, match="invalid peer URL"):
         Peers(["file:///etc/passwd"])
     peers = Peers([f"http://h{number}" for number in range(256)])
     with pytest.raises(HttpError, match="maximum of 256"):
         peers.add("http://one-more")
-    with pytest.raises(OSError):
-        fetch("http://127.0.0.1:1")
+    with pytest.raises(CannotConnect):
+        await fetch("http://127.0.0.1:1")

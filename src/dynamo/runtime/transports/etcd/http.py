@@ -6,33 +6,15 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 
-import httptools
-
+from dynamo.core.errors import Disconnected
+from dynamo.core.http_client import Deadlines, HttpResponse
 from dynamo.runtime.transports.etcd.options import Address
 from dynamo.runtime.transports.etcd.protocol import EtcdUnavailable, refusal
 
-READ_BYTES = 1 << 16
+UNLIMITED = Deadlines(0.0, None, None)  # Requests have a timeout as a whole; a watch is endless.
 MESSAGE_BYTES_MAX = 64 << 20  # Page of a listing or message of a watch; etcd's own limit for a value is 1.5 MiB.
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3
 """A watch may be silent for hours: the kernel detects a vanished peer within half a minute."""
-
-
-class _Response:
-    """Response assembled by the parser callbacks."""
-
-    def __init__(self) -> None:
-        self.body = bytearray()
-        self.has_headers = False
-        self.is_complete = False
-
-    def on_headers_complete(self) -> None:
-        self.has_headers = True
-
-    def on_body(self, data: bytes) -> None:
-        self.body += data
-
-    def on_message_complete(self) -> None:
-        self.is_complete = True
 
 
 class HttpConnection:
@@ -62,72 +44,59 @@ class HttpConnection:
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
         """Send one request and return the response body. Raise `EtcdRefused` or `EtcdUnavailable`."""
-        response = _Response()
+        response = HttpResponse(self._reader, UNLIMITED)
         try:
             async with asyncio.timeout(timeout_s), self._busy:
-                parser = await self._send_request(path, body, headers, response)
-                while not response.is_complete:
-                    await self._feed(parser, response)
+                await self._send_request(path, body, headers)
+                await response.begin()
+                content = await response.read(MESSAGE_BYTES_MAX)
         except TimeoutError:
             raise EtcdUnavailable(f"no response to {path} within {timeout_s:.1f} s") from None
+        except (OSError, Disconnected) as error:
+            raise _unavailable(error) from None
         finally:
-            if not response.is_complete:  # The rest of this response must not be read as the next one.
+            if not response.is_whole:  # The rest of this response must not be read as the next one.
                 self.close()
-        status = parser.get_status_code()
-        if status != 200:
-            raise refusal(status, bytes(response.body))
-        return bytes(response.body)
+        if response.status != 200:
+            raise refusal(response.status, content)
+        return content
 
     async def stream(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
         """Send one request and yield the lines of its endless response. Raise `EtcdRefused` or `EtcdUnavailable`."""
-        response = _Response()
+        response = HttpResponse(self._reader, UNLIMITED)
         async with self._busy:
-            parser = await self._send_request(path, body, headers, response)
-            while not response.has_headers:
-                await self._feed(parser, response)
-            if (status := parser.get_status_code()) != 200:
-                while not response.is_complete:
-                    await self._feed(parser, response)
-                raise refusal(status, bytes(response.body))
-            while True:
-                while (end := response.body.find(b"\n")) >= 0:
-                    line = bytes(response.body[:end])
-                    del response.body[: end + 1]
-                    yield line
-                if response.is_complete:
-                    return
-                await self._feed(parser, response)
+            try:
+                await self._send_request(path, body, headers)
+                await response.begin()
+                if response.status != 200:
+                    raise refusal(response.status, await response.read(MESSAGE_BYTES_MAX))
+                unread = bytearray()
+                while (part := await response.part()) is not None:
+                    unread += part
+                    while (end := unread.find(b"\n")) >= 0:
+                        line = bytes(unread[:end])
+                        del unread[: end + 1]
+                        yield line
+                    if len(unread) > MESSAGE_BYTES_MAX:
+                        raise EtcdUnavailable(f"response of more than {MESSAGE_BYTES_MAX} bytes")
+            except (OSError, Disconnected) as error:
+                raise _unavailable(error) from None
 
     def close(self) -> None:
         """Abort the connection and its request."""
         self._writer.transport.abort()
 
-    async def _send_request(
-        self, path: str, body: bytes, headers: Mapping[str, str], response: _Response
-    ) -> "httptools.HttpResponseParser":
+    async def _send_request(self, path: str, body: bytes, headers: Mapping[str, str]) -> None:
         lines = [f"POST {path} HTTP/1.1", f"Host: {self._address.host}:{self._address.port}"]
         lines += [f"Content-Length: {len(body)}", "Content-Type: application/json"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        try:
-            self._writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-            await self._writer.drain()
-        except OSError as error:
-            raise EtcdUnavailable(f"connection lost: {_reason(error)}") from None
-        return httptools.HttpResponseParser(response)
+        self._writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+        await self._writer.drain()
 
-    async def _feed(self, parser: "httptools.HttpResponseParser", response: _Response) -> None:
-        try:
-            data = await self._reader.read(READ_BYTES)
-        except OSError as error:
-            raise EtcdUnavailable(f"connection lost: {_reason(error)}") from None
-        if not data:
-            raise EtcdUnavailable("connection closed")
-        try:
-            parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            raise EtcdUnavailable(f"not HTTP: {error}") from None
-        if len(response.body) > MESSAGE_BYTES_MAX:
-            raise EtcdUnavailable(f"response of more than {MESSAGE_BYTES_MAX} bytes")
+
+def _unavailable(error: OSError | Disconnected) -> EtcdUnavailable:
+    """Return the error of a member whose connection broke, or whose response is unusable."""
+    return EtcdUnavailable(str(error) if isinstance(error, Disconnected) else f"connection lost: {_reason(error)}")
 
 
 def _reason(error: OSError) -> str:

@@ -107,8 +107,8 @@ async def test_who_stops_listening_leaves_no_answer_behind_for_the_next() -> Non
     [
         (b"", "closed"),
         (answer(b"whole")[:-1], "closed"),
-        (b"SSH-2.0-OpenSSH\r\n", "not HTTP"),
-        (b"\x00\xff", "not HTTP"),
+        (b"SSH-2.0-OpenSSH\r\n", "not valid HTTP"),
+        (b"\x00\xff", "not valid HTTP"),
     ],
 )
 async def test_what_is_no_answer_is_an_error(data: bytes, message: str) -> None:
@@ -134,7 +134,7 @@ async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(http, "MESSAGE_BYTES_MAX", 10)
     wire = Wire()
     wire.reader.feed_data(answer(b"x" * 11))
-    with pytest.raises(EtcdUnavailable, match="more than 10 bytes"):
+    with pytest.raises(EtcdUnavailable, match="exceeds 10 bytes"):
         await wire.connection().post("/", b"", {}, TIMEOUT_S)
 
 
