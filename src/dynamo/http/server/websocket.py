@@ -1,42 +1,34 @@
-"""WebSocket: messages over a connection that began as an HTTP request (RFC 6455), no extensions.
+"""WebSocket: messages over a connection that began as an HTTP request, with the protocol of `websockets`.
 
-`MessageDecoder` is pure: bytes in, messages and control frames out. `WebSocket` takes the connection over from its
-HTTP protocol, which still maintains the metrics of the connection.
+`WebSocket` takes the connection over from its HTTP protocol, which still maintains the metrics of the connection.
 """
 
 import asyncio
 import base64
 import binascii
 import enum
-import hashlib
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from websockets.frames import Frame, Opcode
+from websockets.protocol import OPEN, SERVER
+from websockets.protocol import Protocol as WebSocketProtocol
+from websockets.utils import accept_key as accept_value
 
 from dynamo.http.server.protocol import Exchange
 
 logger = logging.getLogger(__name__)
 
-GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 MESSAGE_BYTES_MAX = 16 << 20  # Minutes of sound; a longer message is an error.
-CONTROL_BYTES_MAX = 125  # Limit of the standard.
+REASON_BYTES_MAX = 123  # Limit of the standard.
 PING_S = 20.0  # Interval of pings; a client that is silent for one interval after a ping is disconnected.
 CLOSE_S = 5.0  # Maximum wait for the client's close frame after the server's.
 
+Op = Opcode
 
-class Op(enum.IntEnum):
-    """Opcodes of frames."""
-
-    CONTINUATION = 0
-    TEXT = 1
-    BINARY = 2
-    CLOSE = 8
-    PING = 9
-    PONG = 10
-
-
-OPS = frozenset(op.value for op in Op)
+_protocol_logger = logging.getLogger(f"{__name__}.protocol")
+_protocol_logger.setLevel(logging.INFO)  # At DEBUG it would log the content of requests.
 
 
 class Closing(enum.IntEnum):
@@ -49,102 +41,12 @@ class Closing(enum.IntEnum):
     TOO_BIG = 1009
 
 
-class ProtocolError(Exception):
-    """Violation of the protocol by the peer; `code` is the close code to send."""
-
-    def __init__(self, code: Closing, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A complete message, or a control frame."""
+    """A complete message."""
 
-    op: Op
+    op: Opcode
     data: bytes
-
-
-class MessageDecoder:
-    """Decoder of a client's frames, which assembles messages."""
-
-    def __init__(self, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self._data = bytearray()
-        self._parts: list[bytes] = []
-        self._parts_bytes = 0
-        self._op: Op | None = None
-        """Opcode of the message that has begun."""
-
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages that are complete. Raise `ProtocolError`."""
-        self._data += data
-        while (found := self._frame()) is not None:
-            is_last, op, payload = found
-            if op >= Op.CLOSE:
-                yield Message(op, payload)
-                continue
-            if (op is Op.CONTINUATION) is (self._op is None):
-                raise ProtocolError(
-                    Closing.PROTOCOL_ERROR,
-                    "data frame out of order: new message within another, or no message to continue",
-                )
-            self._op = self._op if op is Op.CONTINUATION else op
-            self._parts.append(payload)
-            self._parts_bytes += len(payload)
-            if is_last:
-                assert self._op is not None, "a message has an opcode"
-                whole, kind = b"".join(self._parts), self._op
-                self._parts, self._parts_bytes, self._op = [], 0, None
-                yield Message(kind, whole)
-
-    def _frame(self) -> tuple[bool, Op, bytes] | None:
-        """Return the next frame and remove it from the data; None if it is incomplete."""
-        data = self._data
-        if len(data) < 2:
-            return None
-        first, second = data[0], data[1]
-        if first & 0x70 or first & 0x0F not in OPS or not second & 0x80:
-            raise ProtocolError(
-                Closing.PROTOCOL_ERROR, "frame is unmasked, has an unknown opcode, or uses an extension"
-            )
-        op, size, start = Op(first & 0x0F), second & 0x7F, 2
-        if op >= Op.CLOSE and (size > CONTROL_BYTES_MAX or not first & 0x80):
-            raise ProtocolError(Closing.PROTOCOL_ERROR, "control frame is too long or fragmented")
-        if size >= 126:
-            start += 2 if size == 126 else 8
-            if len(data) < start:
-                return None
-            size = int.from_bytes(data[2:start], "big")
-        if size + self._parts_bytes > self._bytes_max:
-            raise ProtocolError(Closing.TOO_BIG, f"message exceeds {self._bytes_max >> 20} MB")
-        if len(data) < start + 4 + size:
-            return None
-        payload = unmasked(bytes(data[start + 4 : start + 4 + size]), bytes(data[start : start + 4]))
-        del data[: start + 4 + size]
-        return bool(first & 0x80), op, payload
-
-
-def unmasked(data: bytes, mask: bytes) -> bytes:
-    """Return the payload with the mask removed, or applied: the operation is its own inverse. Faster than a loop."""
-    size = len(data)
-    key = int.from_bytes((mask * (size // 4 + 1))[:size], "big")
-    return (int.from_bytes(data, "big") ^ key).to_bytes(size, "big")
-
-
-def frame(op: Op, data: bytes) -> bytes:
-    """Return a server's frame: complete and unmasked."""
-    size = len(data)
-    if size < 126:
-        return bytes((0x80 | op, size)) + data
-    if size < 1 << 16:
-        return bytes((0x80 | op, 126)) + size.to_bytes(2, "big") + data
-    return bytes((0x80 | op, 127)) + size.to_bytes(8, "big") + data
-
-
-def close_frame(code: int, reason: str) -> bytes:
-    """Return a close frame."""
-    return frame(Op.CLOSE, code.to_bytes(2, "big") + reason.encode()[: CONTROL_BYTES_MAX - 2])
 
 
 def accept_key(exchange: Exchange) -> bytes | None:
@@ -161,7 +63,7 @@ def accept_key(exchange: Exchange) -> bytes | None:
         return None
     if not is_key or exchange.header(b"sec-websocket-version") != b"13":
         return None
-    return base64.b64encode(hashlib.sha1(key + GUID, usedforsecurity=False).digest())
+    return accept_value(key.decode("ascii")).encode()
 
 
 class Listener(Protocol):
@@ -182,9 +84,14 @@ class WebSocket(asyncio.Protocol):
         self._http = exchange.protocol
         self._transport: Any = exchange.transport
         self._loop = asyncio.get_running_loop()
-        self._decoder = MessageDecoder()
+        self._protocol = WebSocketProtocol(SERVER, max_size=MESSAGE_BYTES_MAX, logger=_protocol_logger)
+        self._op = Op.TEXT
+        """Opcode of the message whose frames are being received."""
+        self._data = bytearray()
+        """Data of that message."""
         self._listener: Listener | None = None
         self._is_closing = False
+        """Whether this side has begun to close."""
         self._is_over = False
         self._has_received = True
         self._timer: asyncio.TimerHandle | None = None
@@ -205,21 +112,35 @@ class WebSocket(asyncio.Protocol):
 
     def send(self, text: bytes) -> None:
         """Send a text message; disconnect a client that does not read."""
-        if self._is_closing or self._is_over:
+        if not self._is_open:
             return
-        self._transport.write(frame(Op.TEXT, text))
+        self._protocol.send_text(text)
+        self._write()
         if self._transport.get_write_buffer_size() > self._http.limits.unsent_bytes:
             self._http.cut_slow_reader()
 
     def close(self, code: int = Closing.NORMAL, reason: str = "") -> None:
         """Send a close frame; the connection ends after the client's close frame, or after `CLOSE_S`."""
-        if self._is_closing or self._is_over:
+        if not self._is_open:
             return
         self._is_closing = True
-        self._transport.write(close_frame(code, reason))
+        self._protocol.send_close(code, reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore"))
+        self._write()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(CLOSE_S, self._transport.abort)
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._is_over and self._protocol.state is OPEN
+
+    def _write(self) -> None:
+        """Write the protocol's output: frames, and an empty part where the connection is to be closed."""
+        for data in self._protocol.data_to_send():
+            if data:
+                self._transport.write(data)
+            else:
+                self._transport.close()
 
     def pause_reading(self) -> None:
         """Stop reading because the consumer of the messages is behind."""
@@ -233,24 +154,28 @@ class WebSocket(asyncio.Protocol):
     # Receiving.
 
     def data_received(self, data: bytes) -> None:
-        """Decode data of the client."""
+        """Process data of the client; the protocol responds to pings, close frames and violations of the standard."""
         self._has_received = True
-        try:
-            for message in self._decoder.feed(data):
-                self._apply(message)
-        except ProtocolError as error:
-            logger.info("closing WebSocket: protocol error by the client: %s", error)
-            self.close(error.code, str(error))
-            self._transport.close()
+        was_open = self._is_open
+        self._protocol.receive_data(data)
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame):
+                self._apply(event)
+        if was_open and self._protocol.parser_exc is not None:
+            logger.info("closing WebSocket: protocol error by the client: %s", self._protocol.parser_exc)
+        self._write()
 
-    def _apply(self, message: Message) -> None:
-        if message.op is Op.PING:
-            self._transport.write(frame(Op.PONG, message.data))
-        elif message.op is Op.CLOSE:
-            self.close(Closing.NORMAL)
-            self._transport.close()
-        elif message.op is not Op.PONG and not self._is_closing and self._listener is not None:
-            self._listener.on_message(message)
+    def _apply(self, frame: Frame) -> None:
+        """Add a data frame to its message; the protocol has checked the order and the total size of the frames."""
+        if frame.opcode not in (Op.TEXT, Op.BINARY, Op.CONT):
+            return
+        if frame.opcode is not Op.CONT:
+            self._op = frame.opcode
+        self._data += frame.data
+        if frame.fin:
+            message, self._data = Message(self._op, bytes(self._data)), bytearray()
+            if self._listener is not None and not self._is_closing:
+                self._listener.on_message(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the connection and notify the listener."""
@@ -273,5 +198,6 @@ class WebSocket(asyncio.Protocol):
             self._transport.abort()
             return
         self._has_received = False
-        self._transport.write(frame(Op.PING, b""))
+        self._protocol.send_ping(b"")
+        self._write()
         self._timer = self._loop.call_later(PING_S, self._ping)
