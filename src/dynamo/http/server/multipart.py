@@ -1,13 +1,20 @@
-"""Multipart: parts of a complete `multipart/form-data` body (RFC 7578) that is within the body limit."""
+"""Multipart: parts of a complete `multipart/form-data` body (RFC 7578) that is within the body limit.
+
+`python-multipart` parses the form and limits headers. The parameters of a header are read here: the library's reader
+changes file names, for clients that send a path.
+"""
 
 import re
 from base64 import b64encode
 from dataclasses import dataclass
+from typing import Any
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser
 
 from dynamo.core.errors import InvalidArgument
 
 PARTS_MAX = 256
-HEAD_BYTES_MAX = 8192  # Maximum header bytes of one part.
 BOUNDARY_CHARS_MAX = 200  # The standard allows 70.
 
 _BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"]*)"|([^\s;]+))', re.IGNORECASE)
@@ -49,34 +56,69 @@ def read_multipart(body: bytes, content_type: bytes) -> list[Part]:
     boundary = b"" if found is None else found[1] or found[2] or b""
     if not 0 < len(boundary) <= BOUNDARY_CHARS_MAX:
         raise InvalidArgument("multipart body: content-type has no boundary")
-    mark = b"\r\n--" + boundary
-    pieces = (b"\r\n" + body).split(mark, PARTS_MAX + 2)
-    if len(pieces) > PARTS_MAX + 2:
-        raise InvalidArgument(f"multipart body: more than {PARTS_MAX} parts")
-    if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
+    preamble, mark, _ = (b"\r\n" + body).partition(b"\r\n--" + boundary)
+    if not mark:
+        raise InvalidArgument("multipart body: does not contain its boundary")
+    form = _Form()
+    parser = MultipartParser(boundary, form.callbacks())
+    try:
+        parser.write(body[len(preamble) :])
+        parser.finalize()
+    except FormParserError as error:
+        raise InvalidArgument(f"multipart body: {error}") from None
+    if not form.is_complete:
         raise InvalidArgument("multipart body: does not end with its boundary")
-    return [_part(piece) for piece in pieces[1:-1]]
+    return form.parts
 
 
-def _part(piece: bytes) -> Part:
-    head, mark, data = piece.partition(b"\r\n\r\n")
-    if not mark or len(head) > HEAD_BYTES_MAX:
-        raise InvalidArgument("multipart body: a part has no headers, or headers that are too long")
-    name: str | None = None
-    filename: str | None = None
-    content_type = "application/octet-stream"
-    for line in head.split(b"\r\n"):
-        key, _, value = line.partition(b":")
-        match key.strip().lower():
-            case b"content-disposition":
-                given = {word.lower(): quoted or plain for word, quoted, plain in _PARAMETER.findall(value)}
-                name = _word(given.get(b"name"))
-                filename = _word(given.get(b"filename"))
-            case b"content-type":
-                content_type = value.strip().decode("latin-1")
-    if name is None:
-        raise InvalidArgument("multipart body: a part has no name")
-    return Part(name, data, filename, content_type)
+class _Form:
+    """Receiver of the parser's callbacks."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.is_complete = False
+        self._headers: dict[bytes, bytes] = {}
+        self._field = b""
+        self._value = b""
+        self._data: list[bytes] = []
+
+    def callbacks(self) -> Any:
+        return {
+            "on_part_begin": self._begin_part,
+            "on_header_field": self._add_to_field,
+            "on_header_value": self._add_to_value,
+            "on_header_end": self._end_header,
+            "on_part_data": lambda data, start, end: self._data.append(data[start:end]),
+            "on_part_end": self._end_part,
+            "on_end": self._end,
+        }
+
+    def _begin_part(self) -> None:
+        if len(self.parts) >= PARTS_MAX:
+            raise InvalidArgument(f"multipart body: more than {PARTS_MAX} parts")
+        self._headers, self._data = {}, []
+
+    def _add_to_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+
+    def _add_to_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        self._headers[self._field.strip().lower()] = self._value.strip()
+        self._field = self._value = b""
+
+    def _end_part(self) -> None:
+        disposition = self._headers.get(b"content-disposition", b"")
+        given = {word.lower(): quoted or plain for word, quoted, plain in _PARAMETER.findall(disposition)}
+        name = _word(given.get(b"name"))
+        if name is None:
+            raise InvalidArgument("multipart body: a part has no name")
+        content_type = self._headers.get(b"content-type", b"application/octet-stream").decode("latin-1")
+        self.parts.append(Part(name, b"".join(self._data), _word(given.get(b"filename")), content_type))
+
+    def _end(self) -> None:
+        self.is_complete = True
 
 
 def _word(value: bytes | None) -> str | None:
