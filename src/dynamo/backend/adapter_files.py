@@ -25,8 +25,7 @@ from blake3 import blake3
 from dynamo.core.config import environ, read_bool, setting
 from dynamo.core.errors import InvalidArgument
 from dynamo.kvbm.physical.objects import ObjectFailure
-from dynamo.kvbm.physical.s3 import S3Objects
-from dynamo.kvbm.physical.sigv4 import Credentials
+from dynamo.kvbm.physical.s3 import Credentials, S3Objects
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from dynamo.kvbm.physical.disk import Disk, DiskFull
 from dynamo.kvbm.physical.host import HostArena
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.physical.objects import LocalObjects, ObjectBlocks, ObjectStore
-from dynamo.kvbm.physical.s3 import S3Objects
-from dynamo.kvbm.physical.sigv4 import Credentials
+from dynamo.kvbm.physical.s3 import Credentials, S3Objects
 from dynamo.kvbm.transfer.shared import SharedPages, is_available
 
 logger = logging.getLogger(__name__)

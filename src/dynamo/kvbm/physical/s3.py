@@ -1,164 +1,154 @@
-"""S3: an object store over HTTP, with the operations that blocks and files need: put if absent, get, head."""
+"""S3: an object store over HTTP, with the operations that blocks and files need: put if absent, get, head.
 
-import hashlib
-import http.client
-import ssl
+obstore sends and signs the requests. Its calls run on an event loop in a thread of their own, because only there a call
+can be given a deadline.
+"""
+
+import asyncio
 import threading
-import time
-from collections.abc import Callable
-from http import HTTPStatus
-from typing import BinaryIO
-from urllib.parse import quote, urlsplit
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import urlsplit
 
 from dynamo.core.errors import ConfigError
+from dynamo.core.extras import install_command
 from dynamo.kvbm.physical.objects import ObjectFailure
-from dynamo.kvbm.physical.sigv4 import EMPTY_SHA256, Credentials, signed
 
-READ_BYTES = 1 << 18  # Bytes read between two checks of the deadline.
+T = TypeVar("T")
+
+READ_BYTES = 1 << 20  # Bytes of a download that are written at once.
+RETRIES = 2  # Of a request whose connection broke, or that the store refused as overloaded; within the deadline.
+CLOSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Credentials of requests; without a key, requests are not signed."""
+
+    access_key: str = ""
+    secret_key: str = ""
+    region: str = "us-east-1"
+    session_token: str = ""
+    """Session token of temporary keys."""
+
+    def provide(self) -> dict[str, str | None]:
+        """Return the credentials in obstore's form; they take precedence over those of the environment."""
+        return {
+            "access_key_id": self.access_key,
+            "secret_access_key": self.secret_key,
+            "token": self.session_token or None,
+            "expires_at": None,
+        }
 
 
 class S3Objects:
-    """One bucket, with path-style addresses. Each thread keeps one connection."""
+    """One bucket, with path-style addresses."""
 
     def __init__(
-        self,
-        endpoint: str,
-        bucket: str,
-        credentials: Credentials,
-        *,
-        wall_clock: Callable[[], float] = time.time,
-        variable: str = "DYN_KVBM_OBJECT_ENDPOINT",
+        self, endpoint: str, bucket: str, credentials: Credentials, *, variable: str = "DYN_KVBM_OBJECT_ENDPOINT"
     ) -> None:
-        """Raise `ConfigError` for an invalid endpoint, naming its variable `variable`."""
+        """Raise `ConfigError` for an invalid endpoint, naming its variable `variable`, and if obstore is missing."""
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{variable}={endpoint!r}: must be http(s)://host[:port] or file:///path")
         if not bucket:
             raise ConfigError("DYN_KVBM_OBJECT_BUCKET: must be set to the bucket's name")
-        self._is_secure = parts.scheme == "https"
-        self._host, self._port = parts.hostname, parts.port
-        self._authority = parts.netloc.rsplit("@", 1)[-1]
-        self._prefix = f"{parts.path.rstrip('/')}/{bucket}"
-        self._credentials = credentials
-        self._wall_clock = wall_clock
-        self._local = threading.local()
-        self._lock = threading.Lock()
-        self._open: set[http.client.HTTPConnection] = set()
+        try:
+            import obstore
+            from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+            from obstore.store import S3Store
+        except ImportError:
+            raise ConfigError(f"{variable}: the package obstore is missing: {install_command('s3')}") from None
+        self._obstore = obstore
+        self._exists: type[Exception] = AlreadyExistsError
+        self._missing: tuple[type[Exception], ...] = (NotFoundError, FileNotFoundError)
+        self._error: type[Exception] = BaseError
+        signing: dict[str, Any] = {"credential_provider": credentials.provide}
+        try:
+            self._store = S3Store(
+                bucket,
+                endpoint=endpoint.rstrip("/"),
+                region=credentials.region,
+                virtual_hosted_style_request=False,
+                client_options={"allow_http": True},
+                retry_config={"max_retries": RETRIES},
+                **(signing if credentials.access_key else {"skip_signature": True}),
+            )
+        except (BaseError, ValueError) as error:
+            raise ConfigError(f"{variable}={endpoint!r}: {_first_line(error)}") from None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="kvbm-s3", daemon=True)
+        self._thread.start()
 
     def put(self, name: str, parts: tuple[bytes, memoryview], timeout_s: float) -> None:
-        body = b"".join(parts)
-        status, _ = self._request("PUT", name, timeout_s, body, {"if-none-match": "*"})
-        if status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT):
-            raise ObjectFailure(f"PUT {name}: status {status}")
+        async def put() -> None:
+            body = b"".join(parts)
+            try:
+                await self._obstore.put_async(self._store, name, body, mode="create", use_multipart=False)
+            except self._exists:
+                return  # Blocks are named by their content.
+
+        self._call(put(), f"PUT {name}", timeout_s)
 
     def get(self, name: str, size: int, timeout_s: float) -> bytes | None:
-        status, body = self._request("GET", name, timeout_s, size=size)
-        if status == HTTPStatus.NOT_FOUND:
-            return None
-        if status != HTTPStatus.OK:
-            raise ObjectFailure(f"GET {name}: status {status}")
-        return body
+        async def get() -> bytes | None:
+            found = await self._find(name, size)
+            return None if found is None else bytes(await found.bytes_async())
+
+        return self._call(get(), f"GET {name}", timeout_s)
 
     def download(self, name: str, file: BinaryIO, size: int, timeout_s: float) -> bool:
         """Download an object of at most `size` bytes to a file; return False if none exists. Raise `ObjectFailure`."""
-        status, _ = self._request("GET", name, timeout_s, size=size, into=file)
-        if status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
-            raise ObjectFailure(f"GET {name}: status {status}")
-        return status == HTTPStatus.OK
+
+        async def download() -> bool:
+            found = await self._find(name, size)
+            if found is None:
+                return False
+            async for piece in found.stream(min_chunk_size=READ_BYTES):
+                file.write(piece)
+            return True
+
+        return self._call(download(), f"GET {name}", timeout_s)
 
     def has(self, name: str, timeout_s: float) -> bool:
-        status, _ = self._request("HEAD", name, timeout_s)
-        if status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
-            raise ObjectFailure(f"HEAD {name}: status {status}")
-        return status == HTTPStatus.OK
+        async def has() -> bool:
+            try:
+                await self._obstore.head_async(self._store, name)
+            except self._missing:
+                return False
+            return True
+
+        return self._call(has(), f"HEAD {name}", timeout_s)
 
     def close(self) -> None:
-        with self._lock:
-            for connection in self._open:
-                connection.close()
-            self._open.clear()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_S)
 
-    def _request(
-        self,
-        method: str,
-        name: str,
-        timeout_s: float,
-        body: bytes | None = None,
-        more: dict[str, str] | None = None,
-        size: int = 1 << 16,
-        into: BinaryIO | None = None,
-    ) -> tuple[int, bytes]:
-        """Send one request; retry once if a kept connection was closed. Raise `ObjectFailure`."""
-        deadline = time.monotonic() + timeout_s
-        for is_last in (False, True):
-            connection, is_fresh = self._connection(max(0.001, deadline - time.monotonic()))
-            try:
-                return self._exchange(connection, method, f"{self._prefix}/{name}", body, more, size, deadline, into)
-            except (OSError, http.client.HTTPException) as error:
-                self._drop(connection)
-                is_stale = not is_fresh and isinstance(error, http.client.RemoteDisconnected | ConnectionError)
-                if is_last or not is_stale:
-                    raise ObjectFailure(f"{method} {name}: {error or type(error).__name__}") from error
-        raise AssertionError("unreachable: the second try returns or raises")
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
 
-    def _exchange(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        path: str,
-        body: bytes | None,
-        more: dict[str, str] | None,
-        size: int,
-        deadline: float,
-        into: BinaryIO | None,
-    ) -> tuple[int, bytes]:
-        """Return the status and body of the response; a successful body is written to `into` if given."""
-        digest = EMPTY_SHA256 if body is None else hashlib.sha256(body).hexdigest()
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._wall_clock()))
-        headers = {"host": self._authority, **(more or {})}
-        headers = signed(method, path, headers, digest, self._credentials, stamp)
-        connection.request(method, quote(path, safe="/-_.~"), body, headers)
-        response = connection.getresponse()
-        announced = None if method == "HEAD" else response.length
-        if into is not None:
-            into.seek(0)
-            into.truncate()
-        pieces: list[bytes] = []
-        read = 0
-        while piece := response.read(READ_BYTES):
-            read += len(piece)
-            if into is not None and response.status == HTTPStatus.OK:
-                into.write(piece)
-            else:
-                pieces.append(piece)
-            if read > size:
-                raise http.client.HTTPException(f"more than {size} bytes")
-            if time.monotonic() > deadline:
-                raise TimeoutError("response not complete before the deadline")
-        if announced is not None and read != announced:
-            raise http.client.HTTPException(f"truncated response: {read} of {announced} bytes")
-        return response.status, b"".join(pieces)
+    async def _find(self, name: str, size: int) -> Any:
+        """Return the response with an object of at most `size` bytes, None if there is none."""
+        try:
+            found = await self._obstore.get_async(self._store, name)
+        except self._missing:
+            return None
+        if found.meta["size"] > size:
+            raise ObjectFailure(f"GET {name}: more than {size} bytes")
+        return found
 
-    def _connection(self, timeout_s: float) -> tuple[http.client.HTTPConnection, bool]:
-        """Return the connection of the current thread, and whether it is new."""
-        known: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if known is not None and known.sock is not None:
-            known.sock.settimeout(timeout_s)
-            return known, False
-        fresh: http.client.HTTPConnection
-        if self._is_secure:
-            fresh = http.client.HTTPSConnection(
-                self._host, self._port, timeout=timeout_s, context=ssl.create_default_context()
-            )
-        else:
-            fresh = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
-        self._local.connection = fresh
-        with self._lock:
-            self._open.add(fresh)
-        return fresh, True
+    def _call(self, work: Coroutine[Any, Any, T], what: str, timeout_s: float) -> T:
+        """Run `work` on the loop within a deadline. Raise `ObjectFailure`."""
+        try:
+            return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, timeout_s), self._loop).result()
+        except TimeoutError:
+            raise ObjectFailure(f"{what}: not complete within {timeout_s:g} s") from None
+        except (self._error, OSError) as error:
+            raise ObjectFailure(f"{what}: {_first_line(error)}") from error
 
-    def _drop(self, connection: http.client.HTTPConnection) -> None:
-        connection.close()
-        self._local.connection = None
-        with self._lock:
-            self._open.discard(connection)
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of obstore's error, which otherwise has a page of debugging output."""
+    return str(error).strip().partition("\n")[0]
