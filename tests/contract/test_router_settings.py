@@ -20,7 +20,7 @@ import yaml
 
 from dynamo.core.config import ArgumentParser, build_parser, from_namespace
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.core.waiting import load as load_with_unsupported
+from dynamo.core.unsupported_flags import load as load_with_unsupported
 from dynamo.frontend.config import FrontendConfig
 from dynamo.kv_router.config import RouterConfig as DecisionConfig
 from dynamo.kv_router.config import Weights
@@ -29,11 +29,11 @@ from dynamo.mocker.advertised import WAITING
 from dynamo.mocker.config import MockerConfig
 from dynamo.protocols.model_card import ModelDeploymentCard
 from dynamo.replay.modes import router_config as replay_config
-from dynamo.router.config import UNSUPPORTED, RouterOptions
+from dynamo.router.main import UNSUPPORTED, RouterOptions
 from dynamo.routing.python_config import wanted_routing
 from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.push_router import RouterMode
-from dynamo.select_service.config import SelectOptions
+from dynamo.select_service.main import SelectOptions
 
 C = TypeVar("C")
 
