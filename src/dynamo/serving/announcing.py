@@ -3,8 +3,9 @@
 Enabled by `--enable-streaming-tool-dispatch` and `--enable-streaming-reasoning-dispatch`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from dynamo.core.codec import json_encode
 from dynamo.parsers.base import CallArguments, CallBegin, Event, Reasoning
@@ -91,16 +92,14 @@ class AnswerOptions:
     announces_calls: bool = False
     announces_thoughts: bool = False
 
-    def chunks(self, response_id: str, model: str, created: int, service_tier: str | None = None) -> ChatChunks:
-        """Return the event writer of one stream."""
+    @property
+    def chunks(self) -> Callable[..., ChatChunks]:
+        """Factory of the event writer of one stream, from response id, model and creation time."""
         if not self.announces_calls and not self.announces_thoughts:
-            return ChatChunks(response_id, model, created, self.reasoning_field, service_tier)
-        return AnnouncingChunks(
-            response_id,
-            model,
-            created,
-            self.reasoning_field,
-            service_tier,
+            return partial(ChatChunks, reasoning_field=self.reasoning_field)
+        return partial(
+            AnnouncingChunks,
+            reasoning_field=self.reasoning_field,
             calls=self.announces_calls,
             thoughts=self.announces_thoughts,
         )

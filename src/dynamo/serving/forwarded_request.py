@@ -13,7 +13,7 @@ from dynamo.runtime.request_plane.base import Call, Item, Receiver
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import Dispatch, MigrationPolicy
 from dynamo.serving.prefill_phase import PrefillPhase
-from dynamo.serving.prefill_router import dispatch_of
+from dynamo.serving.prefill_router import DisaggregatedDispatch
 from dynamo.serving.served_model import ServedModel
 
 
@@ -37,10 +37,10 @@ class ForwardedRequest:
         self, request_id: str, headers: Mapping[str, str], metadata: Mapping[str, str], metrics: FrontendMetrics
     ) -> None:
         """Send the request. Raise the error of the last worker tried."""
+        make = DisaggregatedDispatch if self._model.is_decode else Dispatch
         policy = MigrationPolicy()
-        await dispatch_of(
-            self._model, self, request_id, headers, metadata=metadata, policy=policy, metrics=metrics
-        ).send()
+        self.dispatch = make(self._model, self, request_id, headers, metadata=metadata, policy=policy, metrics=metrics)
+        await self.dispatch.send()
 
     @property
     def decision(self) -> Decision | None:
@@ -103,10 +103,6 @@ class ForwardedRequest:
         if not self.is_over:
             self._finish()
             self._receiver.on_error(error)
-
-    def assign(self, dispatch: Dispatch) -> None:
-        """Set the dispatch that sends the request."""
-        self.dispatch = dispatch
 
     def attach(self, call: Call) -> None:
         """Set the active request to a worker."""

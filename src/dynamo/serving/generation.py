@@ -46,6 +46,9 @@ class Way(Protocol):
     prefill: PrefillPhase | None
     """Prefill phase, if the prompt was computed by another worker."""
 
+    async def send(self) -> None:
+        """Choose a worker and send the request. Raise the error of the last worker tried."""
+
     def release(self) -> None:
         """Release the request's worker in the routers that count it."""
 

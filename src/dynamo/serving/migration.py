@@ -113,9 +113,6 @@ class Sent(Receiver, Protocol):
     failed_instance: int | None
     """Worker on which it failed."""
 
-    def assign(self, dispatch: "Dispatch") -> None:
-        """Set the dispatch that sends the request."""
-
     def attach(self, call: Call) -> None:
         """Set the active request to a worker."""
 
@@ -177,7 +174,6 @@ class Dispatch:
             self.obstacle = obstacle_of(generation.request, resumes_sampling=model.resumes_sampling)
             if self.obstacle is None:
                 generation.keep_ids()
-        generation.assign(self)
 
     async def send(self) -> None:
         """Send the request. Raise the error of the last worker tried."""

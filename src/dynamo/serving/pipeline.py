@@ -1,8 +1,7 @@
 """Request pipeline: from a client's request to tokens sent to a worker, and back to response text.
 
-`converse` and `complete` show the steps in order: find the model, preprocess, dispatch. After that nothing is awaited: the
-worker's tokens are pushed into the generations, and from there into the response (`generation`, `answers`). A generation
-that fails is retried on another worker if possible (`migration`).
+`Pipeline.serve` shows the steps in order. What one request carries from step to step is its `RequestState`. A generation
+that fails is retried on another worker if possible (`retry`, `migration`).
 """
 
 import asyncio
@@ -14,7 +13,6 @@ from typing import cast
 
 import msgspec
 
-from dynamo.core import tracing
 from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import InvalidArgument, NotFound
@@ -35,7 +33,7 @@ from dynamo.serving.next_turn_prefill import next_turn_prefill_of
 from dynamo.serving.open_requests import Open, OpenRequests
 from dynamo.serving.placement import headed
 from dynamo.serving.postprocessor import chat_body
-from dynamo.serving.prefill_router import dispatch_of
+from dynamo.serving.prefill_router import DisaggregatedDispatch
 from dynamo.serving.relay import Form, OnSuccess, RelayAnswer
 from dynamo.serving.request_headers import agent_context, cache_key_context, new_id, trigger_of, with_headers
 from dynamo.serving.request_state import RequestState
@@ -44,6 +42,8 @@ from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
 from dynamo.serving.text_models import TextAnswer
 from dynamo.text.answer_parsers import PLAIN, Reader
+
+Request = ChatCompletionRequest | CompletionRequest
 
 
 class Pipeline(OpenRequests):
@@ -79,78 +79,143 @@ class Pipeline(OpenRequests):
         """POST /v1/completions."""
         self.start(exchange, COMPLETIONS, self.complete(exchange))
 
-    # The main path.
-
     async def chat(self, exchange: ResponseStream) -> None:
         """Serve a chat completion."""
         decode = partial(decode_chat, ignore_unsupported=self._ignore_unsupported)
         request = await decoded(exchange.body, decode, "chat")
-        surface = self._chat if request.service_tier is None else tiered(self._chat)
-        await self.converse(exchange, request, surface)
-
-    async def converse(self, exchange: ResponseStream, request: ChatCompletionRequest, surface: Surface) -> None:
-        """Serve a chat request of any chat-like endpoint; `surface` defines the response format."""
-        self._extend(exchange, request)
-        model = self._models.find(request.model, surface.model_type, exchange.account)
-        with self._open(exchange, request, model, surface) as answer:
-            model.admit()
-            if isinstance(answer, TextAnswer):
-                await answer.forward(answer.state.headers, answer.state.metadata, chosen_worker(request, model))
-                return
-            prepared = await model.preprocessor.chat_async(request, len(exchange.body))
-            await self._name_images(model, prepared)
-            self._place(exchange, model, request, [prepared])
-            await self._annotate(answer, model, request, [prepared])
-            reader = model.preprocessor.readers.of_chat(request, prepared)
-            next_turn_prefill = next_turn_prefill_of(model, request, reader)
-            if next_turn_prefill is not None:
-                answer.state.plan_next_turn(next_turn_prefill)
-            await self._dispatch(model, [prepared], answer, reader)
+        await self.serve(exchange, request, self._chat if request.service_tier is None else tiered(self._chat))
 
     async def complete(self, exchange: ResponseStream) -> None:
         """Serve a text completion of one or several prompts."""
         decode = partial(decode_completion, ignore_unsupported=self._ignore_unsupported)
         request = await decoded(exchange.body, decode, "completion")
-        self._extend(exchange, request)
-        model = self._models.find(request.model, COMPLETIONS.model_type, exchange.account)
-        with self._open(exchange, request, model, COMPLETIONS) as answer:
-            model.admit()
-            if isinstance(answer, TextAnswer):
-                await answer.forward(answer.state.headers, answer.state.metadata, chosen_worker(request, model))
-                return
-            prepared = await model.preprocessor.completion_async(request, len(exchange.body))
-            self._place(exchange, model, request, prepared)
-            await self._annotate(answer, model, request, prepared)
-            echoes = [echo_of(model, request, place, one) for place, one in enumerate(prepared)]
-            await self._dispatch(model, prepared, answer, echoes=echoes, is_muted=request.is_echo_alone)
+        await self.serve(exchange, request, COMPLETIONS)
 
-    def _extend(self, exchange: ResponseStream, request: ChatCompletionRequest | CompletionRequest) -> None:
+    # The main path.
+
+    async def serve(self, exchange: ResponseStream, request: Request, surface: Surface) -> None:
+        """Serve a decoded request of any chat-like endpoint or a text completion: every step, in order.
+
+        `surface` defines the form of the response. After the last step nothing is awaited: the worker's tokens are pushed
+        into the generations (`generation`), and from there into the response stream (`answers`).
+        """
+        self._apply_headers(exchange, request)
+        model = self._models.find(request.model, surface.model_type, exchange.account)
+        with self._open(exchange, request, model, surface) as answer:
+            model.admit()
+            if isinstance(answer, TextAnswer):  # Its workers take the client's request: they preprocess it themselves.
+                await answer.forward(chosen_worker(request, model))
+                return
+            prepared = await self._preprocess(answer, model, request)
+            self._begin_generations(answer, model, request, prepared)
+            self._route(answer, model)
+            await self._send(answer, model)
+
+    def _apply_headers(self, exchange: ResponseStream, request: Request) -> None:
         """Apply routing headers to `nvext`; if extensions are disabled, drop all of `nvext` except `cache_salt`."""
         if self._takes_nvext:
             request.nvext = with_headers(request.nvext, exchange.headers)
         elif request.nvext is not None:
             request.nvext = NvExt(cache_salt=request.nvext.cache_salt)
 
-    def _place(
-        self,
-        exchange: ResponseStream,
-        model: ServedModel,
-        request: ChatCompletionRequest | CompletionRequest,
-        prepared: Sequence[PreprocessedRequest],
-    ) -> None:
-        """Check the worker named by the request, and set the agent session of the engine requests."""
-        chosen_worker(request, model)
+    async def _preprocess(
+        self, answer: BaseAnswer, model: ServedModel, request: Request
+    ) -> Sequence[PreprocessedRequest]:
+        """Return the engine requests: prompt tokens, image hashes, agent session. Raise `InvalidArgument`."""
+        exchange = answer.exchange
+        prepared: Sequence[PreprocessedRequest]
+        if isinstance(request, ChatCompletionRequest):
+            prepared = [await model.preprocessor.chat_async(request, len(exchange.body))]
+            await self._name_images(model, prepared[0])
+        else:
+            prepared = await model.preprocessor.completion_async(request, len(exchange.body))
+        chosen_worker(request, model)  # Refuse an unknown worker before anything is sent.
         trigger = trigger_of(request)
         context = agent_context(exchange.headers, trigger) or cache_key_context(request.prompt_cache_key, trigger)
         if context is not None:
             for one in prepared:
                 one.agent_context = context
                 one.image_cache_scope = context["session_id"]
+        await self._annotate(answer, model, request, prepared)
+        answer.state.prepared(prepared[0].multi_modal_data)
+        return prepared
+
+    def _begin_generations(
+        self, answer: BaseAnswer, model: ServedModel, request: Request, prepared: Sequence[PreprocessedRequest]
+    ) -> None:
+        """Create the receivers of the engine requests' tokens; choices are numbered across them."""
+        reader: Reader | None = None
+        is_muted = False
+        if isinstance(request, ChatCompletionRequest):
+            reader = model.preprocessor.readers.of_chat(request, prepared[0])
+            if request.nvext is not None:
+                answer.state.plan_next_turn(next_turn_prefill_of(model, request, reader))
+        else:
+            is_muted = request.is_echo_alone
+        if reader is None and not answer.is_plain:
+            reader = PLAIN
+        table = model.table(
+            skip_special_tokens=prepared[0].output_options.skip_special_tokens is not False,
+            shown=frozenset() if reader is None else reader.shown,
+        )
+        keeps_ids = answer.extras is not None and answer.extras.wants_token_ids
+        first_index = 0
+        for place, one in enumerate(prepared):
+            generation = Generation(one, table, answer, first_index, reader, keeps_ids=keeps_ids, is_muted=is_muted)
+            first_index += len(generation.choices)
+            answer.add(generation)
+            if isinstance(request, CompletionRequest) and request.echo:
+                echo = echo_of(model, request, place, one)
+                for choice in generation.choices:
+                    choice.add(echo)
+
+    def _route(self, answer: BaseAnswer, model: ServedModel) -> None:
+        """Give every engine request a dispatch, which chooses its workers: for each phase, and again after a failure."""
+        state = answer.state
+        make = DisaggregatedDispatch if model.is_decode else Dispatch
+        for place, generation in enumerate(answer.generations):
+            part_id = state.request_id if place == 0 else new_id()
+            headers = state.headers
+            if self._tracer is not None:
+                headers = {**headers, **state.begin_route(self._tracer, part_id).headers()}
+            dispatch = make(
+                model, generation, part_id, headers,
+                metadata=state.metadata, policy=self._migration, metrics=self.metrics,
+            )  # fmt: skip
+            generation.assign(dispatch)
+            if state.next_turn_prefill is not None and generation.received_ids is None and self._migration.limit == 0:
+                generation.keep_ids()  # Migration is off: the tokens are kept for the next turn's prefill.
+
+    async def _send(self, answer: BaseAnswer, model: ServedModel) -> None:
+        """Send every engine request of a response. Raise the error of the last worker tried."""
+        generations = list(answer.generations)
+        if model.is_decode and len(generations) > 1:  # Each waits for its prefill: send all concurrently.
+            sends = [self._send_part(answer, place, one) for place, one in enumerate(generations)]
+            failed = [end for end in await asyncio.gather(*sends, return_exceptions=True) if end is not None]
+            if failed:
+                raise failed[0]
+        else:
+            for place, generation in enumerate(generations):
+                await self._send_part(answer, place, generation)
+        answer.state.sent()
+
+    async def _send_part(self, answer: BaseAnswer, place: int, generation: Generation) -> None:
+        """Send one engine request, unless the response is over."""
+        if answer.is_over:
+            return
+        assert generation.dispatch is not None, "it is set by `_route`"
+        await generation.dispatch.send()
+        if place == 0 and answer.exchange.header(EXPLAIN) in YES:
+            answer.exchange.header_bytes += explanation_of(generation)
+        if generation.call is not None:
+            answer.state.sent_to(generation.call.instance_id, place)
+
+    # Parts of the steps.
 
     def _open(
         self,
         exchange: ResponseStream,
-        request: ChatCompletionRequest | CompletionRequest,
+        request: Request,
         model: ServedModel,
         surface: Surface,
     ) -> Open:
@@ -160,7 +225,7 @@ class Pipeline(OpenRequests):
 
     def _answer(
         self,
-        request: ChatCompletionRequest | CompletionRequest,
+        request: Request,
         model: ServedModel,
         surface: Surface,
         exchange: ResponseStream,
@@ -181,7 +246,7 @@ class Pipeline(OpenRequests):
                 request=rewritten_body,
                 writer=writer,
             )
-        extras = extras_of(request.nvext, state) if surface.has_extras else None
+        extras = extras_of(request.nvext, state) if surface.has_extras and request.nvext is not None else None
         if not request.stream:
             body = partial(surface.body, response_id, model.name, created)
             shown = chat_finisher(request) if isinstance(request, ChatCompletionRequest) else finisher_of(request)
@@ -236,69 +301,7 @@ class Pipeline(OpenRequests):
         answer = self.adopt(exchange, endpoint, model, made, stream=stream)
         with Open(answer):
             model.admit()
-            await answer.forward(answer.state.headers, answer.state.metadata)
-
-    async def _dispatch(
-        self,
-        model: ServedModel,
-        prepared: Sequence[PreprocessedRequest],
-        answer: BaseAnswer,
-        reader: Reader | None = None,
-        echoes: Sequence[str] = (),
-        *,
-        is_muted: bool = False,
-    ) -> None:
-        """Send every engine request of a response; choices are numbered across them."""
-        answer.state.prepared(prepared[0].multi_modal_data)
-        first_index = 0
-        if reader is None and not answer.is_plain:
-            reader = PLAIN
-        table = model.table(
-            skip_special_tokens=prepared[0].output_options.skip_special_tokens is not False,
-            shown=frozenset() if reader is None else reader.shown,
-        )
-        keeps_ids = answer.extras is not None and answer.extras.wants_token_ids
-        for place, one in enumerate(prepared):
-            generation = Generation(one, table, answer, first_index, reader, keeps_ids=keeps_ids, is_muted=is_muted)
-            first_index += len(generation.choices)
-            answer.add(generation)
-            if place < len(echoes):
-                for choice in generation.choices:
-                    choice.add(echoes[place])
-        parts = list(enumerate(list(answer.generations)))
-        if model.is_decode and len(parts) > 1:  # Each waits for its prefill: send all concurrently.
-            sends = [self._send(model, answer, one, place) for place, one in parts]
-            failed = [end for end in await asyncio.gather(*sends, return_exceptions=True) if end is not None]
-            if failed:
-                raise failed[0]
-        else:
-            for place, generation in parts:
-                await self._send(model, answer, generation, place)
-        answer.state.sent()
-
-    async def _send(self, model: ServedModel, answer: BaseAnswer, generation: Generation, place: int) -> None:
-        """Send one engine request, unless the response is over."""
-        if answer.is_over:
-            return
-        state = answer.state
-        part_id = state.request_id if place == 0 else new_id()
-        route: tracing.Span | None = None
-        headers = state.headers
-        if self._tracer is not None:
-            route = state.begin_route(self._tracer, part_id)
-            headers = {**headers, **route.headers()}
-        dispatch = dispatch_of(
-            model, generation, part_id, headers, metadata=state.metadata, policy=self._migration, metrics=self.metrics
-        )
-        if state.next_turn_prefill is not None and generation.received_ids is None and self._migration.limit == 0:
-            generation.keep_ids()  # Migration after the first token is off: tokens are kept for the next turn's prefill.
-        await dispatch.send()
-        if place == 0 and answer.exchange.header(EXPLAIN) in YES:
-            answer.exchange.header_bytes += explanation_of(generation)
-        if generation.call is not None:
-            state.sent_to(generation.call.instance_id)
-            if route is not None:
-                route.set("worker_id", f"{generation.call.instance_id:x}")
+            await answer.forward()
 
     async def _name_images(self, model: ServedModel, prepared: PreprocessedRequest) -> None:
         """Hash images for the KV router, if the number of tokens per image is known."""
@@ -311,7 +314,7 @@ class Pipeline(OpenRequests):
         self,
         answer: BaseAnswer,
         model: ServedModel,
-        request: ChatCompletionRequest | CompletionRequest,
+        request: Request,
         prepared: Sequence[PreprocessedRequest],
     ) -> None:
         """Add the events requested by `nvext.annotations`, which precede the first chunk."""
@@ -350,7 +353,7 @@ class Pipeline(OpenRequests):
         return True
 
 
-def chosen_worker(request: ChatCompletionRequest | CompletionRequest, model: ServedModel) -> int | None:
+def chosen_worker(request: Request, model: ServedModel) -> int | None:
     """Return the worker that the request names, None for any. Raise `InvalidArgument` for an unknown worker."""
     chosen = request.nvext.backend_instance_id if request.nvext is not None else None
     if chosen is not None and chosen not in model.client.instance_ids():

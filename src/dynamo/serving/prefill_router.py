@@ -9,7 +9,6 @@ is migrated as others are (`migration`): prompt and output so far are prefilled 
 
 import logging
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -323,11 +322,3 @@ class DisaggregatedDispatch(Dispatch):
         self._prefill_attempts.exclude(phase.instance_id, may_recover=is_unreachable or connection_broke(error))
         kind = "ongoing_request" if self._generation.tokens else "new_request"
         self._metrics.migrations.labels(model=self._model.name, migration_type=kind).inc()
-
-
-def dispatch_of(
-    model: ServedModel, generation: Sent, request_id: str, headers: Mapping[str, str], **named: Any
-) -> Dispatch:
-    """Return the dispatch of a generation: in two phases if separate workers compute prompts."""
-    kind = DisaggregatedDispatch if model.is_decode else Dispatch
-    return kind(model, generation, request_id, headers, **named)

@@ -6,7 +6,7 @@ A `Form` defines the response of one endpoint, without connections; `RelayAnswer
 import abc
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,34 +120,25 @@ class RelayAnswer(TextAnswer):
         """Return the usage reported by the worker."""
         return self._form.usage
 
-    async def forward(
-        self, headers: Mapping[str, str], metadata: Mapping[str, str], instance_id: int | None = None
-    ) -> None:
+    async def forward(self, instance_id: int | None = None) -> None:
         """Send the request to the worker chosen by a router. Raise the error of the last worker tried."""
         forwarded = self._forwarded
         if forwarded is None:
-            await super().forward(headers, metadata, instance_id)
+            await super().forward(instance_id)
         else:
-            await forwarded.send(self.state.request_id, headers, metadata, self.state.frontend)
+            await forwarded.send(self.state.request_id, self.state.headers, self.state.metadata, self.state.frontend)
         way, call = forwarded or self._placement, self._call if forwarded is None else forwarded.call
         if way is not None and self.exchange.header(EXPLAIN) in YES:
             self.exchange.header_bytes += explained(None if call is None else call.instance_id, way.decision)
 
-    async def _send_to(
-        self,
-        body: bytes,
-        headers: Mapping[str, str],
-        metadata: Mapping[str, str],
-        instance_id: int | None,
-        tried: frozenset[int],
-    ) -> Call:
+    async def _send_to(self, body: bytes, instance_id: int | None, tried: frozenset[int]) -> Call:
         placement = self._placement
         if placement is None:
-            return await super()._send_to(body, headers, metadata, instance_id, tried)
+            return await super()._send_to(body, instance_id, tried)
         while True:
-            body, instance_id = await placement.choose(self.state.request_id, self, tried, metadata)
+            body, instance_id = await placement.choose(self.state.request_id, self, tried, self.state.metadata)
             try:
-                call = await super()._send_to(body, headers, metadata, instance_id, tried)
+                call = await super()._send_to(body, instance_id, tried)
                 placement.sent(self.state.request_id, call.instance_id)
                 return call  # noqa: TRY300 - the rest handles failures
             except CannotConnect:

@@ -130,16 +130,18 @@ class RequestState:
         """Record that every engine request was sent to a worker."""
         self.sent_s = time.perf_counter()
 
-    def sent_to(self, worker_id: int) -> None:
-        """Record the first worker of the next engine request."""
+    def sent_to(self, worker_id: int, part: int) -> None:
+        """Record the first worker of one of the engine requests."""
         self.workers.append(worker_id)
+        if self.routes:
+            self.routes[part].set("worker_id", f"{worker_id:x}")
 
     def prefilled_by(self, phase: PrefillPhase) -> None:
         """Record the prefill worker."""
         self.prefill = phase.instance_id, phase.done_s
 
-    def plan_next_turn(self, prefill: NextTurnPrefill) -> None:
-        """Prefill the conversation's next turn after the response."""
+    def plan_next_turn(self, prefill: NextTurnPrefill | None) -> None:
+        """Prefill the conversation's next turn after the response, if requested."""
         self.next_turn_prefill = prefill
 
     def tokens(self, count: int, now_s: float) -> None:

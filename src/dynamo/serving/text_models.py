@@ -117,9 +117,7 @@ class TextAnswer(BaseAnswer):
         self._send: Callable[[], Any] | None = None
         self._attempts = Attempts()
 
-    async def forward(
-        self, headers: Mapping[str, str], metadata: Mapping[str, str], instance_id: int | None = None
-    ) -> None:
+    async def forward(self, instance_id: int | None = None) -> None:
         """Send the client's request to a worker, or to the given one. Raise the error of the last worker tried."""
         body = self._request
         if body is None:
@@ -127,7 +125,7 @@ class TextAnswer(BaseAnswer):
         request_body = body
 
         async def send() -> None:
-            call = await self._send_to(request_body, headers, metadata, instance_id, frozenset(self._attempts.excluded))
+            call = await self._send_to(request_body, instance_id, frozenset(self._attempts.excluded))
             if self.is_over:
                 call.kill()
             else:
@@ -136,21 +134,14 @@ class TextAnswer(BaseAnswer):
         self._send = send
         await send()
 
-    async def _send_to(
-        self,
-        body: bytes,
-        headers: Mapping[str, str],
-        metadata: Mapping[str, str],
-        instance_id: int | None,
-        tried: frozenset[int],
-    ) -> Call:
+    async def _send_to(self, body: bytes, instance_id: int | None, tried: frozenset[int]) -> Call:
         return await self._model.send(
             body,
             self,
             request_id=self.state.request_id,
             instance_id=instance_id,
-            headers=headers,
-            metadata=metadata,
+            headers=self.state.headers,
+            metadata=self.state.metadata,
             exclude=tried,
         )
 

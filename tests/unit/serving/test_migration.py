@@ -137,6 +137,7 @@ class Scene:
             metrics=FrontendMetrics(self.registry),
             clock=self.clock,
         )
+        self.generation.assign(self.dispatch)
 
     def touch(self, choice: Choice) -> None: ...
 

@@ -149,7 +149,10 @@ def break_method(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Cal
         (StreamAnswer, "complete", True),
         (StreamAnswer, "flush", True),
         (StreamAnswer, "__init__", True),
-        (Pipeline, "_place", False),
+        (Pipeline, "_preprocess", False),
+        (Pipeline, "_begin_generations", True),
+        (Pipeline, "_route", False),
+        (Pipeline, "_send", True),
         (Pipeline, "_answer", True),
     ],
 )

@@ -42,7 +42,7 @@ from dynamo.serving.choice import Choice
 from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.migration import Dispatch, MigrationPolicy
-from dynamo.serving.prefill_router import DisaggregatedDispatch, dispatch_of
+from dynamo.serving.prefill_router import DisaggregatedDispatch
 from dynamo.text.detokenizer import TokenTable, text_json_of
 
 RAW = [f"<{number}>".encode() for number in range(50)]
@@ -167,7 +167,8 @@ class Scene:
     def make(self, routing: Routing | None = None, max_tokens: int = 6) -> None:
         request = PreprocessedRequest("m", list(PROMPT), StopConditions(max_tokens=max_tokens), routing=routing)
         self.generation = Generation(request, TABLE, self, 0)
-        self.dispatch = dispatch_of(
+        make = DisaggregatedDispatch if self.decodes.is_decode else Dispatch
+        self.dispatch = make(
             self.decodes,  # type: ignore[arg-type]
             self.generation,
             "id",
@@ -176,6 +177,7 @@ class Scene:
             metrics=FrontendMetrics(self.registry),
             clock=self.clock,
         )
+        self.generation.assign(self.dispatch)
 
     # The answer's side.
 

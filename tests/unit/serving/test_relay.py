@@ -120,7 +120,7 @@ class Scene:
         )  # fmt: skip
 
     async def begun(self) -> "Scene":
-        await self.answer.forward({}, {})
+        await self.answer.forward()
         return self
 
     def hear(self, *values: Any) -> None:

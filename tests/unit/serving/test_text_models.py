@@ -78,7 +78,14 @@ class Scene:
         self.tasks = TaskOwner("test")
         self.closed: list[str] = []
         record = RequestState(
-            FrontendMetrics(MetricsRegistry()), endpoint, "m", stream=stream, started_s=0, request_id="r"
+            FrontendMetrics(MetricsRegistry()),
+            endpoint,
+            "m",
+            stream=stream,
+            started_s=0,
+            request_id="r",
+            headers={"traceparent": "t"},
+            metadata={"tenant": "x"},
         )
         self.answer = TextAnswer(
             self.client, record, lambda answer, label, error: self.closed.append(label),
@@ -86,7 +93,7 @@ class Scene:
         )  # fmt: skip
 
     async def forward(self) -> "Scene":
-        await self.answer.forward({"traceparent": "t"}, {"tenant": "x"})
+        await self.answer.forward()
         return self
 
     def hear(self, *chunks: Any) -> None:
@@ -117,7 +124,7 @@ async def test_the_request_goes_to_a_worker_as_the_client_wrote_it() -> None:
 
 async def test_a_chosen_worker_is_asked() -> None:
     scene = Scene()
-    await scene.answer.forward({}, {}, 7)
+    await scene.answer.forward(7)
     assert scene.model.sent[0]["instance_id"] == 7
 
 

@@ -104,7 +104,7 @@ class MessagePages:
     async def _answer(self, exchange: ResponseStream) -> None:
         request, chat = await decoded(exchange.body, self._message, "messages")
         writer = partial(writer_of, request)
-        await self.pipeline.converse(exchange, chat, replace(UNREAD, chunks=writer, body=partial(whole_body, writer)))
+        await self.pipeline.serve(exchange, chat, replace(UNREAD, chunks=writer, body=partial(whole_body, writer)))
 
     async def _count(self, exchange: ResponseStream) -> None:
         chat = await decoded(exchange.body, self._counted, "count_tokens")

@@ -194,7 +194,7 @@ class ResponsePages:
         keep = partial(self._keep, input_items if is_stored else None, items, session, owner_of_account(account))
         writer = partial(writer_of, request, keep, is_stored)
         surface = replace(UNREAD, chunks=writer, body=partial(whole_body, writer))
-        await self.pipeline.converse(exchange, chat, surface)
+        await self.pipeline.serve(exchange, chat, surface)
 
     async def _count(self, exchange: ResponseStream) -> None:
         decode = partial(decode_token_count, ignore_unknown=self.ignores_unknown)
@@ -229,7 +229,7 @@ class ResponsePages:
         )
         chat = await self._chat(summary, [*items, MessageItem("user", SUMMARY_REQUEST)], account, max(tokens_max, 1))
         writer = partial(writer_of, summary, None, False)
-        await self.pipeline.converse(exchange, chat, replace(UNREAD, body=partial(compaction_of, writer, items)))
+        await self.pipeline.serve(exchange, chat, replace(UNREAD, body=partial(compaction_of, writer, items)))
 
     async def _items(
         self,
