@@ -60,23 +60,23 @@ class AnnouncingChunks(ChatChunks):
 
     def _announce(self, index: int, event: Event | None) -> bytes:
         """Return the dispatch event of the item that `event` completes; `None` is the end of the choice."""
-        choice = self._choices.setdefault(index, _Open())
+        pending = self._choices.setdefault(index, _Open())
         written = b""
-        if self._calls and choice.call is not None and not isinstance(event, CallArguments):
-            choice.call.function.arguments = "".join(choice.arguments)
-            written += _event("tool_call_dispatch", {"choice_index": index, "tool_call": choice.call})
-            choice.call = None
-        if self._thoughts and choice.thoughts and not isinstance(event, Reasoning):
-            written += _event("reasoning_dispatch", {"index": index, self._field: "".join(choice.thoughts)})
-            choice.thoughts.clear()
+        if self._calls and pending.call is not None and not isinstance(event, CallArguments):
+            pending.call.function.arguments = "".join(pending.arguments)
+            written += _event("tool_call_dispatch", {"choice_index": index, "tool_call": pending.call})
+            pending.call = None
+        if self._thoughts and pending.thoughts and not isinstance(event, Reasoning):
+            written += _event("reasoning_dispatch", {"index": index, self._field: "".join(pending.thoughts)})
+            pending.thoughts.clear()
         match event:
             case CallBegin():
-                choice.call = ResponseToolCall(event.call_id or "", FunctionCalled(event.name, ""), index=event.index)
-                choice.arguments.clear()
+                pending.call = ResponseToolCall(event.call_id or "", FunctionCalled(event.name, ""), index=event.index)
+                pending.arguments.clear()
             case CallArguments():
-                choice.arguments.append(event.text)
+                pending.arguments.append(event.text)
             case Reasoning():
-                choice.thoughts.append(event.text)
+                pending.thoughts.append(event.text)
         return written
 
 

@@ -11,8 +11,7 @@ from dynamo.core.codec import msgpack_encode
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.postprocessor import ChatChunks, Chunks, CompletionChunks, chat_body, completion_body
-from dynamo.serving.text_models import SHAPES
-from dynamo.serving.text_surfaces import TextWriter
+from dynamo.serving.text_models import SHAPES, TextWriter
 
 SERVICE_TIER = "default"
 """The only service tier, whichever one a request names."""

@@ -31,11 +31,10 @@ from dynamo.serving.migration import Dispatch, MigrationPolicy
 from dynamo.serving.models import Models
 from dynamo.serving.next_turn_prefill import next_turn_prefill_of
 from dynamo.serving.open_requests import Open, OpenRequests
-from dynamo.serving.placement import headed
 from dynamo.serving.postprocessor import chat_body
 from dynamo.serving.prefill_router import DisaggregatedDispatch
 from dynamo.serving.relay import Form, OnSuccess, RelayAnswer
-from dynamo.serving.request_headers import agent_context, cache_key_context, new_id, trigger_of, with_headers
+from dynamo.serving.request_headers import agent_context, cache_key_context, headed, new_id, trigger_of, with_headers
 from dynamo.serving.request_state import RequestState
 from dynamo.serving.request_trace.trace import RequestTrace
 from dynamo.serving.response_stream import ResponseStream

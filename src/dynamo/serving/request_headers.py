@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.nvext import AgentHints, NvExt
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
 from dynamo.serving.response_stream import ResponseStream
+from dynamo.text.preprocessor import routing_of
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +157,19 @@ ROUTING: dict[bytes, Change] = {
     b"x-tenant-id": _set_salt,
 }
 """Setter of each routing header."""
+
+
+def headed(request: PreprocessedRequest, headers: Headers) -> PreprocessedRequest:
+    """Return the request with routing and session from its headers, which take precedence."""
+    context = agent_context(headers, "other")
+    if context is not None:
+        request = msgspec.structs.replace(request, agent_context=context)
+    nvext = with_headers(None, headers)
+    named = routing_of(nvext, None if nvext is None else nvext.cache_salt)
+    if named is None:
+        return request
+    changes = {name: value for name in named.__struct_fields__ if (value := getattr(named, name)) is not None}
+    return msgspec.structs.replace(request, routing=msgspec.structs.replace(request.routing or Routing(), **changes))
 
 
 # ---- sessions -------------------------------------------------------------------------------------------------------

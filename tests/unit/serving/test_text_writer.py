@@ -7,7 +7,7 @@ from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reason
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.postprocessor import FinishedChoice
-from dynamo.serving.text_surfaces import TextWriter
+from dynamo.serving.text_models import TextWriter
 
 
 class Words:

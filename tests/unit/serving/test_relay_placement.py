@@ -17,7 +17,7 @@ from dynamo.model_card.types import ModelType
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.serving.placement import headed
+from dynamo.serving.request_headers import headed
 from dynamo.serving.served_model import ServedModel
 
 VLLM, SGLANG = "/inference/v1/generate", "/generate"
