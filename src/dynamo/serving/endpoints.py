@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -43,6 +43,16 @@ CHAT = Surface("chat_completions", "Chat", "chatcmpl-{}".format, ChatChunks, cha
 COMPLETIONS = Surface(
     "completions", "Completions", "cmpl-{}".format, CompletionChunks, completion_body, has_extras=True
 )
+
+
+def never(*_: object) -> NoReturn:
+    """Placeholder for the response factories of a surface: a relayed response has no chunks."""
+    raise AssertionError("a relayed response has no chunks")
+
+
+def relayed(endpoint: str, model_type: str, error_body: Callable[[ErrorAnswer], bytes] = ErrorAnswer.body) -> Surface:
+    """Return the surface of a relayed endpoint: its label, the type of its models, and the form of its errors."""
+    return Surface(endpoint, model_type, response_id=str, chunks=never, body=never, error_body=error_body)
 
 
 def tiered(surface: Surface) -> Surface:

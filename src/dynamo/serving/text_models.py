@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from dynamo.core.codec import decode, json_decode, json_encode, msgpack_encode
-from dynamo.core.errors import DynamoException, StreamIncomplete, Unknown
+from dynamo.core.errors import DynamoException, NotFound, StreamIncomplete, Unknown
 from dynamo.core.tasks import TaskOwner
 from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
 from dynamo.protocols.engine import CompletionUsage
@@ -21,12 +21,23 @@ from dynamo.runtime.request_plane.base import Call, Item
 from dynamo.serving.answers import BaseAnswer, Closed
 from dynamo.serving.bodies import decoded
 from dynamo.serving.errors import ErrorAnswer
+from dynamo.serving.models import ModelAccess, Models
 from dynamo.serving.postprocessor import DONE, Chunks, FinishedChoice, TokenEntry
 from dynamo.serving.request_state import RequestState
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.retry import Attempts, is_retryable, more_informative
 from dynamo.serving.served_model import ServedModel
 from dynamo.text.answer_parsing import joined, new_call_id
+
+
+def text_model(models: Models, name: str | None, model_type: str, access: ModelAccess | None) -> ServedModel:
+    """Return the set that serves text requests of that type. Raise the errors of `Models.find`."""
+    model = models.find(name or "", model_type, access)
+    if not model.takes_text:
+        raise NotFound(
+            f"Model not found: {name!r} takes tokens, and {model_type.lower()} is served by text models only"
+        )
+    return model
 
 
 class ChatShape:

@@ -8,7 +8,6 @@ from typing import Any
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.core.metrics import Family, Histogram
-from dynamo.http.routes.relayed import relayed, text_model
 from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
 from dynamo.protocols.embeddings import (
     ClassifyRequest,
@@ -26,11 +25,13 @@ from dynamo.protocols.embeddings import (
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.serving.bodies import decoded
 from dynamo.serving.embeddings import EmbeddingForm, ListForm, PoolingForm, RankForm, work_of
+from dynamo.serving.endpoints import relayed
 from dynamo.serving.metrics import read_buckets
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.relay import Form
 from dynamo.serving.response_stream import ResponseStream
+from dynamo.serving.text_models import text_model
 
 EMBEDDINGS = relayed("embeddings", "Embedding")
 CLASSIFY = relayed("classify", "Classify")

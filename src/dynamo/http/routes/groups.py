@@ -37,13 +37,12 @@ def metrics_group(routes: RouteTable, context: RouteContext) -> None:
     """
     for add in (routes_openai.add, routes_system.add, routes_extensions.add):
         add(routes, context)
-    routes.entries = [one for one in routes.entries if one.method == "GET"]
+    routes.keep_only("GET")
 
 
 def all_routes(context: RouteContext, groups: Sequence[RouteGroup] = GROUPS) -> RouteTable:
     """Return a table with the routes of every group."""
-    table = RouteTable()
-    table.asks_keys = context.keys is not None
+    table = RouteTable(asks_keys=context.keys is not None)
     for add in groups:
         add(table, context)
     return table

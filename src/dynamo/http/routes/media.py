@@ -10,7 +10,6 @@ import msgspec
 
 from dynamo.core.codec import json_decode, msgpack_encode
 from dynamo.core.errors import InvalidArgument
-from dynamo.http.routes.relayed import relayed, text_model
 from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
 from dynamo.http.server.multipart import Part, is_multipart, read_multipart
 from dynamo.protocols.media import (
@@ -23,12 +22,13 @@ from dynamo.protocols.media import (
     read_media,
 )
 from dynamo.protocols.strict import MALFORMED
-from dynamo.serving.endpoints import Surface
+from dynamo.serving.endpoints import Surface, relayed
 from dynamo.serving.media_forms import FramesForm, ImagesForm, SpeechForm, VideoEventsForm, VideosForm
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.relay import Form
 from dynamo.serving.response_stream import ResponseStream
+from dynamo.serving.text_models import text_model
 
 IMAGES = relayed("images", "Images")
 AUDIOS = relayed("audios", "Audios")

@@ -13,7 +13,6 @@ from dynamo.api.native_forms import (
 )
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import NotFound, NotReady
-from dynamo.http.routes.relayed import relayed
 from dynamo.http.routes.table import ENGINE_REFUSALS, Operation, RouteContext, RouteTable
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.native import (
@@ -29,6 +28,7 @@ from dynamo.protocols.native import (
     vllm_work,
 )
 from dynamo.serving.bodies import decoded
+from dynamo.serving.endpoints import relayed
 from dynamo.serving.models import DEPARTED, ModelAccess, Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.response_stream import ResponseStream

@@ -19,13 +19,14 @@ from dynamo.http.realtime import (
     model_of,
     read_event,
 )
-from dynamo.http.routes.relayed import relayed, text_model
 from dynamo.http.routes.table import Operation, RouteContext, RouteTable
 from dynamo.http.server.protocol import Exchange
 from dynamo.http.server.websocket import Message, Op, WebSocket, accept_key
+from dynamo.serving.endpoints import relayed
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
+from dynamo.serving.text_models import text_model
 
 logger = logging.getLogger(__name__)
 

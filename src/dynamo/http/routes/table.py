@@ -127,12 +127,12 @@ RouteGroup = Callable[["RouteTable", RouteContext], None]
 class RouteTable:
     """All routes of one service."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, asks_keys: bool = False) -> None:
+        """`asks_keys`: whether routes that need a key require one."""
         self.entries: list[RouteEntry] = []
         self.request_handlers: dict[str, RequestHandler] = {}
         """Handlers of hot routes by default path; requests without a connection, such as batch lines, use them too."""
-        self.asks_keys = False
-        """Whether routes that need a key require one."""
+        self.asks_keys = asks_keys
         self.on_start: list[Callable[[], None]] = []
         """Called when the service starts to serve."""
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
@@ -170,6 +170,10 @@ class RouteTable:
         if access is Access.ADMIN:
             handler = self._for_admins(handler)
         self.entries.append(RouteEntry(method, moved(path, variable), handler, operation, False, access))
+
+    def keep_only(self, method: str) -> None:
+        """Remove the routes of all other methods."""
+        self.entries = [one for one in self.entries if one.method == method]
 
     def hot_handlers(self) -> dict[tuple[bytes, bytes], HotHandler]:
         """Return the hot handlers by (method, path), for the lookup in the protocol."""
