@@ -1,4 +1,4 @@
-"""RequestState: what the frontend knows about one request, from its headers to the end of its response.
+"""RequestState: everything that the steps of one request share, from its headers to the end of its response.
 
 Every step of a request reads it; its attributes are changed by its methods only.
 """

@@ -1,6 +1,7 @@
 """Text models: a worker's own chunks, passed on or folded into one response."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,10 +10,14 @@ from dynamo.core.codec import json_encode, msgpack_decode, msgpack_encode
 from dynamo.core.errors import Disconnected, InvalidArgument, Unknown, WorkerUnavailable
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
+from dynamo.parsers.base import CallArguments, CallBegin, Content, Event, Reasoning
+from dynamo.protocols.engine import CompletionUsage
 from dynamo.runtime.request_plane.base import Item
+from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.metrics import FrontendMetrics
+from dynamo.serving.postprocessor import FinishedChoice
 from dynamo.serving.request_state import RequestState
-from dynamo.serving.text_models import ChatShape, CompletionShape, TextAnswer
+from dynamo.serving.text_models import ChatShape, CompletionShape, TextAnswer, TextWriter
 
 
 class Client:
@@ -290,3 +295,95 @@ def test_completions_are_put_together() -> None:
     }  # fmt: skip
     with pytest.raises(Unknown, match="text"):
         CompletionShape.check(chat("x"), "m")
+
+
+class Words:
+    """An endpoint's events, as words."""
+
+    plain = False
+
+    def begin(self, prompt_tokens: int) -> bytes:
+        return b"begin%d " % prompt_tokens
+
+    def head(self, index: int) -> bytes:
+        raise AssertionError
+
+    def tail(self, usage: bytes = b"") -> bytes:
+        raise AssertionError
+
+    def text_with_logprobs(self, *given: Any) -> bytes:
+        raise AssertionError
+
+    def first(self, index: int) -> bytes:
+        return b"first%d " % index
+
+    def events(self, index: int, events: Sequence[Event], *given: Any) -> bytes:
+        return "".join(f"{type(event).__name__}{index} " for event in events).encode()
+
+    def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
+        return f"{reason}{index} ".encode()
+
+    def usage(self, usage: CompletionUsage) -> bytes:
+        return b"usage%d " % usage.total_tokens
+
+    def end(self) -> bytes:
+        return b"end"
+
+    def failure(self, error: ErrorAnswer) -> bytes:
+        return b"failure"
+
+
+def words_of(choices: Sequence[FinishedChoice], usage: CompletionUsage) -> bytes:
+    return repr([(one.index, one.text(), one.events(), one.finish_reason) for one in choices]).encode()
+
+
+def writer_of_words() -> TextWriter:
+    return TextWriter(Words(), words_of)
+
+
+def chunk(delta: dict[str, Any], index: int = 0, reason: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": index, "delta": delta, "finish_reason": reason}], **more}
+
+
+CALL = [
+    {"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}},
+    {"index": 0, "function": {"arguments": "{}"}},
+]
+CHUNKS = [
+    chunk({"role": "assistant", "content": ""}),
+    chunk({"reasoning_content": "hm"}),
+    chunk({"content": "So"}),
+    chunk({"tool_calls": CALL[:1]}),
+    chunk({"tool_calls": CALL[1:]}),
+    chunk({}, reason="tool_calls", usage={"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}),
+]
+
+
+def test_chunks_become_the_endpoints_events() -> None:
+    writer = writer_of_words()
+    said = b"".join([writer.chunk(one) for one in CHUNKS] + [writer.end()]).decode().split()
+    assert said == [
+        "begin0", "first0", "Reasoning0", "Content0", "CallBegin0", "CallArguments0", "tool_calls0", "usage7", "end",
+    ]  # fmt: skip
+
+
+def test_choices_begin_and_end_on_their_own() -> None:
+    writer = writer_of_words()
+    said = writer.chunk(chunk({"content": "a"})) + writer.chunk(chunk({"content": "b"}, 1, "length")) + writer.end()
+    assert said.decode().split() == [
+        "begin0", "first0", "Content0", "first1", "Content1", "stop0", "length1", "usage0", "end",
+    ]  # fmt: skip
+
+
+def test_all_chunks_make_one_answer() -> None:
+    events = [Reasoning("hm"), Content("So"), CallBegin(0, "f", "c"), CallArguments(0, "{}")]
+    assert writer_of_words().whole(CHUNKS) == repr([(0, "So", events, "tool_calls")]).encode()
+
+
+def test_a_call_without_an_id_is_given_one() -> None:
+    told = writer_of_words().whole([chunk({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]})]).decode()
+    assert "call_id='call-" in told
+
+
+def test_a_failure_is_the_endpoints_own() -> None:
+    assert writer_of_words().failure(ErrorAnswer(500, "no")) == b"failure"
