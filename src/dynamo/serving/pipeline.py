@@ -42,7 +42,7 @@ from dynamo.serving.served_model import ServedModel
 from dynamo.serving.text_models import TextAnswer
 from dynamo.text.answer_parsers import PLAIN, Reader
 
-Request = ChatCompletionRequest | CompletionRequest
+GenerationRequest = ChatCompletionRequest | CompletionRequest
 
 
 class Pipeline(OpenRequests):
@@ -92,7 +92,7 @@ class Pipeline(OpenRequests):
 
     # The main path.
 
-    async def serve(self, exchange: ResponseStream, request: Request, surface: Surface) -> None:
+    async def serve(self, exchange: ResponseStream, request: GenerationRequest, surface: Surface) -> None:
         """Serve a decoded request of any chat-like endpoint or a text completion: every step, in order.
 
         `surface` defines the form of the response. After the last step nothing is awaited: the worker's tokens are pushed
@@ -110,7 +110,7 @@ class Pipeline(OpenRequests):
             self._route(answer, model)
             await self._send(answer, model)
 
-    def _apply_headers(self, exchange: ResponseStream, request: Request) -> None:
+    def _apply_headers(self, exchange: ResponseStream, request: GenerationRequest) -> None:
         """Apply routing headers to `nvext`; if extensions are disabled, drop all of `nvext` except `cache_salt`."""
         if self._takes_nvext:
             request.nvext = with_headers(request.nvext, exchange.headers)
@@ -118,7 +118,7 @@ class Pipeline(OpenRequests):
             request.nvext = NvExt(cache_salt=request.nvext.cache_salt)
 
     async def _preprocess(
-        self, answer: BaseAnswer, model: ServedModel, request: Request
+        self, answer: BaseAnswer, model: ServedModel, request: GenerationRequest
     ) -> Sequence[PreprocessedRequest]:
         """Return the engine requests: prompt tokens, image hashes, agent session. Raise `InvalidArgument`."""
         exchange = answer.exchange
@@ -140,7 +140,11 @@ class Pipeline(OpenRequests):
         return prepared
 
     def _begin_generations(
-        self, answer: BaseAnswer, model: ServedModel, request: Request, prepared: Sequence[PreprocessedRequest]
+        self,
+        answer: BaseAnswer,
+        model: ServedModel,
+        request: GenerationRequest,
+        prepared: Sequence[PreprocessedRequest],
     ) -> None:
         """Create the receivers of the engine requests' tokens; choices are numbered across them."""
         reader: Reader | None = None
@@ -214,7 +218,7 @@ class Pipeline(OpenRequests):
     def _open(
         self,
         exchange: ResponseStream,
-        request: Request,
+        request: GenerationRequest,
         model: ServedModel,
         surface: Surface,
     ) -> Open:
@@ -224,7 +228,7 @@ class Pipeline(OpenRequests):
 
     def _answer(
         self,
-        request: Request,
+        request: GenerationRequest,
         model: ServedModel,
         surface: Surface,
         exchange: ResponseStream,
@@ -313,7 +317,7 @@ class Pipeline(OpenRequests):
         self,
         answer: BaseAnswer,
         model: ServedModel,
-        request: Request,
+        request: GenerationRequest,
         prepared: Sequence[PreprocessedRequest],
     ) -> None:
         """Add the events requested by `nvext.annotations`, which precede the first chunk."""
@@ -352,7 +356,7 @@ class Pipeline(OpenRequests):
         return True
 
 
-def chosen_worker(request: Request, model: ServedModel) -> int | None:
+def chosen_worker(request: GenerationRequest, model: ServedModel) -> int | None:
     """Return the worker that the request names, None for any. Raise `InvalidArgument` for an unknown worker."""
     chosen = request.nvext.backend_instance_id if request.nvext is not None else None
     if chosen is not None and chosen not in model.client.instance_ids():

@@ -15,7 +15,7 @@ OWNED = frozenset(("answer", "choice", "dispatch", "forwarded", "generation", "p
 PACKAGES = ("grpc", "http", "serving")
 
 
-class FakeSpan:
+class FakeRequestSpan:
     """Span that records what it is given."""
 
     def __init__(self, parent: str) -> None:
@@ -37,10 +37,10 @@ class FakeTracer:
     """Tracer whose spans are kept."""
 
     def __init__(self) -> None:
-        self.spans: list[FakeSpan] = []
+        self.spans: list[FakeRequestSpan] = []
 
-    def start(self, _name: str, headers: dict[str, str], **_facts: object) -> FakeSpan:
-        self.spans.append(FakeSpan(headers.get("traceparent", "")))
+    def start(self, _name: str, headers: dict[str, str], **_facts: object) -> FakeRequestSpan:
+        self.spans.append(FakeRequestSpan(headers.get("traceparent", "")))
         return self.spans[-1]
 
 
