@@ -20,7 +20,7 @@ from pathlib import Path
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import Overloaded
 from dynamo.kv_router.config import RouterConfig
-from dynamo.kv_router.router import Ask, Router, WorkerFacts
+from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, Stored, StoredBlock, WorkerKvEvent
 
@@ -90,9 +90,9 @@ class Churn:
         request_id = f"r{next(self._ids)}"
         hashes = [*self.chance.choice(self._prefixes)[: self.chance.randrange(33)], *self._hashes(8)]
         session = f"s{next(self._ids)}" if self.chance.random() < 0.3 else None
-        ask = Ask(request_id, pack(hashes), len(hashes) * BLOCK_SIZE, session=session)
+        route_request = RouteRequest(request_id, pack(hashes), len(hashes) * BLOCK_SIZE, session=session)
         try:
-            decision = self.router.place(ask, self.now)
+            decision = self.router.place(route_request, self.now)
         except Overloaded:
             return
         self._under_way.append(request_id)
@@ -107,8 +107,8 @@ class Churn:
             return  # Nobody ends it: it expires.
         self.router.withdraw(request_id)
         self.router.finish(request_id, self.now)
-        for ask, _ in self.router.admit(self.now):
-            self.router.prefilled(ask.request_id)
+        for route_request, _ in self.router.admit(self.now):
+            self.router.prefilled(route_request.request_id)
 
     def _store(self, worker_id: int, hashes: list[int]) -> None:
         """Its engine computes the prompt, and evicts what it computed longest ago."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.index import KvIndex, Overlap
-from dynamo.kv_router.router import Ask, Router, WorkerFacts
+from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack, unpack
 from dynamo.tokens.hashing import packed_block_hashes
 
@@ -73,6 +73,6 @@ def decisions() -> dict[str, float]:
         count = 200
         began = time.process_time_ns()
         for number in range(count):
-            router.place(Ask(str(number), packed_block_hashes(tokens, 16), len(tokens)), 0.0)
+            router.place(RouteRequest(str(number), packed_block_hashes(tokens, 16), len(tokens)), 0.0)
         found[f"a whole decision, 512 blocks, {workers} workers (µs)"] = (time.process_time_ns() - began) / count / 1e3
     return found

@@ -18,7 +18,7 @@ from tests.cluster.peers import require_peer
 from dynamo.backend.worker import Worker
 from dynamo.core.config import load
 from dynamo.kv_router.config import RouterConfig, Weights
-from dynamo.kv_router.router import Ask, WorkerFacts
+from dynamo.kv_router.router import RouteRequest, WorkerFacts
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.engine import MockerEngine
 from dynamo.protocols.discovery import EndpointId
@@ -65,9 +65,9 @@ class Meeting:
     def prompt(self, tokens: int) -> list[int]:
         return [self.chance.randrange(10, 900) for _ in range(tokens)]
 
-    def ask_for(self, prompt: list[int], worker_id: int | None = None) -> Ask:
+    def ask_for(self, prompt: list[int], worker_id: int | None = None) -> RouteRequest:
         name = f"ours-{next(self._names)}"
-        return Ask(name, packed_block_hashes(prompt, BLOCK), len(prompt), worker_id=worker_id)
+        return RouteRequest(name, packed_block_hashes(prompt, BLOCK), len(prompt), worker_id=worker_id)
 
     async def book(self, worker: int, prompt: list[int], *, prefilled: bool = False) -> str:
         """Our router gives a request to a worker, which is only told to theirs."""

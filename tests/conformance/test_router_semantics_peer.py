@@ -82,7 +82,7 @@ class Meeting:
     async def place(self, prompt: list[int], worker: int | None = None, session: str | None = None) -> tuple[str, int]:
         """Our router gives a request to a worker, of which theirs is told: the request's name, and the worker."""
         name = f"ours-{next(self._names)}"
-        ask = self.router.ask(self.request(prompt, session), name)
+        ask = self.router.to_route_request(self.request(prompt, session), name)
         ask.worker_id = None if worker is None else self.workers[worker]
         decision = await self.router.place(ask, Progress())
         return name, decision.worker_id
@@ -119,7 +119,7 @@ class Meeting:
         async with asyncio.timeout(TIMEOUT_S):
             for _ in range(20):
                 prompt = make()
-                mine = self.router.look(self.router.ask(self.request(prompt), "look"))
+                mine = self.router.look(self.router.to_route_request(self.request(prompt), "look"))
                 seen = (mine.worker_id, round(mine.cost, 3)), await self.chosen(prompt)
                 if seen[0] == seen[1]:
                     return
@@ -253,6 +253,6 @@ async def test_a_shared_cache_is_worth_the_same_to_both_implementations(
             await meeting.store.send_multipart([b"", struct.pack(">Q", number), payload])
             await asyncio.sleep(0.1)
         await until(lambda: all(shared.find(one) == ((0, 8),) for one in prompts), "we never heard of the store")
-        mine = meeting.router.look(meeting.router.ask(meeting.request(prompts[0]), "look"))
+        mine = meeting.router.look(meeting.router.to_route_request(meeting.request(prompts[0]), "look"))
         assert mine.cost == pytest.approx(160 / BLOCK - 0.5 * 8 + 10)
         await meeting.agree(iter(prompts).__next__, "eight of ten blocks are in the cache of all")

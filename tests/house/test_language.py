@@ -9,11 +9,9 @@ BUDGETS: dict[tuple[str, str], int] = {
     ("cpu", language.IDENTIFIERS): 37,
     ("http", language.IDENTIFIERS): 1,
     ("kv_events", language.IDENTIFIERS): 1,
-    ("kv_router", language.IDENTIFIERS): 28,
     ("kvbm", language.IDENTIFIERS): 4,
     ("mocker", language.IDENTIFIERS): 1,
     ("protocols", language.IDENTIFIERS): 1,
-    ("routing", language.IDENTIFIERS): 41,
     ("serving", language.IDENTIFIERS): 3,
     ("sglang", language.IDENTIFIERS): 2,
 }

@@ -80,7 +80,7 @@ class Affinity:
         """Record a version from another replica, so that later local bindings are newer."""
         self._number = max(self._number, version[0])
 
-    def hear(self, session: str, rank: Rank, version: Version, now: float) -> bool:
+    def apply(self, session: str, rank: Rank, version: Version, now: float) -> bool:
         """Apply a binding from another replica. Return False if a newer binding exists."""
         self.observe(version)
         binding = self._bound.get(session)

@@ -4,15 +4,15 @@ Upstream's cost weighs blocks to be computed against occupied blocks. It buys a 
 decoding afterwards: a worker with a popular prefix receives ever more requests. Here both are counted in seconds
 (measurements: docs/balanced.md):
 
-    own      = prefill pace x tokens of the prompt that are not cached                counted AGAIN times
-    wait     = prefill pace x prefill tokens ahead of it  x  COMPANY
+    own      = prefill pace x tokens of the prompt that are not cached                counted RECOMPUTE_WEIGHT times
+    wait     = prefill pace x prefill tokens ahead of it  x  QUEUE_DELAY_WEIGHT
     decode   = output x step(requests + 1, tokens + its own)
     others   = requests x (own x DECODING  +  output/2 x what it adds to a step)
-    room     = missing cache blocks / blocks that finishing requests free per second  x  ROOM
+    room     = missing cache blocks / blocks that finishing requests free per second  x  EVICTION_DELAY_WEIGHT
 
 `step(n, t) = base + per request x n + per token x t` is the duration of one decode step. Requests in progress are on average
 half done, hence output/2. Long prompts therefore gather where they delay few requests, and short prompts where there is no
-long one. A cache counts as full at `ROOMY` of its blocks; the rest absorbs estimation errors. The paces are learned from the
+long one. A cache counts as full at `MAX_CACHE_FILL` of its blocks; the rest absorbs estimation errors. The paces are learned from the
 steps that workers report (`Pace.observe`); initial values are those of a mid-sized model on one accelerator.
 """
 
@@ -30,18 +30,18 @@ RIDGE = 1e-3
 """Weight of the initial paces in the regression; they decide only where all observed steps are alike."""
 SOLVE_EVERY = 64
 """Steps between two solutions of the regression: solving costs more than accumulating."""
-COMPANY = 4.0
+QUEUE_DELAY_WEIGHT = 4.0
 """Requests that arrive while a queue lasts wait in it as well. Best value of 1 to 6 on the first half of the
 conversation trace."""
-AGAIN = 8.0
+RECOMPUTE_WEIGHT = 8.0
 """A block computed twice is stored twice and displaces another one. Values up to 16 are better for conversations of
 five turns and worse for short prompts with long common prefixes; other loads hardly change."""
 DECODING = 0.6
 """Share of a worker's requests that a prefill delays; requests that are waiting themselves are not delayed. Best of
 0.6 to 1.5."""
-ROOM = 6.0
+EVICTION_DELAY_WEIGHT = 6.0
 """Weight of the wait for free cache blocks, which delays every later request as well. Best of 1 to 30."""
-ROOMY = 0.8
+MAX_CACHE_FILL = 0.8
 """Usable part of a cache: answers are longer than estimated, and a request without free blocks preempts another one."""
 SWEEPS = 8
 """Sweeps over the three paces per solution; if they have not converged, the next solution continues from there."""
@@ -86,7 +86,7 @@ class Pace:
             self._note(requests / 100, context_tokens / 1e6, seconds)
 
     def _note(self, requests: float, tokens: float, seconds: float) -> None:
-        said = (
+        sample = (
             1.0,
             requests,
             tokens,
@@ -97,7 +97,7 @@ class Pace:
             requests * seconds,
             tokens * seconds,
         )
-        self._normal = [STEP_MEMORY * old + new for old, new in zip(self._normal, said, strict=True)]
+        self._normal = [STEP_MEMORY * old + new for old, new in zip(self._normal, sample, strict=True)]
         self._until_solved -= 1
         if self._until_solved == 0:
             self._until_solved = SOLVE_EVERY
@@ -122,37 +122,37 @@ class Pace:
 
 
 def balanced_costs(
-    seats: Sequence[int],
+    slots: Sequence[int],
     load: Load,
     prompt: Prompt,
     weights: Weights,
     pace: Pace,
     block_size: int,
     expected_output_tokens: int | None,
-    room: Sequence[float],
+    capacity: Sequence[float],
 ) -> list[float]:
-    """Return the seconds that the request adds on each of the seats, in their order; `room`: cache blocks by seat."""
+    """Return the seconds that the request adds on each of the slots, in their order; `capacity`: cache blocks by slot."""
     output = pace.output_tokens if expected_output_tokens is None else float(max(1, expected_output_tokens))
     found = []
-    for seat in seats:
-        saved = float(prompt.device.get(seat, 0))
-        saved += weights.host_cache_hit_weight * prompt.host.get(seat, 0)
-        saved += weights.disk_cache_hit_weight * prompt.disk.get(seat, 0)
-        saved += weights.shared_cache_multiplier * prompt.shared_beyond.get(seat, 0)
+    for slot in slots:
+        saved = float(prompt.device.get(slot, 0))
+        saved += weights.host_cache_hit_weight * prompt.host.get(slot, 0)
+        saved += weights.disk_cache_hit_weight * prompt.disk.get(slot, 0)
+        saved += weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
         own = wait = 0.0
         if weights.track_prefill_tokens:
             own = pace.prefill_token_s * max(0.0, prompt.tokens - saved * block_size)
-            wait = pace.prefill_token_s * load.prefill_tokens[seat] * COMPANY
-        blocks = float(prompt.blocks) - (prompt.active.get(seat, 0) if weights.assume_kv_reuse else 0)
+            wait = pace.prefill_token_s * load.prefill_tokens[slot] * QUEUE_DELAY_WEIGHT
+        blocks = float(prompt.blocks) - (prompt.active.get(slot, 0) if weights.assume_kv_reuse else 0)
         added = pace.step_request_s + pace.step_token_s * (blocks * block_size + output / 2)
-        requests = load.requests[seat]
-        tokens = load.blocks[seat] * block_size
+        requests = load.requests[slot]
+        tokens = load.blocks[slot] * block_size
         step = pace.step(requests, tokens)
         others = requests * (own * DECODING + output / 2 * added)
-        cost = own * AGAIN + wait + output * (step + added) + others
+        cost = own * RECOMPUTE_WEIGHT + wait + output * (step + added) + others
         held = tokens + requests * pace.output_tokens / 2
-        missing = held + blocks * block_size - ROOMY * room[seat] * block_size
+        missing = held + blocks * block_size - MAX_CACHE_FILL * capacity[slot] * block_size
         if missing > 0 and held > 0:  # All held blocks are freed within the duration of one answer.
-            cost += ROOM * missing / held * pace.output_tokens * step
+            cost += EVICTION_DELAY_WEIGHT * missing / held * pace.output_tokens * step
         found.append(cost)
     return found

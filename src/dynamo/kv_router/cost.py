@@ -22,7 +22,7 @@ NEVER = math.inf
 
 @dataclass(slots=True)
 class Load:
-    """The load of the ranks, by seat: parallel lists."""
+    """The load of the ranks, by slot: parallel lists."""
 
     prefill_tokens: Sequence[float]
     blocks: Sequence[float]
@@ -31,7 +31,7 @@ class Load:
 
 @dataclass(slots=True)
 class Prompt:
-    """The request's prompt and its overlaps: blocks from the start, by seat; seats without overlap are omitted."""
+    """The request's prompt and its overlaps: blocks from the start, by slot; slots without overlap are omitted."""
 
     tokens: int
     blocks: int
@@ -60,31 +60,31 @@ class Terms:
     cost: float
 
 
-def terms(seat: int, load: Load, prompt: Prompt, weights: Weights, block_size: int, least_prefill: float) -> Terms:
+def terms(slot: int, load: Load, prompt: Prompt, weights: Weights, block_size: int, least_prefill: float) -> Terms:
     """Return the terms of one rank's cost; `least_prefill` is the least active prefill, in tokens, of the eligible ranks."""
-    device = prompt.device.get(seat, 0)
+    device = prompt.device.get(slot, 0)
     credit = weights.overlap_score_credit
     if weights.overlap_score_credit_decay and prompt.blocks:
-        excess = (load.prefill_tokens[seat] - least_prefill) / block_size / prompt.blocks
+        excess = (load.prefill_tokens[slot] - least_prefill) / block_size / prompt.blocks
         credit /= 1 + weights.overlap_score_credit_decay * excess
     saved = credit * device
-    saved += weights.host_cache_hit_weight * prompt.host.get(seat, 0)
-    saved += weights.disk_cache_hit_weight * prompt.disk.get(seat, 0)
-    saved += weights.shared_cache_multiplier * prompt.shared_beyond.get(seat, 0)
-    decode = load.blocks[seat] + prompt.blocks
+    saved += weights.host_cache_hit_weight * prompt.host.get(slot, 0)
+    saved += weights.disk_cache_hit_weight * prompt.disk.get(slot, 0)
+    saved += weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
+    decode = load.blocks[slot] + prompt.blocks
     if weights.assume_kv_reuse:
-        decode -= prompt.active.get(seat, 0)
-    requests = weights.decode_active_request_weight * load.requests[seat]
+        decode -= prompt.active.get(slot, 0)
+    requests = weights.decode_active_request_weight * load.requests[slot]
     if not weights.track_prefill_tokens:  # Decode worker: cached blocks need not be transferred to it.
         return Terms(0.0, saved, decode, requests, max(0.0, decode - saved) + requests)
-    prefill = (load.prefill_tokens[seat] + prompt.tokens) / block_size
+    prefill = (load.prefill_tokens[slot] + prompt.tokens) / block_size
     adjusted = max(0.0, prefill - saved)
     return Terms(prefill, saved, decode, requests, weights.prefill_load_scale * adjusted + decode + requests)
 
 
-def costs(seats: Sequence[int], load: Load, prompt: Prompt, weights: Weights, block_size: int) -> list[float]:
-    """Return the cost of each of the seats, in their order."""
-    least = min((load.prefill_tokens[seat] for seat in seats), default=0.0)
+def costs(slots: Sequence[int], load: Load, prompt: Prompt, weights: Weights, block_size: int) -> list[float]:
+    """Return the cost of each of the slots, in their order."""
+    least = min((load.prefill_tokens[slot] for slot in slots), default=0.0)
     fixed = float(prompt.blocks)
     scale = 0.0
     if weights.track_prefill_tokens:
@@ -93,34 +93,34 @@ def costs(seats: Sequence[int], load: Load, prompt: Prompt, weights: Weights, bl
     weight = weights.decode_active_request_weight
     tokens, blocks, requests = load.prefill_tokens, load.blocks, load.requests
     if weight:
-        found = [fixed + scale * tokens[seat] + blocks[seat] + weight * requests[seat] for seat in seats]
+        found = [fixed + scale * tokens[slot] + blocks[slot] + weight * requests[slot] for slot in slots]
     else:
-        found = [fixed + scale * tokens[seat] + blocks[seat] for seat in seats]
+        found = [fixed + scale * tokens[slot] + blocks[slot] for slot in slots]
     if not weights.track_prefill_tokens or weights.overlap_score_credit_decay:
-        return [terms(seat, load, prompt, weights, block_size, least).cost for seat in seats]
+        return [terms(slot, load, prompt, weights, block_size, least).cost for slot in slots]
     saved = _saved(prompt, weights)
     active = prompt.active if weights.assume_kv_reuse else {}
     if saved or active:
         scale = weights.prefill_load_scale
-        for place, seat in enumerate(seats):
-            if seat in saved or seat in active:
-                prefill = (tokens[seat] + prompt.tokens) / block_size
-                less = min(prefill, saved.get(seat, 0.0))
-                found[place] -= scale * less + active.get(seat, 0)
+        for place, slot in enumerate(slots):
+            if slot in saved or slot in active:
+                prefill = (tokens[slot] + prompt.tokens) / block_size
+                less = min(prefill, saved.get(slot, 0.0))
+                found[place] -= scale * less + active.get(slot, 0)
     return found
 
 
 def _saved(prompt: Prompt, weights: Weights) -> dict[int, float]:
-    """Return the blocks that caches save on each seat, without decay."""
+    """Return the blocks that caches save on each slot, without decay."""
     credit = weights.overlap_score_credit
-    saved = {seat: credit * blocks for seat, blocks in prompt.device.items()}
+    saved = {slot: credit * blocks for slot, blocks in prompt.device.items()}
     for weight, held in (
         (weights.host_cache_hit_weight, prompt.host),
         (weights.disk_cache_hit_weight, prompt.disk),
         (weights.shared_cache_multiplier, prompt.shared_beyond),
     ):
-        for seat, blocks in held.items():
-            saved[seat] = saved.get(seat, 0.0) + weight * blocks
+        for slot, blocks in held.items():
+            saved[slot] = saved.get(slot, 0.0) + weight * blocks
     return saved
 
 
@@ -130,7 +130,7 @@ def with_taints(cost: float, taints: frozenset[str], preferred: Mapping[str, flo
     return cost * math.exp(-math.tanh(wanted))
 
 
-def choose(found: Sequence[float], temperature: float, chance: random.Random) -> int:
+def choose(found: Sequence[float], temperature: float, rng: random.Random) -> int:
     """Return the position of the chosen cost: the lowest, ties broken at random, or a softmax draw of normalized costs.
 
     Raises `ValueError` if no cost is finite.
@@ -141,10 +141,10 @@ def choose(found: Sequence[float], temperature: float, chance: random.Random) ->
     if temperature <= 0.0:
         if found.count(best) == 1:
             return found.index(best)
-        return chance.choice([place for place, cost in enumerate(found) if cost == best])
+        return rng.choice([place for place, cost in enumerate(found) if cost == best])
     worst = max(cost for cost in found if cost != NEVER)
     if worst == best:
-        return chance.choice([place for place, cost in enumerate(found) if cost != NEVER])
+        return rng.choice([place for place, cost in enumerate(found) if cost != NEVER])
     spread = worst - best
     odds = [0.0 if cost == NEVER else math.exp(-(cost - best) / spread / temperature) for cost in found]
-    return chance.choices(range(len(found)), odds)[0]
+    return rng.choices(range(len(found)), odds)[0]

@@ -28,7 +28,7 @@ class WorkerFacts(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Ask:
+class RouteRequest:
     """A request to be routed."""
 
     request_id: str
@@ -83,17 +83,17 @@ class Decision:
     @property
     def hit_rate(self) -> float:
         """Return the cached share of the prompt's blocks; a partial block counts as one, as upstream counts."""
-        whole = -(-self.snapshot.ask.tokens // self.snapshot.block_size)
+        whole = -(-self.snapshot.route_request.tokens // self.snapshot.block_size)
         return min(1.0, self.overlap_blocks / whole) if whole else 0.0
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """The state of the ranks at decision time, by seat."""
+    """The state of the ranks at decision time, by slot."""
 
     at: float
-    ask: Ask
-    seats: list[int]
+    route_request: RouteRequest
+    slots: list[int]
     """The eligible ranks."""
     ranks: dict[int, Rank]
     load: Load

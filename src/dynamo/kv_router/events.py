@@ -10,12 +10,12 @@ from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, St
 NUMBERS = {name: number for number, name in enumerate(TIERS)}
 
 
-def apply(index: KvIndex, told: WorkerKvEvent) -> bool:
+def apply(index: KvIndex, worker_event: WorkerKvEvent) -> bool:
     """Apply a worker's event to the index. Return False if it refers to an unknown block: an event was missed."""
-    tier = NUMBERS.get(told.storage_tier)
+    tier = NUMBERS.get(worker_event.storage_tier)
     if tier is None:
         return True  # An event of a cache outside the worker.
-    worker_id, dp_rank, data = told.worker_id, told.event.dp_rank, told.event.data
+    worker_id, dp_rank, data = worker_event.worker_id, worker_event.event.dp_rank, worker_event.event.data
     if isinstance(data, str):
         if tier == DEVICE:
             index.clear(worker_id, dp_rank)
@@ -38,7 +38,7 @@ def dump(index: KvIndex, worker_ids: frozenset[int] | None = None) -> list[Worke
     for worker_id, dp_rank, tier, change in index.dump():
         if worker_ids is None or worker_id in worker_ids:
             number = next(numbers.setdefault((worker_id, dp_rank), itertools.count(1)))
-            events.append(_told(worker_id, dp_rank, tier, number, change))
+            events.append(_worker_event(worker_id, dp_rank, tier, number, change))
     return events
 
 
@@ -50,11 +50,11 @@ def dump_rank(index: KvIndex, worker_id: int, dp_rank: int, event_id: int) -> It
     is_empty = True
     for tier, change in index.dump_rank(worker_id, dp_rank):
         is_empty = False
-        yield _told(worker_id, dp_rank, tier, event_id, change)
+        yield _worker_event(worker_id, dp_rank, tier, event_id, change)
     if is_empty:
-        yield _told(worker_id, dp_rank, DEVICE, event_id, Removed([]))
+        yield _worker_event(worker_id, dp_rank, DEVICE, event_id, Removed([]))
 
 
-def _told(worker_id: int, dp_rank: int, tier: int, number: int, change: Stored | Removed) -> WorkerKvEvent:
+def _worker_event(worker_id: int, dp_rank: int, tier: int, number: int, change: Stored | Removed) -> WorkerKvEvent:
     data = KvEventData(stored=change) if isinstance(change, Stored) else KvEventData(removed=change)
     return WorkerKvEvent(worker_id, TIERS[tier], "worker", NumberedKvEvent(number, data, dp_rank))

@@ -48,24 +48,24 @@ class Explanation(msgspec.Struct, kw_only=True):
 def explained(decision: Decision, policy: str) -> Explanation:
     """Return the explanation of a decision."""
     seen = decision.snapshot
-    least = min((seen.load.prefill_tokens[seat] for seat in seen.seats), default=0.0)
-    cost_of = dict(zip(seen.seats, seen.costs, strict=True))
+    least = min((seen.load.prefill_tokens[slot] for slot in seen.slots), default=0.0)
+    cost_of = dict(zip(seen.slots, seen.costs, strict=True))
     candidates = []
-    for seat, (worker_id, dp_rank) in seen.ranks.items():
-        found = terms(seat, seen.load, seen.prompt, seen.weights, seen.block_size, least)
+    for slot, (worker_id, dp_rank) in seen.ranks.items():
+        found = terms(slot, seen.load, seen.prompt, seen.weights, seen.block_size, least)
         candidates.append(
             Candidate(
                 worker_id=worker_id,
                 dp_rank=dp_rank,
-                cost=cost_of.get(seat),
-                filtered=seen.filtered.get(seat),
-                device=seen.prompt.device.get(seat, 0),
-                host=seen.prompt.host.get(seat, 0),
-                disk=seen.prompt.disk.get(seat, 0),
-                shared=seen.prompt.shared_beyond.get(seat, 0),
-                active_prefill_tokens=seen.load.prefill_tokens[seat],
-                active_blocks=seen.load.blocks[seat],
-                active_requests=seen.load.requests[seat],
+                cost=cost_of.get(slot),
+                filtered=seen.filtered.get(slot),
+                device=seen.prompt.device.get(slot, 0),
+                host=seen.prompt.host.get(slot, 0),
+                disk=seen.prompt.disk.get(slot, 0),
+                shared=seen.prompt.shared_beyond.get(slot, 0),
+                active_prefill_tokens=seen.load.prefill_tokens[slot],
+                active_blocks=seen.load.blocks[slot],
+                active_requests=seen.load.requests[slot],
                 prefill=found.prefill,
                 saved=found.saved,
                 decode=found.decode,
@@ -77,7 +77,7 @@ def explained(decision: Decision, policy: str) -> Explanation:
         at=seen.at,
         worker_id=decision.worker_id,
         dp_rank=decision.dp_rank,
-        prompt_tokens=seen.ask.tokens,
+        prompt_tokens=seen.route_request.tokens,
         prompt_blocks=seen.prompt.blocks,
         policy=policy,
         weights=seen.weights,

@@ -51,19 +51,19 @@ def _dump_tier(rank: Rank, tier: int, names: _Names) -> Iterator[Stored | Remove
             needed[above] = until
             until, above = above.anchor + 1, above.parent
     missing: list[Key] = []
-    told: dict[Run, list[Key]] = {}
+    emitted: dict[Run, list[Key]] = {}
     for run in needed:
         chain: list[Run] = []
         above = run
-        while above is not None and above not in told:
+        while above is not None and above not in emitted:
             chain.append(above)
             above = above.parent
         for one in reversed(chain):
             held = held_bits(one, rank.slot, tier)
-            keys = told[one] = names.of(one, needed[one], held)
+            keys = emitted[one] = names.of(one, needed[one], held)
             if held != (1 << len(keys)) - 1:
                 missing += [key for at, key in enumerate(keys) if not held >> at & 1]
-            parent = None if one.parent is None else told[one.parent][one.anchor]
+            parent = None if one.parent is None else emitted[one.parent][one.anchor]
             hashes = unpack(one.blocks[: len(keys) * WIDTH])
             yield Stored(parent, None, [StoredBlock(*pair) for pair in zip(keys, hashes, strict=True)])
     if missing:

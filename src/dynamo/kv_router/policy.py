@@ -56,10 +56,10 @@ class PolicyProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             self.class_of(None, bucket.min_tokens)
         return self
 
-    def class_of(self, asked: str | None, uncached_tokens: int) -> PolicyClass:
+    def class_of(self, requested: str | None, uncached_tokens: int) -> PolicyClass:
         """Return the class of a request. Raises `ConfigError` if the default family has no class for the bucket."""
         bucket = next(one.bucket for one in reversed(self.uncached_isl_buckets) if uncached_tokens >= one.min_tokens)
-        for name in (asked, self.default_policy_family):
+        for name in (requested, self.default_policy_family):
             if name is None:
                 continue
             for one in self.policy_classes:

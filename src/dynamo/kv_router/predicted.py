@@ -1,6 +1,6 @@
 """Predicted: cached blocks predicted from the prompts that each worker was sent.
 
-A prompt is assumed to be in a worker's cache for `ttl_s` seconds, or until the cache (`room` blocks) is full, independent of
+A prompt is assumed to be in a worker's cache for `ttl_s` seconds, or until the cache (`capacity` blocks) is full, independent of
 the worker's own events.
 """
 
@@ -25,8 +25,8 @@ class Predicted:
         """Return the number of blocks that a slot is predicted to hold."""
         return self._blocks.get(slot, 0)
 
-    def place(self, slot: int, blocks: bytes, now: float, room: int | None = None) -> None:
-        """Record a prompt sent to a slot. Beyond `room` blocks the oldest placements are dropped."""
+    def place(self, slot: int, blocks: bytes, now: float, capacity: int | None = None) -> None:
+        """Record a prompt sent to a slot. Beyond `capacity` blocks the oldest placements are dropped."""
         end = self._prompts.enter(blocks)
         if end is None:
             return
@@ -36,7 +36,7 @@ class Predicted:
                 self._blocks[slot] = self._blocks.get(slot, 0) + len(node)
         placed = self._placed.setdefault(slot, deque())
         placed.append((now, self._stamp, end))
-        while room is not None and len(placed) > 1 and self._blocks[slot] > room:
+        while capacity is not None and len(placed) > 1 and self._blocks[slot] > capacity:
             self._forget(slot, placed)
 
     def overlap(self, blocks: bytes, now: float) -> list[tuple[int, int]]:

@@ -44,8 +44,8 @@ class PrefillModel:
             return
         n = new_tokens / TOKENS
         p = new_tokens * (cached_tokens + new_tokens / 2) / prompts / PAIRS
-        said = (1.0, n, p, n * n, n * p, p * p, seconds, n * seconds, p * seconds)
-        self._normal = [MEMORY * old + new for old, new in zip(self._normal, said, strict=True)]
+        sample = (1.0, n, p, n * n, n * p, p * p, seconds, n * seconds, p * seconds)
+        self._normal = [MEMORY * old + new for old, new in zip(self._normal, sample, strict=True)]
         self.steps += 1
         if self.steps % SOLVE_EVERY == 0:
             self._learn()

@@ -22,7 +22,7 @@ from dynamo.kv_router.affinity import Affinity, Version
 from dynamo.kv_router.balanced import Pace, balanced_costs
 from dynamo.kv_router.config import RouterConfig, Weights
 from dynamo.kv_router.cost import Load, Prompt, choose, costs, with_taints
-from dynamo.kv_router.decision import Ask, Decision, Rank, Snapshot, WorkerFacts
+from dynamo.kv_router.decision import Decision, Rank, RouteRequest, Snapshot, WorkerFacts
 from dynamo.kv_router.explain import Explanation, explained
 from dynamo.kv_router.hicache import held_from
 from dynamo.kv_router.index import KvIndex, Overlap
@@ -35,7 +35,7 @@ from dynamo.kv_router.runs import WIDTH, slots_of
 from dynamo.kv_router.session_prefixes import SessionPrefixes
 from dynamo.protocols.kv_events import WorkerKvEvent
 
-__all__ = ["Ask", "Decision", "Explanation", "Rank", "Router", "WorkerFacts"]
+__all__ = ["Decision", "Explanation", "Rank", "RouteRequest", "Router", "WorkerFacts"]
 
 DECISIONS_MAX = 256  # Recent decisions that can be explained; about 2 KB each with 64 ranks.
 
@@ -46,7 +46,7 @@ class Router:
     def __init__(
         self,
         config: RouterConfig,
-        chance: random.Random,
+        rng: random.Random,
         profile: PolicyProfile | None = None,
     ) -> None:
         self.config = config
@@ -70,17 +70,17 @@ class Router:
         self.sessions = SessionPrefixes() if config.session_prefixes else None
         """Prompts of each session."""
         self.profile = profile or PolicyProfile(policy_classes=[self._default_class()])
-        self.waiting: WaitingQueue[Ask] = WaitingQueue(self.profile.policy_classes)
+        self.waiting: WaitingQueue[RouteRequest] = WaitingQueue(self.profile.policy_classes)
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_MAX)
-        self._chance = chance
+        self._rng = rng
         self._workers: dict[int, WorkerFacts] = {}
         self._ranks: dict[int, Rank] = {}
-        """By seat."""
-        self._seats: dict[Rank, int] = {}
-        self._free_seats: list[int] = []
-        self._room: list[float] = []
-        """Cache capacity of each seat in blocks; infinite where capacity or use is unknown."""
-        self._may_wait = any(self._asks_for_room(policy) for policy in self.profile.policy_classes)
+        """By slot."""
+        self._slots: dict[Rank, int] = {}
+        self._free_slots: list[int] = []
+        self._capacity: list[float] = []
+        """Cache capacity of each slot in blocks; infinite where capacity or use is unknown."""
+        self._may_wait = any(self._limits_prefill(policy) for policy in self.profile.policy_classes)
 
     # Workers.
 
@@ -97,16 +97,16 @@ class Router:
         if before is not None:
             for number in range(before.dp_start, before.dp_start + before.dp_size):
                 if (facts.worker_id, number) not in ranks:
-                    self._stand_up((facts.worker_id, number))
+                    self._release_rank((facts.worker_id, number))
         for rank in ranks:
-            if rank not in self._seats:
-                seat = self._free_seats.pop() if self._free_seats else len(self._ranks)
-                self._seats[rank] = seat
-                self._ranks[seat] = rank
-                self.active.reach(seat)
-                self._room += [math.inf] * (seat + 1 - len(self._room))
+            if rank not in self._slots:
+                slot = self._free_slots.pop() if self._free_slots else len(self._ranks)
+                self._slots[rank] = slot
+                self._ranks[slot] = rank
+                self.active.reach(slot)
+                self._capacity += [math.inf] * (slot + 1 - len(self._capacity))
             known = facts.kv_blocks if self.config.track_active_blocks else None
-            self._room[self._seats[rank]] = known or math.inf
+            self._capacity[self._slots[rank]] = known or math.inf
 
     def remove_worker(self, worker_id: int) -> list[str]:
         """Remove a worker; return the ids of its active requests."""
@@ -115,25 +115,25 @@ class Router:
         if facts is None:
             return []
         ranks = [(worker_id, rank) for rank in range(facts.dp_start, facts.dp_start + facts.dp_size)]
-        return [request_id for rank in ranks for request_id in self._stand_up(rank)]
+        return [request_id for rank in ranks for request_id in self._release_rank(rank)]
 
-    def _stand_up(self, rank: Rank) -> list[str]:
-        seat = self._seats.pop(rank)
-        lost = self.active.drop(seat)
+    def _release_rank(self, rank: Rank) -> list[str]:
+        slot = self._slots.pop(rank)
+        lost = self.active.drop(slot)
         if self.affinity is not None:
             for request_id in lost:
                 self.affinity.finish(request_id, 0.0)
         if self.predicted is not None:
-            self.predicted.drop(seat)
-        del self._ranks[seat]
-        self._free_seats.append(seat)
+            self.predicted.drop(slot)
+        del self._ranks[slot]
+        self._free_slots.append(slot)
         return lost
 
     # Worker events.
 
-    def apply(self, told: WorkerKvEvent) -> bool:
+    def apply(self, event: WorkerKvEvent) -> bool:
         """Apply a KV event. Return False if it refers to an unknown block: an event was missed."""
-        return events.apply(self.index, told)
+        return events.apply(self.index, event)
 
     def forget(self, worker_id: int, dp_rank: int) -> None:
         """Drop a rank's blocks before a full dump is applied."""
@@ -141,53 +141,53 @@ class Router:
 
     # Requests.
 
-    def place(self, ask: Ask, now: float, *, book: bool = True) -> Decision | None:
+    def place(self, route_request: RouteRequest, now: float, *, book: bool = True) -> Decision | None:
         """Route a request; return None if it is queued until a worker has capacity (`admit`).
 
         `book=False` returns the decision without recording it. Raises `NotReady` if no worker is eligible, `Overloaded` if
         all eligible workers are busy, `RouterQueueLimitExceeded` if the queue is full, `InvalidArgument` for an unknown
         worker or rank.
         """
-        seats, filtered = self._eligible_of_session(ask, now)
-        prompt = self._prompt(ask, now)
-        uncached = ask.tokens - self.config.block_size * max(prompt.device.values(), default=0)
-        policy = self.profile.class_of(ask.policy_class, max(0, uncached))
+        slots, filtered = self._eligible_of_session(route_request, now)
+        prompt = self._prompt(route_request, now)
+        uncached = route_request.tokens - self.config.block_size * max(prompt.device.values(), default=0)
+        policy = self.profile.class_of(route_request.policy_class, max(0, uncached))
         self.expire(now)
-        if book and self._may_wait and not self._has_room(policy, seats, now):
-            cached = self.config.block_size * max((prompt.device.get(seat, 0) for seat in seats), default=0)
+        if book and self._may_wait and not self._has_capacity(policy, slots, now):
+            cached = self.config.block_size * max((prompt.device.get(slot, 0) for slot in slots), default=0)
             waiting = Waiting(
-                item=ask,
-                prompt_tokens=ask.tokens,
-                cached_tokens=min(cached, ask.tokens),
+                item=route_request,
+                prompt_tokens=route_request.tokens,
+                cached_tokens=min(cached, route_request.tokens),
                 arrived_s=now,
-                priority_jump=ask.priority_jump,
-                strict_priority=ask.strict_priority,
+                priority_jump=route_request.priority_jump,
+                strict_priority=route_request.strict_priority,
             )
-            self.waiting.push(policy.name, waiting, len(self._workers), ask.worker_id)
+            self.waiting.push(policy.name, waiting, len(self._workers), route_request.worker_id)
             return None
-        decision = self._decide(ask, seats, filtered, prompt, now)
+        decision = self._decide(route_request, slots, filtered, prompt, now)
         if book:
-            self._book(ask, decision, now)
+            self._book(route_request, decision, now)
         return decision
 
-    def commit(self, ask: Ask, decision: Decision, now: float) -> None:
+    def commit(self, route_request: RouteRequest, decision: Decision, now: float) -> None:
         """Record a decision that was made with `book=False`."""
-        self._book(ask, decision, now)
+        self._book(route_request, decision, now)
 
-    def admit(self, now: float) -> list[tuple[Ask, Decision | Exception]]:
+    def admit(self, now: float) -> list[tuple[RouteRequest, Decision | Exception]]:
         """Return queued requests that can be routed now; an exception where no worker can take one any more."""
         self.expire(now)
-        found: list[tuple[Ask, Decision | Exception]] = []
+        found: list[tuple[RouteRequest, Decision | Exception]] = []
         while (waiting := self.waiting.pop(lambda policy, one: self._may_go(policy, one, now))) is not None:
-            ask = waiting.item
+            route_request = waiting.item
             try:
-                seats, filtered = self._eligible_of_session(ask, now)
+                slots, filtered = self._eligible_of_session(route_request, now)
             except (NotReady, Overloaded, InvalidArgument) as error:
-                found.append((ask, error))
+                found.append((route_request, error))
                 continue
-            decision = self._decide(ask, seats, filtered, self._prompt(ask, now), now)
-            self._book(ask, decision, now)
-            found.append((ask, decision))
+            decision = self._decide(route_request, slots, filtered, self._prompt(route_request, now), now)
+            self._book(route_request, decision, now)
+            found.append((route_request, decision))
         return found
 
     def expire(self, now: float) -> list[str]:
@@ -201,7 +201,7 @@ class Router:
 
     def withdraw(self, request_id: str) -> bool:
         """Remove a queued request. Return False if it is not queued."""
-        return bool(self.waiting.remove(lambda ask: ask.request_id == request_id))
+        return bool(self.waiting.remove(lambda route_request: route_request.request_id == request_id))
 
     def prefilled(self, request_id: str, now: float | None = None) -> bool:
         """Record the first token of a request."""
@@ -217,22 +217,22 @@ class Router:
             self.affinity.finish(request_id, now)
         return self.active.finish(request_id, now or None)
 
-    def book(self, request_id: str, rank: Rank, ask: Ask, now: float) -> bool:
+    def book(self, request_id: str, rank: Rank, route_request: RouteRequest, now: float) -> bool:
         """Record a request routed elsewhere, by a replica or by the client. Return False for an unknown rank."""
-        seat = self._seats.get(rank)
-        if seat is None:
+        slot = self._slots.get(rank)
+        if slot is None:
             return False
-        self._book_seat(request_id, seat, ask, self._prompt(ask, now), now)
+        self._book_slot(request_id, slot, route_request, self._prompt(route_request, now), now)
         return True
 
     def rank_of(self, request_id: str) -> Rank | None:
         """Return the rank at which a request is booked."""
-        seat = self.active.slot_of(request_id)
-        return None if seat is None else self._ranks[seat]
+        slot = self.active.slot_of(request_id)
+        return None if slot is None else self._ranks[slot]
 
     def has_rank(self, rank: Rank) -> bool:
         """Return whether the rank exists."""
-        return rank in self._seats
+        return rank in self._slots
 
     def share(
         self,
@@ -244,15 +244,15 @@ class Router:
         prefill_s: float | None = None,
     ) -> bool:
         """Record a request routed by a replica (`--router-replica-sync`). Return False for an unknown rank."""
-        seat = self._seats.get(rank)
-        if seat is None:
+        slot = self._slots.get(rank)
+        if slot is None:
             return False
         tracks = self.config.track_active_blocks
         if self.prefill_model is not None and prefill_s is None:
             prefill_s = self.prefill_model.seconds(prefill_tokens)
         self.active.book(
             request_id,
-            seat,
+            slot,
             sequence,
             prefill_tokens=prefill_tokens,
             now=now,
@@ -266,10 +266,10 @@ class Router:
         """Apply a session binding from a replica. Return False for an unknown rank or if a newer binding exists."""
         if self.affinity is None:
             return False
-        if rank not in self._seats:
+        if rank not in self._slots:
             self.affinity.observe(version)
             return False
-        return self.affinity.hear(session, rank, version, now)
+        return self.affinity.apply(session, rank, version, now)
 
     def is_active(self, request_id: str) -> bool:
         """Return whether a request is booked at a worker."""
@@ -279,8 +279,8 @@ class Router:
         """Return active prefill tokens, active blocks and requests of each rank."""
         active = self.active
         return {
-            rank: (active.prefill_tokens[seat], active.blocks[seat], active.requests[seat])
-            for seat, rank in self._ranks.items()
+            rank: (active.prefill_tokens[slot], active.blocks[slot], active.requests[slot])
+            for slot, rank in self._ranks.items()
         }
 
     def explain(self, decision: Decision) -> Explanation:
@@ -291,32 +291,32 @@ class Router:
         self, blocks: bytes, now: float, held: Mapping[Rank, tuple[int, int, int]] | None = None
     ) -> dict[Rank, tuple[int, int, int]]:
         """Return a prompt's cached blocks per rank: on the device, then beyond that on the host, then on disk."""
-        prompt = self._prompt(Ask("", blocks, 0, held=held), now)
+        prompt = self._prompt(RouteRequest("", blocks, 0, held=held), now)
         return {
-            rank: (prompt.device.get(seat, 0), prompt.host.get(seat, 0), prompt.disk.get(seat, 0))
-            for seat, rank in self._ranks.items()
-            if seat in prompt.device or seat in prompt.host or seat in prompt.disk
+            rank: (prompt.device.get(slot, 0), prompt.host.get(slot, 0), prompt.disk.get(slot, 0))
+            for slot, rank in self._ranks.items()
+            if slot in prompt.device or slot in prompt.host or slot in prompt.disk
         }
 
-    def potential(self, ask: Ask, now: float) -> dict[Rank, tuple[float, float, int]]:
+    def potential(self, route_request: RouteRequest, now: float) -> dict[Rank, tuple[float, float, int]]:
         """Return each rank's load with this prompt added: prefill tokens, blocks, and its current number of requests."""
-        prompt, active = self._prompt(ask, now), self.active
+        prompt, active = self._prompt(route_request, now), self.active
         found: dict[Rank, tuple[float, float, int]] = {}
-        for seat, rank in self._ranks.items():
-            prefill = active.prefill_tokens[seat] + self._uncached(prompt, seat, self.config.weights)
-            decode = active.blocks[seat] + prompt.blocks - prompt.active.get(seat, 0)
-            found[rank] = (prefill, decode, active.requests[seat])
+        for slot, rank in self._ranks.items():
+            prefill = active.prefill_tokens[slot] + self._uncached(prompt, slot, self.config.weights)
+            decode = active.blocks[slot] + prompt.blocks - prompt.active.get(slot, 0)
+            found[rank] = (prefill, decode, active.requests[slot])
         return found
 
     def note_sent(self, rank: Rank, blocks: bytes, now: float) -> bool:
         """Predict a sent prompt as cached. Return False where caches are not predicted, or for an unknown rank."""
-        seat = self._seats.get(rank)
-        if self.predicted is None or seat is None:
+        slot = self._slots.get(rank)
+        if self.predicted is None or slot is None:
             return False
-        room = None
+        capacity = None
         if not self.config.use_kv_events and self.config.approximate_policy == "lru":
-            room = self._workers[rank[0]].kv_blocks
-        self.predicted.place(seat, blocks, now, room)
+            capacity = self._workers[rank[0]].kv_blocks
+        self.predicted.place(slot, blocks, now, capacity)
         return True
 
     def validate(self) -> None:
@@ -325,10 +325,10 @@ class Router:
         self.active.validate()
         if self.predicted is not None:
             self.predicted.validate()
-        assert len(self._seats) == len(self._ranks), "a rank has two seats"
-        for rank, seat in self._seats.items():
-            assert self._ranks[seat] == rank, "a seat belongs to another rank"
-            assert rank[0] in self._workers, "a removed worker has a seat"
+        assert len(self._slots) == len(self._ranks), "a rank has two slots"
+        for rank, slot in self._slots.items():
+            assert self._ranks[slot] == rank, "a slot belongs to another rank"
+            assert rank[0] in self._workers, "a removed worker has a slot"
 
     # Implementation.
 
@@ -338,111 +338,111 @@ class Router:
         )
 
     @staticmethod
-    def _asks_for_room(policy: PolicyClass) -> bool:
+    def _limits_prefill(policy: PolicyClass) -> bool:
         return policy.prefill_busy_threshold is not None or policy.prefill_busy_threshold_frac is not None
 
-    def _eligible(self, ask: Ask) -> tuple[list[int], dict[int, str]]:
-        """Return the eligible seats, and the reason for each ineligible one."""
+    def _eligible(self, route_request: RouteRequest) -> tuple[list[int], dict[int, str]]:
+        """Return the eligible slots, and the reason for each ineligible one."""
         filtered: dict[int, str] = {}
-        if ask.worker_id is not None and ask.worker_id not in self._workers:
-            raise InvalidArgument(f"worker {ask.worker_id} does not serve this model")
+        if route_request.worker_id is not None and route_request.worker_id not in self._workers:
+            raise InvalidArgument(f"worker {route_request.worker_id} does not serve this model")
         is_open = (
-            ask.worker_id is None
-            and ask.dp_rank is None
-            and ask.allowed is None
-            and not (ask.required_taints or ask.busy or ask.avoid)
+            route_request.worker_id is None
+            and route_request.dp_rank is None
+            and route_request.allowed is None
+            and not (route_request.required_taints or route_request.busy or route_request.avoid)
         )
         if is_open:
             if not self._ranks:
                 raise NotReady("no worker serves this model at the moment")
             return list(self._ranks), filtered
         busy: list[int] = []
-        seats: list[int] = []
-        for seat, (worker_id, dp_rank) in self._ranks.items():
-            if ask.allowed is not None and worker_id not in ask.allowed:
-                filtered[seat] = "not among the allowed workers"
-            elif ask.worker_id is not None and worker_id != ask.worker_id:
-                filtered[seat] = "the request names another worker"
-            elif ask.dp_rank is not None and dp_rank != ask.dp_rank:
-                filtered[seat] = "the request names another rank"
-            elif not ask.required_taints <= self._workers[worker_id].taints:
-                missing = ", ".join(sorted(ask.required_taints - self._workers[worker_id].taints))
-                filtered[seat] = f"lacks {missing}"
-            elif worker_id in ask.avoid:
-                filtered[seat] = "failed or unresponsive"
-            elif worker_id in ask.busy:
-                filtered[seat] = "above a busy threshold"
-                busy.append(seat)
+        slots: list[int] = []
+        for slot, (worker_id, dp_rank) in self._ranks.items():
+            if route_request.allowed is not None and worker_id not in route_request.allowed:
+                filtered[slot] = "not among the allowed workers"
+            elif route_request.worker_id is not None and worker_id != route_request.worker_id:
+                filtered[slot] = "the request names another worker"
+            elif route_request.dp_rank is not None and dp_rank != route_request.dp_rank:
+                filtered[slot] = "the request names another rank"
+            elif not route_request.required_taints <= self._workers[worker_id].taints:
+                missing = ", ".join(sorted(route_request.required_taints - self._workers[worker_id].taints))
+                filtered[slot] = f"lacks {missing}"
+            elif worker_id in route_request.avoid:
+                filtered[slot] = "failed or unresponsive"
+            elif worker_id in route_request.busy:
+                filtered[slot] = "above a busy threshold"
+                busy.append(slot)
             else:
-                seats.append(seat)
-        if not seats and busy:
-            if ask.worker_id is not None:
-                raise Overloaded(f"worker {ask.worker_id}, named by the request, is above a busy threshold")
+                slots.append(slot)
+        if not slots and busy:
+            if route_request.worker_id is not None:
+                raise Overloaded(f"worker {route_request.worker_id}, named by the request, is above a busy threshold")
             raise Overloaded("every eligible worker is above a busy threshold")
-        if not seats:
-            if ask.dp_rank is not None and set(filtered.values()) <= {
+        if not slots:
+            if route_request.dp_rank is not None and set(filtered.values()) <= {
                 "the request names another rank",
                 "the request names another worker",
             }:
-                raise InvalidArgument(f"dp_rank {ask.dp_rank} does not exist")
+                raise InvalidArgument(f"dp_rank {route_request.dp_rank} does not exist")
             raise NotReady("no eligible worker: " + "; ".join(sorted(set(filtered.values()))))
-        return seats, filtered
+        return slots, filtered
 
-    def _eligible_of_session(self, ask: Ask, now: float) -> tuple[list[int], dict[int, str]]:
+    def _eligible_of_session(self, route_request: RouteRequest, now: float) -> tuple[list[int], dict[int, str]]:
         """Return the same; for a session bound to an eligible worker, that worker alone."""
-        if self.affinity is None or ask.session is None or ask.worker_id is not None:
-            return self._eligible(ask)
-        bound = self.affinity.find(ask.session, now)
-        seat = self._seats.get(bound) if bound is not None else None
-        if seat is None:
-            return self._eligible(ask)
-        asked = replace(ask, busy=frozenset()) if self.affinity.mode == "hard" else ask
+        if self.affinity is None or route_request.session is None or route_request.worker_id is not None:
+            return self._eligible(route_request)
+        bound = self.affinity.find(route_request.session, now)
+        slot = self._slots.get(bound) if bound is not None else None
+        if slot is None:
+            return self._eligible(route_request)
+        relaxed = replace(route_request, busy=frozenset()) if self.affinity.mode == "hard" else route_request
         try:
-            seats, filtered = self._eligible(asked)
+            slots, filtered = self._eligible(relaxed)
         except (NotReady, Overloaded):
-            return self._eligible(ask)
-        if seat not in seats:
-            return self._eligible(ask)
-        others = {other: "the session is bound to another worker" for other in seats if other != seat}
-        return [seat], {**filtered, **others}
+            return self._eligible(route_request)
+        if slot not in slots:
+            return self._eligible(route_request)
+        others = {other: "the session is bound to another worker" for other in slots if other != slot}
+        return [slot], {**filtered, **others}
 
-    def _prompt(self, ask: Ask, now: float) -> Prompt:
+    def _prompt(self, route_request: RouteRequest, now: float) -> Prompt:
         """Return the ranks' cached blocks of the prompt."""
-        blocks = ask.blocks
+        blocks = route_request.blocks
         device: dict[int, int] = {}
         host: dict[int, int] = {}
         disk: dict[int, int] = {}
-        if ask.held is not None:
-            self._take_held(ask.held, device, host, disk)
+        if route_request.held is not None:
+            self._take_held(route_request.held, device, host, disk)
         elif self.config.use_kv_events and self.config.weights.overlap_score_credit:
             overlap = self.index.find(blocks)
-            seats, rank_at = self._seats, self.index.rank_at
-            for depth, slots in overlap.depths:
-                for slot in slots_of(slots):
-                    seat = seats.get(rank_at(slot))
-                    if seat is not None:
-                        device[seat] = depth
+            slots, rank_at = self._slots, self.index.rank_at
+            for depth, mask in overlap.depths:
+                for index_slot in slots_of(mask):
+                    slot = slots.get(rank_at(index_slot))
+                    if slot is not None:
+                        device[slot] = depth
             if self.index.lower:
                 self._look_lower(overlap, device, host, disk)
         if self.predicted is not None:
-            for depth, slots in self.predicted.overlap(ask.sequence or blocks, now):
-                for seat in slots_of(slots):
-                    if depth > device.get(seat, 0):
-                        device[seat] = depth
+            for depth, mask in self.predicted.overlap(route_request.sequence or blocks, now):
+                for slot in slots_of(mask):
+                    if depth > device.get(slot, 0):
+                        device[slot] = depth
         shared: dict[int, int] = {}
-        if ask.shared:
-            first = held_from(ask.shared, 0)
-            for seat in self._ranks:
-                depth = device.get(seat, 0) + host.get(seat, 0) + disk.get(seat, 0)
-                beyond = held_from(ask.shared, depth) if depth else first
+        if route_request.shared:
+            first = held_from(route_request.shared, 0)
+            for slot in self._ranks:
+                depth = device.get(slot, 0) + host.get(slot, 0) + disk.get(slot, 0)
+                beyond = held_from(route_request.shared, depth) if depth else first
                 if beyond:
-                    shared[seat] = beyond
+                    shared[slot] = beyond
         active: dict[int, int] = {}
         if self.config.track_active_blocks and self.config.weights.assume_kv_reuse:
-            for depth, slots in self.active.overlap(ask.sequence or blocks):
-                for seat in slots_of(slots):
-                    active[seat] = depth
-        return Prompt(ask.tokens, len(blocks) // WIDTH, device, host, disk, shared, active)
+            for depth, mask in self.active.overlap(route_request.sequence or blocks):
+                for slot in slots_of(mask):
+                    active[slot] = depth
+        return Prompt(route_request.tokens, len(blocks) // WIDTH, device, host, disk, shared, active)
 
     def _take_held(
         self,
@@ -452,26 +452,28 @@ class Router:
         disk: dict[int, int],
     ) -> None:
         for rank, tiers in held.items():
-            seat = self._seats.get(rank)
-            if seat is not None:
+            slot = self._slots.get(rank)
+            if slot is not None:
                 for blocks, found in zip(tiers, (device, host, disk), strict=True):
                     if blocks:
-                        found[seat] = blocks
+                        found[slot] = blocks
 
     def _look_lower(self, overlap: Overlap, device: dict[int, int], host: dict[int, int], disk: dict[int, int]) -> None:
-        for slot in slots_of(self.index.lower):
-            seat = self._seats.get(self.index.rank_at(slot))
-            if seat is None:
+        for index_slot in slots_of(self.index.lower):
+            slot = self._slots.get(self.index.rank_at(index_slot))
+            if slot is None:
                 continue
-            depth = device.get(seat, 0)
+            depth = device.get(slot, 0)
             for tier, found in ((1, host), (2, disk)):
-                more = self.index.beyond(overlap, slot, depth, tier)
+                more = self.index.beyond(overlap, index_slot, depth, tier)
                 if more:
-                    found[seat] = more
+                    found[slot] = more
                     depth += more
 
-    def _decide(self, ask: Ask, seats: list[int], filtered: dict[int, str], prompt: Prompt, now: float) -> Decision:
-        weights = self.config.weights.overridden(ask.overrides)
+    def _decide(
+        self, route_request: RouteRequest, slots: list[int], filtered: dict[int, str], prompt: Prompt, now: float
+    ) -> Decision:
+        weights = self.config.weights.overridden(route_request.overrides)
         active = self.active
         tokens: list[int] | list[float] = active.prefill_tokens.copy()
         if active.decay is not None:
@@ -479,100 +481,117 @@ class Router:
         load = Load(tokens, active.blocks.copy(), active.requests.copy())
         if self.config.policy == "balanced":
             found = balanced_costs(
-                seats,
+                slots,
                 load,
                 prompt,
                 weights,
                 self.pace,
                 self.config.block_size,
-                ask.expected_output_tokens,
-                self._room,
+                route_request.expected_output_tokens,
+                self._capacity,
             )
         else:
-            found = costs(seats, load, prompt, weights, self.config.block_size)
-        if ask.preferred_taints:
-            for place, seat in enumerate(seats):
-                taints = self._workers[self._ranks[seat][0]].taints
-                found[place] = with_taints(found[place], taints, ask.preferred_taints)
-        place = choose(found, weights.router_temperature, self._chance)
-        seat = seats[place]
-        worker_id, dp_rank = self._ranks[seat]
+            found = costs(slots, load, prompt, weights, self.config.block_size)
+        if route_request.preferred_taints:
+            for place, slot in enumerate(slots):
+                taints = self._workers[self._ranks[slot][0]].taints
+                found[place] = with_taints(found[place], taints, route_request.preferred_taints)
+        place = choose(found, weights.router_temperature, self._rng)
+        slot = slots[place]
+        worker_id, dp_rank = self._ranks[slot]
         snapshot = Snapshot(
-            now, ask, seats, self._ranks.copy(), load, prompt, weights, found, filtered, self.config.block_size
+            now,
+            route_request,
+            slots,
+            self._ranks.copy(),
+            load,
+            prompt,
+            weights,
+            found,
+            filtered,
+            self.config.block_size,
         )
         return Decision(
-            ask.request_id,
+            route_request.request_id,
             worker_id,
             dp_rank,
-            prompt.device.get(seat, 0),
-            prompt.host.get(seat, 0),
-            prompt.disk.get(seat, 0),
+            prompt.device.get(slot, 0),
+            prompt.host.get(slot, 0),
+            prompt.disk.get(slot, 0),
             prompt.blocks,
             found[place],
             snapshot,
         )
 
-    def _book(self, ask: Ask, decision: Decision, now: float) -> None:
+    def _book(self, route_request: RouteRequest, decision: Decision, now: float) -> None:
         self.decisions.append(decision)
-        if self.affinity is not None and ask.session is not None:
-            if ask.is_last:
-                self.affinity.end(ask.session)
+        if self.affinity is not None and route_request.session is not None:
+            if route_request.is_last:
+                self.affinity.end(route_request.session)
             else:
                 rank = (decision.worker_id, decision.dp_rank)
-                self.affinity.bind(ask.session, ask.request_id, rank, now)
-        if self.sessions is not None and ask.session is not None:
-            if ask.is_last:
-                self.sessions.end(ask.session)
+                self.affinity.bind(route_request.session, route_request.request_id, rank, now)
+        if self.sessions is not None and route_request.session is not None:
+            if route_request.is_last:
+                self.sessions.end(route_request.session)
             else:
-                self.sessions.note(ask.session, ask.blocks)
-        seat = self._seats[(decision.worker_id, decision.dp_rank)]
-        self._book_seat(ask.request_id, seat, ask, decision.snapshot.prompt, now, decision.snapshot.weights)
+                self.sessions.note(route_request.session, route_request.blocks)
+        slot = self._slots[(decision.worker_id, decision.dp_rank)]
+        self._book_slot(
+            route_request.request_id, slot, route_request, decision.snapshot.prompt, now, decision.snapshot.weights
+        )
 
-    def _book_seat(
-        self, request_id: str, seat: int, ask: Ask, prompt: Prompt, now: float, weights: Weights | None = None
+    def _book_slot(
+        self,
+        request_id: str,
+        slot: int,
+        route_request: RouteRequest,
+        prompt: Prompt,
+        now: float,
+        weights: Weights | None = None,
     ) -> None:
         weights = weights or self.config.weights
-        uncached = self._uncached(prompt, seat, weights) if weights.track_prefill_tokens else 0
+        uncached = self._uncached(prompt, slot, weights) if weights.track_prefill_tokens else 0
         self.active.book(
             request_id,
-            seat,
-            ask.sequence or ask.blocks,
+            slot,
+            route_request.sequence or route_request.blocks,
             prefill_tokens=uncached,
             now=now,
             tracks_blocks=self.config.track_active_blocks,
             shares_blocks=weights.assume_kv_reuse,
-            prefill_s=self.prefill_s(ask, uncached),
+            prefill_s=self.prefill_s(route_request, uncached),
         )
-        self.note_sent(self._ranks[seat], ask.sequence or ask.blocks, now)
+        self.note_sent(self._ranks[slot], route_request.sequence or route_request.blocks, now)
 
-    def prefill_s(self, ask: Ask, uncached: int) -> float | None:
+    def prefill_s(self, route_request: RouteRequest, uncached: int) -> float | None:
         """Return the expected duration of a prefill of `uncached` tokens; None where it is not estimated."""
         if self.prefill_model is None:
             return None
-        return self.prefill_model.seconds(uncached, max(0, ask.tokens - uncached))
+        return self.prefill_model.seconds(uncached, max(0, route_request.tokens - uncached))
 
     def effective_tokens(self, decision: Decision) -> int:
         """Return the tokens to be computed where the request was sent."""
-        seat = self._seats[(decision.worker_id, decision.dp_rank)]
-        return self._uncached(decision.snapshot.prompt, seat, decision.snapshot.weights)
+        slot = self._slots[(decision.worker_id, decision.dp_rank)]
+        return self._uncached(decision.snapshot.prompt, slot, decision.snapshot.weights)
 
-    def _uncached(self, prompt: Prompt, seat: int, weights: Weights) -> int:
+    def _uncached(self, prompt: Prompt, slot: int, weights: Weights) -> int:
         """Return the tokens to be computed; a block in a slower tier saves a fraction of a block."""
-        cached = float(prompt.device.get(seat, 0))
-        cached += weights.host_cache_hit_weight * prompt.host.get(seat, 0)
-        cached += weights.disk_cache_hit_weight * prompt.disk.get(seat, 0)
+        cached = float(prompt.device.get(slot, 0))
+        cached += weights.host_cache_hit_weight * prompt.host.get(slot, 0)
+        cached += weights.disk_cache_hit_weight * prompt.disk.get(slot, 0)
         if prompt.shared_beyond:
-            cached += weights.shared_cache_multiplier * prompt.shared_beyond.get(seat, 0)
+            cached += weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
         return max(0, prompt.tokens - round(cached * self.config.block_size))
 
-    def _may_go(self, policy: PolicyClass, waiting: Waiting[Ask], now: float) -> bool:
+    def _may_go(self, policy: PolicyClass, waiting: Waiting[RouteRequest], now: float) -> bool:
         try:
-            seats, _ = self._eligible(waiting.item)
+            slots, _ = self._eligible(waiting.item)
         except (NotReady, Overloaded, InvalidArgument):
             return True  # Admit it: routing raises the error that the client receives.
-        return self._has_room(policy, seats, now)
+        return self._has_capacity(policy, slots, now)
 
-    def _has_room(self, policy: PolicyClass, seats: Sequence[int], now: float) -> bool:
+    def _has_capacity(self, policy: PolicyClass, slots: Sequence[int], now: float) -> bool:
         active = self.active
         tokens = active.prefill_tokens if active.decay is None else active.prefill_tokens_at(now)
-        return any(not policy.is_busy(tokens[seat], self._workers[self._ranks[seat][0]].batch_tokens) for seat in seats)
+        return any(not policy.is_busy(tokens[slot], self._workers[self._ranks[slot][0]].batch_tokens) for slot in slots)

@@ -337,9 +337,9 @@ class RunTree:
             some = own[at : at + count]
         else:
             return at, 1
-        asked = keys[done : done + count] if count < len(keys) else keys
-        if some != asked:
-            count = next(number for number, pair in enumerate(zip(some, asked, strict=True)) if pair[0] != pair[1])
+        expected = keys[done : done + count] if count < len(keys) else keys
+        if some != expected:
+            count = next(number for number, pair in enumerate(zip(some, expected, strict=True)) if pair[0] != pair[1])
         return (at + 1 - count if at and own[at - 1] == following else at), count
 
     def _release(self, rank: Rank, run: Run, at: int, count: int) -> None:

@@ -18,7 +18,7 @@ from dynamo.kv_events.subscriber import KvView
 from dynamo.kv_router import events
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.predicted import Predicted
-from dynamo.kv_router.router import Ask
+from dynamo.kv_router.router import RouteRequest
 from dynamo.kv_router.runs import pack, slots_of
 from dynamo.llm.radix_tree import OverlapScores, scores_of
 from dynamo.protocols.kv_events import WorkerKvEvent
@@ -201,7 +201,7 @@ class KvRouter:
         `update_indexer` records the prompt as cached there, for approximate indexes.
         """
         router = await self.ready()
-        route_request = router.ask(
+        route_request = router.to_route_request(
             token_ids,
             request_id or "",
             block_mm_infos=block_mm_infos,
@@ -279,9 +279,9 @@ class KvRouter:
         block_mm_infos: Sequence[Any] | None,
         lora_name: str | None,
         cache_namespace: str | None,
-    ) -> tuple[EndpointRouter, Ask]:
+    ) -> tuple[EndpointRouter, RouteRequest]:
         router = await self.ready()
-        route_request = router.ask(
+        route_request = router.to_route_request(
             token_ids, block_mm_infos=block_mm_infos, lora_name=lora_name, cache_salt=cache_namespace
         )
         await router.kv.know(route_request)

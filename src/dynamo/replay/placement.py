@@ -11,7 +11,7 @@ from typing import Protocol
 from dynamo.core.errors import NotReady
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.index import KvIndex
-from dynamo.kv_router.router import Ask, Decision, Router, WorkerFacts
+from dynamo.kv_router.router import Decision, Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import TIERS
 from dynamo.protocols.kv_events import Cleared, KvEvent, KvEventData, NumberedKvEvent, Stored, WorkerKvEvent
 from dynamo.protocols.load import ForwardPass
@@ -140,7 +140,7 @@ class KvPlacement:
         return len(self.router.waiting)
 
     def place(self, request: PlacementRequest, now_s: float) -> RankId | None:
-        queued = Ask(
+        queued = RouteRequest(
             request.request_id,
             request.packed,
             request.tokens,

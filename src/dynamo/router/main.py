@@ -17,7 +17,7 @@ from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.unsupported_flags import load
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.policy import PolicyProfile
-from dynamo.kv_router.router import Ask
+from dynamo.kv_router.router import RouteRequest
 from dynamo.protocols.discovery import EndpointId
 from dynamo.routing.endpoint_router import EndpointRouter
 from dynamo.routing.policy_file import RouterPolicy
@@ -144,13 +144,13 @@ class RouterService:
         await self._router.kv.know(route_request)
         yield self._router.overlap_scores(route_request)
 
-    def _route_request(self, request: Any) -> Ask:
+    def _route_request(self, request: Any) -> RouteRequest:
         """Parse a list of tokens, or an object with `token_ids`. Raises `InvalidArgument`."""
         given: Mapping[str, Any] = request if isinstance(request, Mapping) else {"token_ids": request}
         tokens = given.get("token_ids")
         if not isinstance(tokens, list):
             raise InvalidArgument(f"token_ids {tokens!r}: must be a list of numbers", param="token_ids")
-        route_request = self._router.ask(
+        route_request = self._router.to_route_request(
             tokens,
             block_mm_infos=given.get("block_mm_infos"),
             lora_name=given.get("lora_name"),

@@ -153,7 +153,7 @@ def estimate_of(config: Mapping[str, Any]) -> Estimate:
     peak = PEAKS.get(system.lower().replace("-", "_").partition("_")[0])
     shape = _shape(Path(model))
     if peak is None or shape is None:
-        _say_unknown(f"system {system}" if peak is None else f"model {model} (no local config.json)")
+        _warn_unknown(f"system {system}" if peak is None else f"model {model} (no local config.json)")
         return ESTIMATE
     parameters, width = shape
     rate = peak * EFFICIENCY * config.get("tp", 1)
@@ -161,7 +161,7 @@ def estimate_of(config: Mapping[str, Any]) -> Estimate:
 
 
 @functools.cache
-def _say_unknown(what: str) -> None:
+def _warn_unknown(what: str) -> None:
     """Log that the default estimate is used; cached, because the options are read in several places."""
     logger.warning("unknown %s; using the prefill times of a mid-sized model until step times arrive", what)
 

@@ -21,7 +21,7 @@ from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.hicache import Runs, held_from
 from dynamo.kv_router.policy import PolicyProfile
-from dynamo.kv_router.router import Ask, Decision, Rank, WorkerFacts
+from dynamo.kv_router.router import Decision, Rank, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.discovery import MODEL_CARDS
 from dynamo.protocols.engine import PreprocessedRequest, Routing
@@ -114,10 +114,10 @@ class EndpointRouter:
         *,
         profile: PolicyProfile | None = None,
         thresholds: Thresholds | None = None,
-        chance: random.Random | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self.endpoint = endpoint
-        self.kv = KvPushRouter(endpoint.runtime, endpoint.id, config, profile=profile, chance=chance)
+        self.kv = KvPushRouter(endpoint.runtime, endpoint.id, config, profile=profile, rng=rng)
         self.busy = BusyWorkers(thresholds or Thresholds(), Capacity(None, None))
         self._cards: dict[str, tuple[int, ModelDeploymentCard]] = {}
         """Instance id and model card by discovery key."""
@@ -140,7 +140,7 @@ class EndpointRouter:
     async def start(self) -> None:
         """Start, and return once the present instances are known."""
         self._client = await self.endpoint.client(RouterMode.KV)
-        self._client.on_change(self._tell)
+        self._client.on_change(self._set_workers)
         self._tasks.supervise(self._watch, "cards")
         if self.busy.thresholds.is_set:
             self._tasks.supervise(self._listen, "loads")
@@ -149,7 +149,7 @@ class EndpointRouter:
                 await self._synced.wait()
         except TimeoutError:
             logger.warning("no model cards of %s within the start timeout; check the discovery backend", self.endpoint)
-        self._tell()
+        self._set_workers()
         await self.kv.start()
 
     async def close(self) -> None:
@@ -165,7 +165,7 @@ class EndpointRouter:
 
     # Requests.
 
-    def ask(
+    def to_route_request(
         self,
         tokens: list[int],
         request_id: str = "",
@@ -173,7 +173,7 @@ class EndpointRouter:
         block_mm_infos: Any = None,
         lora_name: str | None = None,
         cache_salt: str | None = None,
-    ) -> Ask:
+    ) -> RouteRequest:
         """Return the routing request of a prompt. Raises `InvalidArgument` for a prompt that cannot be hashed."""
         hashes = hashes_of(
             tokens,
@@ -183,30 +183,32 @@ class EndpointRouter:
             cache_salt=cache_salt,
             is_eagle=self.kv.is_eagle,
         )
-        asked = Ask(request_id, pack(hashes), len(tokens))
-        self.kv.complete(asked, tokens, lora_name=lora_name, cache_salt=cache_salt, block_mm_infos=block_mm_infos)
-        asked.busy, asked.avoid = self._busy(frozenset()), self._avoid(frozenset())
-        return asked
+        route_request = RouteRequest(request_id, pack(hashes), len(tokens))
+        self.kv.complete(
+            route_request, tokens, lora_name=lora_name, cache_salt=cache_salt, block_mm_infos=block_mm_infos
+        )
+        route_request.busy, route_request.avoid = self._busy(frozenset()), self._avoid(frozenset())
+        return route_request
 
-    async def place(self, ask: Ask, progress: Progress) -> Decision:
+    async def place(self, route_request: RouteRequest, progress: Progress) -> Decision:
         """Choose the worker for a request and count it there until release. Raises the errors of `Router.place`."""
-        return await self.kv.place(ask, progress)
+        return await self.kv.place(route_request, progress)
 
-    def overlap_scores(self, ask: Ask) -> dict[str, Any]:
+    def overlap_scores(self, route_request: RouteRequest) -> dict[str, Any]:
         """Return the number of cached prompt blocks of each rank, by tier, in upstream's format.
 
         The count of a slower tier includes the faster ones.
         """
         machine, size = self.kv.machine, self.kv.config.block_size
-        held = machine.overlaps(ask.blocks, self._clock.now(), ask.held)
-        shared = None if self.kv.shared is None else ask.shared
-        return overlap_table(held, machine.loads(), size, ask.tokens, shared)
+        held = machine.overlaps(route_request.blocks, self._clock.now(), route_request.held)
+        shared = None if self.kv.shared is None else route_request.shared
+        return overlap_table(held, machine.loads(), size, route_request.tokens, shared)
 
-    def potential_loads(self, ask: Ask) -> list[dict[str, int]]:
+    def potential_loads(self, route_request: RouteRequest) -> list[dict[str, int]]:
         """Return the load of each rank including this prompt, in upstream's format."""
         self.kv.refresh()
-        self.kv.prepare(ask)
-        return load_table(self.kv.machine.potential(ask, self._clock.now()))
+        self.kv.prepare(route_request)
+        return load_table(self.kv.machine.potential(route_request, self._clock.now()))
 
     async def generate(
         self, request: Mapping[str, Any], *, annotated: bool = False, context: Context | None = None
@@ -262,7 +264,7 @@ class EndpointRouter:
             return frozenset()
         return self.busy.busy(frozenset(self.client.instance_ids()) - exclude)
 
-    def _tell(self) -> None:
+    def _set_workers(self) -> None:
         """Pass the present workers to the router; a worker without a card counts as one rank of unknown capacity."""
         if self._client is None:
             return
@@ -270,29 +272,29 @@ class EndpointRouter:
         cards = dict(self._cards.values())
         self.kv.set_facts([facts_of(one, cards[one]) if one in cards else WorkerFacts(one) for one in present])
         self.busy.keep(present)
-        self.kv.hear_cards(cards.values())
+        self.kv.apply_cards(cards.values())
         for card in cards.values():
             runtime = card.runtime_config
             self.busy.capacity = Capacity(runtime.total_kv_blocks, runtime.max_num_batched_tokens)
 
     async def _watch(self) -> None:
         prefix = self.endpoint.id.path + "/"
-        unheard = set(self._cards)
+        stale = set(self._cards)
         async for change in self.endpoint.discovery.watch(MODEL_CARDS):
             if isinstance(change, Synced):
-                for key in unheard:
+                for key in stale:
                     self._cards.pop(key, None)
-                unheard.clear()
+                stale.clear()
                 self._synced.set()
             elif change.key.startswith(prefix):
-                unheard.discard(change.key)
+                stale.discard(change.key)
                 if isinstance(change, Put):
                     self._enter(change.key, change.value)
                 else:
                     self._cards.pop(change.key, None)
             else:
                 continue
-            self._tell()
+            self._set_workers()
 
     def _enter(self, key: str, value: bytes) -> None:
         try:

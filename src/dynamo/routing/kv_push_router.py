@@ -24,7 +24,7 @@ from dynamo.kv_events.subscriber import KvView
 from dynamo.kv_router.config import RouterConfig
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.predicted import Predicted
-from dynamo.kv_router.router import Ask, Decision, Explanation, Rank, Router, WorkerFacts
+from dynamo.kv_router.router import Decision, Explanation, Rank, Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack, unpack
 from dynamo.kv_router.tracking import KEYED, TrackingKey, read_key
 from dynamo.protocols.discovery import EndpointId
@@ -71,12 +71,12 @@ class KvPushRouter:
         config: RouterConfig,
         *,
         profile: PolicyProfile | None = None,
-        chance: random.Random | None = None,
+        rng: random.Random | None = None,
         clock: Clock | None = None,
         router_id: str = "",
     ) -> None:
         self.config = config
-        self.machine = Router(config, chance or random.Random(random.getrandbits(64)), profile)
+        self.machine = Router(config, rng or random.Random(random.getrandbits(64)), profile)
         self.view: KvView | None = None
         self.durable: DurableEvents | None = None
         """Subscription to the workers' events on a persistent stream."""
@@ -183,7 +183,7 @@ class KvPushRouter:
 
     def set_workers(self, cards: Mapping[int, ModelDeploymentCard]) -> None:
         """Replace the present workers and their cards."""
-        self.hear_cards(cards.values())
+        self.apply_cards(cards.values())
         self._peers = peers_of(cards)
         self.set_facts([facts_of(worker_id, card) for worker_id, card in cards.items()])
 
@@ -191,16 +191,16 @@ class KvPushRouter:
         """Return the request for the chosen worker, with a hint to a peer that has more of its blocks, if any."""
         if not self._peers or decision.overlap_blocks >= decision.blocks:
             return request
-        holders = self.holders(decision.snapshot.ask.blocks)
+        holders = self.holders(decision.snapshot.route_request.blocks)
         return with_hint(request, hint_of(decision.worker_id, decision.overlap_blocks, holders, self._peers))
 
-    def hear_cards(self, cards: Iterable[ModelDeploymentCard]) -> None:
+    def apply_cards(self, cards: Iterable[ModelDeploymentCard]) -> None:
         """Apply the card settings that are common to all workers."""
-        heard = list(cards)
-        for card in heard:
+        known = list(cards)
+        for card in known:
             self.model_name, self.is_eagle = card.display_name, card.runtime_config.enable_eagle
         if self.shared is not None:
-            self.shared.hear_cards(heard)
+            self.shared.apply_cards(known)
 
     def set_facts(self, workers: Collection[WorkerFacts]) -> None:
         """Replace the present workers and their facts."""
@@ -231,62 +231,64 @@ class KvPushRouter:
         Raises the errors of `Router.place`, and `Overloaded` for a request that waited too long.
         """
         began = time.perf_counter()
-        ask = self.ask(request, request_id, avoid=avoid, busy=busy, metadata=metadata)
-        return await self.place(ask, progress, time.perf_counter() - began)
+        route_request = self.to_route_request(request, request_id, avoid=avoid, busy=busy, metadata=metadata)
+        return await self.place(route_request, progress, time.perf_counter() - began)
 
-    async def place(self, ask: Ask, progress: Progress, hashing_s: float = 0.0) -> Decision:
+    async def place(self, route_request: RouteRequest, progress: Progress, hashing_s: float = 0.0) -> Decision:
         """Choose as `choose` does, for a request in the router's own format."""
         began = time.perf_counter()
         if self.remote is not None:
-            await self.know(ask)
+            await self.know(route_request)
         self.refresh()
         self._check_sources()
-        self.prepare(ask)
-        decision = self.machine.place(ask, self._clock.now())
+        self.prepare(route_request)
+        decision = self.machine.place(route_request, self._clock.now())
         if decision is None:
-            decision = await self._wait(ask, progress)
+            decision = await self._wait(route_request, progress)
         else:
             self._metrics.decided(decision, hashing_s, time.perf_counter() - began)
-        if ask.request_id in self.machine.active:
-            self._prefilling[ask.request_id] = progress
+        if route_request.request_id in self.machine.active:
+            self._prefilling[route_request.request_id] = progress
             if self.paces is not None:
-                self._lengths[ask.request_id] = progress
+                self._lengths[route_request.request_id] = progress
             if self.config.track_output_blocks:
-                self._growing[ask.request_id] = (progress, 0)
+                self._growing[route_request.request_id] = (progress, 0)
             if self.sync is not None:
-                self._tell_placed(self.sync, ask, decision)
-            if self.bindings is not None and ask.session is not None:
-                self.bindings.bound(ask.session, (decision.worker_id, decision.dp_rank))
+                self._publish_placed(self.sync, route_request, decision)
+            if self.bindings is not None and route_request.session is not None:
+                self.bindings.bound(route_request.session, (decision.worker_id, decision.dp_rank))
         if self.shared is not None:
             beyond = decision.snapshot.prompt.shared_beyond
-            seat = next(
-                seat for seat, rank in decision.snapshot.ranks.items() if rank == (decision.worker_id, decision.dp_rank)
+            slot = next(
+                slot for slot, rank in decision.snapshot.ranks.items() if rank == (decision.worker_id, decision.dp_rank)
             )
-            self.shared.used(sum(end - begin for begin, end in ask.shared), decision.blocks, beyond.get(seat, 0))
+            self.shared.used(
+                sum(end - begin for begin, end in route_request.shared), decision.blocks, beyond.get(slot, 0)
+            )
         return decision
 
     def peek(self, request: PreprocessedRequest, request_id: str = "", **more: Any) -> Decision:
         """Return the decision for a request without counting it. Raises the errors of `Router.place`."""
-        return self.look(self.ask(request, request_id, **more))
+        return self.look(self.to_route_request(request, request_id, **more))
 
-    def look(self, ask: Ask) -> Decision:
+    def look(self, route_request: RouteRequest) -> Decision:
         """Decide as `peek` does, for a request in the router's own format."""
         self.refresh()
         self._check_sources()
-        self.prepare(ask)
-        decision = self.machine.place(ask, self._clock.now(), book=False)
+        self.prepare(route_request)
+        decision = self.machine.place(route_request, self._clock.now(), book=False)
         assert decision is not None, "a decision without booking never waits"
         return decision
 
-    async def know(self, ask: Ask) -> None:
+    async def know(self, route_request: RouteRequest) -> None:
         """Query the cached blocks of a prompt if another process holds the index."""
-        if self.remote is not None and ask.held is None:
-            ask.held = await self.remote.find(self.model_name, ask.blocks)
+        if self.remote is not None and route_request.held is None:
+            route_request.held = await self.remote.find(self.model_name, route_request.blocks)
 
-    def prepare(self, ask: Ask) -> None:
+    def prepare(self, route_request: RouteRequest) -> None:
         """Set the sequence hashes of a prompt if router replicas are synchronized."""
-        if self.sync is not None and ask.sequence is None:
-            ask.sequence = pack(sequence_hashes(unpack(ask.blocks)))
+        if self.sync is not None and route_request.sequence is None:
+            route_request.sequence = pack(sequence_hashes(unpack(route_request.blocks)))
 
     def prefilled(self, request_id: str) -> bool:
         """Record a first token that the caller observed. False for a request that is not counted."""
@@ -307,7 +309,7 @@ class KvPushRouter:
         if self.machine.finish(request_id, self._clock.now()) and self._waiting:
             self._admit()
 
-    def ask(
+    def to_route_request(
         self,
         request: PreprocessedRequest,
         request_id: str,
@@ -315,18 +317,18 @@ class KvPushRouter:
         avoid: Collection[int] = (),
         busy: Collection[int] = (),
         metadata: Mapping[str, str] | None = None,
-    ) -> Ask:
+    ) -> RouteRequest:
         """Return the routing request. Raises `InvalidArgument` for invalid routing fields."""
         routing = request.routing
         tokens = request.token_ids
         if routing is None:
             blocks = packed_block_hashes(tokens, self.config.block_size)
-            asked = Ask(request_id, blocks, len(tokens))
+            route_request = RouteRequest(request_id, blocks, len(tokens))
         else:
             seed = seed_of(routing.lora_name, routing.cache_salt)
             required, preferred = constraints_of(routing.routing_constraints)
             allowed = routing.allowed_worker_ids
-            asked = Ask(
+            route_request = RouteRequest(
                 request_id,
                 packed_block_hashes(tokens, self.config.block_size, seed),
                 len(tokens),
@@ -341,11 +343,11 @@ class KvPushRouter:
             )
         shown = request.mm_routing_info
         if isinstance(shown, dict) or self.is_eagle:
-            asked.blocks, asked.tokens = self._shown(shown if isinstance(shown, dict) else {}, request)
+            route_request.blocks, route_request.tokens = self._shown(shown if isinstance(shown, dict) else {}, request)
         if self._completes:
             info = shown if isinstance(shown, dict) else {}
             self.complete(
-                asked,
+                route_request,
                 _tokens_of(info, request),
                 lora_name=None if routing is None else routing.lora_name,
                 cache_salt=None if routing is None else routing.cache_salt,
@@ -353,18 +355,18 @@ class KvPushRouter:
             )
         context = request.agent_context
         if isinstance(context, dict) and isinstance(context.get("session_id"), str):
-            asked.session = context["session_id"]
-            asked.is_last = context.get("session_final") is True
-        asked.overrides = request.router_config_override
-        asked.avoid = frozenset(avoid)
-        asked.busy = frozenset(busy)
+            route_request.session = context["session_id"]
+            route_request.is_last = context.get("session_final") is True
+        route_request.overrides = request.router_config_override
+        route_request.avoid = frozenset(avoid)
+        route_request.busy = frozenset(busy)
         if metadata:
-            asked.policy_class = metadata.get(POLICY_CLASS)
-        return asked
+            route_request.policy_class = metadata.get(POLICY_CLASS)
+        return route_request
 
     def complete(
         self,
-        ask: Ask,
+        route_request: RouteRequest,
         tokens: Sequence[int],
         *,
         lora_name: str | None = None,
@@ -375,9 +377,9 @@ class KvPushRouter:
         if self.key is not None:
             size, is_eagle = self.config.block_size, self.is_eagle
             seeds = self.key.seeds(self.model_name, size, cache_salt=cache_salt, lora_name=lora_name, is_eagle=is_eagle)
-            ask.sequence = self.key.sequence(tokens, size, seeds, media_of(block_mm_infos), is_eagle=is_eagle)
+            route_request.sequence = self.key.sequence(tokens, size, seeds, media_of(block_mm_infos), is_eagle=is_eagle)
         if self.shared is not None and not (lora_name or cache_salt or block_mm_infos):
-            ask.shared = self.shared.find(tokens)
+            route_request.shared = self.shared.find(tokens)
 
     def _shown(self, info: Mapping[str, Any], request: PreprocessedRequest) -> tuple[bytes, int]:
         """Return blocks and token count of a prompt with images or for EAGLE engines. Raises `InvalidArgument`."""
@@ -423,17 +425,17 @@ class KvPushRouter:
 
     # Other routers.
 
-    def _tell_placed(self, sync: ReplicaSync, ask: Ask, decision: Decision) -> None:
+    def _publish_placed(self, sync: ReplicaSync, route_request: RouteRequest, decision: Decision) -> None:
         """Publish a placed request, and its first token once a poll observes it."""
-        uncached = self.machine.active.prefill_of(ask.request_id)
+        uncached = self.machine.active.prefill_of(route_request.request_id)
         sync.added(
-            ask.request_id,
+            route_request.request_id,
             (decision.worker_id, decision.dp_rank),
-            ask.sequence if self.config.track_active_blocks else None,
+            route_request.sequence if self.config.track_active_blocks else None,
             uncached,
             tracks_prefill=decision.snapshot.weights.track_prefill_tokens,
-            expected_output_tokens=ask.expected_output_tokens,
-            prefill_s=self.machine.prefill_s(ask, uncached),
+            expected_output_tokens=route_request.expected_output_tokens,
+            prefill_s=self.machine.prefill_s(route_request, uncached),
         )
         if self._watcher is None or self._watcher.done():
             self._watcher = self._tasks.start(self._watch_prefills(), "first tokens")
@@ -445,9 +447,9 @@ class KvPushRouter:
 
     # Queue.
 
-    async def _wait(self, ask: Ask, progress: Progress) -> Decision:
+    async def _wait(self, route_request: RouteRequest, progress: Progress) -> Decision:
         future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        self._waiting[ask.request_id] = (future, progress)
+        self._waiting[route_request.request_id] = (future, progress)
         if self._poller is None or self._poller.done():
             self._poller = self._tasks.start(self._poll(), "admission")
         try:
@@ -458,9 +460,9 @@ class KvPushRouter:
                 f"no worker had capacity within {self._queue_timeout_s:g} s (DYN_ROUTER_QUEUE_TIMEOUT_SECS)"
             ) from None
         finally:
-            self._waiting.pop(ask.request_id, None)
+            self._waiting.pop(route_request.request_id, None)
             if not (future.done() and not future.cancelled() and future.exception() is None):
-                self.machine.withdraw(ask.request_id)
+                self.machine.withdraw(route_request.request_id)
 
     async def _poll(self) -> None:
         """Admit waiting requests as capacity becomes available, until none is left."""
@@ -474,11 +476,11 @@ class KvPushRouter:
             if progress.is_over and not future.done():
                 self.machine.withdraw(request_id)
                 future.set_exception(DynamoException("the caller no longer waits for the request"))
-        for ask, found in self.machine.admit(self._clock.now()):
-            entry = self._waiting.get(ask.request_id)
+        for route_request, found in self.machine.admit(self._clock.now()):
+            entry = self._waiting.get(route_request.request_id)
             if entry is None or entry[0].done():
                 if isinstance(found, Decision):
-                    self.machine.finish(ask.request_id)
+                    self.machine.finish(route_request.request_id)
                 continue
             future = entry[0]
             if isinstance(found, Decision):

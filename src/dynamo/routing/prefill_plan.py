@@ -44,7 +44,7 @@ LOCAL_PREFILL = "local_prefill"
 """Key in the `runtime_data` of a decode worker's card: the worker can compute a prompt itself."""
 
 
-def prefill_ask(request: PreprocessedRequest) -> PreprocessedRequest:
+def prefill_routing_request(request: PreprocessedRequest) -> PreprocessedRequest:
     """Return the request for the prefill workers' router, with the named prefill worker as the target."""
     routing = request.routing
     if routing is None:
@@ -58,7 +58,7 @@ def prefill_ask(request: PreprocessedRequest) -> PreprocessedRequest:
     return msgspec.structs.replace(request, routing=named)
 
 
-def prefill_leg(
+def prefill_request(
     request: PreprocessedRequest, worker_id: int, dp_rank: int | None, meeting: BootstrapInfo | None
 ) -> PreprocessedRequest:
     """Return the request for the prefill worker. `dp_rank` is set if a router chose one."""
@@ -73,7 +73,7 @@ def prefill_leg(
     )
 
 
-def decode_leg(
+def decode_request(
     request: PreprocessedRequest,
     worker_id: int,
     dp_rank: int | None,

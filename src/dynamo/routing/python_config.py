@@ -284,8 +284,8 @@ def _kv_on_card(config: KvRouterConfig) -> dict[str, Any]:
     path = found["router_policy_config"]
     found["router_policy_config"] = None if path is None else os.fspath(path)
     del found["overlap_score_weight"]  # Older name of `prefill_load_scale`.
-    said = {name: value for name, value in found.items() if name in ALWAYS_ON_CARD or value != defaults[name]}
-    return said | {"skip_initial_worker_wait": False}
+    shown = {name: value for name, value in found.items() if name in ALWAYS_ON_CARD or value != defaults[name]}
+    return shown | {"skip_initial_worker_wait": False}
 
 
 def _kv(card: ModelDeploymentCard, given: Any) -> KvRouterConfig | None:

@@ -32,7 +32,7 @@ from dynamo.runtime.single_response import OneAnswer
 logger = logging.getLogger(__name__)
 
 NAME = "kv_indexer_query"
-ASK_S = 1.0  # A response takes a millisecond; a longer wait would cost more than a cache miss.
+QUERY_TIMEOUT_S = 1.0  # A response takes a millisecond; a longer wait would cost more than a cache miss.
 
 Tiers = tuple[int, int, int]
 """Blocks on a rank's device, then additional ones in host memory, then on disk."""
@@ -166,7 +166,7 @@ class RemoteIndexer:
         query = encode(IndexerQuery(model_name, list(unpack(blocks))), MSGPACK)
         receiver = OneAnswer("the indexer")
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
                 await self._client.send(
                     query, receiver, request_id=f"kv-indexer-{uuid.UUID(int=random.getrandbits(128))}"
                 )

@@ -75,7 +75,7 @@ class SessionAffinity:
 
     def bind(self, session: str, rank: Rank, version: Version, now: float) -> bool:
         """Apply another frontend's binding of a session. False if a newer binding is known."""
-        return self._bound.hear(session, rank, version, now)
+        return self._bound.apply(session, rank, version, now)
 
 
 def session_of(request: PreprocessedRequest) -> tuple[str | None, bool]:

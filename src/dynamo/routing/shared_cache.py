@@ -1,6 +1,6 @@
 """SharedCache: the cached prompt blocks in a store that all workers share (`--shared-cache-type hicache`).
 
-    cards   runtime_data: page layout and event endpoint of the store      ──▶ hear_cards
+    cards   runtime_data: page layout and event endpoint of the store      ──▶ apply_cards
     store   ZMQ PUB: topic, number, (milliseconds, objects, rank)          ──▶ SharedPages
     router  find(tokens)                                                   ──▶ blocks that need not be computed
 
@@ -66,7 +66,7 @@ class SharedCache:
         """Stop."""
         await self._tasks.cancel_and_wait()
 
-    def hear_cards(self, cards: Iterable[ModelDeploymentCard]) -> None:
+    def apply_cards(self, cards: Iterable[ModelDeploymentCard]) -> None:
         """Apply the store settings on the workers' cards."""
         try:
             layout = agreed_layout(cards, self._block_size)
@@ -86,14 +86,14 @@ class SharedCache:
         """Return the blocks of a prompt that the store contains."""
         began = time.perf_counter()
         found = self.pages.find(tokens)
-        self._metrics.asked((time.perf_counter() - began) * 1e3)
+        self._metrics.looked_up((time.perf_counter() - began) * 1e3)
         return found
 
     def used(self, held: int, blocks: int, beyond: int) -> None:
         """Record a placed prompt of `blocks` blocks: `held` in the store, `beyond` of them not on the chosen worker."""
         self._metrics.used(held, blocks, beyond)
 
-    def hear(self, frames: Sequence[bytes]) -> None:
+    def apply(self, frames: Sequence[bytes]) -> None:
         """Apply one message of the store; an unreadable one is dropped and counted."""
         if len(frames) != FRAMES or len(frames[1]) != 8:
             self._metrics.errors.inc()
@@ -139,7 +139,7 @@ class SharedCache:
             socket.connect(endpoint)
             logger.info("following the shared cache of %s at %s", self._name, endpoint)
             while True:
-                self.hear(await socket.recv_multipart())
+                self.apply(await socket.recv_multipart())
         finally:
             socket.close()
             context.term()
@@ -170,7 +170,7 @@ class SharedCacheMetrics:
         def family(make: Any, name: str, what: str, *more: Any) -> Any:
             return make(name, what, ("router_id",), *more).labels(router_id=router_id)
 
-        self._asked = family(
+        self._lookups = family(
             registry.histogram,
             "dynamo_router_overhead_shared_cache_query_ms",
             "Time of a shared cache lookup, in milliseconds",
@@ -194,9 +194,9 @@ class SharedCacheMetrics:
             (0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0),
         )
 
-    def asked(self, milliseconds: float) -> None:
+    def looked_up(self, milliseconds: float) -> None:
         """Record a lookup."""
-        self._asked.observe(milliseconds)
+        self._lookups.observe(milliseconds)
 
     def used(self, held: int, blocks: int, beyond: int) -> None:
         """Record a placed request."""

@@ -24,7 +24,7 @@ from dynamo.core.errors import (
     WorkerUnavailable,
 )
 from dynamo.protocols.engine import BootstrapInfo, PrefillResult, PreprocessedRequest, Routing
-from dynamo.routing.prefill_plan import Facts, decode_leg, prefill_ask, prefill_leg, whole
+from dynamo.routing.prefill_plan import Facts, decode_request, prefill_request, prefill_routing_request, whole
 from dynamo.routing.topology import taints_of, transfer_constraints
 from dynamo.runtime.push_router import RouterMode
 from dynamo.serving.migration import Dispatch, Sent
@@ -137,7 +137,7 @@ class DisaggregatedDispatch(Dispatch):
         try:
             there = decode.peek(self._request, self._request_id, avoid=self._attempts.excluded)
             elsewhere = prefill.kv.peek(
-                prefill_ask(self._request), self._request_id, avoid=self._prefill_attempts.excluded
+                prefill_routing_request(self._request), self._request_id, avoid=self._prefill_attempts.excluded
             )
         except DynamoException as error:
             logger.debug("request %s: cannot evaluate local prefill, using two phases: %s", self._request_id, error)
@@ -215,7 +215,7 @@ class DisaggregatedDispatch(Dispatch):
 
     def _goes_on(self, phase: PrefillPhase, found: PrefillResult | BootstrapInfo) -> None:
         """Build the decode request, now that the prefill worker and its result or address are known."""
-        self._outgoing = decode_leg(self._request, phase.instance_id, phase.dp_rank, found)
+        self._outgoing = decode_request(self._request, phase.instance_id, phase.dp_rank, found)
         card = phase.served.card_of(phase.instance_id)
         required, preferred = (frozenset[str](), {}) if card is None else transfer_constraints(card.runtime_config)
         if not required and not preferred:
@@ -237,7 +237,7 @@ class DisaggregatedDispatch(Dispatch):
             raise WorkerUnavailable("no prefill worker serves the model at the moment")
         phase = await self._choose_prefill(served)
         phase.meet(self._meeting(phase))
-        request = prefill_leg(self._request, phase.instance_id, phase.dp_rank, phase.meeting)
+        request = prefill_request(self._request, phase.instance_id, phase.dp_rank, phase.meeting)
         try:
             self._check_wanted()
             call = await phase.served.send(
@@ -278,7 +278,9 @@ class DisaggregatedDispatch(Dispatch):
         phase = PrefillPhase(served, self._request_id, queue_depth=len(served.kv.machine.waiting))
         self.prefill = phase  # A client that disconnects removes it from the queue.
         try:
-            found = await served.choose(prefill_ask(self._request), self._request_id, phase, exclude, self._metadata)
+            found = await served.choose(
+                prefill_routing_request(self._request), self._request_id, phase, exclude, self._metadata
+            )
         except Overloaded as error:
             if served in self._model.current.prefill_sets:
                 raise

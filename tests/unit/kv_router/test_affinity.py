@@ -50,9 +50,9 @@ def test_the_newest_binding_is_in_force_whoever_made_it() -> None:
     affinity.writer = 5
     affinity.bind("s", "a", HERE, 0)
     assert affinity.version_of("s") == (1, 5)
-    assert not affinity.hear("s", THERE, (1, 4), 1)
+    assert not affinity.apply("s", THERE, (1, 4), 1)
     assert affinity.find("s", 1) == HERE
-    assert affinity.hear("s", THERE, (1, 6), 1)
+    assert affinity.apply("s", THERE, (1, 6), 1)
     assert affinity.find("s", 1) == THERE
     affinity.bind("s", "b", HERE, 2)
     assert affinity.version_of("s") == (2, 5)
@@ -60,12 +60,12 @@ def test_the_newest_binding_is_in_force_whoever_made_it() -> None:
 
 def test_a_binding_that_was_heard_ends_like_another() -> None:
     affinity = Affinity(10, sessions_max=1)
-    assert affinity.hear("s", HERE, (3, 1), 0)
-    assert affinity.hear("s", HERE, (3, 1), 5), "the same one again keeps it"
+    assert affinity.apply("s", HERE, (3, 1), 0)
+    assert affinity.apply("s", HERE, (3, 1), 5), "the same one again keeps it"
     assert affinity.find("s", 14) == HERE
     assert affinity.find("s", 15) is None
-    affinity.hear("a", HERE, (4, 1), 20)
-    affinity.hear("b", HERE, (5, 1), 20)
+    affinity.apply("a", HERE, (4, 1), 20)
+    affinity.apply("b", HERE, (5, 1), 20)
     assert affinity.find("a", 20) is None
     assert affinity.version_of("a") is None
 
@@ -73,7 +73,7 @@ def test_a_binding_that_was_heard_ends_like_another() -> None:
 def test_requests_under_way_keep_a_session_that_another_router_moved() -> None:
     affinity = Affinity(10)
     affinity.bind("s", "a", HERE, 0)
-    affinity.hear("s", THERE, (9, 9), 1)
+    affinity.apply("s", THERE, (9, 9), 1)
     affinity.expire(99)
     assert affinity.find("s", 99) == THERE
     affinity.finish("a", 99)

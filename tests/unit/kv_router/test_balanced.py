@@ -18,15 +18,15 @@ def costs(
     prompt: Prompt,
     weights: Weights | None = None,
     output: int | None = None,
-    room: Sequence[float] | None = None,
+    capacity: Sequence[float] | None = None,
 ) -> list[float]:
-    seats = range(len(load.requests))
-    room = [math.inf] * len(seats) if room is None else room
-    return balanced_costs(seats, load, prompt, weights or Weights(), Pace(), BLOCK, output, room)
+    slots = range(len(load.requests))
+    capacity = [math.inf] * len(slots) if capacity is None else capacity
+    return balanced_costs(slots, load, prompt, weights or Weights(), Pace(), BLOCK, output, capacity)
 
 
 def prompt(tokens: int, **device: int) -> Prompt:
-    held = {int(seat[1:]): blocks for seat, blocks in device.items()}
+    held = {int(slot[1:]): blocks for slot, blocks in device.items()}
     return Prompt(tokens, tokens // BLOCK, held, {}, {}, {}, {})
 
 
@@ -65,22 +65,22 @@ def test_a_longer_answer_weighs_a_loaded_worker_more() -> None:
 
 def test_a_full_cache_costs_the_wait_for_room_and_the_more_the_more_is_missing() -> None:
     load = Load([0, 0, 0], [900, 900, 900], [9, 9, 9])
-    small, large, unknown = costs(load, prompt(1600), room=[1000, 4000, math.inf])
+    small, large, unknown = costs(load, prompt(1600), capacity=[1000, 4000, math.inf])
     assert small > large == unknown
-    assert costs(load, prompt(3200), room=[1000, 4000, math.inf])[0] - large > small - large
+    assert costs(load, prompt(3200), capacity=[1000, 4000, math.inf])[0] - large > small - large
 
 
 def test_what_others_hold_already_needs_no_room() -> None:
     load = Load([0, 0], [500, 500], [2, 2])
     asked = Prompt(1600, 100, {}, {}, {}, {}, {0: 100})
-    shared, new = costs(load, asked, room=[660, 660])
+    shared, new = costs(load, asked, capacity=[660, 660])
     unlimited_shared, unlimited_new = costs(load, asked)
     assert shared == unlimited_shared
     assert new > unlimited_new
 
 
 def test_an_empty_worker_takes_a_prompt_that_is_larger_than_its_cache() -> None:
-    assert costs(Load([0], [0], [0]), prompt(1600), room=[10]) == costs(Load([0], [0], [0]), prompt(1600))
+    assert costs(Load([0], [0], [0]), prompt(1600), capacity=[10]) == costs(Load([0], [0], [0]), prompt(1600))
 
 
 @pytest.mark.parametrize("truth", [(20e-3, 2e-4, 1e-8), (3e-3, 0.0, 2e-7), (10e-3, 1e-3, 0.0)])

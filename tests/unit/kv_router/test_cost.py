@@ -20,8 +20,8 @@ def prompt(tokens: int, device: dict[int, int] | None = None, **more: dict[int, 
     return Prompt(tokens=tokens, blocks=tokens // BLOCK, device=device or {}, **{**empty, **more})
 
 
-def idle(seats: int = 1) -> Load:
-    return Load([0] * seats, [0] * seats, [0] * seats)
+def idle(slots: int = 1) -> Load:
+    return Load([0] * slots, [0] * slots, [0] * slots)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_blocks_that_a_running_request_occupies_are_not_new() -> None:
     assert costs([0], idle(), asked, Weights(assume_kv_reuse=False), BLOCK) == [4 + 4]
 
 
-seats = st.integers(0, 5)
-overlaps = st.dictionaries(seats, st.integers(1, 5), max_size=3)
+slots = st.integers(0, 5)
+overlaps = st.dictionaries(slots, st.integers(1, 5), max_size=3)
 
 
 @given(
@@ -81,7 +81,7 @@ def test_the_short_way_gives_the_same_as_the_long_one(
     device, host, disk, shared, active = held
     asked = Prompt(tokens, tokens // BLOCK, device, host, disk, shared, active)
     least = min(state.prefill_tokens)
-    long = [terms(seat, state, asked, weights, BLOCK, least).cost for seat in range(6)]
+    long = [terms(slot, state, asked, weights, BLOCK, least).cost for slot in range(6)]
     assert costs(range(6), state, asked, weights, BLOCK) == pytest.approx(long)
 
 

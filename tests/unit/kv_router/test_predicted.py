@@ -58,18 +58,18 @@ TestAgainstList = AgainstList.TestCase
 
 def test_without_a_time_what_was_sent_longest_ago_makes_room() -> None:
     predicted = Predicted(ttl_s=None)
-    predicted.place(0, pack([1, 2, 3]), 0, room=5)
-    predicted.place(0, pack([4, 5]), 1, room=5)
-    predicted.place(0, pack([1, 2, 9]), 2, room=5)
+    predicted.place(0, pack([1, 2, 3]), 0, capacity=5)
+    predicted.place(0, pack([4, 5]), 1, capacity=5)
+    predicted.place(0, pack([1, 2, 9]), 2, capacity=5)
     assert overlap_by_slot(predicted.overlap(pack([1, 2, 3]), 1e9)) == {0: 2}
     assert overlap_by_slot(predicted.overlap(pack([4, 5]), 1e9)) == {0: 2}
     assert predicted.blocks(0) == 5
-    predicted.place(0, pack([7]), 3, room=5)
+    predicted.place(0, pack([7]), 3, capacity=5)
     assert predicted.overlap(pack([4, 5]), 1e9) == []
     predicted.validate()
 
 
 def test_a_prompt_larger_than_the_room_is_still_where_it_was_sent() -> None:
     predicted = Predicted(ttl_s=None)
-    predicted.place(0, pack([1, 2, 3]), 0, room=2)
+    predicted.place(0, pack([1, 2, 3]), 0, capacity=2)
     assert predicted.blocks(0) == 3

@@ -15,7 +15,7 @@ from dynamo.kv_router.config import RouterConfig, Weights
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.queue import PolicyClass
-from dynamo.kv_router.router import Ask, Decision, Router, WorkerFacts
+from dynamo.kv_router.router import Decision, Router, RouteRequest, WorkerFacts
 from dynamo.protocols.kv_events import (
     KvEventData,
     NumberedKvEvent,
@@ -37,8 +37,8 @@ def make(workers: int = 2, classes: list[PolicyClass] | None = None, **config: A
     return router
 
 
-def ask(name: str, tokens: list[int], **more: Any) -> Ask:
-    return Ask(name, packed_block_hashes(tokens, BLOCK), len(tokens), **more)
+def ask(name: str, tokens: list[int], **more: Any) -> RouteRequest:
+    return RouteRequest(name, packed_block_hashes(tokens, BLOCK), len(tokens), **more)
 
 
 def stored(worker_id: int, tokens: list[int], tier: str = "device", dp_rank: int = 0) -> WorkerKvEvent:
@@ -47,7 +47,7 @@ def stored(worker_id: int, tokens: list[int], tier: str = "device", dp_rank: int
     return WorkerKvEvent(worker_id, tier, "worker", NumberedKvEvent(1, KvEventData(stored=change), dp_rank))
 
 
-def placed(router: Router, asked: Ask, now: float = 0) -> Decision:
+def placed(router: Router, asked: RouteRequest, now: float = 0) -> Decision:
     decision = router.place(asked, now)
     assert decision is not None
     return decision
@@ -372,7 +372,7 @@ def test_weights_are_those_of_upstream() -> None:
 def test_a_session_ends_whose_request_nobody_ended() -> None:
     router = make(2, affinity_ttl_s=60, expiry_s=300.0)
     assert router.affinity is not None
-    forgotten, lost = (Ask(name, b"", 4, session=name) for name in ("forgotten", "lost"))
+    forgotten, lost = (RouteRequest(name, b"", 4, session=name) for name in ("forgotten", "lost"))
     router.place(forgotten, 0.0)
     decision = router.place(lost, 0.0)
     assert decision is not None
@@ -389,7 +389,7 @@ def test_what_other_routers_placed_counts_by_sequence_hashes() -> None:
     assert not router.share("nobody's", (9, 0), b"", 8, 0.0)
     assert router.is_active("theirs")
     assert router.loads()[(1, 0)] == (8, 3, 1)
-    decision = router.place(Ask("ours", b"\2" * 24, 12, worker_id=1, sequence=b"\1" * 24), 0.0)
+    decision = router.place(RouteRequest("ours", b"\2" * 24, 12, worker_id=1, sequence=b"\1" * 24), 0.0)
     assert decision is not None
     assert router.loads()[(1, 0)] == (20, 3, 2), "its blocks are the other's"
     router.finish("theirs")

@@ -60,7 +60,7 @@ class House:
             self.runtime,
             EndpointId.parse("dynamo.backend.generate"),
             RouterConfig(block_size=BLOCK, **config),
-            chance=random.Random(1),
+            rng=random.Random(1),
             clock=self.clock,
         )
         self.router.set_workers({1: card(), 2: card()})
@@ -257,7 +257,10 @@ async def test_requests_under_way_are_known_by_keyed_hashes(tmp_path: Path) -> N
     house.router.prefilled("a")
     again = await house.router.choose(request(), "b", Progress())
 
-    assert house.router.ask(request(), "x").sequence != house.router.ask(request(cache_salt="s"), "y").sequence
+    assert (
+        house.router.to_route_request(request(), "x").sequence
+        != house.router.to_route_request(request(cache_salt="s"), "y").sequence
+    )
     assert again.worker_id == first.worker_id, "blocks are shared by the same hashes"
     assert house.router.machine.loads()[(first.worker_id, 0)][1:] == (10, 2)
     await house.close()

@@ -19,9 +19,9 @@ from dynamo.routing.prefill_plan import (
     DECODE_OVERRIDE,
     Conditional,
     Facts,
-    decode_leg,
-    prefill_ask,
-    prefill_leg,
+    decode_request,
+    prefill_request,
+    prefill_routing_request,
     whole,
 )
 
@@ -34,7 +34,7 @@ def a_request(routing: Routing | None = None) -> PreprocessedRequest:
 
 def test_a_prefill_worker_is_asked_for_one_token_and_told_who_it_is() -> None:
     request = a_request(Routing(priority=2))
-    leg = prefill_leg(request, 5, None, None)
+    leg = prefill_request(request, 5, None, None)
     assert (leg.stop_conditions.max_tokens, leg.stop_conditions.min_tokens) == (1, 3)
     assert leg.routing == Routing(priority=2, prefill_worker_id=5)
     assert leg.router_config_override is None
@@ -42,12 +42,12 @@ def test_a_prefill_worker_is_asked_for_one_token_and_told_who_it_is() -> None:
 
 
 def test_a_rank_that_a_router_chose_is_said_twice() -> None:
-    leg = prefill_leg(a_request(), 5, 1, None)
+    leg = prefill_request(a_request(), 5, 1, None)
     assert leg.routing == Routing(prefill_worker_id=5, dp_rank=1, prefill_dp_rank=1)
 
 
 def test_a_decode_worker_gets_the_result_and_is_chosen_by_its_load() -> None:
-    leg = decode_leg(a_request(), 5, 1, PrefillResult({"at": 1}))
+    leg = decode_request(a_request(), 5, 1, PrefillResult({"at": 1}))
     assert leg.stop_conditions.max_tokens == 20
     assert leg.routing == Routing(prefill_worker_id=5)
     assert leg.prefill_result == PrefillResult({"at": 1})
@@ -59,14 +59,14 @@ def test_a_decode_worker_gets_the_result_and_is_chosen_by_its_load() -> None:
 
 def test_both_legs_meet_at_the_same_place() -> None:
     request = a_request()
-    prefill, decode = prefill_leg(request, 5, 1, MEETING), decode_leg(request, 5, 1, MEETING)
+    prefill, decode = prefill_request(request, 5, 1, MEETING), decode_request(request, 5, 1, MEETING)
     assert prefill.bootstrap_info == decode.bootstrap_info == MEETING
     assert not decode.prefill_result
     assert decode.routing == Routing(prefill_worker_id=5, prefill_dp_rank=1)
 
 
 def test_one_request_s_override_is_not_another_s() -> None:
-    leg = decode_leg(a_request(), 5, None, MEETING)
+    leg = decode_request(a_request(), 5, None, MEETING)
     assert leg.router_config_override is not None
     leg.router_config_override["router_temperature"] = 3.0
     assert DECODE_OVERRIDE["router_temperature"] is None
@@ -74,10 +74,10 @@ def test_one_request_s_override_is_not_another_s() -> None:
 
 def test_the_prefill_workers_router_is_asked_for_the_prefill_worker_that_is_named() -> None:
     request = a_request(Routing(backend_instance_id=1, decode_worker_id=2, prefill_worker_id=3, prefill_dp_rank=4))
-    assert prefill_ask(request).routing == Routing(
+    assert prefill_routing_request(request).routing == Routing(
         backend_instance_id=3, dp_rank=4, prefill_worker_id=3, prefill_dp_rank=4
     )
-    assert prefill_ask(a_request()).routing is None
+    assert prefill_routing_request(a_request()).routing is None
 
 
 def test_who_computes_the_prompt_itself_is_told_once() -> None:

@@ -78,7 +78,7 @@ async def test_a_router_without_an_index_chooses_by_another_one_s(house: House) 
     await asking.start()
     assert asking.kv.view is None and not asking.kv.is_guessing
     for _ in range(5):
-        ask = asking.ask(PROMPT)
+        ask = asking.to_route_request(PROMPT)
         await asking.kv.know(ask)
         decision = asking.kv.look(ask)
         assert (decision.worker_id, decision.device_blocks) == (house.workers[1], 5)

@@ -68,8 +68,8 @@ def test_a_store_that_cannot_be_used_is_refused(cards: list[ModelDeploymentCard]
 def test_what_cannot_be_used_is_left_out_and_routing_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     found = shared()
 
-    found.hear_cards([card(page_size=8)])
-    found.hear_cards([card(page_size=8)])
+    found.apply_cards([card(page_size=8)])
+    found.apply_cards([card(page_size=8)])
 
     assert found.endpoint is None and found.find(TOKENS) == ()
     assert len([record for record in caplog.records if "ignoring the shared cache" in record.message]) == 1
@@ -78,13 +78,13 @@ def test_what_cannot_be_used_is_left_out_and_routing_goes_on(caplog: pytest.LogC
 @pytest.mark.parametrize("by_name", [True, False])
 def test_objects_are_heard_with_their_fields_by_name_or_in_order(by_name: bool) -> None:
     found = shared()
-    found.hear_cards([card()])
+    found.apply_cards([card()])
     events: list[Any] = [
         {"event_type": "stored", "object_key": key(0), "tenant_id": "default"},
         {"event_type": "stored", "object_key": key(1), "tenant_id": "", "group_id": None},
     ]
 
-    found.hear(message(1, *(events if by_name else [list(one.values()) for one in events])))
+    found.apply(message(1, *(events if by_name else [list(one.values()) for one in events])))
 
     assert found.find(TOKENS) == ((0, 2),)
 
@@ -102,9 +102,9 @@ def test_objects_are_heard_with_their_fields_by_name_or_in_order(by_name: bool) 
 def test_what_cannot_be_read_is_counted_and_left_out(frames: list[bytes]) -> None:
     registry = MetricsRegistry()
     found = SharedCache(4, registry, "router", "m")
-    found.hear_cards([card()])
+    found.apply_cards([card()])
 
-    found.hear(frames)
+    found.apply(frames)
 
     assert 'dynamo_router_shared_cache_errors_total{router_id="router"} 1' in registry.render()
 
@@ -125,7 +125,7 @@ async def test_a_store_is_followed_where_the_workers_say_that_it_is() -> None:
     await found.start()
     try:
         for store, port, place in ((first, ports[0], 0), (second, ports[1], 1)):
-            found.hear_cards([card(kv_events_endpoint=f"tcp://127.0.0.1:{port}")])
+            found.apply_cards([card(kv_events_endpoint=f"tcp://127.0.0.1:{port}")])
             await repeat(partial(publish, store, place, count(1)), partial(holds, found, place))
     finally:
         await found.close()

@@ -25,7 +25,7 @@ class Told(ReplicaPeers):
         super().__init__(tracker)
         self.told: list[tuple[Any, ...]] = []
 
-    def _tell(self, request_id: str, rank: tuple[int, int], place: tuple[str, str], data: Any) -> None:
+    def _publish(self, request_id: str, rank: tuple[int, int], place: tuple[str, str], data: Any) -> None:
         self.told.append((request_id, rank, place, data if isinstance(data, str) else data.added.token_sequence))
 
 

@@ -127,8 +127,8 @@ class IndexedModels:
         """Follow one rank. Raises `HttpError` for a conflicting registration or an invalid address."""
         model = self.models.get(place)
         if model is not None and model.block_size != block_size:
-            told = f"block_size mismatch for {shown(place)}: existing={model.block_size}, requested={block_size}"
-            raise HttpError(409, told)
+            reason = f"block_size mismatch for {shown(place)}: existing={model.block_size}, requested={block_size}"
+            raise HttpError(409, reason)
         if block_size < 1:
             raise HttpError(400, "block_size must be greater than 0")
         followed = self._instances.get(instance_id)
@@ -228,18 +228,18 @@ class IndexedModels:
                     model.block_size,
                 )
                 continue
-            for told in one.events:
-                events.apply(model.index, told)
+            for event in one.events:
+                events.apply(model.index, event)
                 count += 1
                 if count % EVENTS_PER_TURN == 0:
                     await asyncio.sleep(0)
         return count
 
     def _put(self, index: KvIndex) -> Callable[[WorkerKvEvent], None]:
-        def put(told: WorkerKvEvent) -> None:
-            is_known = events.apply(index, told)
+        def put(event: WorkerKvEvent) -> None:
+            is_known = events.apply(index, event)
             if self._observe is not None:
-                self._observe(told, is_known)
+                self._observe(event, is_known)
 
         return put
 

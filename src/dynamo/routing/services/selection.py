@@ -22,7 +22,7 @@ from dynamo.core.errors import HttpError, InvalidArgument, NotReady, Overloaded,
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.affinity import Version
 from dynamo.kv_router.config import RouterConfig
-from dynamo.kv_router.router import Ask, Decision, Router, WorkerFacts
+from dynamo.kv_router.router import Decision, Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack, unpack
 from dynamo.kv_router.tracking import TrackingKey
 from dynamo.protocols.active_sequences import AddedSequence
@@ -162,7 +162,7 @@ class _Model:
 class _Pending:
     """Selection that can still be reserved."""
 
-    ask: Ask
+    route_request: RouteRequest
     rank: tuple[int, int]
     until: float
     size: int
@@ -236,7 +236,7 @@ class SelectionService:
         session_affinity_ttl_secs: float | None = None,
         assume_kv_reuse: bool = True,
         tracking_key: TrackingKey | None = None,
-        chance: random.Random | None = None,
+        rng: random.Random | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Store the arguments and start. `indexer_threads` has no effect: one loop is faster than several threads.
@@ -269,7 +269,7 @@ class SelectionService:
         self._affinity_ttl_s = session_affinity_ttl_secs
         self._assume_kv_reuse = assume_kv_reuse
         self._key = tracking_key
-        self._chance = chance or random.Random(random.getrandbits(64))
+        self._rng = rng or random.Random(random.getrandbits(64))
         self._clock = clock or SystemClock()
         self._closing: asyncio.Task[None] | None = None
         self._tasks = TaskOwner("selection service")
@@ -353,8 +353,8 @@ class SelectionService:
         place, size = (record.model_name, record.routing_group), record.block_size or 0
         known = self.models.models.get(place)
         if known is not None and known.block_size != size:
-            told = f"block_size mismatch for {shown(place)}: existing={known.block_size} requested={size}"
-            raise HttpError(409, told)
+            reason = f"block_size mismatch for {shown(place)}: existing={known.block_size} requested={size}"
+            raise HttpError(409, reason)
         if not is_followed:
             for rank, endpoint in event_endpoints(record).items():
                 assert endpoint is not None, "a worker without events is not schedulable"
@@ -372,7 +372,7 @@ class SelectionService:
             config = RouterConfig(
                 block_size=size, affinity_ttl_s=self._affinity_ttl_s, replica_sync=self.peers is not None
             )
-            machine = Router(config, self._chance)
+            machine = Router(config, self._rng)
             machine.index = self.models.models[place].index
             if machine.affinity is not None and self.peers is not None:
                 machine.affinity.writer = self.peers.router_id
@@ -404,18 +404,18 @@ class SelectionService:
         """Return the cached blocks of a prompt by rank and tier."""
         body = read(request, PromptBody)
         model = self._schedulable(body.model_name, body.routing_group)
-        ask = self._ask(body, model)
-        held = model.machine.overlaps(ask.blocks, self._clock.now())
-        return overlap_table(held, model.machine.loads(), model.block_size, ask.tokens)
+        route_request = self._route_request(body, model)
+        held = model.machine.overlaps(route_request.blocks, self._clock.now())
+        return overlap_table(held, model.machine.loads(), model.block_size, route_request.tokens)
 
     async def select(self, request: Any) -> Any:
         """Return the worker for a prompt. With a `selection_id`, the selection can be reserved for a limited time."""
         body = read(request, PromptBody)
-        model, ask = self._asked(body)
-        decision = self._decide(model, ask, book=False)
-        answer = self._answer(body, model, ask, decision)
+        model, route_request = self._resolve(body)
+        decision = self._decide(model, route_request, book=False)
+        answer = self._answer(body, model, route_request, decision)
         if body.selection_id is not None:
-            self._keep((body.selection_id, (body.model_name, body.routing_group)), ask, decision)
+            self._keep((body.selection_id, (body.model_name, body.routing_group)), route_request, decision)
             return {"selection_id": body.selection_id, **answer}
         return answer
 
@@ -424,16 +424,16 @@ class SelectionService:
         body = read(request, PromptBody)
         selection_id = body.selection_id or str(uuid.uuid4())
         self._must_be_free(selection_id)
-        model, ask = self._asked(body)
-        ask.request_id = selection_id
-        decision = self._decide(model, ask, book=False)
-        answer = self._answer(body, model, ask, decision)
-        self._reserve(selection_id, (body.model_name, body.routing_group), model, ask, decision)
-        sequence = [one - (1 << 64) if one >> 63 else one for one in unpack(ask.sequence or b"")]
+        model, route_request = self._resolve(body)
+        route_request.request_id = selection_id
+        decision = self._decide(model, route_request, book=False)
+        answer = self._answer(body, model, route_request, decision)
+        self._reserve(selection_id, (body.model_name, body.routing_group), model, route_request, decision)
+        sequence = [one - (1 << 64) if one >> 63 else one for one in unpack(route_request.sequence or b"")]
         return {
             "selection_id": selection_id,
             "sequence_hashes": sequence,
-            "isl_tokens": ask.tokens,
+            "isl_tokens": route_request.tokens,
             "track_prefill_tokens": decision.snapshot.weights.track_prefill_tokens,
             **answer,
         }
@@ -447,15 +447,15 @@ class SelectionService:
         self._expire(now)
         pending = self._pending.get((body.selection_id, place))
         if pending is None:
-            told = f"no pending selection {body.selection_id} for {shown(place)} (expired, already used, or never selected)"
-            raise failed("not_found", told)
+            reason = f"no pending selection {body.selection_id} for {shown(place)} (expired, already used, or never selected)"
+            raise failed("not_found", reason)
         self._must_be_free(body.selection_id)
         self._forget((body.selection_id, place))
         model = self._selectors[place]
-        pending.ask.request_id = body.selection_id
-        if not model.machine.book(body.selection_id, pending.rank, pending.ask, now):
+        pending.route_request.request_id = body.selection_id
+        if not model.machine.book(body.selection_id, pending.rank, pending.route_request, now):
             raise failed("not_found", f"schedulable worker {pending.rank[0]} not found for {shown(place)}")
-        self._booked(body.selection_id, pending.rank, place, model, pending.ask.sequence)
+        self._booked(body.selection_id, pending.rank, place, model, pending.route_request.sequence)
         return self._reservation(body.selection_id, place, pending.rank)
 
     async def prefill_complete(self, selection_id: str) -> None:
@@ -497,9 +497,11 @@ class SelectionService:
         """Return the load of every rank including a prompt."""
         body = read(request, PromptBody)
         model = self._schedulable(body.model_name, body.routing_group)
-        ask = self._ask(body, model)
-        ask.sequence = self._sequence(body, (body.model_name, body.routing_group), model, ask.blocks)
-        return load_table(model.machine.potential(ask, self._clock.now()))
+        route_request = self._route_request(body, model)
+        route_request.sequence = self._sequence(
+            body, (body.model_name, body.routing_group), model, route_request.blocks
+        )
+        return load_table(model.machine.potential(route_request, self._clock.now()))
 
     def dump(self) -> Any:
         """Return the dump of all indexes."""
@@ -514,20 +516,22 @@ class SelectionService:
             raise failed("not_ready", f"no schedulable workers for {shown(place)}")
         return model
 
-    def _asked(self, body: PromptBody) -> tuple[_Model, Ask]:
+    def _resolve(self, body: PromptBody) -> tuple[_Model, RouteRequest]:
         model = self._schedulable(body.model_name, body.routing_group)
-        ask = self._ask(body, model)
-        ask.allowed = None if body.allowed_worker_ids is None else frozenset(body.allowed_worker_ids)
-        ask.overrides = dict(body.router_config_override or {})
-        ask.overrides.setdefault("assume_kv_reuse", self._assume_kv_reuse)
-        ask.session, ask.expected_output_tokens = body.session_id, body.expected_output_tokens
-        ask.priority_jump, ask.strict_priority = body.priority_jump, body.strict_priority
-        ask.sequence = self._sequence(body, (body.model_name, body.routing_group), model, ask.blocks)
+        route_request = self._route_request(body, model)
+        route_request.allowed = None if body.allowed_worker_ids is None else frozenset(body.allowed_worker_ids)
+        route_request.overrides = dict(body.router_config_override or {})
+        route_request.overrides.setdefault("assume_kv_reuse", self._assume_kv_reuse)
+        route_request.session, route_request.expected_output_tokens = body.session_id, body.expected_output_tokens
+        route_request.priority_jump, route_request.strict_priority = body.priority_jump, body.strict_priority
+        route_request.sequence = self._sequence(
+            body, (body.model_name, body.routing_group), model, route_request.blocks
+        )
         try:
-            ask.required_taints, ask.preferred_taints = constraints_of(body.routing_constraints)
+            route_request.required_taints, route_request.preferred_taints = constraints_of(body.routing_constraints)
         except InvalidArgument as error:
             raise failed("invalid_request", str(error)) from None
-        return model, ask
+        return model, route_request
 
     def _sequence(self, body: PromptBody | ReservationBody, place: Place, model: _Model, blocks: bytes) -> bytes:
         """Return the sequence hashes under which peers exchange a prompt's blocks."""
@@ -541,12 +545,12 @@ class SelectionService:
         media = media_of(body.block_mm_infos) if isinstance(body, PromptBody) else ()
         return self._key.sequence(body.token_ids, model.block_size, seeds, media)
 
-    def _ask(self, body: PromptBody, model: _Model) -> Ask:
+    def _route_request(self, body: PromptBody, model: _Model) -> RouteRequest:
         if body.token_ids is None:
             if body.block_hashes is None:
                 raise failed("invalid_request", "block_hashes is required without token_ids")
             tokens = body.isl_tokens if body.isl_tokens is not None else len(body.block_hashes) * model.block_size
-            return Ask("", pack([one & U64 for one in body.block_hashes]), tokens)
+            return RouteRequest("", pack([one & U64 for one in body.block_hashes]), tokens)
         try:
             hashes = hashes_of(
                 body.token_ids,
@@ -557,11 +561,11 @@ class SelectionService:
             )
         except InvalidArgument as error:
             raise failed("invalid_request", str(error)) from None
-        return Ask("", pack(hashes), len(body.token_ids))
+        return RouteRequest("", pack(hashes), len(body.token_ids))
 
-    def _decide(self, model: _Model, ask: Ask, *, book: bool) -> Decision:
+    def _decide(self, model: _Model, route_request: RouteRequest, *, book: bool) -> Decision:
         try:
-            decision = model.machine.place(ask, self._clock.now(), book=book)
+            decision = model.machine.place(route_request, self._clock.now(), book=book)
         except NotReady:
             raise failed("not_ready", "no endpoints available to route work") from None
         except Overloaded as error:
@@ -571,15 +575,17 @@ class SelectionService:
         assert decision is not None, "without a queue threshold, no decision waits"
         return decision
 
-    def _answer(self, body: PromptBody, model: _Model, ask: Ask, decision: Decision) -> dict[str, Any]:
+    def _answer(
+        self, body: PromptBody, model: _Model, route_request: RouteRequest, decision: Decision
+    ) -> dict[str, Any]:
         machine, size = model.machine, model.block_size
-        tiers = machine.overlaps(ask.blocks, self._clock.now())
+        tiers = machine.overlaps(route_request.blocks, self._clock.now())
         held = Held(0, 0, {}, 0, 0)
         for rank in sorted(machine.loads()):
             if rank[0] == decision.worker_id:
                 add_tiers(held, rank[1], tiers.get(rank, (0, 0, 0)), size)
         chosen = (decision.worker_id, decision.dp_rank)
-        blocks = machine.potential(ask, self._clock.now())[chosen][1]
+        blocks = machine.potential(route_request, self._clock.now())[chosen][1]
         return {
             "model_name": body.model_name,
             "routing_group": body.routing_group,
@@ -589,18 +595,20 @@ class SelectionService:
             "block_size": size,
             "overlap": plain(held),
             "effective_prefill_tokens": machine.effective_tokens(decision),
-            "potential_decode_blocks": math.ceil(blocks) + (1 if ask.tokens % size else 0),
+            "potential_decode_blocks": math.ceil(blocks) + (1 if route_request.tokens % size else 0),
         }
 
-    def _reserve(self, selection_id: str, place: Place, model: _Model, ask: Ask, decision: Decision) -> None:
+    def _reserve(
+        self, selection_id: str, place: Place, model: _Model, route_request: RouteRequest, decision: Decision
+    ) -> None:
         rank = (decision.worker_id, decision.dp_rank)
-        model.machine.commit(ask, decision, self._clock.now())
-        self._booked(selection_id, rank, place, model, ask.sequence)
+        model.machine.commit(route_request, decision, self._clock.now())
+        self._booked(selection_id, rank, place, model, route_request.sequence)
         affinity = model.machine.affinity
-        if self.peers is not None and affinity is not None and ask.session is not None:
-            version = affinity.version_of(ask.session)
+        if self.peers is not None and affinity is not None and route_request.session is not None:
+            version = affinity.version_of(route_request.session)
             if version is not None:
-                self.peers.bound(ask.session, rank, place, version)
+                self.peers.bound(route_request.session, rank, place, version)
 
     def _reserve_explicitly(self, body: ReservationBody, worker_id: int, place: Place, now: float) -> dict[str, Any]:
         model = self._selectors.get(place)
@@ -658,12 +666,12 @@ class SelectionService:
         if selection_id in self._reservations:
             raise failed("conflict", f"selection {selection_id} is already reserved or being reserved")
 
-    def _keep(self, name: tuple[str, Place], ask: Ask, decision: Decision) -> None:
+    def _keep(self, name: tuple[str, Place], route_request: RouteRequest, decision: Decision) -> None:
         now = self._clock.now()
         self._expire(now)
         self._forget(name)
-        size = len(ask.blocks) + 256
-        pending = _Pending(ask, (decision.worker_id, decision.dp_rank), now + self._ttl_s, size)
+        size = len(route_request.blocks) + 256
+        pending = _Pending(route_request, (decision.worker_id, decision.dp_rank), now + self._ttl_s, size)
         self._pending[name] = pending
         self._pending_bytes += size
         while self._pending and (len(self._pending) > self._entries_max or self._pending_bytes > self._bytes_max):

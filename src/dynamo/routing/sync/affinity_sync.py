@@ -68,7 +68,7 @@ class AffinitySync:
         self._endpoint = endpoint
         self._machine = machine
         self._clock = clock
-        self._topic = Topic(runtime, endpoint, TOPIC, lambda event: self.hear(event.payload))
+        self._topic = Topic(runtime, endpoint, TOPIC, lambda event: self.apply(event.payload))
         self._metrics = AffinitySyncMetrics(runtime.metrics)
 
     @property
@@ -88,9 +88,9 @@ class AffinitySync:
         """Publish the binding of a session that this router placed on a rank."""
         version = self._affinity.version_of(session)
         if version is not None and self._topic.tell(msgpack_encode(SessionAffinityUpdate(session, *rank, *version))):
-            self._metrics.told.inc()
+            self._metrics.sent.inc()
 
-    def hear(self, payload: bytes) -> None:
+    def apply(self, payload: bytes) -> None:
         """Apply a binding of another router; an unreadable one is dropped and counted."""
         try:
             update = decode_update(payload)
@@ -100,7 +100,7 @@ class AffinitySync:
             return
         if update.writer_id == self.writer_id:
             return
-        self._metrics.heard.inc()
+        self._metrics.received.inc()
         rank = (update.worker_id, update.dp_rank or 0)
         self._machine.bind(update.session_id, rank, (update.sequence, update.writer_id), self._clock.now())
 
@@ -110,8 +110,8 @@ class AffinitySyncMetrics:
 
     def __init__(self, registry: MetricsRegistry) -> None:
         prefix = "dynamo_router_affinity_sync_"
-        self.told = registry.counter(prefix + "bindings_sent_total", "Session bindings sent to other routers").labels()
-        self.heard = registry.counter(
+        self.sent = registry.counter(prefix + "bindings_sent_total", "Session bindings sent to other routers").labels()
+        self.received = registry.counter(
             prefix + "bindings_received_total", "Session bindings received from other routers"
         ).labels()
         self.unreadable = registry.counter(

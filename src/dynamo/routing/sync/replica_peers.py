@@ -214,15 +214,15 @@ class ReplicaPeers:
         """Publish a request placed on a rank."""
         hint = PrefillLoadHint(prefill_tokens) if prefill_tokens else None
         hashes = [one & U64 for one in sequence_hashes]
-        self._tell(request_id, rank, place, AddRequest(AddedSequence(hashes, prefill_tokens > 0, None, hint)))
+        self._publish(request_id, rank, place, AddRequest(AddedSequence(hashes, prefill_tokens > 0, None, hint)))
 
     def prefilled(self, request_id: str, rank: Rank, place: Place) -> None:
         """Publish the first token of a request."""
-        self._tell(request_id, rank, place, MARK_PREFILL_COMPLETED)
+        self._publish(request_id, rank, place, MARK_PREFILL_COMPLETED)
 
     def freed(self, request_id: str, rank: Rank, place: Place) -> None:
         """Publish the end of a request."""
-        self._tell(request_id, rank, place, "Free")
+        self._publish(request_id, rank, place, "Free")
 
     def bound(self, session: str, rank: Rank, place: Place, version: Version) -> None:
         """Publish a session's binding to a rank."""
@@ -230,7 +230,7 @@ class ReplicaPeers:
             message = AffinityMessage(*place, session, *rank, *version)
             self._out.send_multipart([AFFINITY_TOPIC.encode(), msgpack_encode(message)])
 
-    def _tell(self, request_id: str, rank: Rank, place: Place, data: Any) -> None:
+    def _publish(self, request_id: str, rank: Rank, place: Place, data: Any) -> None:
         event = ActiveSequenceEvent(request_id, SequenceWorker(*rank), data, self.router_id)
         message = ReplicaMessage(*place, self._books.block_size(place), event)
         if self._out is not None:
@@ -240,13 +240,13 @@ class ReplicaPeers:
 
     async def _listen(self) -> None:
         while True:
-            self.hear(await self._in.recv_multipart())
+            self.apply(await self._in.recv_multipart())
 
-    def hear(self, frames: Sequence[bytes]) -> None:
+    def apply(self, frames: Sequence[bytes]) -> None:
         """Apply one message of a peer; an unreadable one is dropped and counted."""
         try:
             if frames[0] == AFFINITY_TOPIC.encode():
-                self._hear_binding(decode_binding(frames[-1]))
+                self._apply_binding(decode_binding(frames[-1]))
                 return
             message = decode_message(frames[-1])
         except UNREADABLE as error:
@@ -265,7 +265,7 @@ class ReplicaPeers:
         else:
             self._books.replica_freed(request_id, place)
 
-    def _hear_binding(self, message: AffinityMessage) -> None:
+    def _apply_binding(self, message: AffinityMessage) -> None:
         if message.writer_id != self.router_id and self._bindings is not None:
             place = (message.model_name, message.routing_group)
             rank, version = (message.worker_id, message.dp_rank or 0), (message.sequence, message.writer_id)

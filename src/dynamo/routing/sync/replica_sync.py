@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 TOPIC = "active_sequences_events"
 BATCH_MAX, BATCH_S = 256, 0.001
-TOLD_MIN = 4096  # Requests of other routers that are stored before finished ones are pruned.
+PRUNE_MIN = 4096  # Requests of other routers that are stored before finished ones are pruned.
 
 decode_events = msgpack_decoder(ActiveSequenceEvents).decode
 
@@ -83,7 +83,7 @@ class ReplicaSync:
         self._endpoint = endpoint
         self._machine = machine
         self._clock = clock
-        self._topic = Topic(runtime, endpoint, TOPIC, self._hear, self._gone)
+        self._topic = Topic(runtime, endpoint, TOPIC, self._on_message, self._gone)
         self._own: dict[str, Rank] = {}
         """Published active requests and their ranks."""
         self._others: dict[str, int] = {}
@@ -132,19 +132,19 @@ class ReplicaSync:
         hashes = None if sequence is None else list(struct.unpack(f">{len(sequence) // 8}Q", sequence))
         duration = None if prefill_s is None else Duration.of(prefill_s)
         hint = PrefillLoadHint(prefill_tokens, duration) if tracks_prefill else None
-        self._tell(request_id, rank, AddRequest(AddedSequence(hashes, tracks_prefill, expected_output_tokens, hint)))
+        self._publish(request_id, rank, AddRequest(AddedSequence(hashes, tracks_prefill, expected_output_tokens, hint)))
 
     def prefilled(self, request_id: str) -> None:
         """Publish the first token of an own request."""
         rank = self._own.get(request_id)
         if rank is not None:
-            self._tell(request_id, rank, MARK_PREFILL_COMPLETED)
+            self._publish(request_id, rank, MARK_PREFILL_COMPLETED)
 
     def freed(self, request_id: str) -> None:
         """Publish the end of an own request."""
         rank = self._own.pop(request_id, None)
         if rank is not None:
-            self._tell(request_id, rank, FREED)
+            self._publish(request_id, rank, FREED)
 
     def flush(self) -> None:
         """Send pending events."""
@@ -153,9 +153,9 @@ class ReplicaSync:
             self._timer = None
         unsent, self._unsent = self._unsent, []
         if unsent and self._topic.tell(msgpack_encode(ActiveSequenceEvents(unsent))):
-            self._metrics.told.inc(len(unsent))
+            self._metrics.sent.inc(len(unsent))
 
-    def _tell(self, request_id: str, rank: Rank, data: AddRequest | Mark) -> None:
+    def _publish(self, request_id: str, rank: Rank, data: AddRequest | Mark) -> None:
         event = ActiveSequenceEvent(request_id, SequenceWorker(*rank), data, self.router_id)
         self._unsent.append(event)
         if len(self._unsent) >= BATCH_MAX:
@@ -165,42 +165,42 @@ class ReplicaSync:
 
     # Received events.
 
-    def _hear(self, event: Event) -> None:
+    def _on_message(self, event: Event) -> None:
         try:
-            told = decode_events(event.payload).events
+            sent = decode_events(event.payload).events
         except ValueError as error:
             self._metrics.unreadable.inc()
             logger.warning("unreadable events from another router of %s: %s", self._endpoint, error)
             return
-        for one in told:
+        for one in sent:
             if one.router_id != self.router_id:
-                self.hear(one, event.publisher_id)
+                self.apply(one, event.publisher_id)
 
-    def hear(self, told: ActiveSequenceEvent, publisher_id: int = 0) -> None:
+    def apply(self, sent: ActiveSequenceEvent, publisher_id: int = 0) -> None:
         """Apply one event of another router, or of a worker."""
-        self._metrics.heard.inc()
-        request_id = told.request_id
-        if told.data == MARK_PREFILL_COMPLETED:
+        self._metrics.received.inc()
+        request_id = sent.request_id
+        if sent.data == MARK_PREFILL_COMPLETED:
             self._machine.prefilled(request_id, self._clock.now())
-        elif told.data == FREED:
+        elif sent.data == FREED:
             if self._others.pop(request_id, None) is not None:
                 self._machine.finish(request_id, self._clock.now())
-        elif isinstance(told.data, AddRequest) and request_id not in self._own:
-            self._share(told, told.data.added)
-            self._speakers[publisher_id] = told.router_id
+        elif isinstance(sent.data, AddRequest) and request_id not in self._own:
+            self._share(sent, sent.data.added)
+            self._speakers[publisher_id] = sent.router_id
 
-    def _share(self, told: ActiveSequenceEvent, added: AddedSequence) -> None:
+    def _share(self, sent: ActiveSequenceEvent, added: AddedSequence) -> None:
         hint = added.prefill_load_hint
         tokens = hint.initial_effective_prefill_tokens if hint is not None and added.track_prefill_tokens else 0
         expected = None if hint is None else hint.expected_prefill_duration
         sequence = added.token_sequence or []
         packed = struct.pack(f">{len(sequence)}Q", *sequence)
-        rank = (told.worker.worker_id, told.worker.dp_rank)
+        rank = (sent.worker.worker_id, sent.worker.dp_rank)
         prefill_s = None if expected is None else expected.seconds
-        if self._machine.share(told.request_id, rank, packed, tokens, self._clock.now(), prefill_s):
-            if len(self._others) >= max(TOLD_MIN, 2 * self._kept):
+        if self._machine.share(sent.request_id, rank, packed, tokens, self._clock.now(), prefill_s):
+            if len(self._others) >= max(PRUNE_MIN, 2 * self._kept):
                 self._prune()
-            self._others[told.request_id] = told.router_id
+            self._others[sent.request_id] = sent.router_id
 
     def _prune(self) -> None:
         """Drop the entries of requests that have expired or whose worker left."""
@@ -223,8 +223,8 @@ class SyncMetrics:
 
     def __init__(self, registry: MetricsRegistry) -> None:
         prefix = "dynamo_router_replica_sync_"
-        self.told = registry.counter(prefix + "events_sent_total", "Request events sent to other routers").labels()
-        self.heard = registry.counter(
+        self.sent = registry.counter(prefix + "events_sent_total", "Request events sent to other routers").labels()
+        self.received = registry.counter(
             prefix + "events_received_total", "Request events received from other routers"
         ).labels()
         self.unreadable = registry.counter(

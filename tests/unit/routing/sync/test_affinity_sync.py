@@ -36,7 +36,7 @@ class House:
         self.store, self.bus = MemoryStore(), MemoryBus()
         wanted = RouterConfig(block_size=4, use_kv_events=False, affinity_ttl_s=ttl_s)
         self.routers = [
-            KvPushRouter(self.runtime(), endpoint, wanted, chance=random.Random(number), clock=self.clock)
+            KvPushRouter(self.runtime(), endpoint, wanted, rng=random.Random(number), clock=self.clock)
             for number, endpoint in enumerate(endpoints)
         ]
         card = ModelDeploymentCard(display_name="m", slug="m", runtime_config=RuntimeConfig(total_kv_blocks=100))
@@ -117,7 +117,7 @@ async def test_two_that_bind_at_once_end_up_with_the_same_worker() -> None:
     for router in house.routers:
         assert router.bindings is not None
         for payload in told:
-            router.bindings.hear(payload)
+            router.bindings.apply(payload)
 
     found = {router.machine.affinity.find("s", 0.0) for router in house.routers if router.machine.affinity}
     assert len(found) == 1
@@ -128,8 +128,8 @@ async def test_what_cannot_be_read_or_names_nobody_is_left_out() -> None:
     router = house.routers[0]
     assert router.bindings is not None and router.machine.affinity is not None
 
-    router.bindings.hear(b"\xc1")
-    router.bindings.hear(msgpack_encode(SessionAffinityUpdate("s", 99, None, 7, 1)))
+    router.bindings.apply(b"\xc1")
+    router.bindings.apply(msgpack_encode(SessionAffinityUpdate("s", 99, None, 7, 1)))
 
     assert len(router.machine.affinity) == 0
     router.machine.affinity.bind("s", "r", (1, 0), 0.0)

@@ -57,7 +57,7 @@ def test_what_a_peer_counts_is_heard_under_the_peer_s_name() -> None:
     books = Books()
     peers = ReplicaPeers(books)
     for data in (ADDED, "MarkPrefillCompleted", "Free"):
-        peers.hear(told(data))
+        peers.apply(told(data))
     assert books.heard == [
         ("added", "5/a", (1, 0), PLACE, [1, (1 << 64) - 3]),
         ("prefilled", "5/a", PLACE),
@@ -68,9 +68,9 @@ def test_what_a_peer_counts_is_heard_under_the_peer_s_name() -> None:
 def test_our_own_words_and_other_block_sizes_and_noise_are_passed_over() -> None:
     books = Books()
     peers = ReplicaPeers(books)
-    peers.hear(told(ADDED, peers.router_id))
-    peers.hear(told(ADDED, block_size=8))
-    peers.hear([b"t", b"\xc1"])
+    peers.apply(told(ADDED, peers.router_id))
+    peers.apply(told(ADDED, block_size=8))
+    peers.apply([b"t", b"\xc1"])
     assert books.heard == []
     assert peers.unreadable == 1
 
@@ -140,11 +140,11 @@ def test_where_a_peers_sessions_go_is_heard_by_who_keeps_sessions() -> None:
     books, sessions = Books(), Sessions()
     peers = ReplicaPeers(books, bindings=sessions)
 
-    peers.hear(binding())
-    peers.hear(binding(dp_rank=None))
-    peers.hear(binding(writer_id=peers.router_id))
-    peers.hear([AFFINITY_TOPIC.encode(), b"\xc1"])
-    ReplicaPeers(books).hear(binding())
+    peers.apply(binding())
+    peers.apply(binding(dp_rank=None))
+    peers.apply(binding(writer_id=peers.router_id))
+    peers.apply([AFFINITY_TOPIC.encode(), b"\xc1"])
+    ReplicaPeers(books).apply(binding())
 
     assert sessions.heard == [("s", (3, 1), PLACE, (9, 7)), ("s", (3, 0), PLACE, (9, 7))]
     assert books.heard == [] and peers.unreadable == 1

@@ -50,8 +50,7 @@ class House:
         self.runtimes = [self.runtime() for _ in range(count)]
         wanted = RouterConfig(block_size=BLOCK, use_kv_events=False, replica_sync=True, **config)  # type: ignore[arg-type]
         self.routers = [
-            KvPushRouter(runtime, ENDPOINT, wanted, chance=random.Random(1), clock=self.clock)
-            for runtime in self.runtimes
+            KvPushRouter(runtime, ENDPOINT, wanted, rng=random.Random(1), clock=self.clock) for runtime in self.runtimes
         ]
         card = ModelDeploymentCard(
             display_name="m", slug="m", kv_cache_block_size=BLOCK, runtime_config=RuntimeConfig(total_kv_blocks=100)
@@ -230,24 +229,24 @@ async def test_others_end_only_what_they_began() -> None:
     sync = ReplicaSync(house.runtimes[0], ENDPOINT, machine, house.clock)
     machine.active.add("mine")
     sync.added("mine", (1, 0), None, 3)
-    sync.hear(event("mine", ADDED))
-    sync.hear(event("mine", "Free"))
+    sync.apply(event("mine", ADDED))
+    sync.apply(event("mine", "Free"))
     assert "mine" in machine.active
-    sync.hear(event("theirs", ADDED))
-    sync.hear(event("unknown", ADDED, worker_id=5))
+    sync.apply(event("theirs", ADDED))
+    sync.apply(event("unknown", ADDED, worker_id=5))
     assert machine.active == {"mine", "theirs"}
-    sync.hear(event("theirs", "Free"))
-    sync.hear(event("theirs", "Free"))
+    sync.apply(event("theirs", "Free"))
+    sync.apply(event("theirs", "Free"))
     assert machine.active == {"mine"}
     await sync.close()
 
 
 async def test_what_expired_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamo.routing.sync.replica_sync.TOLD_MIN", 8)
+    monkeypatch.setattr("dynamo.routing.sync.replica_sync.PRUNE_MIN", 8)
     house, machine = House(1), Machine()
     sync = ReplicaSync(house.runtimes[0], ENDPOINT, machine, house.clock)
     for number in range(100):
-        sync.hear(event(str(number), ADDED))
+        sync.apply(event(str(number), ADDED))
         machine.active.clear()
     assert len(sync._others) <= 8
     await sync.close()
@@ -302,7 +301,7 @@ async def test_routers_with_one_key_share_blocks_and_those_with_another_do_not(t
     house = House(2, tracking_key_file=str(tmp_path / "one"), **keyed)
     other = House(1, tracking_key_file=str(tmp_path / "two"), **keyed)
 
-    asks = [router.ask(request(), "r") for router in (*house.routers, *other.routers)]
+    asks = [router.to_route_request(request(), "r") for router in (*house.routers, *other.routers)]
 
     assert asks[0].sequence == asks[1].sequence != asks[2].sequence
     assert asks[0].sequence is not None and len(asks[0].sequence) == 5 * 8
