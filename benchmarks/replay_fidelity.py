@@ -15,13 +15,13 @@ from statistics import mean
 from typing import Any, cast
 
 from dynamo.core.clock import SystemClock
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.mocker.convert import SimulationInput
-from dynamo.mocker.engine import Rank
+from dynamo.mocker.engine import RankRunner
 from dynamo.mocker.simulation.scheduler import Simulation, StepResult
 from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.replay.engine import EngineArgs
-from dynamo.replay.load import Session
+from dynamo.replay.load import ReplaySession
 from dynamo.replay.placement import KvPlacement, PlacementRequest
 from dynamo.replay.report import rows_of, summary_of
 from dynamo.replay.scenario import Scenario
@@ -73,7 +73,7 @@ class Reporter:
         """Nothing to tell."""
 
 
-def prompt_of(session: Session) -> list[int]:
+def prompt_of(session: ReplaySession) -> list[int]:
     """Tokens that are equal where the block names are."""
     turn = session.turns[0]
     found: list[int] = []
@@ -82,14 +82,14 @@ def prompt_of(session: Session) -> list[int]:
     return found[: turn.input_tokens]
 
 
-async def real(load: list[Session], workers: int, engine: EngineArgs) -> dict[str, float]:
+async def real(load: list[ReplaySession], workers: int, engine: EngineArgs) -> dict[str, float]:
     """The figures in real time."""
-    placement = KvPlacement(RouterConfig(block_size=engine.block_size), 42)
+    placement = KvPlacement(RoutingConfig(block_size=engine.block_size), 42)
     ranks = []
     tasks = []
     for worker in range(workers):
         simulation: Simulation[Any] = Simulation(engine.limits(), engine.timing(), TokenSource(1 << 16, seed=worker))
-        ranks.append(Rank(simulation, cast("Any", Reporter(worker, placement)), SystemClock()))
+        ranks.append(RankRunner(simulation, cast("Any", Reporter(worker, placement)), SystemClock()))
         placement.join(worker, 1, engine.num_gpu_blocks, engine.max_num_batched_tokens)
         tasks.append(asyncio.create_task(ranks[-1].run(_ended)))
     prompts = [prompt_of(session) for session in load]
@@ -129,7 +129,7 @@ class _Submitted:
         self.max_tokens = max_tokens
 
 
-def virtual(load: list[Session], workers: int, engine: EngineArgs) -> dict[str, float]:
+def virtual(load: list[ReplaySession], workers: int, engine: EngineArgs) -> dict[str, float]:
     """The same in virtual time."""
     outcome = Scenario(sessions=load, workers=workers, router_mode="kv_router", engine=engine).run()
     found = summary_of(outcome, rows_of(outcome.flights))

@@ -10,7 +10,7 @@ import resource
 import time
 from dataclasses import replace
 
-from dynamo.replay.load import Session
+from dynamo.replay.load import ReplaySession
 from dynamo.replay.report import rows_of, summary_of
 from dynamo.replay.scenario import Scenario
 from dynamo.replay.trace import read
@@ -18,7 +18,7 @@ from dynamo.replay.trace import read
 APART_MS = 307.0  # Not a divisor of the trace's own 3 s.
 
 
-def copied(trace: str, copies: int) -> list[Session]:
+def copied(trace: str, copies: int) -> list[ReplaySession]:
     """The sessions of all copies."""
     whole = read([trace])
     apart = 1 + max(name for session in whole for turn in session.turns for name in turn.hash_ids)
@@ -34,7 +34,7 @@ def copied(trace: str, copies: int) -> list[Session]:
                 )
                 for turn in session.turns
             ]
-            found.append(Session(f"{session.session_id}.{copy}", turns))
+            found.append(ReplaySession(f"{session.session_id}.{copy}", turns))
     return found
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import Overloaded
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, Stored, StoredBlock, WorkerKvEvent
@@ -47,7 +47,7 @@ class Churn:
 
     def __init__(self) -> None:
         self.chance = random.Random(1)
-        config = RouterConfig(
+        config = RoutingConfig(
             block_size=BLOCK_SIZE, predicted_ttl_s=2.0, affinity_ttl_s=5.0, queue_threshold=1.0, blocks_max=1 << 20
         )
         self.router = Router(config, self.chance)

@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.index import KvIndex, Overlap
 from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack, unpack
@@ -65,7 +65,7 @@ def decisions() -> dict[str, float]:
     packed = packed_block_hashes(tokens, 16)
     hashes = list(unpack(packed))
     for workers in (8, 64, 256, 1024):
-        router = Router(RouterConfig(block_size=16), random.Random(1))
+        router = Router(RoutingConfig(block_size=16), random.Random(1))
         for worker in range(workers):
             router.set_worker(WorkerFacts(worker))
             held = 64 * (1 + worker % 8)

@@ -25,7 +25,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from dynamo.replay.engine import EngineArgs
-from dynamo.replay.load import Session, Turn
+from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.report import rows_of, summary_of
 from dynamo.replay.scenario import Scenario
 from dynamo.replay.synthetic import Shape, sessions
@@ -109,7 +109,7 @@ TOOLS = 8000  # Published with 23,608: the start, when all come at once, weighs 
 
 
 @cache
-def load(name: str, trace: str | None, workers: int, seed: int, *, is_tuning: bool) -> list[Session]:
+def load(name: str, trace: str | None, workers: int, seed: int, *, is_tuning: bool) -> list[ReplaySession]:
     """The sessions of a load, as one seed has them."""
     if name == "prefixes":
         shape = Shape(
@@ -143,7 +143,7 @@ def load(name: str, trace: str | None, workers: int, seed: int, *, is_tuning: bo
     return window(half, len(half) * seed // 5, min(WINDOW * workers, len(half)))
 
 
-def window(half: list[Session], start: int, count: int) -> list[Session]:
+def window(half: list[ReplaySession], start: int, count: int) -> list[ReplaySession]:
     """So many sessions from one on, around the end, at times that go on there; the first comes at once."""
     begin, end = half[0].turns[0].at_ms or 0.0, half[-1].turns[0].at_ms or 0.0
     chosen = (half + half)[start : start + count]
@@ -156,7 +156,7 @@ def window(half: list[Session], start: int, count: int) -> list[Session]:
     return found
 
 
-def tools(seed: int) -> list[Session]:
+def tools(seed: int) -> list[ReplaySession]:
     """Agents of eight kinds, each with its instructions and tools at the beginning, that ask twice: before a tool, and after."""
     chance = random.Random(seed)
     block, fresh = 512, 8 * 6
@@ -174,7 +174,7 @@ def tools(seed: int) -> list[Session]:
             Turn(f"t{number}.0", first, answer, tuple(ids[: -(-first // block)]), number * 300.0),
             Turn(f"t{number}.1", second, final, tuple(ids), None, 1000.0),
         ]
-        found.append(Session(f"t{number}", turns))
+        found.append(ReplaySession(f"t{number}", turns))
     return found
 
 
@@ -183,7 +183,7 @@ def engine_of(point: Point) -> EngineArgs:
     return EngineArgs(max_num_batched_tokens=2048) if point.load == "tools" else EngineArgs()
 
 
-def least_ttft_ms(asked: Sequence[Session], engine: EngineArgs) -> float:
+def least_ttft_ms(asked: Sequence[ReplaySession], engine: EngineArgs) -> float:
     """What no router can go below: every request alone on its worker, with all in its cache that was ever asked before."""
     timing, batch = engine.timing(), engine.max_num_batched_tokens
     seen: set[int] = set()

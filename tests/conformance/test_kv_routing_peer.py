@@ -14,7 +14,7 @@ from tests.cluster.peers import require_peer
 
 from dynamo.kv_events.subscriber import query_source
 from dynamo.kv_router import events
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.kv_events import WorkerKvEvent
 from dynamo.routing.kv_push_router import KvPushRouter
@@ -104,7 +104,7 @@ async def test_what_was_not_heard_is_asked_for(released_workers: Stack, monkeypa
     monkeypatch.setenv("DYN_TCP_RPC_HOST", HOST)
     monkeypatch.setenv("DYN_TCP_RESPONSE_STREAM_HOST", HOST)
     runtime = DistributedRuntime()
-    router = KvPushRouter(runtime, EndpointId.parse("dynamo.backend.generate"), RouterConfig(block_size=BLOCK))
+    router = KvPushRouter(runtime, EndpointId.parse("dynamo.backend.generate"), RoutingConfig(block_size=BLOCK))
     view = router.view
     assert view is not None
     hear, is_deaf, missed = view.receive, False, 0

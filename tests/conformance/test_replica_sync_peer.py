@@ -17,7 +17,7 @@ from tests.cluster.peers import require_peer
 
 from dynamo.backend.worker import Worker
 from dynamo.core.config import load
-from dynamo.kv_router.config import RouterConfig, Weights
+from dynamo.kv_router.config import CostWeights, RoutingConfig
 from dynamo.kv_router.router import RouteRequest, WorkerFacts
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.engine import MockerEngine
@@ -33,15 +33,15 @@ BLOCK = 16
 TIMEOUT_S = 30.0
 SELECTED = re.compile(r"Selected worker.*?worker_id=(\d+).*?logit=([0-9.]+)")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-FLAGS: dict[str, tuple[tuple[str, ...], Weights]] = {
-    "defaults": ((), Weights()),
+FLAGS: dict[str, tuple[tuple[str, ...], CostWeights]] = {
+    "defaults": ((), CostWeights()),
     "other weights": (
         (
             *("--router-prefill-load-scale", "2.5"),
             *("--router-decode-active-request-weight", "1.5"),
             *("--router-kv-overlap-score-credit", "0.75"),
         ),
-        Weights(prefill_load_scale=2.5, decode_active_request_weight=1.5, overlap_score_credit=0.75),
+        CostWeights(prefill_load_scale=2.5, decode_active_request_weight=1.5, overlap_score_credit=0.75),
     ),
 }
 
@@ -148,7 +148,7 @@ async def meeting(
         variables={**variables, "DYN_LOG": "info"},
     )  # fmt: skip
     listening = DistributedRuntime()
-    router = KvPushRouter(listening, ENDPOINT, RouterConfig(block_size=BLOCK, weights=weights, replica_sync=True))
+    router = KvPushRouter(listening, ENDPOINT, RoutingConfig(block_size=BLOCK, weights=weights, replica_sync=True))
     router.set_facts([WorkerFacts(runtime.instance_id) for runtime in runtimes])
     await router.start()
     stack = Stack(recipe, bench_model())

@@ -25,7 +25,7 @@ from tests.cluster.peers import require_peer
 from dynamo.backend.engine import EngineConfig
 from dynamo.backend.worker import Worker
 from dynamo.core.config import load
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.hicache import RUNTIME_KEY, page_names
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.engine import MockerEngine
@@ -173,7 +173,7 @@ async def met(
         variables={**variables, "DYN_LOG": "info"},
     )  # fmt: skip
     listening = DistributedRuntime()
-    router = KvPushRouter(listening, ENDPOINT, RouterConfig(block_size=BLOCK, **config))
+    router = KvPushRouter(listening, ENDPOINT, RoutingConfig(block_size=BLOCK, **config))
     router.set_workers({one.runtime.instance_id: one._card for one in workers if one._card is not None})
     await router.start()
     stack = Stack(recipe, bench_model())

@@ -22,8 +22,7 @@ from dynamo.core.config import ArgumentParser, build_parser, from_namespace
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.unsupported_flags import load as load_with_unsupported
 from dynamo.frontend.config import FrontendConfig
-from dynamo.kv_router.config import RouterConfig as DecisionConfig
-from dynamo.kv_router.config import Weights
+from dynamo.kv_router.config import CostWeights, RoutingConfig
 from dynamo.llm import KvRouterConfig, RouterConfig
 from dynamo.mocker.advertised import WAITING
 from dynamo.mocker.config import MockerConfig
@@ -304,7 +303,7 @@ def is_unknown(found: dict[str, Any], key: str) -> bool:
 
 def of_replay() -> dict[str, Any]:
     """Return the settings of `--router-config` of the replay tool."""
-    names = {*DecisionConfig.__struct_fields__, *Weights.__struct_fields__, "temperature", "router_queue_threshold"}
+    names = {*RoutingConfig.__struct_fields__, *CostWeights.__struct_fields__, "temperature", "router_queue_threshold"}
     names |= {"router_policy", *inspect.signature(KvRouterConfig).parameters}
     return {
         f"{name}={value!r}": outcome(

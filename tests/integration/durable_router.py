@@ -14,7 +14,7 @@ from dynamo.kv_events import snapshots as kv_snapshots
 from dynamo.kv_events.durable import DurableEvents
 from dynamo.kv_events.snapshots import SnapshotStore
 from dynamo.kv_events.subscriber import KvView
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.protocols.discovery import EndpointId
 from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.runtime.distributed import DistributedRuntime
@@ -55,7 +55,7 @@ def die_after(owner: type, name: str) -> None:
 async def main(endpoint: str, step: str) -> None:
     die_after(*STEPS[step])
     kv_snapshots.LOCK_TTL_S = LOCK_TTL_S
-    config = RouterConfig(block_size=4, durable_kv_events=True, snapshot_threshold=THRESHOLD)
+    config = RoutingConfig(block_size=4, durable_kv_events=True, snapshot_threshold=THRESHOLD)
     router = KvPushRouter(DistributedRuntime(), EndpointId.parse(endpoint), config)
     await router.start()
     await asyncio.sleep(60)

@@ -22,7 +22,7 @@ from dynamo.kv_events.publisher import KvEventPublisher
 from dynamo.kv_events.snapshots import ObjectInfo, SnapshotStore
 from dynamo.kv_events.source import KvEventSource
 from dynamo.kv_router import events
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, Stored, StoredBlock, WorkerKvEvent
 from dynamo.routing.kv_push_router import KvPushRouter
@@ -138,7 +138,7 @@ class Router:
 
     def __init__(self, endpoint: EndpointId, *, threshold: int = THRESHOLD, resets: bool = False) -> None:
         self.runtime = DistributedRuntime()
-        config = RouterConfig(block_size=4, durable_kv_events=True, snapshot_threshold=threshold, reset_states=resets)
+        config = RoutingConfig(block_size=4, durable_kv_events=True, snapshot_threshold=threshold, reset_states=resets)
         self.kv = KvPushRouter(self.runtime, endpoint, config)
         assert self.kv.durable is not None
         self.durable: DurableEvents = self.kv.durable

@@ -8,7 +8,7 @@ released when its request ends; `expire` ends requests whose end was never repor
 from dataclasses import dataclass
 
 from dynamo.kv_router.prefill_decay import PrefillDecay
-from dynamo.kv_router.prompts import PromptTree, Stretch, up
+from dynamo.kv_router.prompts import PromptTree, SharedBlocks, up
 from dynamo.kv_router.runs import WIDTH
 
 EXPIRY_S = 300.0
@@ -22,7 +22,7 @@ class Booking:
     slot: int
     prefill_tokens: int
     """Prompt tokens still to be computed; 0 after the first token."""
-    end: Stretch | None
+    end: SharedBlocks | None
     """End of the prompt in the prompt tree, where blocks are shared."""
     blocks: float
     """Blocks of this request alone: output blocks, and prompt blocks where they are not shared."""

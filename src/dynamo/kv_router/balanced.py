@@ -19,8 +19,8 @@ steps that workers report (`Pace.observe`); initial values are those of a mid-si
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dynamo.kv_router.config import Weights
-from dynamo.kv_router.cost import Load, Prompt
+from dynamo.kv_router.config import CostWeights
+from dynamo.kv_router.cost import Prompt, RankLoads
 
 SMOOTHING = 0.02
 """Weight of a new observation against all earlier ones: about fifty observations to adapt to a change."""
@@ -123,9 +123,9 @@ class Pace:
 
 def balanced_costs(
     slots: Sequence[int],
-    load: Load,
+    load: RankLoads,
     prompt: Prompt,
-    weights: Weights,
+    weights: CostWeights,
     pace: Pace,
     block_size: int,
     expected_output_tokens: int | None,

@@ -1,4 +1,4 @@
-"""RouterConfig: the settings of the routing decision. Defaults are upstream's."""
+"""RoutingConfig: the settings of the routing decision. Defaults are upstream's."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -14,7 +14,7 @@ BALANCED_QUEUE: Mapping[str, Any] = {"queue_threshold": 1.0, "queue_policy": "ws
 """Default queue with `policy="balanced"`: requests wait in the router while every worker has a full batch."""
 
 
-class Weights(msgspec.Struct, frozen=True, kw_only=True):
+class CostWeights(msgspec.Struct, frozen=True, kw_only=True):
     """The weights of the cost terms. A request may override some of them (`router_config_override`)."""
 
     overlap_score_credit: float = 1.0
@@ -35,7 +35,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     track_prefill_tokens: bool = True
     """Count prompts that are being computed."""
 
-    def overridden(self, given: dict[str, Any] | None) -> "Weights":
+    def overridden(self, given: dict[str, Any] | None) -> "CostWeights":
         """Return these weights with a request's overrides; unknown names and nulls are ignored.
 
         Raises `InvalidArgument` for a value of the wrong type.
@@ -45,11 +45,11 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
         if not wanted:
             return self
         try:
-            return msgspec.convert({**msgspec.to_builtins(self), **wanted}, Weights).check()
+            return msgspec.convert({**msgspec.to_builtins(self), **wanted}, CostWeights).check()
         except msgspec.ValidationError as error:
             raise InvalidArgument(f"router_config_override: {error}", param="router_config_override") from None
 
-    def check(self) -> "Weights":
+    def check(self) -> "CostWeights":
         """Return these weights. Raise `InvalidArgument` for a number that is out of range."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
@@ -58,10 +58,10 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
-class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
+class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one worker set's router."""
 
-    weights: Weights = Weights()
+    weights: CostWeights = CostWeights()
     policy: Literal["dynamo", "balanced"] = "dynamo"
     """Cost function: `dynamo` (upstream's) or `balanced` (latency-based; docs/routing.md)."""
     block_size: int = 16

@@ -14,14 +14,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynamo.kv_router.config import Weights
+from dynamo.kv_router.config import CostWeights
 
 NEVER = math.inf
 """The cost of an ineligible rank."""
 
 
 @dataclass(slots=True)
-class Load:
+class RankLoads:
     """The load of the ranks, by slot: parallel lists."""
 
     prefill_tokens: Sequence[float]
@@ -60,7 +60,9 @@ class Terms:
     cost: float
 
 
-def terms(slot: int, load: Load, prompt: Prompt, weights: Weights, block_size: int, least_prefill: float) -> Terms:
+def terms(
+    slot: int, load: RankLoads, prompt: Prompt, weights: CostWeights, block_size: int, least_prefill: float
+) -> Terms:
     """Return the terms of one rank's cost; `least_prefill` is the least active prefill, in tokens, of the eligible ranks."""
     device = prompt.device.get(slot, 0)
     credit = weights.overlap_score_credit
@@ -82,7 +84,7 @@ def terms(slot: int, load: Load, prompt: Prompt, weights: Weights, block_size: i
     return Terms(prefill, saved, decode, requests, weights.prefill_load_scale * adjusted + decode + requests)
 
 
-def costs(slots: Sequence[int], load: Load, prompt: Prompt, weights: Weights, block_size: int) -> list[float]:
+def costs(slots: Sequence[int], load: RankLoads, prompt: Prompt, weights: CostWeights, block_size: int) -> list[float]:
     """Return the cost of each of the slots, in their order."""
     least = min((load.prefill_tokens[slot] for slot in slots), default=0.0)
     fixed = float(prompt.blocks)
@@ -110,7 +112,7 @@ def costs(slots: Sequence[int], load: Load, prompt: Prompt, weights: Weights, bl
     return found
 
 
-def _saved(prompt: Prompt, weights: Weights) -> dict[int, float]:
+def _saved(prompt: Prompt, weights: CostWeights) -> dict[int, float]:
     """Return the blocks that caches save on each slot, without decay."""
     credit = weights.overlap_score_credit
     saved = {slot: credit * blocks for slot, blocks in prompt.device.items()}

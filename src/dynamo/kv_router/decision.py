@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from dynamo.kv_router.config import Weights
-from dynamo.kv_router.cost import Load, Prompt
+from dynamo.kv_router.config import CostWeights
+from dynamo.kv_router.cost import Prompt, RankLoads
 from dynamo.kv_router.hicache import Runs
 
 Rank = tuple[int, int]
@@ -96,9 +96,9 @@ class Snapshot:
     slots: list[int]
     """The eligible ranks."""
     ranks: dict[int, Rank]
-    load: Load
+    load: RankLoads
     prompt: Prompt
-    weights: Weights
+    weights: CostWeights
     costs: list[float]
     filtered: dict[int, str]
     """Ineligible ranks, with the reason."""

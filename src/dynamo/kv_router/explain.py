@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from dynamo.kv_router.config import Weights
+from dynamo.kv_router.config import CostWeights
 from dynamo.kv_router.cost import terms
 from dynamo.kv_router.decision import Decision
 
@@ -40,7 +40,7 @@ class Explanation(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     prompt_blocks: int
     policy: str
-    weights: Weights
+    weights: CostWeights
     candidates: list[Candidate]
     """Cheapest first."""
 

@@ -1,4 +1,4 @@
-"""SharedPages: pages of KV cache in a store shared by all workers (SGLang's HiCache in a Mooncake store).
+"""HicachePages: pages of KV cache in a store shared by all workers (SGLang's HiCache in a Mooncake store).
 
     page      one page of the engine's cache; its name is SHA-256(name of the previous page, its tokens)
     object    one rank's part of a page: <prefix>_<name in hex><suffix>; keys and values are separate objects
@@ -100,7 +100,7 @@ def page_names(tokens: Sequence[int], page_size: int, *, is_eagle: bool = False)
     return names
 
 
-class SharedPages:
+class HicachePages:
     """The pages in the shared store, according to its events."""
 
     def __init__(self, pages_max: int = PAGES_MAX) -> None:

@@ -11,7 +11,7 @@ workers are integers with one bit for each rank's slot.
 
 Engines name their blocks by keys (`block_hash`). Where engines derive keys alike, one table from keys to runs serves all of
 them (`CommonNames`), and the runs alone record what a rank holds; a rank with different keys has a table of its own
-(`Rank`). Blocks that a worker holds after a block it has evicted ("stray") do not count as prefix until that block returns.
+(`IndexedRank`). Blocks that a worker holds after a block it has evicted ("stray") do not count as prefix until that block returns.
 Blocks that no worker holds are kept only while a later block of their run is held, so the size of the index follows from the
 workers' blocks (`validate`).
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from dynamo.kv_router.index_dump import dump_rank
 from dynamo.kv_router.names import CommonNames, Names
-from dynamo.kv_router.ranks import Rank
+from dynamo.kv_router.ranks import IndexedRank
 from dynamo.kv_router.run_tree import RunTree
 from dynamo.kv_router.runs import (
     DEVICE,
@@ -59,12 +59,12 @@ class KvIndex:
     def __init__(self, blocks_max: int = BLOCKS_MAX, names: Names | None = None) -> None:
         """`blocks_max` bounds the index; the least recently used runs are evicted. `names`: an empty table."""
         self.blocks_max = blocks_max
-        self._ranks: dict[tuple[int, int], Rank] = {}
-        self._slots: list[Rank | None] = []
+        self._ranks: dict[tuple[int, int], IndexedRank] = {}
+        self._slots: list[IndexedRank | None] = []
         self._free: list[int] = []
         self._live = 0
         """Slots of ranks that have not left, as bits."""
-        self._gone: list[Rank] = []
+        self._gone: list[IndexedRank] = []
         self._tree = RunTree(CommonNames() if names is None else names, self._slots)
         self.counts = self._tree.counts
 
@@ -299,9 +299,9 @@ class KvIndex:
 
     # Implementation.
 
-    def _join(self, worker_id: int, dp_rank: int) -> Rank:
+    def _join(self, worker_id: int, dp_rank: int) -> IndexedRank:
         slot = self._free.pop() if self._free else len(self._slots)
-        rank = Rank(worker_id, dp_rank, slot)
+        rank = IndexedRank(worker_id, dp_rank, slot)
         if slot == len(self._slots):
             self._slots.append(rank)
         else:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 
-from dynamo.kv_router.ranks import Rank
+from dynamo.kv_router.ranks import IndexedRank
 from dynamo.kv_router.runs import TIERS, WIDTH, Key, Run, held_bits, unpack
 from dynamo.protocols.kv_events import Removed, Stored, StoredBlock
 
@@ -11,7 +11,7 @@ Find = Callable[[Key], tuple[Run | None, int]]
 """Maps a rank's key to the run and position of its block; no run where the rank holds no such block."""
 
 
-def dump_rank(rank: Rank, find: Find) -> Iterator[tuple[int, Stored | Removed]]:
+def dump_rank(rank: IndexedRank, find: Find) -> Iterator[tuple[int, Stored | Removed]]:
     """Yield tier and event, for all tiers."""
     names = _Names(rank, find)
     for tier in range(len(TIERS)):
@@ -22,7 +22,7 @@ def dump_rank(rank: Rank, find: Find) -> Iterator[tuple[int, Stored | Removed]]:
 class _Names:
     """A rank's block keys; blocks that it does not hold receive a key that it uses for nothing else."""
 
-    def __init__(self, rank: Rank, find: Find) -> None:
+    def __init__(self, rank: IndexedRank, find: Find) -> None:
         self._rank = rank
         self._find = find
         self._odd = {(run, at): key for key, at in rank.odd.items() if (run := rank.find(key)) is not None}
@@ -42,7 +42,7 @@ class _Names:
         return key if self._find(key) == (run, at) else next(self._spare)
 
 
-def _dump_tier(rank: Rank, tier: int, names: _Names) -> Iterator[Stored | Removed]:
+def _dump_tier(rank: IndexedRank, tier: int, names: _Names) -> Iterator[Stored | Removed]:
     needed: dict[Run, int] = {}
     for run in rank.runs:
         until = held_bits(run, rank.slot, tier).bit_length()

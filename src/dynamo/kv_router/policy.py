@@ -19,7 +19,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.kv_router.queue import DEFAULT, PolicyClass
 
 
-class Bucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PromptBucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prompts with at least `min_tokens` uncached tokens."""
 
     min_tokens: int
@@ -30,7 +30,7 @@ class PolicyProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The policy classes of one model, or of all models."""
 
     default_policy_family: str = DEFAULT
-    uncached_isl_buckets: Sequence[Bucket] = (Bucket(0, DEFAULT),)
+    uncached_isl_buckets: Sequence[PromptBucket] = (PromptBucket(0, DEFAULT),)
     policy_classes: Sequence[PolicyClass] = (PolicyClass(),)
 
     def check(self) -> "PolicyProfile":

@@ -6,7 +6,7 @@ the worker's own events.
 
 from collections import deque
 
-from dynamo.kv_router.prompts import PromptTree, Stretch, up
+from dynamo.kv_router.prompts import PromptTree, SharedBlocks, up
 
 
 class Predicted:
@@ -16,7 +16,7 @@ class Predicted:
         """`ttl_s`: lifetime of a placement in seconds; None: until the cache is full."""
         self._ttl_s = ttl_s
         self._prompts = PromptTree()
-        self._placed: dict[int, deque[tuple[float, float, Stretch]]] = {}
+        self._placed: dict[int, deque[tuple[float, float, SharedBlocks]]] = {}
         """By slot, oldest first: time, stamp of the placement, end of its prompt."""
         self._blocks: dict[int, int] = {}
         self._stamp = 0.0
@@ -68,7 +68,7 @@ class Predicted:
             held = sum(len(node) for node in self._prompts if slot in node.marks)
             assert self._blocks.get(slot, 0) == held, "the block count is wrong"
 
-    def _forget(self, slot: int, placed: deque[tuple[float, float, Stretch]]) -> None:
+    def _forget(self, slot: int, placed: deque[tuple[float, float, SharedBlocks]]) -> None:
         """Drop the oldest placement, with the blocks that no later placement shares."""
         _, stamp, end = placed.popleft()
         for node in up(end):

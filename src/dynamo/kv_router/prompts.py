@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from dynamo.kv_router.runs import WIDTH, common, slots_of
 
 
-class Stretch:
+class SharedBlocks:
     """Consecutive blocks that several prompts share."""
 
     __slots__ = ("blocks", "children", "marks", "parent", "slots")
 
-    def __init__(self, parent: "Stretch | None", blocks: bytes) -> None:
+    def __init__(self, parent: "SharedBlocks | None", blocks: bytes) -> None:
         self.parent = parent
         self.blocks = blocks
-        self.children: dict[bytes, Stretch] = {}
+        self.children: dict[bytes, SharedBlocks] = {}
         self.marks: dict[int, float] = {}
         """By slot. A slot that marks a stretch marks all stretches before it."""
         self.slots = 0
@@ -48,7 +48,7 @@ class PromptTree:
     """A tree of stretches, keyed by their first block."""
 
     def __init__(self) -> None:
-        self._root = Stretch(None, b"")
+        self._root = SharedBlocks(None, b"")
 
     def overlap(self, blocks: bytes) -> list[tuple[int, int]]:
         """Return pairs of (blocks from the start, slots as bits that mark exactly that many)."""
@@ -68,7 +68,7 @@ class PromptTree:
             depths.append((at // WIDTH, before))
         return depths
 
-    def enter(self, blocks: bytes) -> Stretch | None:
+    def enter(self, blocks: bytes) -> SharedBlocks | None:
         """Return the stretch at which a prompt ends, creating it if needed; None for a prompt without a complete block.
 
         The caller marks it and all stretches before it (`up`).
@@ -78,14 +78,14 @@ class PromptTree:
             first = blocks[at : at + WIDTH]
             node = above.children.get(first)
             if node is None:
-                node = above.children[first] = Stretch(above, blocks[at:])
+                node = above.children[first] = SharedBlocks(above, blocks[at:])
                 return node
             count = common(node.blocks, blocks, at)
             at += count * WIDTH
             above = node if count == len(node) else _split(node, count)
         return None if above is self._root else above
 
-    def __iter__(self) -> Iterator[Stretch]:
+    def __iter__(self) -> Iterator[SharedBlocks]:
         rest = list(self._root.children.values())
         while rest:
             node = rest.pop()
@@ -103,7 +103,7 @@ class PromptTree:
                 assert set(child.marks) <= set(node.marks), "a slot marks a stretch but not the one before it"
 
 
-def up(end: Stretch | None) -> Iterator[Stretch]:
+def up(end: SharedBlocks | None) -> Iterator[SharedBlocks]:
     """Yield a prompt's stretches, last one first."""
     while end is not None and end.parent is not None:
         above = end.parent
@@ -116,10 +116,10 @@ def overlap_by_slot(depths: list[tuple[int, int]]) -> dict[int, int]:
     return {slot: depth for depth, slots in depths for slot in slots_of(slots)}
 
 
-def _split(node: Stretch, count: int) -> Stretch:
+def _split(node: SharedBlocks, count: int) -> SharedBlocks:
     """Split a stretch after `count` blocks; return the front. References to the stretch now mean its rear part."""
     assert node.parent is not None
-    front = Stretch(node.parent, node.blocks[: count * WIDTH])
+    front = SharedBlocks(node.parent, node.blocks[: count * WIDTH])
     front.marks = dict(node.marks)
     front.slots = node.slots
     node.parent.children[front.blocks[:WIDTH]] = front

@@ -58,7 +58,7 @@ class PolicyClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return part is not None and batch_tokens is not None and prefill_tokens > part * batch_tokens
 
 
-class Waiting(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+class QueuedRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """A queued request."""
 
     item: T
@@ -86,12 +86,12 @@ class _Lane(Generic[T]):
 
     def __init__(self, policy: PolicyClass) -> None:
         self.policy = policy
-        self.heap: list[tuple[int, float, int, Waiting[T]]] = []
+        self.heap: list[tuple[int, float, int, QueuedRequest[T]]] = []
         self.deficit = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
-    def head(self) -> Waiting[T]:
+    def head(self) -> QueuedRequest[T]:
         return self.heap[0][3]
 
 
@@ -117,7 +117,7 @@ class WaitingQueue(Generic[T]):
         """Return the class of that name, or the first class."""
         return self._classes.get(name) or next(iter(self._classes.values()))
 
-    def push(self, name: str, waiting: Waiting[T], workers: int = 1, only_worker: int | None = None) -> None:
+    def push(self, name: str, waiting: QueuedRequest[T], workers: int = 1, only_worker: int | None = None) -> None:
         """Add a request. Raises `RouterQueueLimitExceeded` at the class's limit times the number of workers.
 
         `only_worker`: the worker to which the request is restricted. Such requests do not block unrestricted ones.
@@ -154,7 +154,7 @@ class WaitingQueue(Generic[T]):
         lane.cached_tokens += waiting.cached_tokens
         self._size += 1
 
-    def pop(self, may_go: Callable[[PolicyClass, Waiting[T]], bool]) -> Waiting[T] | None:
+    def pop(self, may_go: Callable[[PolicyClass, QueuedRequest[T]], bool]) -> QueuedRequest[T] | None:
         """Return the next admissible request, considering the head of each class; None if there is none."""
         ready = [(name, lane) for name, lane in self._lanes.items() if may_go(lane.policy, lane.head())]
         if not ready:

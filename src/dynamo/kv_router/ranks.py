@@ -1,4 +1,4 @@
-"""Rank: one rank's part of the index; a worker without data parallelism has rank 0 only. Pure; a part of `index`."""
+"""IndexedRank: one rank's part of the index; a worker without data parallelism has rank 0 only. Pure; a part of `index`."""
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
@@ -8,7 +8,7 @@ from dynamo.kv_router.runs import Key, Run
 SEGMENT_MAX = 1 << 17  # Keys per dictionary: resizing a larger one takes more than 5 ms.
 
 
-class Rank:
+class IndexedRank:
     """The runs that a rank holds, and the block keys that are its own."""
 
     __slots__ = ("bit", "count", "dp_rank", "has_lower", "named", "odd", "runs", "segments", "slot", "worker_id")

@@ -20,8 +20,8 @@ from dynamo.kv_router import events
 from dynamo.kv_router.active import ActiveLoad
 from dynamo.kv_router.affinity import Affinity, Version
 from dynamo.kv_router.balanced import Pace, balanced_costs
-from dynamo.kv_router.config import RouterConfig, Weights
-from dynamo.kv_router.cost import Load, Prompt, choose, costs, with_taints
+from dynamo.kv_router.config import CostWeights, RoutingConfig
+from dynamo.kv_router.cost import Prompt, RankLoads, choose, costs, with_taints
 from dynamo.kv_router.decision import Decision, Rank, RouteRequest, Snapshot, WorkerFacts
 from dynamo.kv_router.explain import Explanation, explained
 from dynamo.kv_router.hicache import held_from
@@ -30,7 +30,7 @@ from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.predicted import Predicted
 from dynamo.kv_router.prefill_decay import PrefillDecay
 from dynamo.kv_router.prefill_model import PrefillModel
-from dynamo.kv_router.queue import PolicyClass, Waiting, WaitingQueue
+from dynamo.kv_router.queue import PolicyClass, QueuedRequest, WaitingQueue
 from dynamo.kv_router.runs import WIDTH, slots_of
 from dynamo.kv_router.session_prefixes import SessionPrefixes
 from dynamo.protocols.kv_events import WorkerKvEvent
@@ -45,7 +45,7 @@ class Router:
 
     def __init__(
         self,
-        config: RouterConfig,
+        config: RoutingConfig,
         rng: random.Random,
         profile: PolicyProfile | None = None,
     ) -> None:
@@ -155,7 +155,7 @@ class Router:
         self.expire(now)
         if book and self._may_wait and not self._has_capacity(policy, slots, now):
             cached = self.config.block_size * max((prompt.device.get(slot, 0) for slot in slots), default=0)
-            waiting = Waiting(
+            waiting = QueuedRequest(
                 item=route_request,
                 prompt_tokens=route_request.tokens,
                 cached_tokens=min(cached, route_request.tokens),
@@ -478,7 +478,7 @@ class Router:
         tokens: list[int] | list[float] = active.prefill_tokens.copy()
         if active.decay is not None:
             tokens = active.prefill_tokens_at(now)
-        load = Load(tokens, active.blocks.copy(), active.requests.copy())
+        load = RankLoads(tokens, active.blocks.copy(), active.requests.copy())
         if self.config.policy == "balanced":
             found = balanced_costs(
                 slots,
@@ -548,7 +548,7 @@ class Router:
         route_request: RouteRequest,
         prompt: Prompt,
         now: float,
-        weights: Weights | None = None,
+        weights: CostWeights | None = None,
     ) -> None:
         weights = weights or self.config.weights
         uncached = self._uncached(prompt, slot, weights) if weights.track_prefill_tokens else 0
@@ -575,7 +575,7 @@ class Router:
         slot = self._slots[(decision.worker_id, decision.dp_rank)]
         return self._uncached(decision.snapshot.prompt, slot, decision.snapshot.weights)
 
-    def _uncached(self, prompt: Prompt, slot: int, weights: Weights) -> int:
+    def _uncached(self, prompt: Prompt, slot: int, weights: CostWeights) -> int:
         """Return the tokens to be computed; a block in a slower tier saves a fraction of a block."""
         cached = float(prompt.device.get(slot, 0))
         cached += weights.host_cache_hit_weight * prompt.host.get(slot, 0)
@@ -584,7 +584,7 @@ class Router:
             cached += weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
         return max(0, prompt.tokens - round(cached * self.config.block_size))
 
-    def _may_go(self, policy: PolicyClass, waiting: Waiting[RouteRequest], now: float) -> bool:
+    def _may_go(self, policy: PolicyClass, waiting: QueuedRequest[RouteRequest], now: float) -> bool:
         try:
             slots, _ = self._eligible(waiting.item)
         except (NotReady, Overloaded, InvalidArgument):

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from dynamo.kv_router.names import Names
-from dynamo.kv_router.ranks import Rank
+from dynamo.kv_router.ranks import IndexedRank
 from dynamo.kv_router.runs import (
     DEVICE,
     TIERS,
@@ -22,7 +22,7 @@ from dynamo.kv_router.runs import (
 
 
 @dataclass(slots=True)
-class Counts:
+class EventCounts:
     """Counts of events and entries since the start, named as the metric's labels."""
 
     stored: int = 0
@@ -37,7 +37,7 @@ class Counts:
 class RunTree:
     """All runs, and the table of their common names."""
 
-    def __init__(self, names: Names, slots: list[Rank | None]) -> None:
+    def __init__(self, names: Names, slots: list[IndexedRank | None]) -> None:
         """`slots`: the rank of each slot, maintained by the index."""
         self.names = names
         self.roots: dict[bytes, Run] = {}
@@ -48,12 +48,12 @@ class RunTree:
         """Blocks, each counted once regardless of the ranks that hold it."""
         self.lower = 0
         """Slots, as bits, that have held a block in a slower tier."""
-        self.counts = Counts()
+        self.counts = EventCounts()
         self._slots = slots
 
     # Queries.
 
-    def find(self, rank: Rank, key: Key) -> tuple[Run | None, int]:
+    def find(self, rank: IndexedRank, key: Key) -> tuple[Run | None, int]:
         """Return run and position of the block that a rank holds under this key; no run where there is none."""
         if rank.segments:
             run = rank.find(key)
@@ -69,13 +69,13 @@ class RunTree:
             return None, -1
         return run, at
 
-    def _knows(self, rank: Rank, keys: list[Key]) -> bool:
+    def _knows(self, rank: IndexedRank, keys: list[Key]) -> bool:
         return any(self.find(rank, key)[0] is not None for key in keys)
 
     # Storing.
 
     def store(
-        self, rank: Rank, parent: Key | None, run: Run | None, at: int, keys: list[Key], blocks: bytes, tier: int
+        self, rank: IndexedRank, parent: Key | None, run: Run | None, at: int, keys: list[Key], blocks: bytes, tier: int
     ) -> bool:
         """Store consecutive blocks of a rank after position `at` of a run, whose block the rank names `parent`.
 
@@ -88,7 +88,7 @@ class RunTree:
             return self._store_again(rank, parent, keys, blocks, tier)
         return self._store(rank, parent, run, at, keys, blocks, tier)
 
-    def _begin(self, rank: Rank, keys: list[Key], blocks: bytes) -> bool:
+    def _begin(self, rank: IndexedRank, keys: list[Key], blocks: bytes) -> bool:
         """Store the start of a new prompt: the most frequent event, on the shortest path.
 
         Return False if the prompt is known or a key is taken.
@@ -107,7 +107,7 @@ class RunTree:
 
     def _store(
         self,
-        rank: Rank,
+        rank: IndexedRank,
         parent: Key | None,
         run: Run | None,
         at: int,
@@ -158,7 +158,7 @@ class RunTree:
         follower = self.roots.get(first) if run is None else run.children.get((at, first)) if run.children else None
         return (None, 0, 0) if follower is None else (follower, 0, common(follower.blocks, blocks, done * WIDTH))
 
-    def _is_last(self, rank: Rank, run: Run, at: int) -> bool:
+    def _is_last(self, rank: IndexedRank, run: Run, at: int) -> bool:
         """Return whether a rank is the only holder of a run, holds all of it, and nothing follows position `at`."""
         return (
             run.full == rank.bit
@@ -167,7 +167,7 @@ class RunTree:
             and not (run.shorter or run.children or run.stray or run.lower)
         )
 
-    def _extend(self, rank: Rank, run: Run, keys: list[Key], blocks: bytes) -> bool:
+    def _extend(self, rank: IndexedRank, run: Run, keys: list[Key], blocks: bytes) -> bool:
         """Append blocks to a run that only this rank holds. Return False if one of the keys is taken."""
         if not self.names.claim(keys, run):
             return False
@@ -179,7 +179,7 @@ class RunTree:
 
     def _grow(
         self,
-        rank: Rank,
+        rank: IndexedRank,
         parent: Run | None,
         anchor: int,
         keys: list[Key],
@@ -210,11 +210,11 @@ class RunTree:
             run.lower = {(tier, rank.slot): (1 << len(keys)) - 1}
         return True
 
-    def _note_lower(self, rank: Rank) -> None:
+    def _note_lower(self, rank: IndexedRank) -> None:
         rank.has_lower = True
         self.lower |= rank.bit
 
-    def _hold(self, rank: Rank, run: Run, at: int, keys: list[Key], tier: int) -> None:
+    def _hold(self, rank: IndexedRank, run: Run, at: int, keys: list[Key], tier: int) -> None:
         """Mark blocks of a known run as held by a rank that uses these keys for no other block."""
         count = len(keys)
         is_common = run.is_common and run.keys[at : at + count] == keys
@@ -248,7 +248,7 @@ class RunTree:
             name = (tier, rank.slot)
             run.lower[name] = run.lower.get(name, 0) | span
 
-    def _rename(self, rank: Rank, run: Run, at: int, keys: list[Key], again: int) -> None:
+    def _rename(self, rank: IndexedRank, run: Run, at: int, keys: list[Key], again: int) -> None:
         """Replace the keys of blocks that a rank already holds (those in `again`)."""
         named = rank.named.get(run, 0)
         own = rank.own_keys(run) if named & again else {}
@@ -263,7 +263,7 @@ class RunTree:
             if not is_common:
                 rank.learn([key], run, place)
 
-    def _store_again(self, rank: Rank, parent: Key | None, keys: list[Key], blocks: bytes, tier: int) -> bool:
+    def _store_again(self, rank: IndexedRank, parent: Key | None, keys: list[Key], blocks: bytes, tier: int) -> bool:
         """Store blocks of which some keys are known: repeated, in another tier, or keys that now name other blocks."""
         before = parent
         for number, key in enumerate(keys):
@@ -280,10 +280,10 @@ class RunTree:
             before = key
         return True
 
-    def _place(self, rank: Rank, key: Key | None) -> tuple[Run | None, int]:
+    def _place(self, rank: IndexedRank, key: Key | None) -> tuple[Run | None, int]:
         return (None, -1) if key is None else self.find(rank, key)
 
-    def _give_up(self, rank: Rank, run: Run, at: int) -> None:
+    def _give_up(self, rank: IndexedRank, run: Run, at: int) -> None:
         """Release, in all tiers, the block that a rank's key named before the key was reused."""
         for tier in range(len(TIERS)):
             if held_bits(run, rank.slot, tier) >> at & 1:
@@ -299,7 +299,7 @@ class RunTree:
 
     # Removal.
 
-    def release(self, rank: Rank, keys: list[Key], tier: int) -> bool:
+    def release(self, rank: IndexedRank, keys: list[Key], tier: int) -> bool:
         """Release blocks of a rank. Return False if one is unknown; the others are released nevertheless."""
         is_known, done, total = True, 0, len(keys)
         while done < total:
@@ -320,7 +320,7 @@ class RunTree:
                 done += count
         return is_known
 
-    def _stretch(self, rank: Rank, run: Run, at: int, keys: list[Key], done: int) -> tuple[int, int]:
+    def _stretch(self, rank: IndexedRank, run: Run, at: int, keys: list[Key], done: int) -> tuple[int, int]:
         """Return the blocks that consecutive keys from number `done` on name in sequence, in either direction of the run.
 
         Return the first position and their number. Engines report evicted blocks in either order.
@@ -342,7 +342,7 @@ class RunTree:
             count = next(number for number, pair in enumerate(zip(some, expected, strict=True)) if pair[0] != pair[1])
         return (at + 1 - count if at and own[at - 1] == following else at), count
 
-    def _release(self, rank: Rank, run: Run, at: int, count: int) -> None:
+    def _release(self, rank: IndexedRank, run: Run, at: int, count: int) -> None:
         """Release consecutive blocks of a rank without slower tiers."""
         if (
             run.full == rank.bit
@@ -360,7 +360,7 @@ class RunTree:
         if not run.full:
             self._reclaim(run)
 
-    def _cut(self, rank: Rank, run: Run, at: int) -> None:
+    def _cut(self, rank: IndexedRank, run: Run, at: int) -> None:
         """Truncate a run at position `at`; only this rank held it. The most frequent form of removal."""
         if at:
             gone = run.keys[at:]
@@ -380,7 +380,7 @@ class RunTree:
         if run.parent is not None and not run.parent.full:
             self._reclaim(run.parent)
 
-    def _release_tier(self, rank: Rank, run: Run, at: int, tier: int) -> None:
+    def _release_tier(self, rank: IndexedRank, run: Run, at: int, tier: int) -> None:
         """Release a block in one tier; its key is dropped with the last tier."""
         if not held_bits(run, rank.slot, tier) >> at & 1:
             self.counts.block_not_found += 1
@@ -398,14 +398,14 @@ class RunTree:
                 rank.runs.pop(run, None)
         self._reclaim(run)
 
-    def _unname(self, rank: Rank, run: Run, places: int) -> None:
+    def _unname(self, rank: IndexedRank, run: Run, places: int) -> None:
         """Drop a rank's own keys of these positions, if any."""
         if rank.named.get(run, 0) & places:
             for at, key in rank.own_keys(run).items():
                 if places >> at & 1:
                     rank.forget(run, at, [key])
 
-    def drop(self, run: Run, rank: Rank) -> None:
+    def drop(self, run: Run, rank: IndexedRank) -> None:
         """Release all blocks of a departed rank in a run."""
         bit = rank.bit
         lead = run.lead(bit)

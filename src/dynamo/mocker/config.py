@@ -11,13 +11,13 @@ from dynamo.core.errors import ConfigError
 from dynamo.core.unsupported_flags import UnsupportedFlag
 from dynamo.mocker.advertised import AdvertisedOptions
 from dynamo.mocker.profile import profiled
-from dynamo.mocker.scripts import Reasoning, read_reasoning
+from dynamo.mocker.scripts import ReasoningMarks, read_reasoning
 from dynamo.mocker.simulation.rules import (
     BLOCK_TOKENS,
     EngineType,
     EvictionName,
     HostRules,
-    Limits,
+    RankLimits,
     SglangRules,
     TransferRules,
 )
@@ -306,7 +306,7 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
         page = self.sglang_page_size if self.engine_type == "sglang" else None
         return self.block_size or page or BLOCK_TOKENS[cast(EngineType, self.engine_type)]
 
-    def limits(self, kv_bytes_per_token: int = 0) -> Limits:
+    def limits(self, kv_bytes_per_token: int = 0) -> RankLimits:
         """Return the capacity and scheduling limits of a rank; `kv_bytes_per_token` applies unless the flag sets it."""
         token_bytes = self.kv_bytes_per_token or kv_bytes_per_token
         host = None
@@ -318,7 +318,7 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
                 HOST_GBPS if to_host is None else to_host,
                 HOST_GBPS if to_device is None else to_device,
             )
-        return Limits(
+        return RankLimits(
             num_blocks=self.num_gpu_blocks,
             block_tokens=self.block_tokens,
             max_num_seqs=self.max_num_seqs,
@@ -347,7 +347,7 @@ class MockerConfig(AdvertisedOptions, DisaggregatedOptions):
             return profiled(self.planner_profile_data, self.speedup_ratio, self.decode_speedup_ratio)
         return Timing(self.speedup_ratio, self.decode_speedup_ratio)
 
-    def thoughts(self) -> Reasoning | None:
+    def thoughts(self) -> ReasoningMarks | None:
         """Return the parsed `--reasoning` value. Raise `ConfigError` if it is invalid."""
         return None if self.reasoning is None else read_reasoning(self.reasoning)
 

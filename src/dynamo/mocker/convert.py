@@ -10,7 +10,7 @@ import msgspec
 from dynamo.core.codec import UNREADABLE
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.mocker.config import MockerConfig
-from dynamo.mocker.simulation.sequence import Sequence
+from dynamo.mocker.simulation.sequence import SimulatedSequence
 from dynamo.model_card.card import ModelFiles, architectural_context_length, read_bytes, read_json
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PreprocessedRequest, PromptTokensDetails
 from dynamo.text.multimodal.routing_hashes import tokens_of
@@ -127,7 +127,7 @@ def replay_id(request: PreprocessedRequest) -> str | None:
     return found[0].removeprefix(REPLAY_ANNOTATION) if found else None
 
 
-def usage_of(sequence: Sequence[Any]) -> CompletionUsage:
+def usage_of(sequence: SimulatedSequence[Any]) -> CompletionUsage:
     """Return the token usage of a finished sequence."""
     prompt_tokens = len(sequence.prompt)
     return CompletionUsage(
@@ -138,7 +138,7 @@ def usage_of(sequence: Sequence[Any]) -> CompletionUsage:
     )
 
 
-def last_output(sequence: Sequence[Any]) -> EngineOutput:
+def last_output(sequence: SimulatedSequence[Any]) -> EngineOutput:
     """Return the output of the last token, with the usage."""
     return EngineOutput([sequence.last_token], 0, finish_reason="length", completion_usage=usage_of(sequence))
 

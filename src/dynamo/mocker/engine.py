@@ -20,13 +20,13 @@ from dynamo.core.errors import DynamoException, EngineShutdown
 from dynamo.core.tasks import TaskOwner
 from dynamo.mocker.config import MockerConfig, demo_model
 from dynamo.mocker.convert import ModelFacts, SimulationInput, last_output, read_request, replay_id, usage_of
-from dynamo.mocker.events import EngineMetrics, StepReporter
+from dynamo.mocker.events import EngineMetrics, SimulatedStepReporter
 from dynamo.mocker.handoff import Handoff, HandoffServer
 from dynamo.mocker.native_events import NativeEvents
 from dynamo.mocker.scripts import ScriptedReply, read_answers
 from dynamo.mocker.simulation.batching import Batching
 from dynamo.mocker.simulation.engines import simulate
-from dynamo.mocker.simulation.sequence import Sequence, State
+from dynamo.mocker.simulation.sequence import SequenceState, SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
 from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.model_card.hub import resolve_model
@@ -41,10 +41,10 @@ LATE_MAX_S = 0.05  # A longer stall is not compensated: a real engine would not 
 TURN_TOKENS = 256  # Tokens written between two turns of the event loop where steps take no time: about 0.1 ms.
 
 
-class Rank:
+class RankRunner:
     """A data-parallel rank: a simulation and the task that steps it."""
 
-    def __init__(self, simulation: Batching[Reply], reporter: StepReporter, clock: Clock) -> None:
+    def __init__(self, simulation: Batching[Reply], reporter: SimulatedStepReporter, clock: Clock) -> None:
         self.simulation = simulation
         self.idle = asyncio.Event()
         self._reporter = reporter
@@ -52,8 +52,8 @@ class Rank:
         self._wake = asyncio.Event()
         self._last_end = 0.0
         self._unsent = 0
-        self._emit: Callable[[Sequence[Reply]], None] = emit_last
-        self._looking: dict[Sequence[Reply], asyncio.Event] = {}
+        self._emit: Callable[[SimulatedSequence[Reply]], None] = emit_last
+        self._looking: dict[SimulatedSequence[Reply], asyncio.Event] = {}
         """Events to set when a sequence holds its blocks."""
 
     @property
@@ -65,7 +65,7 @@ class Rank:
 
     def submit(
         self, inputs: SimulationInput, reply: Reply, *, is_remote: bool = False, stays: bool = False
-    ) -> Sequence[Reply]:
+    ) -> SimulatedSequence[Reply]:
         """Queue a request; it is scheduled from the next step on."""
         self.wake()
         now_ms = self._clock.now() * 1000
@@ -73,7 +73,7 @@ class Rank:
             reply, inputs.prompt, inputs.max_tokens, now_ms, inputs.hash_seed, is_remote=is_remote, stays=stays
         )
 
-    async def wait_for_blocks(self, sequence: Sequence[Reply]) -> None:
+    async def wait_for_blocks(self, sequence: SimulatedSequence[Reply]) -> None:
         """Wait until a sequence holds its blocks or was removed."""
         there = self._looking[sequence] = asyncio.Event()
         try:
@@ -83,10 +83,10 @@ class Rank:
 
     def _notify_reserved(self) -> None:
         for sequence, there in self._looking.items():
-            if sequence.state is not State.WAITING:
+            if sequence.state is not SequenceState.WAITING:
                 there.set()
 
-    def let_go(self, sequence: Sequence[Reply]) -> None:
+    def let_go(self, sequence: SimulatedSequence[Reply]) -> None:
         """Release the blocks of a prompt that was computed for another worker."""
         self.simulation.let_go(sequence)
         self._reporter.rest()
@@ -96,7 +96,9 @@ class Rank:
         self.idle.clear()
         self._wake.set()
 
-    async def run(self, done: Callable[[Reply], None], emit: Callable[[Sequence[Reply]], None] | None = None) -> None:
+    async def run(
+        self, done: Callable[[Reply], None], emit: Callable[[SimulatedSequence[Reply]], None] | None = None
+    ) -> None:
         """Step while there is work, otherwise wait for work; call `done` for every completed answer.
 
         `emit` emits the last token of an answer; None uses `emit_last`.
@@ -142,7 +144,7 @@ class Rank:
         self._reporter.report(result, now * 1000, now - before)
 
 
-def emit_last(sequence: Sequence[Reply]) -> None:
+def emit_last(sequence: SimulatedSequence[Reply]) -> None:
     """Emit the last token of an answer and finish the reply."""
     sequence.owner.item(last_output(sequence))
     sequence.owner.finish()
@@ -152,8 +154,8 @@ def emit_last(sequence: Sequence[Reply]) -> None:
 class Running:
     """A request whose answer is not complete."""
 
-    rank: Rank
-    sequence: Sequence[Reply] | None = None
+    rank: RankRunner
+    sequence: SimulatedSequence[Reply] | None = None
     """None until the part that this worker computes has been submitted."""
     session_number: int | None = None
     """Bootstrap room number at which the decode worker meets this prefill."""
@@ -171,7 +173,7 @@ class MockerEngine:
         self._facts: ModelFacts | None = None
         self._thoughts = config.thoughts()
         self._answers: dict[str, list[int]] = {}
-        self._ranks: list[Rank] = []
+        self._ranks: list[RankRunner] = []
         self._running: dict[Reply, Running] = {}
         self._handoffs: HandoffServer | None = None
         self._native_events: list[NativeEvents] = []
@@ -192,7 +194,7 @@ class MockerEngine:
         for rank_index in range(config.data_parallel_size):
             simulation = simulate(limits, timing, source, rank_index)
             engine = str(self._index * config.data_parallel_size + rank_index)
-            reporter = StepReporter(
+            reporter = SimulatedStepReporter(
                 host,
                 EngineMetrics(host.metrics, engine, facts.name),
                 simulation,
@@ -200,7 +202,7 @@ class MockerEngine:
                 native_events=self._open_native_events(rank_index),
                 is_traced=is_traced,
             )
-            rank = Rank(simulation, reporter, self._clock)
+            rank = RankRunner(simulation, reporter, self._clock)
             rank.idle.set()
             self._ranks.append(rank)
             self._tasks.start(rank.run(self._done, self._emit_last), f"rank-{rank_index}")
@@ -298,7 +300,7 @@ class MockerEngine:
     def _done(self, owner: Reply) -> None:
         self._running.pop(reply_of(owner), None)
 
-    def _emit_last(self, sequence: Sequence[Reply]) -> None:
+    def _emit_last(self, sequence: SimulatedSequence[Reply]) -> None:
         if self._config.role is not DisaggregationMode.PREFILL:
             emit_last(sequence)
             return
@@ -315,11 +317,11 @@ class MockerEngine:
         else:
             self._start(self._send_off(rank, sequence), "transfer")
 
-    def _end_prefill(self, sequence: Sequence[Reply]) -> None:
+    def _end_prefill(self, sequence: SimulatedSequence[Reply]) -> None:
         sequence.owner.item(EngineOutput([], 0, finish_reason="length", completion_usage=usage_of(sequence)))
         sequence.owner.finish()
 
-    async def _send_off(self, rank: Rank, sequence: Sequence[Reply]) -> None:
+    async def _send_off(self, rank: RankRunner, sequence: SimulatedSequence[Reply]) -> None:
         """Hold the blocks for the transfer time and end the answer; used where the destination is unknown."""
         await self._clock.sleep(rank.simulation.limits.transfer.transfer_ms(len(sequence.prompt)) / 1000)
         rank.let_go(sequence)
@@ -391,7 +393,7 @@ class MockerEngine:
         self._start(opened.answer(), f"kv-replay-{dp_rank}")
         return opened
 
-    def _least_busy(self) -> Rank:
+    def _least_busy(self) -> RankRunner:
         if len(self._ranks) == 1:
             return self._ranks[0]
         return min(self._ranks, key=lambda rank: rank.requests)

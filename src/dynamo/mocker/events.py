@@ -45,7 +45,7 @@ class EngineMetrics:
         ).labels(**labels)
 
 
-class StepReporter:
+class SimulatedStepReporter:
     """The publisher of step results to the host and the metrics."""
 
     def __init__(

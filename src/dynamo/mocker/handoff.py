@@ -35,7 +35,7 @@ from dynamo.mocker.handoff_wire import (
     RESERVE,
     RESERVED,
     SOURCE_FIRST,
-    Identity,
+    HandoffIdentity,
     Registration,
     Wire,
     WireError,
@@ -265,7 +265,7 @@ class Handoff:
                 wire.close()
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> HandoffIdentity:
         """Return the identity of the request in messages of both sides."""
         return identity_of(self.info, self.request_id)
 

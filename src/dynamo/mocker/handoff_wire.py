@@ -38,7 +38,7 @@ class WireError(ValueError):
     """An invalid or unexpected message, or one that aborts the handoff."""
 
 
-class Identity(msgspec.Struct, frozen=True):
+class HandoffIdentity(msgspec.Struct, frozen=True):
     """Identity of the request that a message belongs to."""
 
     handoff_id: str
@@ -56,22 +56,22 @@ class Registration(msgspec.Struct):
 
 
 class _Frame(msgspec.Struct):
-    identity: Identity
+    identity: HandoffIdentity
     message: str | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class HandoffMessage:
     """One message: its name and fields."""
 
     name: str
     body: Mapping[str, Any]
 
 
-def identity_of(info: BootstrapInfo, request_id: str) -> Identity:
+def identity_of(info: BootstrapInfo, request_id: str) -> HandoffIdentity:
     """Return the identity that both workers derive for a request; without a frontend id it is made from the room."""
     handoff_id = info.handoff_id if isinstance(info.handoff_id, bytes) else info.bootstrap_room.to_bytes(16, "big")
-    return Identity(str(uuid.UUID(bytes=handoff_id)), info.bootstrap_room, request_id)
+    return HandoffIdentity(str(uuid.UUID(bytes=handoff_id)), info.bootstrap_room, request_id)
 
 
 class Wire:
@@ -80,16 +80,16 @@ class Wire:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._identity: Identity | None = None
+        self._identity: HandoffIdentity | None = None
 
-    async def register(self, identity: Identity, registration: Registration) -> None:
+    async def register(self, identity: HandoffIdentity, registration: Registration) -> None:
         """Send the preamble and the registration, and wait for the acknowledgement: connecting side."""
         self._identity = identity
         self._writer.write(PREAMBLE.pack(MAGIC, VERSION, FLAGS))
         await self.send(REGISTER, msgspec.to_builtins(registration))
         await self.expect(REGISTERED)
 
-    async def registered(self) -> tuple[Identity, Registration]:
+    async def registered(self) -> tuple[HandoffIdentity, Registration]:
         """Return the peer's identity and registration: listening side."""
         magic, version, flags = PREAMBLE.unpack(await self._reader.readexactly(PREAMBLE.size))
         if (magic, version, flags) != (MAGIC, VERSION, FLAGS):
@@ -110,7 +110,7 @@ class Wire:
         self._writer.write(LENGTH.pack(len(data)) + data)
         await self._writer.drain()
 
-    async def receive(self) -> Message:
+    async def receive(self) -> HandoffMessage:
         """Return the next message. Raise `WireError` if the peer aborts."""
         frame, message = await self._read()
         if frame.identity != self._identity:
@@ -150,7 +150,7 @@ class Wire:
         """Close the connection."""
         self._writer.close()
 
-    async def _read(self) -> tuple[_Frame, Message]:
+    async def _read(self) -> tuple[_Frame, HandoffMessage]:
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         if not 0 < length <= FRAME_MAX:
             raise WireError(f"invalid frame length {length}")
@@ -159,8 +159,8 @@ class Wire:
         except msgspec.DecodeError as error:
             raise WireError(f"cannot decode frame: {error}") from None
         if isinstance(frame.message, str):
-            return frame, Message(frame.message, {})
+            return frame, HandoffMessage(frame.message, {})
         if len(frame.message) != 1:
             raise WireError("a message must have exactly one name")
         ((name, body),) = frame.message.items()
-        return frame, Message(name, body if isinstance(body, dict) else {"": body})
+        return frame, HandoffMessage(name, body if isinstance(body, dict) else {"": body})

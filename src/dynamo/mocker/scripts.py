@@ -97,7 +97,7 @@ def _name_of(row: _Row, turns: Counter[str], number: int) -> str:
     return str(next(one for one in (row.request_id, turn, row.output_replay_id, number) if one is not None))
 
 
-class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReasoningMarks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The value of `--reasoning`."""
 
     start_thinking_token_id: int
@@ -113,10 +113,10 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {0: self.start_thinking_token_id, thoughts - 1: self.end_thinking_token_id}
 
 
-def read_reasoning(text: str) -> Reasoning:
+def read_reasoning(text: str) -> ReasoningMarks:
     """Parse the flag. Raise `ConfigError`."""
     try:
-        found = msgspec.json.decode(text, type=Reasoning)
+        found = msgspec.json.decode(text, type=ReasoningMarks)
     except msgspec.DecodeError as error:
         raise ConfigError(f"--reasoning: {error}") from None
     if not 0 <= found.thinking_ratio <= 1:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dynamo.core.errors import ConfigError
-from dynamo.replay.load import Due, Session, merge
+from dynamo.replay.load import Due, ReplaySession, merge
 
 Trigger = Literal["complete", "dispatch"]
 
@@ -33,7 +33,7 @@ class Play:
     """One task: sessions of requests that depend on each other."""
 
     play_id: str
-    sessions: Sequence[Session]
+    sessions: Sequence[ReplaySession]
     needs: Mapping[str, Sequence[Need]]
     """Dependencies by request; a request without any arrives at its own time."""
 
@@ -62,7 +62,7 @@ class _Begun:
     began_ms: float
     base_ms: float
     """Offset of the play's own times in milliseconds."""
-    where: dict[str, tuple[Session, int]]
+    where: dict[str, tuple[ReplaySession, int]]
     missing: dict[str, int]
     """Number of unsatisfied dependencies by request."""
     ready_ms: dict[str, float]
@@ -97,11 +97,11 @@ class AgenticLoad:
         known = [due for play in self.plays for due in self._begin(play, base_ms(play) / self.speedup)]
         return iter(sorted(known, key=lambda due: due[0]))
 
-    def begun(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
+    def begun(self, session: ReplaySession, turn: int, now_ms: float) -> Iterable[Due]:
         """Return the requests that become due because a turn was sent to a worker."""
         return self._happened(session, turn, "dispatch", now_ms)
 
-    def after(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
+    def after(self, session: ReplaySession, turn: int, now_ms: float) -> Iterable[Due]:
         """Return the requests that become due because a turn was answered, with the next play if a lane became free."""
         found = self._happened(session, turn, "complete", now_ms)
         begun = self._begun[session.session_id]
@@ -128,7 +128,7 @@ class AgenticLoad:
             self._begun[session.session_id] = begun
         return [self._due(begun, name) for name, missing in begun.missing.items() if not missing]
 
-    def _happened(self, session: Session, turn: int, trigger: Trigger, now_ms: float) -> list[Due]:
+    def _happened(self, session: ReplaySession, turn: int, trigger: Trigger, now_ms: float) -> list[Due]:
         begun = self._begun[session.session_id]
         found = []
         for name, delay_ms in begun.waiting_for.pop((session.turns[turn].request_id, trigger), ()):

@@ -14,13 +14,13 @@ import msgspec
 
 from dynamo.core.errors import ConfigError
 from dynamo.replay.agentic import Need, Play
-from dynamo.replay.load import Session, Turn
+from dynamo.replay.load import ReplaySession, Turn
 
 SCHEMA = "dynamo.agentic_mooncake"
 VERSION = 2
 
 
-class Header(msgspec.Struct):
+class AgenticTraceHeader(msgspec.Struct):
     """The first line of an agentic-mooncake trace."""
 
     schema: str
@@ -39,7 +39,7 @@ class Dependency(msgspec.Struct):
     relation: str | None = None
 
 
-class Request(msgspec.Struct):
+class AgenticTraceRequest(msgspec.Struct):
     """A request line."""
 
     request_id: str
@@ -66,13 +66,13 @@ class Trajectory(msgspec.Struct):
 
 def plays_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Play], int]:
     """Return the plays and the tokens per hash id. Raise `ConfigError` with the invalid line."""
-    header: Header | None = None
-    decoder = msgspec.json.Decoder(Request)
-    requests: dict[str, list[Request]] = {}
+    header: AgenticTraceHeader | None = None
+    decoder = msgspec.json.Decoder(AgenticTraceRequest)
+    requests: dict[str, list[AgenticTraceRequest]] = {}
     for place, line in lines:
         try:
             if header is None:
-                header = msgspec.json.decode(line, type=Header)
+                header = msgspec.json.decode(line, type=AgenticTraceHeader)
                 if (header.schema, header.version) != (SCHEMA, VERSION):
                     raise ConfigError(
                         f"{place}: {header.schema} version {header.version}: expected {SCHEMA} version {VERSION}"
@@ -91,13 +91,13 @@ def plays_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Play], int]:
 class Renamed:
     """Hash ids made unique in the whole trace: equal local ids of different plays get different names."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: AgenticTraceHeader) -> None:
         self._is_local = header.hash_id_scope == "local"
         self._block_tokens = header.block_size
         self._known: dict[tuple[str, int], int] = {}
         self._fresh = 0
 
-    def ids(self, request: Request) -> tuple[int, ...]:
+    def ids(self, request: AgenticTraceRequest) -> tuple[int, ...]:
         """Return the ids of a prompt, with new ids for blocks without one."""
         scope = request.play_id if self._is_local else ""
         found = [self._name((scope, given)) for given in request.hash_ids]
@@ -115,7 +115,7 @@ class Renamed:
         return self._fresh
 
 
-def _play(play_id: str, requests: list[Request], names: Renamed) -> Play:
+def _play(play_id: str, requests: list[AgenticTraceRequest], names: Renamed) -> Play:
     turns: dict[str, list[Turn]] = {}
     parents: dict[str, str] = {}
     home = {request.request_id: request.session_id for request in requests}
@@ -136,7 +136,7 @@ def _play(play_id: str, requests: list[Request], names: Renamed) -> Play:
         for request in requests
     }
     sessions = [
-        Session(f"{play_id}/{name}", of, f"{play_id}/{parents[name]}" if name in parents else None)
+        ReplaySession(f"{play_id}/{name}", of, f"{play_id}/{parents[name]}" if name in parents else None)
         for name, of in turns.items()
     ]
     return Play(play_id, sessions, needs).check()
@@ -166,5 +166,5 @@ def trajectories_of(lines: Iterable[tuple[str, bytes]], block_tokens: int) -> li
             ids += range(fresh, fresh + missing)
             fresh += missing
             turns.append(Turn(f"t{number}.{at}", max(1, tokens), max(1, answer), tuple(ids)))
-        found.append(Play(f"t{number}", [Session(f"t{number}", turns)], needs).check())
+        found.append(Play(f"t{number}", [ReplaySession(f"t{number}", turns)], needs).check())
     return found

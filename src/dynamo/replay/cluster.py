@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 from dynamo.core.errors import ConfigError
 from dynamo.mocker.simulation.scheduler import StepResult
-from dynamo.mocker.simulation.sequence import Sequence
+from dynamo.mocker.simulation.sequence import SimulatedSequence
 from dynamo.protocols.planner import Planner, ScheduledTick
-from dynamo.replay.fleet import CacheEvents, Fleet
+from dynamo.replay.fleet import DelayedCacheEvents, Fleet
 from dynamo.replay.lifecycle import StartingWorker, WorkerLifecycle
-from dynamo.replay.load import Due, Load
+from dynamo.replay.load import Due, TurnSource
 from dynamo.replay.names import Namer
-from dynamo.replay.outcome import Flight, Outcome
-from dynamo.replay.placement import DEVICE, HOST, Placement, PlacementRequest, RankId
-from dynamo.replay.plan import Failure, Plan, Restart, Role
+from dynamo.replay.outcome import Flight, RunOutcome
+from dynamo.replay.placement import DEVICE, HOST, PlacementPolicy, PlacementRequest, RankId
+from dynamo.replay.plan import ClusterPlan, Failure, PlannedRestart, Role
 from dynamo.replay.planning import PlannerAdapter
 from dynamo.replay.timeline import Timeline
 from dynamo.replay.worker import CompletedSteps, Doing, SimulatedWorker
@@ -54,19 +54,19 @@ class CompletedTransfer(NamedTuple):
     """A completed KV transfer: the prefill worker can release the blocks."""
 
     worker: SimulatedWorker
-    sequence: Sequence[Flight]
+    sequence: SimulatedSequence[Flight]
 
 
 @dataclass(slots=True)
 class Cluster:
     """One simulation run."""
 
-    plan: Plan
-    load: Load
+    plan: ClusterPlan
+    load: TurnSource
     namer: Namer
-    placements: dict[Role, Placement]
+    placements: dict[Role, PlacementPolicy]
     planner: Planner | None = None
-    outcome: Outcome = field(init=False)
+    outcome: RunOutcome = field(init=False)
     fleets: dict[Role, Fleet] = field(init=False)
     _entry: Fleet = field(init=False)
     """The pool to which new requests are sent."""
@@ -89,14 +89,14 @@ class Cluster:
     def __post_init__(self) -> None:
         self.fleets = {pool.role: Fleet(pool, self.placements[pool.role], self.plan.seed) for pool in self.plan.pools}
         self._entry, self._exit = self.fleets[self.plan.pools[0].role], self.fleets[self.plan.pools[-1].role]
-        self.outcome = Outcome([], 0.0, Timeline(self.plan.interval_ms))
+        self.outcome = RunOutcome([], 0.0, Timeline(self.plan.interval_ms))
         if self.planner is not None:
             self._planner = PlannerAdapter(self.planner)
             self.outcome.planner = self._planner.log
         self._lifecycle = WorkerLifecycle(self.fleets, self.outcome)
         self._known = iter(self.load.first())
 
-    def run(self, progress: Callable[[int, float], None] | None = None) -> Outcome:
+    def run(self, progress: Callable[[int, float], None] | None = None) -> RunOutcome:
         """Run to the end. `progress` is called periodically with the number of answered requests and the time in ms."""
         self._open_up()
         now_ms = 0.0
@@ -161,13 +161,13 @@ class Cluster:
             if is_known:
                 self._expect_arrival()
             self._arrive(flight, now_ms)
-        elif isinstance(what, CacheEvents):
+        elif isinstance(what, DelayedCacheEvents):
             self.fleets[what.role].apply(what)
         elif isinstance(what, CompletedTransfer):
             self._let_go(what, now_ms)
         elif isinstance(what, Failure):
             self._fail(what, now_ms)
-        elif isinstance(what, Restart):
+        elif isinstance(what, PlannedRestart):
             self._restart(what, now_ms)
         elif isinstance(what, ScheduledTick):
             self._look(what, now_ms)
@@ -295,7 +295,7 @@ class Cluster:
         else:
             self._lifecycle.dismiss(self._entry, worker, now_ms)
 
-    def _handed_over(self, worker: SimulatedWorker, sequence: Sequence[Flight], now_ms: float) -> None:
+    def _handed_over(self, worker: SimulatedWorker, sequence: SimulatedSequence[Flight], now_ms: float) -> None:
         """Choose the decode worker of a computed prompt."""
         flight = sequence.owner
         if self._entry.is_serving(worker.worker_id):
@@ -369,14 +369,16 @@ class Cluster:
                 flight.second_ms = now_ms
         for tier, events in ((DEVICE, result.events), (HOST, result.host_events)):
             if events:
-                self._deliver_cache_event(fleet, CacheEvents(fleet.plan.role, worker.rank_id, tier, events), now_ms)
+                self._deliver_cache_event(
+                    fleet, DelayedCacheEvents(fleet.plan.role, worker.rank_id, tier, events), now_ms
+                )
         for sequence in result.finished:
             if sequence.owner.is_prefilling:
                 self._handed_over(worker, sequence, now_ms)
             else:
                 self._finish(fleet, sequence.owner, now_ms)
 
-    def _deliver_cache_event(self, fleet: Fleet, event: CacheEvents, now_ms: float) -> None:
+    def _deliver_cache_event(self, fleet: Fleet, event: DelayedCacheEvents, now_ms: float) -> None:
         if self.plan.event_lag_ms:
             self._push(now_ms + self.plan.event_lag_ms, Happening.CACHE_EVENT, event)
         else:
@@ -438,7 +440,7 @@ class Cluster:
             self._begin(flight, now_ms)
         self._admit(fleet, now_ms)
 
-    def _restart(self, restart: Restart, now_ms: float) -> None:
+    def _restart(self, restart: PlannedRestart, now_ms: float) -> None:
         """Drain the worker and start a successor, at another place while the worker has requests."""
         found = self._lifecycle.worker_at(restart.slot)
         if found is not None and found[0].is_serving(found[1]):

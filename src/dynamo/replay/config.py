@@ -9,13 +9,13 @@ from dynamo.core.errors import ConfigError
 from dynamo.protocols.planner import Planner
 from dynamo.replay.agentic_trace import plays_of, trajectories_of
 from dynamo.replay.engine import EngineArgs, engine_args, given
-from dynamo.replay.load import Session
+from dynamo.replay.load import ReplaySession
 from dynamo.replay.modes import CACHE_AWARE, canonical
-from dynamo.replay.plan import Bypass, Failure, Restart
+from dynamo.replay.plan import Bypass, Failure, PlannedRestart
 from dynamo.replay.policies import Timetable, entry, load_thresholds
 from dynamo.replay.report import Objectives
 from dynamo.replay.request_trace import sessions_of
-from dynamo.replay.scenario import Scenario, Source
+from dynamo.replay.scenario import LoadSource, Scenario
 from dynamo.replay.synthetic import Shape, sessions
 from dynamo.replay.trace import lines, read
 
@@ -260,10 +260,10 @@ class ReplayConfig:
             return load_thresholds(self.scale_load)
         return Timetable([entry(words) for words in self.scale_at]) if self.scale_at else None
 
-    def source(self) -> Source:
+    def source(self) -> LoadSource:
         """Return the load, read from a trace or generated."""
         if self.trace is None:
-            return Source(self._made_up(), self.trace_block_size)
+            return LoadSource(self._made_up(), self.trace_block_size)
         paths = self.trace.split(",")
         if self.trace_format in {"agentic-mooncake", "applied-compute-agentic"}:
             if self.trace_format == "agentic-mooncake":
@@ -271,14 +271,14 @@ class ReplayConfig:
             else:
                 plays, block_tokens = trajectories_of(lines(paths), self.trace_block_size), self.trace_block_size
             plays = plays[: self.request_limit]
-            return Source([session for play in plays for session in play.sessions], block_tokens, plays)
+            return LoadSource([session for play in plays for session in play.sessions], block_tokens, plays)
         if self.trace_format == "dynamo":
             found, block_tokens = sessions_of(lines(paths))
         else:
             found, block_tokens = read(paths, self.trace_format, self.trace_block_size), self.trace_block_size
-        return Source(found[: self.request_limit], block_tokens)
+        return LoadSource(found[: self.request_limit], block_tokens)
 
-    def _made_up(self) -> list[Session]:
+    def _made_up(self) -> list[ReplaySession]:
         assert self.input_tokens is not None
         assert self.output_tokens is not None
         assert self.request_count is not None
@@ -297,7 +297,7 @@ class ReplayConfig:
         )
         return sessions(shape)
 
-    def scenarios(self, source: Source) -> dict[str, Scenario]:
+    def scenarios(self, source: LoadSource) -> dict[str, Scenario]:
         """Return the scenarios to run, by name."""
         settings = given(self.router_config, "--router-config")
         found = {self.router_mode: self._scenario(source, self.router_mode, settings)}
@@ -306,7 +306,7 @@ class ReplayConfig:
             found[words] = self._scenario(source, mode, {**settings, **dict(map(_setting, pairs))})
         return found
 
-    def _scenario(self, source: Source, mode: str, settings: dict[str, object]) -> Scenario:
+    def _scenario(self, source: LoadSource, mode: str, settings: dict[str, object]) -> Scenario:
         self.planner()  # Reports invalid planner flags before any run.
         prefill = None
         if self.prefill_engine_args is not None:
@@ -358,10 +358,10 @@ def failure(words: str) -> Failure:
         raise ConfigError(f"--fail {words}: expected WORKER@SECONDS or WORKER@SECONDS+SECONDS") from None
 
 
-def restart(words: str) -> Restart:
+def restart(words: str) -> PlannedRestart:
     """Parse `3@60`: worker 3 is restarted at 60 s."""
     worker, _, at = words.partition("@")
     try:
-        return Restart(float(at) * 1000, int(worker))
+        return PlannedRestart(float(at) * 1000, int(worker))
     except ValueError:
         raise ConfigError(f"--restart {words}: expected WORKER@SECONDS") from None

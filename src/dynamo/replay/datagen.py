@@ -19,7 +19,7 @@ from typing import Any
 
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
-from dynamo.replay.load import Session, Turn
+from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.report import percentile
 from dynamo.replay.trace import read
 
@@ -71,7 +71,7 @@ def turns_of(path: str | None, block_tokens: int) -> list[Turn]:
     """Return the requests of a trace. Raise `ConfigError` if it is missing or empty."""
     if path is None:
         raise ConfigError("--input-file is missing")
-    sessions: list[Session] = read([path], "mooncake", block_tokens)
+    sessions: list[ReplaySession] = read([path], "mooncake", block_tokens)
     turns = [turn for session in sessions for turn in session.turns]
     if not turns:
         raise ConfigError(f"{path}: no requests found")
@@ -141,11 +141,11 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class Stretch:
+class PrefixSegment:
     """Consecutive blocks of the core without a branch."""
 
     length: int = 1
-    children: dict[int, "Stretch"] = field(default_factory=dict)
+    children: dict[int, "PrefixSegment"] = field(default_factory=dict)
     visits: int = 1
     ends: int = 0
     """Requests that leave the core at its end."""
@@ -154,26 +154,26 @@ class Stretch:
 
 
 @dataclass(slots=True)
-class Model:
+class TraceModel:
     """The distributions from which a trace is drawn."""
 
-    root: Stretch
+    root: PrefixSegment
     tails: list[int]
     """Lengths of the unshared ends of prompts in tokens."""
     outputs: list[int]
     pauses: list[float]
 
 
-def learned(turns: Sequence[Turn], block_tokens: int) -> Model:
+def learned(turns: Sequence[Turn], block_tokens: int) -> TraceModel:
     """Return the model of a trace."""
-    root = Stretch(length=0, visits=0)
+    root = PrefixSegment(length=0, visits=0)
     for turn in turns:
         node = root
         node.visits += 1
         for name in turn.hash_ids:
             child = node.children.get(name)
             if child is None:
-                child = node.children[name] = Stretch()
+                child = node.children[name] = PrefixSegment()
             else:
                 child.visits += 1
             node = child
@@ -190,10 +190,10 @@ def learned(turns: Sequence[Turn], block_tokens: int) -> Model:
     _prune(root)
     times = [turn.at_ms or 0.0 for turn in turns]
     pauses = [after - before for before, after in itertools.pairwise(times)] or [0.0]
-    return Model(root, tails, [turn.output_tokens for turn in turns], pauses)
+    return TraceModel(root, tails, [turn.output_tokens for turn in turns], pauses)
 
 
-def _prune(root: Stretch) -> None:
+def _prune(root: PrefixSegment) -> None:
     """Remove unshared blocks and join nodes without a branch."""
     rest = [root]
     while rest:
@@ -209,7 +209,7 @@ def _prune(root: Stretch) -> None:
             rest.append(child)
 
 
-def synthesized(model: Model, config: SynthesizeConfig) -> list[dict[str, Any]]:
+def synthesized(model: TraceModel, config: SynthesizeConfig) -> list[dict[str, Any]]:
     """Return the rows of a new trace."""
     rng = random.Random(config.seed)
     fresh = _rename(model.root, config)
@@ -244,7 +244,7 @@ def synthesized(model: Model, config: SynthesizeConfig) -> list[dict[str, Any]]:
     return rows
 
 
-def _rename(root: Stretch, config: SynthesizeConfig) -> int:
+def _rename(root: PrefixSegment, config: SynthesizeConfig) -> int:
     """Assign a name to every block of the stretched core; return the number of names."""
     count, rest = 0, [root]
     while rest:

@@ -13,7 +13,7 @@ from dynamo.mocker.simulation.rules import (
     EngineType,
     EvictionName,
     HostRules,
-    Limits,
+    RankLimits,
     SglangRules,
     TransferRules,
 )
@@ -91,7 +91,7 @@ class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(f"--extra-engine-args: {name} is {getattr(self, name):g}: expected zero or more")
         return self
 
-    def limits(self) -> Limits:
+    def limits(self) -> RankLimits:
         """Return the capacity and scheduling limits of a rank."""
         host = None
         if self.num_host_blocks is not None:
@@ -101,7 +101,7 @@ class EngineArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 self.host_offload_d2h_bandwidth_gbps,
                 self.host_offload_h2d_bandwidth_gbps,
             )
-        return Limits(
+        return RankLimits(
             num_blocks=self.num_gpu_blocks_override or self.num_gpu_blocks,
             block_tokens=self.block_size,
             max_num_seqs=self.max_num_seqs,

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from dynamo.core.errors import NotReady
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.replay.outcome import Flight
-from dynamo.replay.placement import DEVICE, HOST, Caches, Placement, PlacementRequest, RankId
+from dynamo.replay.placement import DEVICE, HOST, Caches, PlacementPolicy, PlacementRequest, RankId
 from dynamo.replay.plan import PoolPlan, Role
 from dynamo.replay.worker import SimulatedWorker
 
 
-class CacheEvents(NamedTuple):
+class DelayedCacheEvents(NamedTuple):
     """A cache event of a rank, to be delivered immediately or after the lag."""
 
     role: Role
@@ -35,7 +35,7 @@ class Fleet:
     """One pool of workers."""
 
     plan: PoolPlan
-    placement: Placement
+    placement: PlacementPolicy
     seed: int
     serving: dict[int, Ranks] = field(init=False, default_factory=dict)
     """Workers in service by id, oldest first."""
@@ -117,7 +117,7 @@ class Fleet:
         except NotReady:
             return None, False
 
-    def apply(self, change: CacheEvents) -> None:
+    def apply(self, change: DelayedCacheEvents) -> None:
         """Deliver a cache event to the placement if the worker is in service."""
         if change.rank_id[0] in self.serving:
             for event in change.events:

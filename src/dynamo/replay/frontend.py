@@ -12,7 +12,7 @@ import msgspec
 
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.replay.event_stream import EventStream
-from dynamo.replay.load import Session, Turn
+from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.online import AnswerChunk
 
 REMEMBERED_MAX = 4096  # Blocks whose tokens are cached: 512 tokens each, some 20 MB.
@@ -59,7 +59,7 @@ class FrontendClient:
         self._model = model
         self._prompts = prompts
 
-    async def send(self, session: Session, turn: Turn) -> AsyncGenerator[AnswerChunk, None]:
+    async def send(self, session: ReplaySession, turn: Turn) -> AsyncGenerator[AnswerChunk, None]:
         """Send one turn and yield the chunks of its answer."""
         headers = {"x-request-id": turn.request_id.replace("/", "-")}
         if len(session.turns) > 1:

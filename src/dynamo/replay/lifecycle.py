@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dynamo.replay.fleet import Fleet
-from dynamo.replay.outcome import Flight, Outcome
+from dynamo.replay.outcome import Flight, RunOutcome
 from dynamo.replay.plan import Role
 from dynamo.replay.worker import SimulatedWorker
 
@@ -44,7 +44,7 @@ class WorkerLifecycle:
     """The workers of one run."""
 
     fleets: dict[Role, Fleet]
-    outcome: Outcome
+    outcome: RunOutcome
     _places: Places = field(init=False, default_factory=Places)
     _next_id: int = field(init=False, default=0)
     _counted_ms: float = field(init=False, default=0.0)

@@ -1,4 +1,4 @@
-"""Load: sessions of turns and their arrival times, in an open or a closed loop."""
+"""TurnSource: sessions of turns and their arrival times, in an open or a closed loop."""
 
 import heapq
 import itertools
@@ -27,7 +27,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ReplaySession:
     """Turns of one conversation, in order; most have one."""
 
     session_id: str
@@ -43,14 +43,14 @@ class Session:
                 raise ConfigError(f"request {turn.request_id}: prompt and answer must have at least one token each")
 
 
-Due = tuple[float, Session, int]
+Due = tuple[float, ReplaySession, int]
 """Arrival time in ms, session, and index of the turn."""
 
 
 class OpenLoop:
     """Arrivals at fixed times, independent of the completion of other sessions."""
 
-    def __init__(self, sessions: Sequence[Session], speedup: float = 1.0) -> None:
+    def __init__(self, sessions: Sequence[ReplaySession], speedup: float = 1.0) -> None:
         if not speedup > 0:
             raise ConfigError(f"--arrival-speedup-ratio {speedup:g}: expected more than 0")
         self._sessions = sessions
@@ -61,7 +61,7 @@ class OpenLoop:
         known = ((self._time(session.turns[0]), session, 0) for session in self._sessions)
         return iter(sorted(known, key=lambda due: due[0]))
 
-    def after(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
+    def after(self, session: ReplaySession, turn: int, now_ms: float) -> Iterable[Due]:
         """Return the turns that become due because a turn was answered."""
         if turn + 1 == len(session.turns):
             return ()
@@ -71,7 +71,7 @@ class OpenLoop:
             at_ms = max(at_ms, self._time(following))
         return ((at_ms, session, turn + 1),)
 
-    def begun(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
+    def begun(self, session: ReplaySession, turn: int, now_ms: float) -> Iterable[Due]:
         """Return the turns that become due because a turn was sent to a worker: none."""
         return ()
 
@@ -82,7 +82,7 @@ class OpenLoop:
 class ClosedLoop:
     """A fixed number of concurrent sessions; the next begins when one ends. Ignores recorded times, not delays."""
 
-    def __init__(self, sessions: Sequence[Session], concurrency: int) -> None:
+    def __init__(self, sessions: Sequence[ReplaySession], concurrency: int) -> None:
         if concurrency < 1:
             raise ConfigError(f"--replay-concurrency {concurrency}: expected 1 or more")
         self._rest = iter(sessions)
@@ -92,30 +92,30 @@ class ClosedLoop:
         """Yield the first turns of the initial sessions."""
         return ((0.0, session, 0) for session in itertools.islice(self._rest, self._concurrency))
 
-    def after(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
+    def after(self, session: ReplaySession, turn: int, now_ms: float) -> Iterable[Due]:
         """Return the session's next turn, or the next session's first."""
         if turn + 1 < len(session.turns):
             return ((now_ms + session.turns[turn + 1].delay_ms, session, turn + 1),)
         following = next(self._rest, None)
         return () if following is None else ((now_ms, following, 0),)
 
-    def begun(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
+    def begun(self, session: ReplaySession, turn: int, now_ms: float) -> Iterable[Due]:
         """Return the turns that become due because a turn was sent to a worker: none."""
         return ()
 
 
-class Load(Protocol):
+class TurnSource(Protocol):
     """A source of turns. Each turn is yielded once."""
 
     def first(self) -> Iterator[Due]:
         """Yield turns that depend on no other turn, in the order of time."""
         ...
 
-    def begun(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
+    def begun(self, session: ReplaySession, turn: int, now_ms: float) -> Iterable[Due]:
         """Return the turns that become due because a turn was sent to a worker for the first time."""
         ...
 
-    def after(self, session: Session, turn: int, now_ms: float) -> Iterable[Due]:
+    def after(self, session: ReplaySession, turn: int, now_ms: float) -> Iterable[Due]:
         """Return the turns that become due because a turn was answered."""
         ...
 

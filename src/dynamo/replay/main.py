@@ -16,10 +16,10 @@ from dynamo.replay.config import ReplayConfig
 from dynamo.replay.event_stream import EventStream
 from dynamo.replay.frontend import FrontendClient, Prompts, only_model
 from dynamo.replay.online import Online
-from dynamo.replay.outcome import Outcome
+from dynamo.replay.outcome import RunOutcome
 from dynamo.replay.page import page
 from dynamo.replay.report import as_json, report_of, rows_of, summary_of, table_of
-from dynamo.replay.scenario import Source
+from dynamo.replay.scenario import LoadSource
 
 Progress = Callable[[int, float], None]
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str], prog: str = "python -m dynamo.replay") -> int:
     config = load(ReplayConfig, argv, prog=prog)
     source = config.source()
     began_ms = 0
-    runs: dict[str, tuple[Outcome, float]] = {}
+    runs: dict[str, tuple[RunOutcome, float]] = {}
     is_shown = config.progress and sys.stderr.isatty()
     if config.replay_mode == "online":
         began_ms = time.time_ns() // 1_000_000
@@ -55,7 +55,7 @@ def main(argv: Sequence[str], prog: str = "python -m dynamo.replay") -> int:
     return 1 if left and config.max_sim_time_ms is None else 0
 
 
-def _report(config: ReplayConfig, runs: Mapping[str, tuple[Outcome, float]]) -> None:
+def _report(config: ReplayConfig, runs: Mapping[str, tuple[RunOutcome, float]]) -> None:
     """Print the table and write the requested reports."""
     summaries = {}
     for name, (outcome, wall_ms) in runs.items():
@@ -83,10 +83,10 @@ def _report(config: ReplayConfig, runs: Mapping[str, tuple[Outcome, float]]) -> 
         _write(config.report_html, page(outcomes, summaries).encode())
 
 
-def run_online(config: ReplayConfig, source: Source, progress: Progress | None) -> Outcome:
+def run_online(config: ReplayConfig, source: LoadSource, progress: Progress | None) -> RunOutcome:
     """Send the load to a running frontend."""
 
-    async def replay() -> Outcome:
+    async def replay() -> RunOutcome:
         stream = EventStream(config.url, config.request_timeout_s)
         try:
             model = config.model_name or await only_model(stream)
@@ -106,7 +106,9 @@ def run_online(config: ReplayConfig, source: Source, progress: Progress | None) 
     return asyncio.run(replay())
 
 
-def _timed(name: str, total: int, is_shown: bool, run: Callable[[Progress | None], Outcome]) -> tuple[Outcome, float]:
+def _timed(
+    name: str, total: int, is_shown: bool, run: Callable[[Progress | None], RunOutcome]
+) -> tuple[RunOutcome, float]:
     """Return the outcome of a run and its duration in ms."""
     began = time.monotonic()
     outcome = run(_bar(name, total) if is_shown else None)

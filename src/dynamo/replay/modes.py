@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.kv_router.config import BALANCED_QUEUE, RouterConfig, Weights
-from dynamo.replay.placement import KvPlacement, Placement, SimplePlacement
+from dynamo.kv_router.config import BALANCED_QUEUE, CostWeights, RoutingConfig
+from dynamo.replay.placement import KvPlacement, PlacementPolicy, SimplePlacement
 from dynamo.replay.plan import Role
 from dynamo.replay.preble import PreblePlacement
 from dynamo.runtime.push_router import RouterMode
@@ -33,7 +33,7 @@ def canonical(mode: str) -> str:
 
 def placement(
     mode: str, settings: dict[str, Any], block_tokens: int, seed: int, role: Role = Role.AGGREGATED
-) -> Placement:
+) -> PlacementPolicy:
     """Return the placement of a mode. Raise `ConfigError` for an unknown mode or setting.
 
     Placement of prefill workers does not count occupied blocks, because prompts occupy them only briefly.
@@ -50,18 +50,18 @@ def placement(
     return KvPlacement(router_config(settings, block_tokens, is_balanced=mode == "balanced"), seed)
 
 
-def router_config(settings: dict[str, Any], block_tokens: int, *, is_balanced: bool = False) -> RouterConfig:
+def router_config(settings: dict[str, Any], block_tokens: int, *, is_balanced: bool = False) -> RoutingConfig:
     """Return the router configuration: upstream's defaults with the given settings."""
     named = {SETTINGS.get(name, name): value for name, value in settings.items()}
-    weights = {name: named.pop(name) for name in Weights.__struct_fields__ if name in named}
+    weights = {name: named.pop(name) for name in CostWeights.__struct_fields__ if name in named}
     if is_balanced:
         named["policy"] = "balanced"
     if named.get("policy") == "balanced":
         named = {**BALANCED_QUEUE, **named}
-    unknown = set(named) - set(RouterConfig.__struct_fields__)
+    unknown = set(named) - set(RoutingConfig.__struct_fields__)
     if unknown:
         raise ConfigError(f"--router-config: unknown setting {min(unknown)}")
     try:
-        return msgspec.convert({"block_size": block_tokens, **named, "weights": weights}, RouterConfig)
+        return msgspec.convert({"block_size": block_tokens, **named, "weights": weights}, RoutingConfig)
     except (msgspec.ValidationError, InvalidArgument) as error:
         raise ConfigError(f"--router-config: {error}") from None

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.errors import DynamoException
-from dynamo.replay.load import Due, Load, Session, Turn
-from dynamo.replay.outcome import Flight, Outcome
+from dynamo.replay.load import Due, ReplaySession, Turn, TurnSource
+from dynamo.replay.outcome import Flight, RunOutcome
 from dynamo.replay.timeline import Timeline
 
 PROGRESS_S = 0.2
@@ -37,7 +37,7 @@ class AnswerChunk:
 class ReplayClient(Protocol):
     """A client that sends requests to a server."""
 
-    def send(self, session: Session, turn: Turn) -> AsyncGenerator[AnswerChunk, None]:
+    def send(self, session: ReplaySession, turn: Turn) -> AsyncGenerator[AnswerChunk, None]:
         """Send one turn and yield the chunks of its answer. Raise `DynamoException` if the request fails."""
         ...
 
@@ -46,7 +46,7 @@ class ReplayClient(Protocol):
 class Online:
     """One run against a frontend."""
 
-    load: Load
+    load: TurnSource
     client: ReplayClient
     at_once: int = 4096
     """Maximum concurrent requests; further requests wait, and the wait counts as latency."""
@@ -54,7 +54,7 @@ class Online:
     """Time after which the run ends, even if requests are unanswered."""
     interval_ms: float = 1000.0
     clock: Clock = field(default_factory=SystemClock)
-    outcome: Outcome = field(init=False)
+    outcome: RunOutcome = field(init=False)
     _began_s: float = field(init=False, default=0.0)
     _places: asyncio.Semaphore = field(init=False)
     _arrived: int = field(init=False, default=0)
@@ -62,10 +62,10 @@ class Online:
     _slots: dict[int, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.outcome = Outcome([], 0.0, Timeline(self.interval_ms))
+        self.outcome = RunOutcome([], 0.0, Timeline(self.interval_ms))
         self._places = asyncio.Semaphore(self.at_once)
 
-    async def run(self, progress: Callable[[int, float], None] | None = None) -> Outcome:
+    async def run(self, progress: Callable[[int, float], None] | None = None) -> RunOutcome:
         """Run to the end. `progress` is called periodically with the number of answered requests and the time in ms."""
         self._began_s = self.clock.now()
         shown = asyncio.create_task(self._show(progress), name="replay.progress") if progress else None

@@ -1,10 +1,10 @@
-"""Outcome: the requests of a run with their times, and the activity of the workers."""
+"""RunOutcome: the requests of a run with their times, and the activity of the workers."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynamo.replay.load import Session, Turn
+from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.names import PromptNames
 from dynamo.replay.timeline import Timeline
 
@@ -14,7 +14,7 @@ class Flight:
     """A request in progress. Times are milliseconds of the run's clock; negative: not reached yet."""
 
     key: str
-    session: Session
+    session: ReplaySession
     place: int
     """Index of the turn in its session."""
     turn: Turn
@@ -50,7 +50,7 @@ class PlannerLog:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RunOutcome:
     """The result of a run."""
 
     flights: list[Flight]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dynamo.replay.comparison import ROWS, cell
-from dynamo.replay.outcome import Outcome
+from dynamo.replay.outcome import RunOutcome
 from dynamo.replay.report import percentile, rows_of
 from dynamo.replay.timeline import Timeline
 
@@ -29,7 +29,7 @@ svg{width:100%;height:auto}svg text{font-size:15px;fill:currentColor}
 Points = Sequence[tuple[float, float]]
 
 
-def page(outcomes: Mapping[str, Outcome], summaries: Mapping[str, dict[str, Any]]) -> str:
+def page(outcomes: Mapping[str, RunOutcome], summaries: Mapping[str, dict[str, Any]]) -> str:
     """Return the HTML page of runs by name."""
     names = list(outcomes)
     plots = [
@@ -79,7 +79,7 @@ def _table(summaries: Mapping[str, dict[str, Any]]) -> str:
 # Plotted data.
 
 
-def _cdfs(outcomes: Mapping[str, Outcome], metric: str) -> dict[str, Points]:
+def _cdfs(outcomes: Mapping[str, RunOutcome], metric: str) -> dict[str, Points]:
     found: dict[str, Points] = {}
     for name, outcome in outcomes.items():
         values = sorted(value for row in rows_of(outcome.flights) if (value := getattr(row, metric)) is not None)
@@ -89,7 +89,7 @@ def _cdfs(outcomes: Mapping[str, Outcome], metric: str) -> dict[str, Points]:
     return found
 
 
-def _sums(outcomes: Mapping[str, Outcome], level: str) -> dict[str, Points]:
+def _sums(outcomes: Mapping[str, RunOutcome], level: str) -> dict[str, Points]:
     found: dict[str, Points] = {}
     for name, outcome in outcomes.items():
         timeline = outcome.timeline
@@ -98,7 +98,7 @@ def _sums(outcomes: Mapping[str, Outcome], level: str) -> dict[str, Points]:
     return found
 
 
-def _worker_counts(outcome: Outcome) -> Points:
+def _worker_counts(outcome: RunOutcome) -> Points:
     """Return the number of workers in service over time."""
     assert outcome.planner is not None
     count, found = 0, list[tuple[float, float]]()
@@ -120,7 +120,7 @@ def _counted(timeline: Timeline, name: str) -> list[int]:
     return [sum(values) for values in zip(*(timeline.counted(name, at) for at in range(timeline.places)), strict=True)]
 
 
-def _hits(outcomes: Mapping[str, Outcome]) -> dict[str, Points]:
+def _hits(outcomes: Mapping[str, RunOutcome]) -> dict[str, Points]:
     found: dict[str, Points] = {}
     for name, outcome in outcomes.items():
         timeline = outcome.timeline
@@ -132,7 +132,7 @@ def _hits(outcomes: Mapping[str, Outcome]) -> dict[str, Points]:
     return found
 
 
-def _rates(outcomes: Mapping[str, Outcome], count: str) -> dict[str, Points]:
+def _rates(outcomes: Mapping[str, RunOutcome], count: str) -> dict[str, Points]:
     found: dict[str, Points] = {}
     for name, outcome in outcomes.items():
         seconds = outcome.timeline.interval_ms / 1000

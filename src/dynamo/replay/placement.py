@@ -1,4 +1,4 @@
-"""Placement: choose workers for requests, by the production router or a simple mode.
+"""PlacementPolicy: choose workers for requests, by the production router or a simple mode.
 
 All implementations receive the same events: workers, sent and finished requests, cache events, and steps.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dynamo.core.errors import NotReady
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.router import Decision, Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import TIERS
@@ -44,7 +44,7 @@ DECODE_OVERRIDES = {"overlap_score_credit": 0.0, "assume_kv_reuse": False, "trac
 """Router settings for choosing the decode worker of a computed prompt."""
 
 
-class Placement(Protocol):
+class PlacementPolicy(Protocol):
     """A policy that chooses workers."""
 
     @property
@@ -131,7 +131,7 @@ def check_caches(index: KvIndex, caches: Caches) -> None:
 class KvPlacement:
     """Placement by the production router."""
 
-    def __init__(self, config: RouterConfig, seed: int) -> None:
+    def __init__(self, config: RoutingConfig, seed: int) -> None:
         self.router = Router(config, random.Random(seed))
         self._numbers = itertools.count(1)
 

@@ -1,10 +1,10 @@
-"""Plan: description of a cluster: pools of workers, failures and restarts, and KV transfers."""
+"""ClusterPlan: description of a cluster: pools of workers, failures and restarts, and KV transfers."""
 
 import enum
 from dataclasses import dataclass, field
 
 from dynamo.core.errors import ConfigError
-from dynamo.mocker.simulation.scheduler import Limits
+from dynamo.mocker.simulation.scheduler import RankLimits
 from dynamo.mocker.simulation.timing import StepTimes, Timing
 
 
@@ -26,7 +26,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class PlannedRestart:
     """A restart: drain the worker at a place and start a successor."""
 
     at_ms: float
@@ -39,7 +39,7 @@ class PoolPlan:
 
     workers: int
     role: Role = Role.AGGREGATED
-    limits: Limits = field(default_factory=Limits)
+    limits: RankLimits = field(default_factory=RankLimits)
     timing: StepTimes = field(default_factory=Timing)
     startup_ms: float = 0.0
     """Start-up time of workers that are added during the run."""
@@ -68,14 +68,14 @@ class Bypass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ClusterPlan:
     """A cluster and its scheduled failures."""
 
     pools: tuple[PoolPlan, ...]
     """One aggregated pool, or a prefill and a decode pool."""
     bypass: Bypass | None = None
     failures: tuple[Failure, ...] = ()
-    restarts: tuple[Restart, ...] = ()
+    restarts: tuple[PlannedRestart, ...] = ()
     event_lag_ms: float = 0.0
     interval_ms: float = 1000.0
     """Interval of the timeline."""

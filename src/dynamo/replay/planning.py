@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dynamo.mocker.simulation.scheduler import Limits
+from dynamo.mocker.simulation.scheduler import RankLimits
 from dynamo.protocols.load import FORWARD_PASS_VERSION, ForwardPassMetrics
 from dynamo.protocols.planner import (
     EngineCapabilities,
@@ -25,7 +25,7 @@ from dynamo.replay.plan import PoolPlan, Role
 TICKS_MAX = 100_000  # Planner ticks in the report: more than one per second for a day.
 
 
-def capabilities(limits: Limits) -> EngineCapabilities:
+def capabilities(limits: RankLimits) -> EngineCapabilities:
     """Return a worker's capabilities in the planner's form."""
     return EngineCapabilities(
         max_num_batched_tokens=limits.max_num_batched_tokens,

@@ -66,7 +66,7 @@ def entry(words: str) -> Entry:
     return Entry(at_s, ScalingDecision(num_prefill=prefill, num_decode=numbers[-1]))
 
 
-class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScalingThresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Scaling thresholds. Defaults are those of upstream's target `throughput`."""
 
     interval_s: float = 5.0
@@ -81,7 +81,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Scale up if the tokens of running and waiting decodes, divided by a worker's KV capacity, reach this."""
     decode_down: float = 0.6
 
-    def check(self) -> "Thresholds":
+    def check(self) -> "ScalingThresholds":
         """Return the thresholds. Raise `ConfigError` if they contradict each other."""
         if not self.interval_s > 0:
             raise ConfigError(f"--scale-load: interval_s {self.interval_s:g}: expected more than 0")
@@ -99,7 +99,7 @@ class LoadThresholds:
     No decision is made while workers start or leave, or before every worker in service has reported a step.
     """
 
-    thresholds: Thresholds
+    thresholds: ScalingThresholds
     name: str = "load thresholds"
     _prefill: EngineCapabilities | None = field(init=False, default=None)
     _decode: EngineCapabilities = field(init=False, default_factory=EngineCapabilities)
@@ -178,7 +178,7 @@ class LoadThresholds:
 def load_thresholds(text: str) -> Planner:
     """Parse `--scale-load`: JSON, or `on` for the defaults."""
     try:
-        found = Thresholds() if text == "on" else msgspec.json.decode(text, type=Thresholds)
+        found = ScalingThresholds() if text == "on" else msgspec.json.decode(text, type=ScalingThresholds)
     except msgspec.DecodeError as error:
         raise ConfigError(f"--scale-load: {error}") from None
     return LoadThresholds(found.check())

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo.replay.outcome import Flight, Outcome, PlannerLog
+from dynamo.replay.outcome import Flight, PlannerLog, RunOutcome
 from dynamo.replay.timeline import COUNTS, LEVELS
 
 STATISTICS = ("mean", "min", "max", "p99", "p90", "p75", "std")
@@ -92,7 +92,7 @@ def _row(flight: Flight) -> RequestRow:
     )
 
 
-def summary_of(outcome: Outcome, rows: Sequence[RequestRow], objectives: Objectives = NONE) -> dict[str, Any]:
+def summary_of(outcome: RunOutcome, rows: Sequence[RequestRow], objectives: Objectives = NONE) -> dict[str, Any]:
     """Return the summary of a run under upstream's names."""
     seconds = outcome.duration_ms / 1000
     output = sum(row.output_length for row in rows)
@@ -160,7 +160,7 @@ def percentile(known: Sequence[float], part: float) -> float:
     return known[low] + (known[high] - known[low]) * (at - low)
 
 
-def telemetry_of(outcome: Outcome) -> dict[str, Any]:
+def telemetry_of(outcome: RunOutcome) -> dict[str, Any]:
     """Return the activity of each worker by interval."""
     timeline = outcome.timeline
     samples = [
@@ -175,7 +175,7 @@ def telemetry_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def report_of(
-    outcome: Outcome,
+    outcome: RunOutcome,
     *,
     objectives: Objectives = NONE,
     with_requests: bool = False,

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from dynamo.core.errors import ConfigError
-from dynamo.replay.load import Session, Turn
+from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.names import Namer
-from dynamo.replay.outcome import Outcome
+from dynamo.replay.outcome import RunOutcome
 from dynamo.serving.request_trace.rows import SCHEMA, AgentContext, Replay, RequestEnd, TraceRow, Worker
+from dynamo.serving.request_trace.trace import SCHEMA, AgentContext, Replay, RequestEnd, TraceRow, Worker
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -26,7 +27,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
 ROW, LINE = msgspec.json.Decoder(TraceRow), msgspec.json.Decoder(Line)
 
 
-def sessions_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Session], int]:
+def sessions_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[ReplaySession], int]:
     """Return the sessions and the tokens per hash id. Raise `ConfigError` with the invalid line."""
     turns: dict[str, list[Turn]] = {}
     kinds: set[bool] = set()
@@ -50,7 +51,7 @@ def sessions_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Session], int]
         turns.setdefault(name, []).append(_turn(end, end.replay, len(turns)))
     if not turns or began is None:
         raise ConfigError("the request trace has no requests that can be replayed")
-    return [Session(name, _from_start(of, began)) for name, of in turns.items()], block_tokens
+    return [ReplaySession(name, _from_start(of, began)) for name, of in turns.items()], block_tokens
 
 
 def _decoded(place: str, line: bytes) -> TraceRow:
@@ -85,7 +86,7 @@ def _from_start(turns: list[Turn], began: int) -> list[Turn]:
     ]
 
 
-def rows_of(outcome: Outcome, trace_block_tokens: int, block_tokens: int, began_ms: int = 0) -> Iterator[Line]:
+def rows_of(outcome: RunOutcome, trace_block_tokens: int, block_tokens: int, began_ms: int = 0) -> Iterator[Line]:
     """Yield the answered requests as a frontend with such block sizes would have traced them.
 
     Rows have agents' sessions if any session has several turns. `began_ms`: start of the run in ms since 1970.

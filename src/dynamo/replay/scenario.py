@@ -9,18 +9,18 @@ from dynamo.protocols.planner import Planner
 from dynamo.replay.agentic import AgenticLoad, Play
 from dynamo.replay.cluster import Cluster
 from dynamo.replay.engine import EngineArgs
-from dynamo.replay.load import ClosedLoop, Load, OpenLoop, Session
+from dynamo.replay.load import ClosedLoop, OpenLoop, ReplaySession, TurnSource
 from dynamo.replay.modes import CACHE_AWARE, canonical, placement
 from dynamo.replay.names import Namer
-from dynamo.replay.outcome import Outcome
-from dynamo.replay.plan import Bypass, Failure, Plan, PoolPlan, Restart, Role
+from dynamo.replay.outcome import RunOutcome
+from dynamo.replay.plan import Bypass, ClusterPlan, Failure, PlannedRestart, PoolPlan, Role
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LoadSource:
     """The load, independent of its target."""
 
-    sessions: Sequence[Session]
+    sessions: Sequence[ReplaySession]
     block_tokens: int = 512
     plays: Sequence[Play] = ()
     """Plays whose sessions depend on each other."""
@@ -30,7 +30,7 @@ class Source:
         """Return the number of requests."""
         return sum(len(session.turns) for session in self.sessions)
 
-    def load(self, concurrency: int | None, speedup: float, lanes: int | None) -> Load:
+    def load(self, concurrency: int | None, speedup: float, lanes: int | None) -> TurnSource:
         """Return the load with its arrival process. Raise `ConfigError` for flags that do not apply to it."""
         if self.plays:
             if concurrency is not None:
@@ -47,7 +47,7 @@ class Source:
 class Scenario:
     """All parameters of a run."""
 
-    sessions: Sequence[Session]
+    sessions: Sequence[ReplaySession]
     plays: Sequence[Play] = ()
     workers: int = 1
     prefill_workers: int | None = None
@@ -64,7 +64,7 @@ class Scenario:
     speedup: float = 1.0
     block_tokens: int = 512
     failures: tuple[Failure, ...] = ()
-    restarts: tuple[Restart, ...] = ()
+    restarts: tuple[PlannedRestart, ...] = ()
     planner: Callable[[], Planner | None] | None = None
     """Factory of a new planner for each run."""
     event_lag_ms: float = 0.0
@@ -72,12 +72,12 @@ class Scenario:
     max_sim_time_ms: float | None = None
     seed: int = 42
 
-    def run(self, progress: Callable[[int, float], None] | None = None) -> Outcome:
+    def run(self, progress: Callable[[int, float], None] | None = None) -> RunOutcome:
         """Run the scenario; equal scenarios have equal outcomes."""
         if self.bypass is not None and canonical(self.router_mode) not in CACHE_AWARE:
             raise ConfigError("conditional disaggregation requires a router mode that uses KV events")
-        load = Source(self.sessions, self.block_tokens, self.plays).load(self.concurrency, self.speedup, self.lanes)
-        plan = Plan(
+        load = LoadSource(self.sessions, self.block_tokens, self.plays).load(self.concurrency, self.speedup, self.lanes)
+        plan = ClusterPlan(
             pools=self._pools(),
             bypass=self.bypass,
             failures=self.failures,

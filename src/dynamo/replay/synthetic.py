@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from dynamo.core.errors import ConfigError
-from dynamo.replay.load import Session, Turn
+from dynamo.replay.load import ReplaySession, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,13 @@ class Shape:
             raise ConfigError(f"--request-rate {self.request_rate:g}: expected more than 0")
 
 
-def sessions(shape: Shape) -> list[Session]:
+def sessions(shape: Shape) -> list[ReplaySession]:
     """Generate the sessions of a shape; equal seeds give equal sessions."""
     rng = random.Random(shape.seed)
     block = shape.block_tokens
     shared = int(shape.input_tokens * shape.shared_prefix_ratio) // block if shape.prefix_groups else 0
     fresh = shape.prefix_groups * shared
-    found: list[Session] = []
+    found: list[ReplaySession] = []
     at_ms = 0.0
     for number in range(0, shape.requests, shape.turns):
         group = rng.randrange(shape.prefix_groups) if shared else 0
@@ -71,7 +71,7 @@ def sessions(shape: Shape) -> list[Session]:
                 )
             )
             tokens += shape.output_tokens + shape.input_tokens
-        found.append(Session(f"s{number // shape.turns}", turns))
+        found.append(ReplaySession(f"s{number // shape.turns}", turns))
         if shape.request_rate is not None:
             at_ms += rng.expovariate(shape.request_rate) * 1000
         elif shape.arrival_interval_ms is not None:

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from dynamo.core.errors import ConfigError
-from dynamo.replay.load import Session, Turn
+from dynamo.replay.load import ReplaySession, Turn
 
 FORMATS = ("mooncake", "mooncake-delta")
 
 
-class Row(msgspec.Struct):
+class MooncakeRow(msgspec.Struct):
     """One line of a trace."""
 
     input_length: int | None = None
@@ -47,16 +47,16 @@ def lines(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
             raise ConfigError(f"cannot read the trace {path}: {error.strerror or error}") from None
 
 
-def read(paths: Sequence[str], trace_format: str = "mooncake", block_tokens: int = 512) -> list[Session]:
+def read(paths: Sequence[str], trace_format: str = "mooncake", block_tokens: int = 512) -> list[ReplaySession]:
     """Return the sessions of these files as one trace."""
     if trace_format not in FORMATS:
         raise ConfigError(f"--trace-format {trace_format}: expected one of {', '.join(FORMATS)}")
     return sessions_of(rows(lines(paths)), is_delta=trace_format == "mooncake-delta", block_tokens=block_tokens)
 
 
-def rows(found: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, Row]]:
+def rows(found: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, MooncakeRow]]:
     """Decode lines. Raise `ConfigError` with the invalid line."""
-    decoder = msgspec.json.Decoder(Row)
+    decoder = msgspec.json.Decoder(MooncakeRow)
     for place, line in found:
         try:
             yield place, decoder.decode(line)
@@ -64,17 +64,17 @@ def rows(found: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, Row]]:
             raise ConfigError(f"{place}: {error}") from None
 
 
-def sessions_of(found: Iterable[tuple[str, Row]], *, is_delta: bool, block_tokens: int) -> list[Session]:
+def sessions_of(found: Iterable[tuple[str, MooncakeRow]], *, is_delta: bool, block_tokens: int) -> list[ReplaySession]:
     """Group rows by session id into turns; a row without one is a session of its own."""
     turns: dict[Any, list[Turn]] = {}
     for number, (place, row) in enumerate(found):
         name = f"r{number}" if row.session_id is None else row.session_id
         before = turns.setdefault(name, [])
         turns[name].append(_turn(place, number, row, before[-1] if before and is_delta else None, block_tokens))
-    return [Session(str(name), of) for name, of in turns.items()]
+    return [ReplaySession(str(name), of) for name, of in turns.items()]
 
 
-def _turn(place: str, number: int, row: Row, before: Turn | None, block_tokens: int) -> Turn:
+def _turn(place: str, number: int, row: MooncakeRow, before: Turn | None, block_tokens: int) -> Turn:
     given = row.input_length if row.input_length is not None else row.input_tokens
     output = row.output_length if row.output_length is not None else row.output_tokens
     if given is None or output is None:

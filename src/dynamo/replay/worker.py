@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from dynamo.mocker.simulation.batching import Batching
 from dynamo.mocker.simulation.engines import simulate
-from dynamo.mocker.simulation.rules import Limits
-from dynamo.mocker.simulation.sequence import Sequence, State
+from dynamo.mocker.simulation.rules import RankLimits
+from dynamo.mocker.simulation.sequence import SequenceState, SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
 from dynamo.mocker.simulation.timing import StepTimes
 from dynamo.mocker.simulation.tokens import TokenSource
@@ -48,7 +48,7 @@ class SimulatedWorker:
     worker_id: int
     rank: int
     slot: int
-    limits: Limits
+    limits: RankLimits
     timing: StepTimes
     seed: int
     simulation: Batching[Flight] = field(init=False)
@@ -59,7 +59,7 @@ class SimulatedWorker:
     """Number of activities begun; identifies wake-ups of interrupted activities."""
     result: StepResult[Flight] | None = field(init=False, default=None)
     real_steps: int = field(init=False, default=0)
-    begun: list[Sequence[Flight]] = field(init=False, default_factory=list)
+    begun: list[SimulatedSequence[Flight]] = field(init=False, default_factory=list)
     """Sequences that have one token."""
     noted_ms: float = field(init=False, default=0.0)
     """Time up to which the levels are in the timeline."""
@@ -139,7 +139,7 @@ class SimulatedWorker:
         is_cut = self.doing is Doing.STEPPING or (self.doing is Doing.RESUMING and self.until_ms > now_ms)
         if self.doing is Doing.COASTING:
             sim.skip(bisect_left(self._ends, now_ms))  # Completed steps only; the current one generates nothing.
-        gone: list[Sequence[Flight]] = [*sim.decoding, *([sim.partial] if sim.partial else []), *sim.waiting]
+        gone: list[SimulatedSequence[Flight]] = [*sim.decoding, *([sim.partial] if sim.partial else []), *sim.waiting]
         gone += [*sim.loading, *sim.loaded]
         begun = set()
         if result is not None:
@@ -147,7 +147,7 @@ class SimulatedWorker:
             gone += result.finished
         for sequence in gone:
             generated = sim.generated_tokens(sequence)
-            if is_cut and (sequence in begun or (result is None and sequence.state is State.DECODING)):
+            if is_cut and (sequence in begun or (result is None and sequence.state is SequenceState.DECODING)):
                 generated -= 1
             if not sequence.owner.is_prefilling:
                 sequence.owner.migrated_tokens += generated

@@ -18,7 +18,7 @@ from dynamo.core.codec import MSGPACK, UNREADABLE, decode, encode, json_decoder,
 from dynamo.core.errors import CannotConnect, InvalidArgument
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.hicache import Runs, held_from
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.router import Decision, Rank, RouteRequest, WorkerFacts
@@ -28,7 +28,7 @@ from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.load import KvMetrics
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
 from dynamo.routing.busy import BusyWorkers, Capacity, Thresholds
-from dynamo.routing.kv_push_router import KvPushRouter, Progress, facts_of
+from dynamo.routing.kv_push_router import KvPushRouter, RequestProgress, facts_of
 from dynamo.runtime.client import Client
 from dynamo.runtime.component import Endpoint
 from dynamo.runtime.context import Context
@@ -110,7 +110,7 @@ class EndpointRouter:
     def __init__(
         self,
         endpoint: Endpoint,
-        config: RouterConfig,
+        config: RoutingConfig,
         *,
         profile: PolicyProfile | None = None,
         thresholds: Thresholds | None = None,
@@ -190,7 +190,7 @@ class EndpointRouter:
         route_request.busy, route_request.avoid = self._busy(frozenset()), self._avoid(frozenset())
         return route_request
 
-    async def place(self, route_request: RouteRequest, progress: Progress) -> Decision:
+    async def place(self, route_request: RouteRequest, progress: RequestProgress) -> Decision:
         """Choose the worker for a request and count it there until release. Raises the errors of `Router.place`."""
         return await self.kv.place(route_request, progress)
 

@@ -21,7 +21,7 @@ from dynamo.core.tasks import TaskOwner
 from dynamo.kv_events.durable import DurableEvents
 from dynamo.kv_events.forward_pass_listener import PaceListener
 from dynamo.kv_events.subscriber import KvView
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.predicted import Predicted
 from dynamo.kv_router.router import Decision, Explanation, Rank, Router, RouteRequest, WorkerFacts
@@ -52,7 +52,7 @@ QUEUE_TIMEOUT_S = 120.0  # Longer than the prefill of any prompt; a request that
 SILENT_S = 10.0  # A worker with KV events publishes its first event well before.
 
 
-class Progress(Protocol):
+class RequestProgress(Protocol):
     """Progress of a request."""
 
     tokens: int
@@ -68,7 +68,7 @@ class KvPushRouter:
         self,
         runtime: DistributedRuntime,
         endpoint: EndpointId,
-        config: RouterConfig,
+        config: RoutingConfig,
         *,
         profile: PolicyProfile | None = None,
         rng: random.Random | None = None,
@@ -120,14 +120,14 @@ class KvPushRouter:
             self.paces = PaceListener(runtime, endpoint, self.machine.pace, self.machine.prefill_model)
         self._peers: dict[int, str] = {}
         """Addresses at which workers share their blocks."""
-        self._lengths: dict[str, Progress] = {}
+        self._lengths: dict[str, RequestProgress] = {}
         """With the latency-based cost function: requests whose output lengths are learned at their end."""
         self._tasks = TaskOwner(f"kv router of {endpoint}")
         self._metrics = KvRouterMetrics(runtime.metrics, name, endpoint)
-        self._prefilling: dict[str, Progress] = {}
-        self._growing: dict[str, tuple[Progress, int]] = {}
+        self._prefilling: dict[str, RequestProgress] = {}
+        self._growing: dict[str, tuple[RequestProgress, int]] = {}
         """With output blocks tracked: progress and counted blocks by request."""
-        self._waiting: dict[str, tuple[asyncio.Future[Decision], Progress]] = {}
+        self._waiting: dict[str, tuple[asyncio.Future[Decision], RequestProgress]] = {}
         self._poller: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._alone_since: float | None = None
@@ -220,7 +220,7 @@ class KvPushRouter:
         self,
         request: PreprocessedRequest,
         request_id: str,
-        progress: Progress,
+        progress: RequestProgress,
         *,
         avoid: Collection[int] = (),
         busy: Collection[int] = (),
@@ -234,7 +234,7 @@ class KvPushRouter:
         route_request = self.to_route_request(request, request_id, avoid=avoid, busy=busy, metadata=metadata)
         return await self.place(route_request, progress, time.perf_counter() - began)
 
-    async def place(self, route_request: RouteRequest, progress: Progress, hashing_s: float = 0.0) -> Decision:
+    async def place(self, route_request: RouteRequest, progress: RequestProgress, hashing_s: float = 0.0) -> Decision:
         """Choose as `choose` does, for a request in the router's own format."""
         began = time.perf_counter()
         if self.remote is not None:
@@ -447,7 +447,7 @@ class KvPushRouter:
 
     # Queue.
 
-    async def _wait(self, route_request: RouteRequest, progress: Progress) -> Decision:
+    async def _wait(self, route_request: RouteRequest, progress: RequestProgress) -> Decision:
         future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         self._waiting[route_request.request_id] = (future, progress)
         if self._poller is None or self._poller.done():

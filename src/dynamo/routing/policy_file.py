@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.tracking import check_tracking
 from dynamo.routing.prefill_plan import FLAG as CONDITIONAL_FLAG
@@ -84,7 +84,7 @@ class RouterPolicy:
         """Return the queue classes of a model's requests; None if the file defines none."""
         return self._models.get(model) or self._profile
 
-    def applied(self, config: RouterConfig, stage: str = "aggregated", named: str | None = None) -> RouterConfig:
+    def applied(self, config: RoutingConfig, stage: str = "aggregated", named: str | None = None) -> RoutingConfig:
         """Return a configuration with the file's settings applied; `named` is the stage's policy if a flag names it.
 
         Raises `ConfigError`.
@@ -97,7 +97,7 @@ class RouterPolicy:
         if kind is not None:
             changes["policy"] = TYPES[kind]
         try:
-            made = msgspec.convert({**msgspec.to_builtins(config), **changes, "weights": weights}, RouterConfig)
+            made = msgspec.convert({**msgspec.to_builtins(config), **changes, "weights": weights}, RoutingConfig)
             made.weights.check()
             check_tracking(made.tracking_hash, made.tracking_key_file, made.tracking_key_id)
         except (msgspec.ValidationError, InvalidArgument) as error:
@@ -154,7 +154,7 @@ class RouterPolicy:
 
 
 def check_disaggregation(
-    options: DisaggregationOptions, router_mode: str, config: RouterConfig, policy: RouterPolicy | None
+    options: DisaggregationOptions, router_mode: str, config: RoutingConfig, policy: RouterPolicy | None
 ) -> None:
     """Raise `ConfigError` for conflicting flags, or for a policy missing in the file."""
     options.conditional(config.queue_threshold)
@@ -175,8 +175,8 @@ def check_disaggregation(
 
 
 def config_of_stage(
-    config: RouterConfig, worker_type: str, policy: RouterPolicy | None, options: DisaggregationOptions
-) -> RouterConfig:
+    config: RoutingConfig, worker_type: str, policy: RouterPolicy | None, options: DisaggregationOptions
+) -> RoutingConfig:
     """Return the configuration for workers of one type. Raises `ConfigError` for a policy missing in the file."""
     name = options.policy_of(worker_type)
     stage = worker_type if worker_type in ("prefill", "decode", "encode") else "aggregated"

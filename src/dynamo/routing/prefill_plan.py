@@ -101,7 +101,7 @@ def whole(request: PreprocessedRequest) -> PreprocessedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class PrefillFacts:
     """Input of the decision whether a request is disaggregated."""
 
     prompt_tokens: int
@@ -162,7 +162,7 @@ class Conditional:
             if value is not None and not least <= value <= most:
                 raise ConfigError(f"{CONFIG_FLAG}: {name} {value:g}: expected {least:g} to {most:g}")
 
-    def bypasses(self, facts: Facts) -> bool:
+    def bypasses(self, facts: PrefillFacts) -> bool:
         """Whether the decode worker computes the prompt."""
         if self._is_over(facts.decode_load, self.decode_busy_threshold):
             return False

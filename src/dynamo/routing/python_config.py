@@ -13,7 +13,7 @@ from msgspec import to_builtins
 from dynamo.core.codec import json_decode
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.kv_router.affinity import Mode
-from dynamo.kv_router.config import RouterConfig as DecisionConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.tracking import check_tracking
 from dynamo.protocols.model_card import ModelDeploymentCard
@@ -157,7 +157,7 @@ class KvRouterConfig(_Settings):  # type: ignore[misc]
         affinity_ttl_s: int | None = None,
         affinity_mode: str = "hard",
         ais_perf_config: Any = None,
-    ) -> DecisionConfig:
+    ) -> RoutingConfig:
         """Return the router configuration. Raises `ValueError`."""
         given = {one.name: getattr(self, one.name) for one in fields(KvRouterSettings) if one.name in SETS}
         path = self.router_tracking_key_file

@@ -1,7 +1,7 @@
 """Settings of routing: the one declaration of each, from which flags, Python API, model card and policy file derive.
 
 A field has the name that upstream's `KvRouterConfig` gives the setting. `option()` declares flag, variable, default,
-choices and help; `surfaces()` declares the field of `kv_router.config.RouterConfig` that it sets, its range, and its
+choices and help; `surfaces()` declares the field of `kv_router.config.RoutingConfig` that it sets, its range, and its
 place in policy files and on model cards. The classes group the settings by the programs that have them:
 
 | class | frontend, router | `KvRouterConfig` | published by workers |
@@ -25,7 +25,7 @@ from dynamo.core.config import NO_EFFECT, option, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.unsupported_flags import UnsupportedFlag
 from dynamo.kv_router.active import EXPIRY_S
-from dynamo.kv_router.config import BALANCED_QUEUE, RouterConfig, Weights
+from dynamo.kv_router.config import BALANCED_QUEUE, CostWeights, RoutingConfig
 from dynamo.kv_router.index import BLOCKS_MAX
 from dynamo.kv_router.tracking import KEYED, PUBLIC, TrackingKey, check_tracking, read_key
 from dynamo.routing.ais_options import AisOptions
@@ -57,7 +57,7 @@ def surfaces(
 ) -> dict[str, Any]:
     """Return the metadata of a setting for surfaces other than flags.
 
-    `sets` is the field of `RouterConfig`; `yaml` the section of a policy file: `router` or `parameters`; `bounds` the
+    `sets` is the field of `RoutingConfig`; `yaml` the section of a policy file: `router` or `parameters`; `bounds` the
     smallest and the largest value. Settings that are not always on a model card are on it if they are not the default.
     """
     return {"sets": sets, "yaml": yaml, "bounds": bounds, "is_always_on_card": is_always_on_card}
@@ -281,15 +281,15 @@ QUEUE = ("router_queue_threshold", "router_queue_policy")
 SETS: Mapping[str, str] = {
     one.name: one.metadata["sets"] for one in fields(KvRouterOptions) if one.metadata.get("sets") is not None
 }
-"""Setting and field of `RouterConfig`; those of `Weights` have the prefix `weights.`."""
+"""Setting and field of `RoutingConfig`; those of `CostWeights` have the prefix `weights.`."""
 OWN_FIELDS = (
     "expiry_s",
     *(sets for name, sets in SETS.items() if name not in {one.name for one in fields(KvRouterSettings)}),
 )
-"""Fields of `RouterConfig` that the frontend decides regardless of the model card."""
+"""Fields of `RoutingConfig` that the frontend decides regardless of the model card."""
 
 
-def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
+def router_config(options: KvRouterOptions, block_size: int) -> RoutingConfig:
     """Return the router configuration for a model of that block size. Raises `ConfigError`."""
     values = _effective(options)
     given = {SETS[name]: value for name, value in values.items() if name in SETS and value is not None}
@@ -299,7 +299,7 @@ def router_config(options: KvRouterOptions, block_size: int) -> RouterConfig:
     if options.router_prefill_load_model != "none":
         more |= {"prefill_load_model": "ais", "prefill_estimate": options.prefill_estimate()}
     expiry_s = setting("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS", EXPIRY_S, float)
-    return RouterConfig(weights=weights, block_size=max(1, block_size), expiry_s=expiry_s, **more)
+    return RoutingConfig(weights=weights, block_size=max(1, block_size), expiry_s=expiry_s, **more)
 
 
 def _effective(options: KvRouterOptions) -> dict[str, Any]:
@@ -318,10 +318,10 @@ def _effective(options: KvRouterOptions) -> dict[str, Any]:
     return values
 
 
-def _weights(given: Mapping[str, Any]) -> Weights:
+def _weights(given: Mapping[str, Any]) -> CostWeights:
     """Return the weights. Raises `ConfigError` that names the flag."""
     try:
-        return Weights(**{name.removeprefix("weights."): value for name, value in given.items()}).check()
+        return CostWeights(**{name.removeprefix("weights."): value for name, value in given.items()}).check()
     except InvalidArgument as error:
         flags = {SETS[one.name]: one.metadata["flag"] for one in fields(KvOptions) if one.name in SETS}
         raise ConfigError(str(error).replace(error.param or "", flags[f"weights.{error.param}"], 1)) from None
@@ -341,7 +341,7 @@ def _check(options: KvRouterOptions) -> None:
     options.check_tracking()
 
 
-def check_files(config: RouterConfig) -> RouterConfig:
+def check_files(config: RoutingConfig) -> RoutingConfig:
     """Return `config` unchanged. Raises `ConfigError` for an unreadable key, at startup and not at the first worker."""
     if config.tracking_hash == KEYED:
         read_key(config.tracking_key_file or "", config.tracking_key_id or "")

@@ -21,7 +21,7 @@ from dynamo.core.codec import UNREADABLE, msgpack_decoder
 from dynamo.core.errors import InvalidArgument
 from dynamo.core.metrics import MetricsRegistry, log_buckets
 from dynamo.core.tasks import TaskOwner
-from dynamo.kv_router.hicache import RUNTIME_KEY, HicacheLayout, ObjectEvent, Runs, SharedPages, read_layout
+from dynamo.kv_router.hicache import RUNTIME_KEY, HicacheLayout, HicachePages, ObjectEvent, Runs, read_layout
 from dynamo.protocols.model_card import ModelDeploymentCard
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class SharedCache:
     """Shared cache of one worker set."""
 
     def __init__(self, block_size: int, registry: MetricsRegistry, router_id: str, name: str = "") -> None:
-        self.pages = SharedPages()
+        self.pages = HicachePages()
         self._block_size = block_size
         self._name = name
         self._tasks = TaskOwner(f"shared cache of {name}")

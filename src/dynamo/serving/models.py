@@ -22,7 +22,7 @@ from dynamo.core.errors import DynamoException, NotFound, NotReady
 from dynamo.core.tasks import TaskOwner
 from dynamo.core.threads import in_daemon_thread
 from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.model_card.asset_cache import AssetCache
 from dynamo.model_card.assets import has_remote
 from dynamo.model_card.card import mdc_sum
@@ -383,7 +383,7 @@ class Models:
         await self._watch_load(served)
         return served
 
-    def _routing_of(self, card: ModelDeploymentCard, wanted: WantedRouting) -> RouterConfig:
+    def _routing_of(self, card: ModelDeploymentCard, wanted: WantedRouting) -> RoutingConfig:
         """Return the KV router settings for a card's workers: the card's, except those that only the frontend decides."""
         block_size = card.kv_cache_block_size or DEFAULT_BLOCK_SIZE
         own = router_config(self._kv_options, block_size)

@@ -24,7 +24,7 @@ from dynamo.core.errors import (
     WorkerUnavailable,
 )
 from dynamo.protocols.engine import BootstrapInfo, PrefillResult, PreprocessedRequest, Routing
-from dynamo.routing.prefill_plan import Facts, decode_request, prefill_request, prefill_routing_request, whole
+from dynamo.routing.prefill_plan import PrefillFacts, decode_request, prefill_request, prefill_routing_request, whole
 from dynamo.routing.topology import taints_of, transfer_constraints
 from dynamo.runtime.push_router import RouterMode
 from dynamo.serving.migration import Dispatch, Sent
@@ -148,7 +148,7 @@ class DisaggregatedDispatch(Dispatch):
         batch = prefill.kv.machine.workers[elsewhere.worker_id].batch_tokens
         capacity = decode.machine.workers[there.worker_id].kv_blocks
         used = decode.machine.loads()[there.worker_id, there.dp_rank][1] + there.blocks - there.overlap_blocks
-        facts = Facts(
+        facts = PrefillFacts(
             tokens,
             max(0, tokens - size * there.overlap_blocks),
             prefill_load=loads[0] / batch if batch else None,

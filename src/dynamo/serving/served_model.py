@@ -19,7 +19,7 @@ from dynamo.protocols.engine import RESUMES_SAMPLING, PreprocessedRequest
 from dynamo.protocols.load import KvMetrics
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
 from dynamo.routing.busy import BusyWorkers, Capacity, Thresholds
-from dynamo.routing.kv_push_router import KvPushRouter, Progress
+from dynamo.routing.kv_push_router import KvPushRouter, RequestProgress
 from dynamo.routing.prefill_plan import LOCAL_PREFILL, Conditional
 from dynamo.routing.session_affinity import SessionAffinity
 from dynamo.runtime.client import Client
@@ -291,7 +291,7 @@ class ServedModel:
         self,
         request: PreprocessedRequest,
         request_id: str,
-        progress: Progress,
+        progress: RequestProgress,
         exclude: frozenset[int],
         metadata: Mapping[str, str],
     ) -> "tuple[ServedModel, Decision] | None":

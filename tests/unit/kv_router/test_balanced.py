@@ -7,22 +7,22 @@ from collections.abc import Sequence
 import pytest
 
 from dynamo.kv_router.balanced import Pace, balanced_costs
-from dynamo.kv_router.config import Weights
-from dynamo.kv_router.cost import Load, Prompt
+from dynamo.kv_router.config import CostWeights
+from dynamo.kv_router.cost import Prompt, RankLoads
 
 BLOCK = 16
 
 
 def costs(
-    load: Load,
+    load: RankLoads,
     prompt: Prompt,
-    weights: Weights | None = None,
+    weights: CostWeights | None = None,
     output: int | None = None,
     capacity: Sequence[float] | None = None,
 ) -> list[float]:
     slots = range(len(load.requests))
     capacity = [math.inf] * len(slots) if capacity is None else capacity
-    return balanced_costs(slots, load, prompt, weights or Weights(), Pace(), BLOCK, output, capacity)
+    return balanced_costs(slots, load, prompt, weights or CostWeights(), Pace(), BLOCK, output, capacity)
 
 
 def prompt(tokens: int, **device: int) -> Prompt:
@@ -31,47 +31,47 @@ def prompt(tokens: int, **device: int) -> Prompt:
 
 
 def test_who_holds_the_prompt_is_cheaper() -> None:
-    idle = Load([0, 0], [0, 0], [0, 0])
+    idle = RankLoads([0, 0], [0, 0], [0, 0])
     one, other = costs(idle, prompt(1600, s1=90))
     assert other < one
 
 
 def test_who_has_less_to_prefill_is_cheaper() -> None:
-    one, other = costs(Load([5000, 100], [10, 10], [1, 1]), prompt(1600))
+    one, other = costs(RankLoads([5000, 100], [10, 10], [1, 1]), prompt(1600))
     assert other < one
 
 
 def test_a_long_prompt_goes_where_few_are_delayed_though_others_hold_more_of_it() -> None:
-    busy, quiet = costs(Load([0, 0], [200, 200], [60, 2]), prompt(16_000, s0=200))
+    busy, quiet = costs(RankLoads([0, 0], [200, 200], [60, 2]), prompt(16_000, s0=200))
     assert quiet < busy
 
 
 def test_a_held_prompt_is_worth_a_few_more_requests() -> None:
-    holder, other = costs(Load([0, 0], [200, 200], [4, 3]), prompt(16_000, s0=900))
+    holder, other = costs(RankLoads([0, 0], [200, 200], [4, 3]), prompt(16_000, s0=900))
     assert holder < other
 
 
 def test_prefill_does_not_count_where_it_is_not_tracked() -> None:
-    weights = Weights(track_prefill_tokens=False)
-    one, other = costs(Load([0, 90_000], [10, 10], [2, 2]), prompt(1600, s0=50), weights)
+    weights = CostWeights(track_prefill_tokens=False)
+    one, other = costs(RankLoads([0, 90_000], [10, 10], [2, 2]), prompt(1600, s0=50), weights)
     assert one == other
 
 
 def test_a_longer_answer_weighs_a_loaded_worker_more() -> None:
-    load = Load([0, 0], [9000, 100], [50, 1])
+    load = RankLoads([0, 0], [9000, 100], [50, 1])
     short, long = (costs(load, prompt(160), output=tokens) for tokens in (10, 1000))
     assert long[0] - long[1] > short[0] - short[1] > 0
 
 
 def test_a_full_cache_costs_the_wait_for_room_and_the_more_the_more_is_missing() -> None:
-    load = Load([0, 0, 0], [900, 900, 900], [9, 9, 9])
+    load = RankLoads([0, 0, 0], [900, 900, 900], [9, 9, 9])
     small, large, unknown = costs(load, prompt(1600), capacity=[1000, 4000, math.inf])
     assert small > large == unknown
     assert costs(load, prompt(3200), capacity=[1000, 4000, math.inf])[0] - large > small - large
 
 
 def test_what_others_hold_already_needs_no_room() -> None:
-    load = Load([0, 0], [500, 500], [2, 2])
+    load = RankLoads([0, 0], [500, 500], [2, 2])
     asked = Prompt(1600, 100, {}, {}, {}, {}, {0: 100})
     shared, new = costs(load, asked, capacity=[660, 660])
     unlimited_shared, unlimited_new = costs(load, asked)
@@ -80,7 +80,7 @@ def test_what_others_hold_already_needs_no_room() -> None:
 
 
 def test_an_empty_worker_takes_a_prompt_that_is_larger_than_its_cache() -> None:
-    assert costs(Load([0], [0], [0]), prompt(1600), capacity=[10]) == costs(Load([0], [0], [0]), prompt(1600))
+    assert costs(RankLoads([0], [0], [0]), prompt(1600), capacity=[10]) == costs(RankLoads([0], [0], [0]), prompt(1600))
 
 
 @pytest.mark.parametrize("truth", [(20e-3, 2e-4, 1e-8), (3e-3, 0.0, 2e-7), (10e-3, 1e-3, 0.0)])

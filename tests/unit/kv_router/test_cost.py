@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.kv_router.config import Weights
-from dynamo.kv_router.cost import NEVER, Load, Prompt, choose, costs, terms, with_taints
+from dynamo.kv_router.config import CostWeights
+from dynamo.kv_router.cost import NEVER, Prompt, RankLoads, choose, costs, terms, with_taints
 
 BLOCK = 4
 
@@ -20,8 +20,8 @@ def prompt(tokens: int, device: dict[int, int] | None = None, **more: dict[int, 
     return Prompt(tokens=tokens, blocks=tokens // BLOCK, device=device or {}, **{**empty, **more})
 
 
-def idle(slots: int = 1) -> Load:
-    return Load([0] * slots, [0] * slots, [0] * slots)
+def idle(slots: int = 1) -> RankLoads:
+    return RankLoads([0] * slots, [0] * slots, [0] * slots)
 
 
 @pytest.mark.parametrize(
@@ -29,31 +29,31 @@ def idle(slots: int = 1) -> Load:
     [(3, 0, 0.75), (6, 0, 2.5), (6, 1, 1.5), (9, 1, 3.25), (9, 2, 2.25), (8, 2, 2.0)],
 )
 def test_an_idle_worker_costs_what_the_released_router_logs(tokens: int, hits: int, expected: float) -> None:
-    assert costs([0], idle(), prompt(tokens, {0: hits} if hits else {}), Weights(), BLOCK) == [expected]
+    assert costs([0], idle(), prompt(tokens, {0: hits} if hits else {}), CostWeights(), BLOCK) == [expected]
 
 
 def test_what_slower_tiers_hold_is_worth_less() -> None:
     asked = prompt(16, {0: 1}, host={0: 1}, disk={0: 1}, shared_beyond={0: 1})
-    found = terms(0, idle(), asked, Weights(), BLOCK, 0)
+    found = terms(0, idle(), asked, CostWeights(), BLOCK, 0)
     assert found.saved == 1 + 0.75 + 0.25 + 0.5
     assert found.cost == 4 - 2.5 + 4
 
 
 def test_the_credit_shrinks_where_more_prefill_waits_than_elsewhere() -> None:
-    load = Load([32, 0], [0, 0], [0, 0])
+    load = RankLoads([32, 0], [0, 0], [0, 0])
     asked = prompt(16, {0: 4})
-    assert terms(0, load, asked, Weights(overlap_score_credit_decay=1), BLOCK, 0).saved == 4 / (1 + 2)
+    assert terms(0, load, asked, CostWeights(overlap_score_credit_decay=1), BLOCK, 0).saved == 4 / (1 + 2)
 
 
 def test_a_decode_worker_is_judged_by_what_it_would_have_to_take() -> None:
-    weights = Weights(track_prefill_tokens=False, decode_active_request_weight=0.5)
-    assert costs([0], Load([99], [3], [2]), prompt(16, {0: 1}), weights, BLOCK) == [3 + 4 - 1 + 1]
+    weights = CostWeights(track_prefill_tokens=False, decode_active_request_weight=0.5)
+    assert costs([0], RankLoads([99], [3], [2]), prompt(16, {0: 1}), weights, BLOCK) == [3 + 4 - 1 + 1]
 
 
 def test_blocks_that_a_running_request_occupies_are_not_new() -> None:
     asked = prompt(16, active={0: 3})
-    assert costs([0], idle(), asked, Weights(), BLOCK) == [4 + 1]
-    assert costs([0], idle(), asked, Weights(assume_kv_reuse=False), BLOCK) == [4 + 4]
+    assert costs([0], idle(), asked, CostWeights(), BLOCK) == [4 + 1]
+    assert costs([0], idle(), asked, CostWeights(assume_kv_reuse=False), BLOCK) == [4 + 4]
 
 
 slots = st.integers(0, 5)
@@ -65,7 +65,7 @@ overlaps = st.dictionaries(slots, st.integers(1, 5), max_size=3)
     load=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 9)), min_size=6, max_size=6),
     held=st.tuples(overlaps, overlaps, overlaps, overlaps, overlaps),
     weights=st.builds(
-        Weights,
+        CostWeights,
         overlap_score_credit=st.floats(0, 2),
         overlap_score_credit_decay=st.sampled_from([0.0, 0.5]),
         prefill_load_scale=st.floats(0, 9),
@@ -75,9 +75,9 @@ overlaps = st.dictionaries(slots, st.integers(1, 5), max_size=3)
     ),
 )
 def test_the_short_way_gives_the_same_as_the_long_one(
-    tokens: int, load: list[tuple[int, int, int]], held: tuple[dict[int, int], ...], weights: Weights
+    tokens: int, load: list[tuple[int, int, int]], held: tuple[dict[int, int], ...], weights: CostWeights
 ) -> None:
-    state = Load(*zip(*load, strict=True))  # type: ignore[arg-type]
+    state = RankLoads(*zip(*load, strict=True))  # type: ignore[arg-type]
     device, host, disk, shared, active = held
     asked = Prompt(tokens, tokens // BLOCK, device, host, disk, shared, active)
     least = min(state.prefill_tokens)
@@ -112,10 +112,10 @@ def test_a_preferred_taint_makes_a_worker_cheaper_within_bounds() -> None:
 
 
 def test_a_request_may_override_weights() -> None:
-    changed = Weights().overridden({"overlap_score_credit": 0, "assume_kv_reuse": False, "of_later": 1})
+    changed = CostWeights().overridden({"overlap_score_credit": 0, "assume_kv_reuse": False, "of_later": 1})
     assert (changed.overlap_score_credit, changed.assume_kv_reuse) == (0, False)
-    assert Weights().overridden(None) is not None
+    assert CostWeights().overridden(None) is not None
     with pytest.raises(InvalidArgument, match="overlap_score_credit"):
-        Weights().overridden({"overlap_score_credit": "much"})
+        CostWeights().overridden({"overlap_score_credit": "much"})
     with pytest.raises(InvalidArgument, match="router_temperature: must be at least 0, not -1"):
-        Weights().overridden({"router_temperature": -1})
+        CostWeights().overridden({"router_temperature": -1})

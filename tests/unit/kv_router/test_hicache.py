@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.kv_router.hicache import HicacheLayout, ObjectEvent, SharedPages, held_from, page_names, read_layout
+from dynamo.kv_router.hicache import HicacheLayout, HicachePages, ObjectEvent, held_from, page_names, read_layout
 
 TOKENS = list(range(1, 13))
 
 
-def pages(layout: HicacheLayout | None = None, pages_max: int = 100) -> SharedPages:
-    found = SharedPages(pages_max)
+def pages(layout: HicacheLayout | None = None, pages_max: int = 100) -> HicachePages:
+    found = HicachePages(pages_max)
     found.lay_out(layout or HicacheLayout(page_size=4))
     return found
 
@@ -24,7 +24,7 @@ def stored(*keys: str) -> list[ObjectEvent]:
     return [ObjectEvent("stored", key) for key in keys]
 
 
-def filled(layout: HicacheLayout, *numbers: int) -> SharedPages:
+def filled(layout: HicacheLayout, *numbers: int) -> HicachePages:
     found = pages(layout)
     names = page_names(TOKENS, layout.page_size, is_eagle=layout.is_eagle)
     found.apply(1, stored(*(key for number in numbers for key in objects(layout, names[number]))))

@@ -3,12 +3,12 @@
 import pytest
 
 from dynamo.core.errors import ConfigError
-from dynamo.kv_router.policy import Bucket, PolicyProfile
+from dynamo.kv_router.policy import PolicyProfile, PromptBucket
 from dynamo.kv_router.queue import PolicyClass
 
 PROFILE = PolicyProfile(
     default_policy_family="interactive",
-    uncached_isl_buckets=[Bucket(0, "short"), Bucket(100, "long")],
+    uncached_isl_buckets=[PromptBucket(0, "short"), PromptBucket(100, "long")],
     policy_classes=[
         PolicyClass(name="chat", policy_family="interactive", cache_bucket="short"),
         PolicyClass(name="documents", policy_family="interactive", cache_bucket="long"),
@@ -41,8 +41,8 @@ def test_without_a_file_all_are_of_one_class() -> None:
 @pytest.mark.parametrize(
     ("profile", "message"),
     [
-        (PolicyProfile(uncached_isl_buckets=[Bucket(5, "a")]), "min_tokens 0"),
-        (PolicyProfile(uncached_isl_buckets=[Bucket(0, "a"), Bucket(0, "b")]), "must increase"),
+        (PolicyProfile(uncached_isl_buckets=[PromptBucket(5, "a")]), "min_tokens 0"),
+        (PolicyProfile(uncached_isl_buckets=[PromptBucket(0, "a"), PromptBucket(0, "b")]), "must increase"),
         (PolicyProfile(policy_classes=[]), "at least one"),
         (PolicyProfile(policy_classes=[PolicyClass(), PolicyClass()]), "duplicate name default"),
         (PolicyProfile(policy_classes=[PolicyClass(cache_bucket="x")]), "cache_bucket x"),

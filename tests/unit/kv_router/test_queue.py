@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.core.errors import ConfigError, RouterQueueLimitExceeded
-from dynamo.kv_router.queue import PolicyClass, Waiting, WaitingQueue
+from dynamo.kv_router.queue import PolicyClass, QueuedRequest, WaitingQueue
 
 
 def waiting(
     name: str, tokens: int = 10, *, at: float = 0, cached: int = 0, jump: float = 0, strict: int = 0
-) -> Waiting[str]:
-    return Waiting(
+) -> QueuedRequest[str]:
+    return QueuedRequest(
         item=name, prompt_tokens=tokens, cached_tokens=cached, arrived_s=at, priority_jump=jump, strict_priority=strict
     )
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dynamo.core.errors import InvalidArgument, NotReady, Overloaded, RouterQueueLimitExceeded
 from dynamo.kv_router import events
-from dynamo.kv_router.config import RouterConfig, Weights
+from dynamo.kv_router.config import CostWeights, RoutingConfig
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.queue import PolicyClass
@@ -31,7 +31,7 @@ BLOCK = 4
 
 def make(workers: int = 2, classes: list[PolicyClass] | None = None, **config: Any) -> Router:
     profile = PolicyProfile(policy_classes=classes) if classes else None
-    router = Router(RouterConfig(block_size=BLOCK, **config), random.Random(1), profile)
+    router = Router(RoutingConfig(block_size=BLOCK, **config), random.Random(1), profile)
     for worker_id in range(1, workers + 1):
         router.set_worker(WorkerFacts(worker_id, batch_tokens=100, kv_blocks=50))
     return router
@@ -365,8 +365,8 @@ TestAnyLife = AnyLife.TestCase
 
 
 def test_weights_are_those_of_upstream() -> None:
-    assert Weights() == RouterConfig().weights
-    assert (Weights().overlap_score_credit, Weights().host_cache_hit_weight) == (1.0, 0.75)
+    assert CostWeights() == RoutingConfig().weights
+    assert (CostWeights().overlap_score_credit, CostWeights().host_cache_hit_weight) == (1.0, 0.75)
 
 
 def test_a_session_ends_whose_request_nobody_ended() -> None:

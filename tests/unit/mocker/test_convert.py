@@ -9,7 +9,7 @@ from dynamo.core.config import load
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.mocker.config import MockerConfig
 from dynamo.mocker.convert import ModelFacts, SimulationInput, default_name, last_output, read_request
-from dynamo.mocker.simulation.sequence import Sequence
+from dynamo.mocker.simulation.sequence import SimulatedSequence
 from dynamo.protocols.engine import PreprocessedRequest, Routing, SamplingOptions, StopConditions
 from dynamo.tokens.hashing import SEED, seed_of
 
@@ -122,7 +122,7 @@ def test_a_directory_is_served_under_its_own_name_and_a_hub_id_as_it_is(tmp_path
 
 
 def test_the_last_piece_counts_the_whole_answer() -> None:
-    sequence = Sequence[None](None, [1, 2, 3], 4, 0.0, 0)
+    sequence = SimulatedSequence[None](None, [1, 2, 3], 4, 0.0, 0)
     sequence.last_token, sequence.cached_tokens = 7, 2
     output = last_output(sequence)
     assert (output.token_ids, output.finish_reason) == ([7], "length")

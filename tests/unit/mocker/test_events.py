@@ -3,8 +3,8 @@
 from typing import Any
 
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.mocker.events import EngineMetrics, StepReporter
-from dynamo.mocker.simulation.scheduler import Limits, Simulation
+from dynamo.mocker.events import EngineMetrics, SimulatedStepReporter
+from dynamo.mocker.simulation.scheduler import RankLimits, Simulation
 from dynamo.mocker.simulation.timing import Timing
 from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.protocols.kv_events import KvEvent, Stored
@@ -34,11 +34,11 @@ class Host:
         raise error
 
 
-def made(num_blocks: int = 64, dp_rank: int = 0) -> tuple[Host, Simulation[Any], StepReporter]:
+def made(num_blocks: int = 64, dp_rank: int = 0) -> tuple[Host, Simulation[Any], SimulatedStepReporter]:
     host: Any = Host()
-    limits = Limits(num_blocks=num_blocks, block_tokens=4)
+    limits = RankLimits(num_blocks=num_blocks, block_tokens=4)
     simulation = Simulation[Any](limits, Timing(), TokenSource(100, seed=1), dp_rank)
-    return host, simulation, StepReporter(host, EngineMetrics(host.metrics, "0", "m"), simulation)
+    return host, simulation, SimulatedStepReporter(host, EngineMetrics(host.metrics, "0", "m"), simulation)
 
 
 def value(host: Host, name: str) -> float:

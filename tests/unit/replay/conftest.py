@@ -3,7 +3,7 @@
 import pytest
 
 from dynamo.replay.engine import EngineArgs
-from dynamo.replay.load import Session
+from dynamo.replay.load import ReplaySession
 from dynamo.replay.synthetic import Shape, sessions
 
 
@@ -14,7 +14,7 @@ def engine() -> EngineArgs:
 
 
 @pytest.fixture
-def chatty() -> list[Session]:
+def chatty() -> list[ReplaySession]:
     """Conversations of three turns with common beginnings, four a second."""
     shape = Shape(
         input_tokens=300,

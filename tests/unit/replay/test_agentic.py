@@ -10,7 +10,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.replay.agentic import AgenticLoad, Need, Play
 from dynamo.replay.agentic_trace import plays_of, trajectories_of
 from dynamo.replay.engine import EngineArgs
-from dynamo.replay.load import Session, Turn
+from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.scenario import Scenario
 from dynamo.replay.trace import lines
 
@@ -21,8 +21,8 @@ def turn(name: str, at_ms: float | None = None) -> Turn:
 
 def helper_play(name: str = "p", at_ms: float = 1000.0) -> Play:
     """An agent asks, starts a helper when that went out, and goes on when the helper and its own tool are done."""
-    agent = Session(f"{name}/agent", [turn(f"{name}.a0", at_ms), turn(f"{name}.a1")])
-    helper = Session(f"{name}/helper", [turn(f"{name}.h0")], f"{name}/agent")
+    agent = ReplaySession(f"{name}/agent", [turn(f"{name}.a0", at_ms), turn(f"{name}.a1")])
+    helper = ReplaySession(f"{name}/helper", [turn(f"{name}.h0")], f"{name}/agent")
     needs = {
         f"{name}.h0": [Need(f"{name}.a0", "dispatch", 50.0)],
         f"{name}.a1": [Need(f"{name}.a0", "complete", 300.0), Need(f"{name}.h0", "complete")],
@@ -75,13 +75,13 @@ def test_a_speedup_shortens_tools_and_pauses() -> None:
 
 
 def test_plays_that_could_never_end_are_refused() -> None:
-    session = Session("s", [turn("a"), turn("b")])
+    session = ReplaySession("s", [turn("a"), turn("b")])
     with pytest.raises(ConfigError, match="circular dependency"):
         Play("p", [session], {"a": [Need("b")], "b": [Need("a")]}).check()
     with pytest.raises(ConfigError, match="unknown request"):
         Play("p", [session], {"a": [Need("c")]}).check()
     with pytest.raises(ConfigError, match="duplicate request id"):
-        Play("p", [Session("s", [turn("a"), turn("a")])], {}).check()
+        Play("p", [ReplaySession("s", [turn("a"), turn("a")])], {}).check()
 
 
 def agentic_lines(scope: str = "local") -> list[tuple[str, bytes]]:

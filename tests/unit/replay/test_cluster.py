@@ -9,22 +9,22 @@ from hypothesis import strategies as st
 from dynamo.core.errors import ConfigError
 from dynamo.mocker.simulation.scheduler import Simulation
 from dynamo.replay.engine import EngineArgs
-from dynamo.replay.load import Session, Turn
+from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.modes import MODES
-from dynamo.replay.outcome import Outcome
+from dynamo.replay.outcome import RunOutcome
 from dynamo.replay.plan import Failure
 from dynamo.replay.report import as_json, report_of
 from dynamo.replay.scenario import Scenario
 from dynamo.replay.synthetic import Shape, sessions
 
 
-def times(outcome: Outcome) -> list[tuple[float, ...]]:
+def times(outcome: RunOutcome) -> list[tuple[float, ...]]:
     return [(one.arrived_ms, one.first_ms, one.second_ms, one.finished_ms, one.slot) for one in outcome.flights]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_answers_everybody_and_believes_what_is_so(
-    mode: str, engine: EngineArgs, chatty: list[Session]
+    mode: str, engine: EngineArgs, chatty: list[ReplaySession]
 ) -> None:
     outcome = Scenario(sessions=chatty, workers=3, router_mode=mode, engine=engine, block_tokens=64).run()
     assert len(outcome.flights) == 90  # Quiet books are checked by the run itself (`Cluster.validate`).
@@ -33,14 +33,16 @@ def test_every_mode_answers_everybody_and_believes_what_is_so(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_same_seed_gives_the_same_report_to_the_byte(mode: str, engine: EngineArgs, chatty: list[Session]) -> None:
+def test_the_same_seed_gives_the_same_report_to_the_byte(
+    mode: str, engine: EngineArgs, chatty: list[ReplaySession]
+) -> None:
     scenario = Scenario(sessions=chatty, workers=3, router_mode=mode, engine=engine, block_tokens=64, concurrency=8)
     first, second = (as_json(report_of(scenario.run(), with_requests=True, with_telemetry=True)) for _ in range(2))
     assert first == second
 
 
 def test_steps_taken_at_once_end_when_they_would_have_ended_one_by_one(
-    engine: EngineArgs, chatty: list[Session], monkeypatch: pytest.MonkeyPatch
+    engine: EngineArgs, chatty: list[ReplaySession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario = Scenario(sessions=chatty, workers=2, router_mode="kv", engine=engine, block_tokens=64)
     at_once = scenario.run()
@@ -106,7 +108,9 @@ def test_nothing_is_lost_whatever_happens(
         assert answered == 40
 
 
-def test_who_is_under_way_when_a_worker_fails_goes_on_elsewhere(engine: EngineArgs, chatty: list[Session]) -> None:
+def test_who_is_under_way_when_a_worker_fails_goes_on_elsewhere(
+    engine: EngineArgs, chatty: list[ReplaySession]
+) -> None:
     quiet = Scenario(sessions=chatty, workers=2, engine=engine, block_tokens=64)
     before = quiet.run()
     victim = next(one for one in before.flights if one.slot == 0 and one.finished_ms - one.first_ms > 50)
@@ -122,14 +126,14 @@ def test_who_is_under_way_when_a_worker_fails_goes_on_elsewhere(engine: EngineAr
 
 
 def test_without_a_worker_requests_wait_for_one(engine: EngineArgs) -> None:
-    asked = [Session("s", [Turn("r", 100, 5, (1, 2), 500.0)])]
+    asked = [ReplaySession("s", [Turn("r", 100, 5, (1, 2), 500.0)])]
     quick = Scenario(sessions=asked, engine=engine, block_tokens=64, failures=(Failure(100.0, 0, 900.0),)).run()
     assert quick.flights[0].placed_ms == 1000.0
     never = Scenario(sessions=asked, engine=engine, block_tokens=64, failures=(Failure(100.0, 0),)).run()
     assert never.unfinished == 1
 
 
-def test_a_closed_loop_has_so_many_under_way_and_no_more(engine: EngineArgs, chatty: list[Session]) -> None:
+def test_a_closed_loop_has_so_many_under_way_and_no_more(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     outcome = Scenario(sessions=chatty, workers=2, engine=engine, block_tokens=64, concurrency=4).run()
     edges = sorted(edge for one in outcome.flights for edge in ((one.arrived_ms, 1), (one.finished_ms, -1)))
     level = most = 0
@@ -139,7 +143,9 @@ def test_a_closed_loop_has_so_many_under_way_and_no_more(engine: EngineArgs, cha
     assert most == 4
 
 
-def test_a_queue_in_the_router_holds_requests_back_and_lets_them_go(engine: EngineArgs, chatty: list[Session]) -> None:
+def test_a_queue_in_the_router_holds_requests_back_and_lets_them_go(
+    engine: EngineArgs, chatty: list[ReplaySession]
+) -> None:
     outcome = Scenario(
         sessions=chatty,
         workers=1,
@@ -152,12 +158,12 @@ def test_a_queue_in_the_router_holds_requests_back_and_lets_them_go(engine: Engi
     assert any(one.placed_ms > one.arrived_ms for one in outcome.flights)
 
 
-def test_time_that_is_over_leaves_requests_unfinished(engine: EngineArgs, chatty: list[Session]) -> None:
+def test_time_that_is_over_leaves_requests_unfinished(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     outcome = Scenario(sessions=chatty, engine=engine, block_tokens=64, max_sim_time_ms=2000.0).run()
     assert 0 < outcome.unfinished < len(outcome.flights)
 
 
 def test_a_request_that_fits_nowhere_is_refused_by_name(engine: EngineArgs) -> None:
-    asked = [Session("s", [Turn("giant", 256 * 16, 5, range(64), 0.0)])]
+    asked = [ReplaySession("s", [Turn("giant", 256 * 16, 5, range(64), 0.0)])]
     with pytest.raises(ConfigError, match="giant"):
         Scenario(sessions=asked, engine=engine, block_tokens=64).run()

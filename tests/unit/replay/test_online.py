@@ -10,9 +10,9 @@ from tests.settle import turns
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, DynamoException, ResponseTimeout
 from dynamo.replay.frontend import FrontendClient, Prompts, parse_event
-from dynamo.replay.load import ClosedLoop, OpenLoop, Session, Turn
+from dynamo.replay.load import ClosedLoop, OpenLoop, ReplaySession, Turn
 from dynamo.replay.online import AnswerChunk, Online
-from dynamo.replay.outcome import Outcome
+from dynamo.replay.outcome import RunOutcome
 from dynamo.replay.report import report_of, rows_of, summary_of
 
 
@@ -24,7 +24,7 @@ class Answers:
         self.broken = broken
         self.under_way = self.most = 0
 
-    async def send(self, session: Session, turn: Turn) -> AsyncGenerator[AnswerChunk, None]:
+    async def send(self, session: ReplaySession, turn: Turn) -> AsyncGenerator[AnswerChunk, None]:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         try:
@@ -40,7 +40,7 @@ class Answers:
             self.under_way -= 1
 
 
-async def passed(work: Coroutine[Any, Any, Outcome], clock: ManualClock) -> Outcome:
+async def passed(work: Coroutine[Any, Any, RunOutcome], clock: ManualClock) -> RunOutcome:
     task = asyncio.create_task(work)
     for _ in range(20_000):
         await turns(8)
@@ -50,8 +50,8 @@ async def passed(work: Coroutine[Any, Any, Outcome], clock: ManualClock) -> Outc
     raise AssertionError("it never ended")
 
 
-def session(name: str, at_ms: float, turns: int = 1) -> Session:
-    return Session(
+def session(name: str, at_ms: float, turns: int = 1) -> ReplaySession:
+    return ReplaySession(
         name,
         [Turn(f"{name}.{at}", 100, 5, (1,), at_ms if at == 0 else None, 50.0 if at else 0.0) for at in range(turns)],
     )

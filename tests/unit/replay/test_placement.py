@@ -3,7 +3,7 @@
 import pytest
 
 from dynamo.core.errors import NotReady
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.kv_events import Stored, StoredBlock
 from dynamo.replay.modes import MODES, placement
@@ -39,7 +39,7 @@ def test_what_a_worker_had_is_forgotten_when_it_leaves(mode: str) -> None:
 
 
 def test_a_prompt_that_is_computed_goes_where_room_is_and_not_where_it_was_seen() -> None:
-    router = KvPlacement(RouterConfig(block_size=64), 1)
+    router = KvPlacement(RoutingConfig(block_size=64), 1)
     for worker in (1, 2):
         router.join(worker, 1, 1000, 8192)
     router.apply((1, 0), stored(1, 2, 3))

@@ -18,8 +18,8 @@ from dynamo.protocols.planner import (
     WorkerCounts,
 )
 from dynamo.replay.engine import EngineArgs
-from dynamo.replay.load import Session
-from dynamo.replay.policies import LoadThresholds, Thresholds, Timetable, entry, load_thresholds
+from dynamo.replay.load import ReplaySession
+from dynamo.replay.policies import LoadThresholds, ScalingThresholds, Timetable, entry, load_thresholds
 from dynamo.replay.report import as_json, report_of
 from dynamo.replay.scenario import Scenario
 
@@ -48,7 +48,7 @@ def seen(*loads: tuple[int, int], ready: int | None = None, is_scaling: bool = F
 
 
 def decide(state: TickInput) -> tuple[ScalingDecision | None, str]:
-    planner = LoadThresholds(Thresholds())
+    planner = LoadThresholds(ScalingThresholds())
     tick = planner.begin(None, ENGINE)
     assert tick is not None
     effects = planner.tick(tick, state)
@@ -77,7 +77,7 @@ def test_there_are_never_more_workers_than_allowed() -> None:
 
 
 def test_prefill_workers_are_judged_by_their_queues() -> None:
-    planner = LoadThresholds(Thresholds())
+    planner = LoadThresholds(ScalingThresholds())
     tick = planner.begin(ENGINE, ENGINE)
     assert tick is not None
     counts = WorkerCounts(ready_num_prefill=1, ready_num_decode=1)
@@ -116,13 +116,13 @@ def test_thresholds_that_contradict_each_other_are_refused(text: str) -> None:
         load_thresholds(text)
 
 
-def busy(engine: EngineArgs, chatty: list[Session], **more: object) -> Scenario:
+def busy(engine: EngineArgs, chatty: list[ReplaySession], **more: object) -> Scenario:
     return dataclasses.replace(
         Scenario(sessions=chatty, router_mode="kv", engine=engine, block_tokens=64, speedup=3.0), **more
     )
 
 
-def test_a_worker_that_is_added_serves_after_its_start_up_time(engine: EngineArgs, chatty: list[Session]) -> None:
+def test_a_worker_that_is_added_serves_after_its_start_up_time(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     slow = EngineArgs(**{**{name: getattr(engine, name) for name in engine.__struct_fields__}, "startup_time": 2.0})
     outcome = busy(slow, chatty, planner=lambda: Timetable([entry("1=3")])).run()
     added = [one for one in outcome.flights if one.slot > 0]
@@ -133,7 +133,7 @@ def test_a_worker_that_is_added_serves_after_its_start_up_time(engine: EngineArg
     assert [row["at_s"] for row in outcome.planner.lifecycle_operations if row["at_s"]] == [3.0, 3.0]
 
 
-def test_a_worker_that_is_taken_away_ends_what_it_has(engine: EngineArgs, chatty: list[Session]) -> None:
+def test_a_worker_that_is_taken_away_ends_what_it_has(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     outcome = busy(engine, chatty, workers=3, planner=lambda: Timetable([entry("2=1")])).run()
     assert outcome.migrations == 0
     assert all(one.slot == 0 for one in outcome.flights if one.placed_ms > 2000.0)
@@ -145,7 +145,7 @@ def test_a_worker_that_is_taken_away_ends_what_it_has(engine: EngineArgs, chatty
     assert outcome.worker_ms < 3 * outcome.duration_ms
 
 
-def test_a_worker_that_still_starts_is_called_off_first(engine: EngineArgs, chatty: list[Session]) -> None:
+def test_a_worker_that_still_starts_is_called_off_first(engine: EngineArgs, chatty: list[ReplaySession]) -> None:
     slow = EngineArgs(**{**{name: getattr(engine, name) for name in engine.__struct_fields__}, "startup_time": 4.0})
     outcome = busy(slow, chatty, workers=2, planner=lambda: Timetable([entry("1=3"), entry("2=2")])).run()
     assert {one.slot for one in outcome.flights} == {0, 1}

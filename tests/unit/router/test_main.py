@@ -10,7 +10,7 @@ from tests.settle import until
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.llm import KvEventPublisher
 from dynamo.router.main import RouterOptions, RouterService
 from dynamo.routing.endpoint_router import EndpointRouter
@@ -70,7 +70,7 @@ class House:
         await self.worker()
         await self.worker()
         runtime = self.runtime()
-        self.router = EndpointRouter(runtime.endpoint(PATH), RouterConfig(block_size=BLOCK))
+        self.router = EndpointRouter(runtime.endpoint(PATH), RoutingConfig(block_size=BLOCK))
         self.service = RouterService(runtime, self.router)
         await self.service.start()
         await until(lambda: len(self.router.client.instance_ids()) == 2)

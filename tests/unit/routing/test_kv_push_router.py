@@ -12,7 +12,7 @@ from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, DynamoException, InvalidArgument, Overloaded
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.hicache import RUNTIME_KEY, ObjectEvent, page_names
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.discovery import EndpointId
@@ -59,7 +59,7 @@ class House:
         self.router = KvPushRouter(
             self.runtime,
             EndpointId.parse("dynamo.backend.generate"),
-            RouterConfig(block_size=BLOCK, **config),
+            RoutingConfig(block_size=BLOCK, **config),
             rng=random.Random(1),
             clock=self.clock,
         )

@@ -6,7 +6,7 @@ import pytest
 
 from dynamo.core.config import load
 from dynamo.core.errors import ConfigError
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.routing.policy_file import RouterPolicy, check_disaggregation, config_of_stage
 from dynamo.routing.settings import DisaggregationOptions
 
@@ -33,7 +33,7 @@ def read(folder: Path, text: str) -> RouterPolicy:
 
 def test_a_file_beats_the_flags(tmp_path: Path) -> None:
     policy = read(tmp_path, FILE)
-    config = policy.applied(RouterConfig(block_size=32))
+    config = policy.applied(RoutingConfig(block_size=32))
     assert (config.block_size, config.use_kv_events, config.approximate_ttl_s, config.policy) == (
         32,
         False,
@@ -42,7 +42,7 @@ def test_a_file_beats_the_flags(tmp_path: Path) -> None:
     )
     weights = config.weights
     assert (weights.host_cache_hit_weight, weights.assume_kv_reuse, weights.prefill_load_scale) == (0.5, False, 4)
-    assert policy.applied(RouterConfig(), "prefill").weights.prefill_load_scale == 1
+    assert policy.applied(RoutingConfig(), "prefill").weights.prefill_load_scale == 1
     small, big = policy.profile("small"), policy.profile("big")
     assert small is not None
     assert big is not None
@@ -52,7 +52,7 @@ def test_a_file_beats_the_flags(tmp_path: Path) -> None:
 def test_a_file_may_say_little(tmp_path: Path) -> None:
     policy = read(tmp_path, "router: {router_event_threads: 4}")
     assert policy.profile("m") is None
-    assert policy.applied(RouterConfig()) == RouterConfig()
+    assert policy.applied(RoutingConfig()) == RoutingConfig()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_file_may_say_little(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match="--router-policy-config") as raised:
-        read(tmp_path, text).applied(RouterConfig())
+        read(tmp_path, text).applied(RoutingConfig())
     assert message in str(raised.value)
 
 
@@ -97,7 +97,7 @@ def test_shared_caches_keys_sessions_and_indexers_may_be_chosen_in_the_file(tmp_
         "use_remote_indexer: true}"
     )
 
-    found = RouterPolicy.read(str(path)).applied(RouterConfig())
+    found = RouterPolicy.read(str(path)).applied(RoutingConfig())
 
     assert (found.shared_cache, found.tracking_hash, found.tracking_key_file, found.tracking_key_id) == (
         "hicache",
@@ -113,7 +113,7 @@ def options(*argv: str) -> DisaggregationOptions:
 
 
 def test_prefill_workers_keep_no_blocks_and_decode_workers_are_not_asked_for_theirs() -> None:
-    config = RouterConfig(track_output_blocks=True)
+    config = RoutingConfig(track_output_blocks=True)
     prefill = config_of_stage(config, "prefill", None, options())
     assert (prefill.track_active_blocks, prefill.track_output_blocks, prefill.use_kv_events) == (False, False, True)
     decode = config_of_stage(config, "decode", None, options())
@@ -122,13 +122,13 @@ def test_prefill_workers_keep_no_blocks_and_decode_workers_are_not_asked_for_the
 
 
 def test_who_may_compute_a_prompt_after_all_is_asked_what_it_holds() -> None:
-    assert config_of_stage(RouterConfig(), "decode", None, options("--router-conditional-disagg")).use_kv_events
+    assert config_of_stage(RoutingConfig(), "decode", None, options("--router-conditional-disagg")).use_kv_events
 
 
 def test_each_stage_has_its_policy(tmp_path: Path) -> None:
     given = options("--router-prefill-policy=balanced", "--router-decode-policy=default")
-    assert config_of_stage(RouterConfig(), "prefill", None, given).policy == "balanced"
-    assert config_of_stage(RouterConfig(policy="balanced"), "decode", None, given).policy == "dynamo"
+    assert config_of_stage(RoutingConfig(), "prefill", None, given).policy == "balanced"
+    assert config_of_stage(RoutingConfig(policy="balanced"), "decode", None, given).policy == "dynamo"
     path = tmp_path / "policy.yaml"
     path.write_text(
         "worker_selection:\n  prefill: calm\n  instances:\n"
@@ -136,26 +136,26 @@ def test_each_stage_has_its_policy(tmp_path: Path) -> None:
         "    - {name: wild, parameters: {prefill_load_scale: 8}}\n"
     )
     policy = RouterPolicy.read(str(path))
-    assert config_of_stage(RouterConfig(), "prefill", policy, options()).weights.prefill_load_scale == 4
+    assert config_of_stage(RoutingConfig(), "prefill", policy, options()).weights.prefill_load_scale == 4
     named = options("--router-prefill-policy=wild", "--router-decode-policy=calm")
-    assert config_of_stage(RouterConfig(), "prefill", policy, named).weights.prefill_load_scale == 8, "the flag wins"
-    assert config_of_stage(RouterConfig(), "decode", policy, named).weights.prefill_load_scale == 4
+    assert config_of_stage(RoutingConfig(), "prefill", policy, named).weights.prefill_load_scale == 8, "the flag wins"
+    assert config_of_stage(RoutingConfig(), "decode", policy, named).weights.prefill_load_scale == 4
     with pytest.raises(ConfigError, match="nobody"):
-        check_disaggregation(options("--router-decode-policy=nobody"), "kv", RouterConfig(), policy)
+        check_disaggregation(options("--router-decode-policy=nobody"), "kv", RoutingConfig(), policy)
 
 
 @pytest.mark.parametrize(
     ("argv", "mode", "config", "said"),
     [
-        (("--router-conditional-disagg",), "round-robin", RouterConfig(), "--router-mode kv"),
-        (("--router-conditional-disagg",), "kv", RouterConfig(use_kv_events=False), "--router-kv-events"),
-        (("--router-conditional-disagg-config={}",), "kv", RouterConfig(), "requires --router-conditional-disagg"),
-        (("--router-prefill-policy=default",), "random", RouterConfig(), "--router-prefill-policy"),
-        (("--router-decode-policy=odd",), "kv", RouterConfig(), "--router-decode-policy odd"),
+        (("--router-conditional-disagg",), "round-robin", RoutingConfig(), "--router-mode kv"),
+        (("--router-conditional-disagg",), "kv", RoutingConfig(use_kv_events=False), "--router-kv-events"),
+        (("--router-conditional-disagg-config={}",), "kv", RoutingConfig(), "requires --router-conditional-disagg"),
+        (("--router-prefill-policy=default",), "random", RoutingConfig(), "--router-prefill-policy"),
+        (("--router-decode-policy=odd",), "kv", RoutingConfig(), "--router-decode-policy odd"),
     ],
 )
 def test_conflicting_disaggregation_flags_are_refused(
-    argv: tuple[str, ...], mode: str, config: RouterConfig, said: str
+    argv: tuple[str, ...], mode: str, config: RoutingConfig, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         check_disaggregation(options(*argv), mode, config, None)
@@ -163,7 +163,7 @@ def test_conflicting_disaggregation_flags_are_refused(
 
 def test_what_goes_together_is_taken() -> None:
     given = options("--router-conditional-disagg", '--router-conditional-disagg-config={"policy":"prefill_load"}')
-    check_disaggregation(given, "kv", RouterConfig(queue_threshold=2.0), None)
+    check_disaggregation(given, "kv", RoutingConfig(queue_threshold=2.0), None)
     rule = given.conditional(2.0)
     assert rule is not None
     assert (rule.policy, rule.prefill_busy_threshold) == ("prefill_load", 2.0)

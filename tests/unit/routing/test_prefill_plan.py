@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.core.errors import ConfigError
-from dynamo.kv_router.config import Weights
+from dynamo.kv_router.config import CostWeights
 from dynamo.protocols.engine import (
     BYPASS_REMOTE_PREFILL,
     BootstrapInfo,
@@ -18,7 +18,7 @@ from dynamo.protocols.engine import (
 from dynamo.routing.prefill_plan import (
     DECODE_OVERRIDE,
     Conditional,
-    Facts,
+    PrefillFacts,
     decode_request,
     prefill_request,
     prefill_routing_request,
@@ -52,7 +52,7 @@ def test_a_decode_worker_gets_the_result_and_is_chosen_by_its_load() -> None:
     assert leg.routing == Routing(prefill_worker_id=5)
     assert leg.prefill_result == PrefillResult({"at": 1})
     assert not leg.bootstrap_info
-    weights = Weights(router_temperature=0.5).overridden(leg.router_config_override)
+    weights = CostWeights(router_temperature=0.5).overridden(leg.router_config_override)
     assert (weights.overlap_score_credit, weights.assume_kv_reuse, weights.track_prefill_tokens) == (0.0, False, False)
     assert weights.router_temperature == 0.5, "a null changes nothing"
 
@@ -92,32 +92,32 @@ def test_who_computes_the_prompt_itself_is_told_once() -> None:
 def test_a_short_remainder_of_a_known_prompt_stays_with_the_decode_worker() -> None:
     rule = Conditional.read(None, None)
     assert (rule.policy, rule.eff_isl_threshold, rule.eff_isl_ratio_threshold) == ("isl_bounding", 2048, 0.7)
-    assert rule.bypasses(Facts(10_000, 2047))
-    assert not rule.bypasses(Facts(10_000, 2048))
-    assert not rule.bypasses(Facts(100, 70))
-    assert rule.bypasses(Facts(100, 69))
+    assert rule.bypasses(PrefillFacts(10_000, 2047))
+    assert not rule.bypasses(PrefillFacts(10_000, 2048))
+    assert not rule.bypasses(PrefillFacts(100, 70))
+    assert rule.bypasses(PrefillFacts(100, 69))
 
 
 def test_a_busy_prefill_worker_is_spared() -> None:
     rule = Conditional.read('{"policy": "prefill_load", "prefill_busy_threshold": 0.5}', None)
-    assert rule.bypasses(Facts(10_000, 10_000, prefill_load=0.6))
-    assert not rule.bypasses(Facts(10_000, 0, prefill_load=0.5))
-    assert not rule.bypasses(Facts(10_000, 0)), "what is not known is not busy"
+    assert rule.bypasses(PrefillFacts(10_000, 10_000, prefill_load=0.6))
+    assert not rule.bypasses(PrefillFacts(10_000, 0, prefill_load=0.5))
+    assert not rule.bypasses(PrefillFacts(10_000, 0)), "what is not known is not busy"
 
 
 def test_either_reason_is_enough_for_the_policy_that_has_both() -> None:
     rule = Conditional.read('{"policy": "isl_or_load"}', 0.5)
     assert rule.prefill_busy_threshold == 0.5, "the queue's threshold stands in"
-    assert rule.bypasses(Facts(10_000, 10, prefill_load=0.0))
-    assert rule.bypasses(Facts(10_000, 10_000, prefill_load=0.6))
-    assert not rule.bypasses(Facts(10_000, 10_000, prefill_load=0.5))
+    assert rule.bypasses(PrefillFacts(10_000, 10, prefill_load=0.0))
+    assert rule.bypasses(PrefillFacts(10_000, 10_000, prefill_load=0.6))
+    assert not rule.bypasses(PrefillFacts(10_000, 10_000, prefill_load=0.5))
 
 
 @given(st.integers(0, 5000), st.floats(0, 3), st.floats(0, 1), st.sampled_from(["isl_bounding", "isl_or_load"]))
 def test_a_busy_decode_worker_never_gets_a_prompt(new: int, prefill: float, decode: float, policy: str) -> None:
     text = msgspec.json.encode({"policy": policy, "decode_busy_threshold": 0.5}).decode()
     rule = Conditional.read(text, 1.0)
-    assert not (decode > 0.5 and rule.bypasses(Facts(5000, new, prefill, decode)))
+    assert not (decode > 0.5 and rule.bypasses(PrefillFacts(5000, new, prefill, decode)))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.router.test_service import BLOCK, PROMPT, House, until
 
 from dynamo.core.errors import InvalidArgument
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.router import Router
 from dynamo.kv_router.runs import pack
 from dynamo.routing.endpoint_router import EndpointRouter
@@ -73,7 +73,7 @@ async def test_a_router_without_an_index_chooses_by_another_one_s(house: House) 
     await until(lambda: index.held(house.workers[1]) == 5)
     server = IndexerServer(house.router.endpoint, house.router.kv.machine, lambda: {""})
     await server.start()
-    config = RouterConfig(block_size=BLOCK, use_remote_indexer=True)
+    config = RoutingConfig(block_size=BLOCK, use_remote_indexer=True)
     asking = EndpointRouter(house.runtime().endpoint("dynamo.backend.generate"), config)
     await asking.start()
     assert asking.kv.view is None and not asking.kv.is_guessing
@@ -112,7 +112,7 @@ async def test_a_question_that_cannot_be_read_is_refused(house: House) -> None:
 
 
 async def test_a_router_that_asks_follows_no_events(house: House) -> None:
-    config = RouterConfig(block_size=BLOCK, use_remote_indexer=True)
+    config = RoutingConfig(block_size=BLOCK, use_remote_indexer=True)
     router = KvPushRouter(house.runtime(), house.router.endpoint.id, config)
     assert router.view is None and router.remote is not None
     await router.close()
@@ -122,7 +122,7 @@ PATH = "dynamo.backend.generate"
 
 
 def machine() -> Router:
-    return Router(RouterConfig(), random.Random(1))
+    return Router(RoutingConfig(), random.Random(1))
 
 
 async def test_an_endpoint_has_one_index_whichever_of_its_models_stays(monkeypatch: pytest.MonkeyPatch) -> None:

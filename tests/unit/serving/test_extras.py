@@ -5,7 +5,7 @@ import random
 from tests.scripted_engine.house import Street
 from tests.scripted_engine.script import Script
 
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
 from dynamo.serving.extras import routing_of
 
@@ -45,7 +45,7 @@ def test_why_a_worker_was_chosen_is_told_in_the_body_and_in_a_header(street: Str
 
 
 def test_what_a_kv_router_chose_by_is_told_by_tier() -> None:
-    router = Router(RouterConfig(block_size=4), random.Random(0))
+    router = Router(RoutingConfig(block_size=4), random.Random(0))
     router.set_worker(WorkerFacts(7))
     decision = router.place(RouteRequest("a", b"\1" * 16, 11), 0.0)
     assert decision is not None

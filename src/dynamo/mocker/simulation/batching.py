@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from dynamo.core.tally import Tally
 from dynamo.mocker.simulation.rank_state import RankState
-from dynamo.mocker.simulation.sequence import Owner, Sequence, State
+from dynamo.mocker.simulation.sequence import Owner, SequenceState, SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
 from dynamo.protocols.load import ForwardPass, ScheduledRequests
 from dynamo.tokens.hashing import SEED
@@ -43,7 +43,7 @@ class Batching(RankState[Owner], abc.ABC):
         *,
         is_remote: bool = False,
         stays: bool = False,
-    ) -> Sequence[Owner]:
+    ) -> SimulatedSequence[Owner]:
         """Append a request to the waiting queue.
 
         `named`: token hashes and sequence hashes of the prompt's first blocks, if already computed.
@@ -55,7 +55,7 @@ class Batching(RankState[Owner], abc.ABC):
         assert self.blocks_of(len(prompt) + max_tokens - 1) <= self.limits.num_blocks, (
             "the sequence needs more blocks than the rank has"
         )
-        sequence = Sequence(owner, prompt, max_tokens, now_ms, self.source.offset(), hash_seed)
+        sequence = SimulatedSequence(owner, prompt, max_tokens, now_ms, self.source.offset(), hash_seed)
         sequence.is_remote, sequence.stays = is_remote, stays
         sequence.ready_ms = math.inf if is_remote else 0.0
         if named is not None:
@@ -63,28 +63,28 @@ class Batching(RankState[Owner], abc.ABC):
         self._enqueue(sequence)
         return sequence
 
-    def cancel(self, sequence: Sequence[Owner]) -> None:
+    def cancel(self, sequence: SimulatedSequence[Owner]) -> None:
         """Remove a request; a finished one is unchanged."""
         self._is_steady = False
-        if sequence.state is State.WAITING:
+        if sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
             self._queue_of(sequence).remove(sequence.length)
             self._queued_tokens -= sequence.length
-        elif sequence.state is State.PREFILLING:
+        elif sequence.state is SequenceState.PREFILLING:
             self._leave_prefill(sequence)
-        elif sequence.state is State.DECODING:
+        elif sequence.state is SequenceState.DECODING:
             self._leave_decode(sequence)
-        elif sequence.state is State.LOADING:
+        elif sequence.state is SequenceState.LOADING:
             self._leave_loading(sequence)
-        sequence.state = State.DONE
+        sequence.state = SequenceState.DONE
 
-    def arrive(self, sequence: Sequence[Owner], ready_ms: float) -> None:
+    def arrive(self, sequence: SimulatedSequence[Owner], ready_ms: float) -> None:
         """Set the arrival time of a remote prompt's blocks; may be called before the sequence holds blocks."""
         assert sequence.is_remote, "the sequence is not remote"
         self._is_steady = False
         sequence.ready_ms = ready_ms
 
-    def let_go(self, sequence: Sequence[Owner]) -> None:
+    def let_go(self, sequence: SimulatedSequence[Owner]) -> None:
         """Release the blocks of a finished sequence that was submitted with `stays`."""
         sequence.stays = False
         if sequence in self.kept:
@@ -129,17 +129,17 @@ class Batching(RankState[Owner], abc.ABC):
         decode_ms = self.timing.decode_ms(scheduled.sum_decode_kv_tokens, capacity_tokens, decodes)
         return self.timing.prefill_ms(new_tokens) + decode_ms
 
-    def _first_tokens(self, started: list[Sequence[Owner]]) -> list[int]:
+    def _first_tokens(self, started: list[SimulatedSequence[Owner]]) -> list[int]:
         ids, mask = self.source.ids, self.source.mask
         return [ids[(sequence.offset + sequence.generated - 1) & mask] for sequence in started]
 
     def _result(
         self,
         duration_ms: float,
-        sequences: list[Sequence[Owner]],
+        sequences: list[SimulatedSequence[Owner]],
         tokens: list[int],
-        finished: list[Sequence[Owner]],
-        prefilled: list[Sequence[Owner]],
+        finished: list[SimulatedSequence[Owner]],
+        prefilled: list[SimulatedSequence[Owner]],
         scheduled: ScheduledRequests,
     ) -> StepResult[Owner]:
         """Update the state for the end of the step and return its result."""
@@ -195,9 +195,9 @@ class Batching(RankState[Owner], abc.ABC):
     def _grow(self, step: int) -> None:
         """Allocate a block for every sequence whose last block becomes full in this step."""
 
-    def _preempt(self, sequence: Sequence[Owner], step: int) -> None:
+    def _preempt(self, sequence: SimulatedSequence[Owner], step: int) -> None:
         """Release all blocks of a sequence and queue it for recomputation, including its generated tokens."""
-        if sequence.state is State.DECODING:
+        if sequence.state is SequenceState.DECODING:
             self._keep_computed(sequence, step)
             sequence.generated = step - sequence.birth
             self._leave_decode(sequence, step)
@@ -206,15 +206,15 @@ class Batching(RankState[Owner], abc.ABC):
         self.preemptions += 1
         self._requeue(sequence)
 
-    def _keep_computed(self, sequence: Sequence[Owner], step: int) -> None:
+    def _keep_computed(self, sequence: SimulatedSequence[Owner], step: int) -> None:
         """Commit the computed blocks of a preempted sequence, so that they stay in the cache."""
         self._settle(sequence, self.context_of(sequence, step))
 
-    def _requeue(self, sequence: Sequence[Owner]) -> None:
+    def _requeue(self, sequence: SimulatedSequence[Owner]) -> None:
         """Queue a preempted sequence."""
         self._enqueue(sequence, first=True)
 
-    def _end(self, step: int) -> list[Sequence[Owner]]:
+    def _end(self, step: int) -> list[SimulatedSequence[Owner]]:
         """Return the sequences whose last token is generated in this step; they still hold their blocks."""
         finished = list(self._endings.pop(step, ()))
         for sequence in finished:
@@ -225,7 +225,7 @@ class Batching(RankState[Owner], abc.ABC):
             self._changed = True
         return finished
 
-    def _decode(self, step: int) -> tuple[list[Sequence[Owner]], list[int]]:
+    def _decode(self, step: int) -> tuple[list[SimulatedSequence[Owner]], list[int]]:
         """Return the sequences that continue, and one token for each."""
         if self._changed:
             self._lineup = list(self.decoding)
@@ -235,19 +235,19 @@ class Batching(RankState[Owner], abc.ABC):
         ids, mask = self.source.ids, self.source.mask
         return self._lineup, [ids[(step + phase) & mask] for phase in self._phases]
 
-    def _finish(self, sequence: Sequence[Owner], now_ms: float) -> None:
+    def _finish(self, sequence: SimulatedSequence[Owner], now_ms: float) -> None:
         if sequence.stays:
             self.kept[sequence] = None
         else:
             self._release(sequence)
-        sequence.state = State.DONE
+        sequence.state = SequenceState.DONE
         sequence.generated = sequence.max_tokens
         sequence.finished_ms = now_ms
         sequence.last_token = self.source.ids[(sequence.offset + sequence.max_tokens - 1) & self.source.mask]
 
     # Prefilling: admission, chunks, the first token.
 
-    def _let_in(self, step: int) -> list[Sequence[Owner]]:
+    def _let_in(self, step: int) -> list[SimulatedSequence[Owner]]:
         """Schedule loaded sequences: return remote ones with a complete prompt; others compute the rest of it first."""
         if not (self.loading or self.loaded):
             return []
@@ -255,7 +255,7 @@ class Batching(RankState[Owner], abc.ABC):
             del self.loading[sequence]
             self._settle(sequence, sequence.computed)
             self.loaded.append(sequence)
-        started: list[Sequence[Owner]] = []
+        started: list[SimulatedSequence[Owner]] = []
         while self.loaded and self.loaded[0].is_remote and self._running < self.limits.max_num_seqs:
             sequence = self.loaded.popleft()
             sequence.is_remote = False
@@ -264,9 +264,9 @@ class Batching(RankState[Owner], abc.ABC):
             started.append(sequence)
         return started
 
-    def _prefill(self, budget: int, ending: int, scheduled: ScheduledRequests) -> list[Sequence[Owner]]:
+    def _prefill(self, budget: int, ending: int, scheduled: ScheduledRequests) -> list[SimulatedSequence[Owner]]:
         """Compute prompts up to the token budget, add them to `scheduled`, and return the completed sequences."""
-        computed, complete = 0, list[Sequence[Owner]]()
+        computed, complete = 0, list[SimulatedSequence[Owner]]()
         lengths = Tally()
         free_slots = self.limits.max_num_seqs - len(self.decoding) - ending
         while computed < budget:
@@ -295,14 +295,14 @@ class Batching(RankState[Owner], abc.ABC):
     def _cuts_prompts(self) -> bool:
         return self.limits.enable_chunked_prefill
 
-    def _next_loaded(self) -> Sequence[Owner] | None:
+    def _next_loaded(self) -> SimulatedSequence[Owner] | None:
         if not self.loaded or self.loaded[0].is_remote:
             return None
         sequence = self.loaded.popleft()
-        sequence.state = State.PREFILLING
+        sequence.state = SequenceState.PREFILLING
         return sequence
 
-    def _admit(self, budget: int, *, is_alone: bool) -> Sequence[Owner] | None:
+    def _admit(self, budget: int, *, is_alone: bool) -> SimulatedSequence[Owner] | None:
         """Admit the oldest waiting sequence for which enough blocks are free; None if there is none.
 
         Without chunked prefill, a prompt longer than the budget is prefilled alone; otherwise it would wait forever.
@@ -336,23 +336,23 @@ class Batching(RankState[Owner], abc.ABC):
             elif sequence.is_remote:
                 sequence.computed = sequence.length - 1
             if not onboarded and not sequence.is_remote:
-                sequence.state = State.PREFILLING
+                sequence.state = SequenceState.PREFILLING
                 return sequence
-            sequence.state = State.LOADING
+            sequence.state = SequenceState.LOADING
             self.loading[sequence] = None
         return None
 
-    def _blocks_needed(self, sequence: Sequence[Owner]) -> int:
+    def _blocks_needed(self, sequence: SimulatedSequence[Owner]) -> int:
         """Return the number of blocks allocated at admission; `_grow` allocates the others."""
         return self.blocks_of(sequence.length - sequence.is_remote)
 
-    def _reserve(self, sequence: Sequence[Owner], cached_tokens: int) -> int:
+    def _reserve(self, sequence: SimulatedSequence[Owner], cached_tokens: int) -> int:
         """Return the number of blocks to keep free at admission, so that running sequences can grow."""
         return int(self.limits.num_blocks * WATERMARK) if self.pool.used else 0
 
     def _begin_decoding(
-        self, prefilled: list[Sequence[Owner]], step: int, finished: list[Sequence[Owner]]
-    ) -> list[Sequence[Owner]]:
+        self, prefilled: list[SimulatedSequence[Owner]], step: int, finished: list[SimulatedSequence[Owner]]
+    ) -> list[SimulatedSequence[Owner]]:
         """Emit first tokens of completed prompts; sequences that need more tokens decode from `step` on."""
         started = []
         for sequence in prefilled:
@@ -364,10 +364,10 @@ class Batching(RankState[Owner], abc.ABC):
                 started.append(sequence)
         return started
 
-    def _start_decoding(self, sequence: Sequence[Owner], step: int) -> None:
+    def _start_decoding(self, sequence: SimulatedSequence[Owner], step: int) -> None:
         sequence.birth = step - sequence.generated
         sequence.phase = sequence.offset - sequence.birth
-        sequence.state = State.DECODING
+        sequence.state = SequenceState.DECODING
         self.decoding[sequence] = None
         self._changed = True
         context = self.context_of(sequence, step)

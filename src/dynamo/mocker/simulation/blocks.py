@@ -1,4 +1,4 @@
-"""BlockPool: allocation, sharing and eviction of KV blocks, with the resulting KV events.
+"""SimulatedBlockPool: allocation, sharing and eviction of KV blocks, with the resulting KV events.
 
 A complete block is identified by its sequence hash and shared by all sequences with the same prefix. An incomplete or
 unshareable block is only counted (`private`). A shared block without holders stays readable until it is evicted, in the
@@ -18,7 +18,7 @@ from dynamo.mocker.simulation.rules import EvictionName
 from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
 
 
-class BlockPool:
+class SimulatedBlockPool:
     """A pool with a fixed number of blocks."""
 
     def __init__(self, capacity: int, eviction: EvictionName = "lineage") -> None:

@@ -17,7 +17,7 @@ from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class HostCopy:
     """A block that is being copied to the host."""
 
     done_ms: float
@@ -36,7 +36,7 @@ class HostTier:
         """Blocks copied to the host so far."""
         self.onboarded = 0
         """Blocks copied back to the device so far."""
-        self._copies: deque[Copy] = deque()
+        self._copies: deque[HostCopy] = deque()
         self._copying: set[int] = set()
         self._to_host_free_ms = 0.0
         self._to_device_free_ms = 0.0
@@ -100,10 +100,10 @@ class HostTier:
             self.held.move_to_end(block.block_hash)
         elif block.block_hash not in self._copying and len(self._copying) < self.rules.num_blocks:
             self._to_host_free_ms = max(now_ms, self._to_host_free_ms) + self.rules.to_host_ms()
-            self._copies.append(Copy(self._to_host_free_ms, parent, block))
+            self._copies.append(HostCopy(self._to_host_free_ms, parent, block))
             self._copying.add(block.block_hash)
 
-    def _record_stored(self, copy: Copy) -> None:
+    def _record_stored(self, copy: HostCopy) -> None:
         last = self._events[-1] if self._events else None
         if isinstance(last, Stored) and last.blocks[-1].block_hash == copy.parent:
             last.blocks.append(copy.block)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from dynamo.core.tally import Tally
-from dynamo.mocker.simulation.blocks import BlockPool
+from dynamo.mocker.simulation.blocks import SimulatedBlockPool
 from dynamo.mocker.simulation.host import HostTier
-from dynamo.mocker.simulation.rules import Limits
-from dynamo.mocker.simulation.sequence import Owner, Sequence, State
+from dynamo.mocker.simulation.rules import RankLimits
+from dynamo.mocker.simulation.sequence import Owner, SequenceState, SimulatedSequence
 from dynamo.mocker.simulation.timing import StepTimes
 from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.protocols.load import QueuedRequests, WorkerLoad
@@ -19,21 +19,21 @@ from dynamo.protocols.load import QueuedRequests, WorkerLoad
 class RankState(Generic[Owner]):
     """The state of a rank; `Batching` contains the scheduling."""
 
-    limits: Limits
+    limits: RankLimits
     timing: StepTimes
     source: TokenSource
     dp_rank: int = 0
-    pool: BlockPool = field(init=False)
-    waiting: deque[Sequence[Owner]] = field(init=False, default_factory=deque)
-    partial: Sequence[Owner] | None = field(init=False, default=None)
+    pool: SimulatedBlockPool = field(init=False)
+    waiting: deque[SimulatedSequence[Owner]] = field(init=False, default_factory=deque)
+    partial: SimulatedSequence[Owner] | None = field(init=False, default=None)
     """The only partly computed prompt: the token budget can split only the last admitted one."""
-    decoding: dict[Sequence[Owner], None] = field(init=False, default_factory=dict)
+    decoding: dict[SimulatedSequence[Owner], None] = field(init=False, default_factory=dict)
     """Decoding sequences, oldest first."""
-    loading: dict[Sequence[Owner], None] = field(init=False, default_factory=dict)
+    loading: dict[SimulatedSequence[Owner], None] = field(init=False, default_factory=dict)
     """Sequences whose blocks are being copied."""
-    loaded: deque[Sequence[Owner]] = field(init=False, default_factory=deque)
+    loaded: deque[SimulatedSequence[Owner]] = field(init=False, default_factory=deque)
     """Sequences whose blocks have arrived and that are not scheduled yet."""
-    kept: dict[Sequence[Owner], None] = field(init=False, default_factory=dict)
+    kept: dict[SimulatedSequence[Owner], None] = field(init=False, default_factory=dict)
     """Finished sequences whose blocks are held for another worker."""
     host: HostTier | None = field(init=False, default=None)
     now_ms: float = field(init=False, default=0.0)
@@ -53,18 +53,18 @@ class RankState(Generic[Owner]):
     """Lengths of preempted sequences that already had their first token."""
     _offsets: Tally = field(init=False, default_factory=Tally)
     """Context lengths of decoding sequences minus the step number, which are constant during decoding."""
-    _borders: dict[int, dict[Sequence[Owner], None]] = field(init=False, default_factory=dict)
+    _borders: dict[int, dict[SimulatedSequence[Owner], None]] = field(init=False, default_factory=dict)
     """Step → sequences that need another block in it, in order."""
-    _endings: dict[int, dict[Sequence[Owner], None]] = field(init=False, default_factory=dict)
+    _endings: dict[int, dict[SimulatedSequence[Owner], None]] = field(init=False, default_factory=dict)
     """Step → sequences whose last token it generates."""
-    _lineup: list[Sequence[Owner]] = field(init=False, default_factory=list)
+    _lineup: list[SimulatedSequence[Owner]] = field(init=False, default_factory=list)
     _phases: list[int] = field(init=False, default_factory=list)
     _changed: bool = field(init=False, default=False)
     _is_steady: bool = field(init=False, default=False)
     """Whether the last step computed no prompt, ended no sequence, and no request arrived since."""
 
     def __post_init__(self) -> None:
-        self.pool = BlockPool(self.limits.num_blocks, self.limits.eviction)
+        self.pool = SimulatedBlockPool(self.limits.num_blocks, self.limits.eviction)
         if self.limits.host is not None and self.limits.enable_prefix_caching:
             self.host = HostTier(self.limits.host)
 
@@ -96,7 +96,9 @@ class RankState(Generic[Owner]):
         return self._queued, self._preempted, self._offsets
 
     @property
-    def expected(self) -> tuple[dict[int, dict[Sequence[Owner], None]], dict[int, dict[Sequence[Owner], None]]]:
+    def expected(
+        self,
+    ) -> tuple[dict[int, dict[SimulatedSequence[Owner], None]], dict[int, dict[SimulatedSequence[Owner], None]]]:
         """Return, by step, the sequences that need a block and the sequences that end."""
         return self._borders, self._endings
 
@@ -105,17 +107,17 @@ class RankState(Generic[Owner]):
         """Return the cached tokens of decoding sequences."""
         return self._context_tokens
 
-    def blocks_held_by(self, sequence: Sequence[Owner]) -> int:
+    def blocks_held_by(self, sequence: SimulatedSequence[Owner]) -> int:
         """Return the number of blocks held by a decoding sequence."""
         return self.blocks_of(self.context_of(sequence))
 
-    def context_of(self, sequence: Sequence[Owner], step: int | None = None) -> int:
+    def context_of(self, sequence: SimulatedSequence[Owner], step: int | None = None) -> int:
         """Return the cached tokens of a decoding sequence at the start of `step` (None: the next step)."""
         return len(sequence.prompt) + (self.steps if step is None else step) - sequence.birth - 1
 
-    def generated_tokens(self, sequence: Sequence[Owner]) -> int:
+    def generated_tokens(self, sequence: SimulatedSequence[Owner]) -> int:
         """Return the number of tokens generated for a sequence so far."""
-        return self.steps - sequence.birth if sequence.state is State.DECODING else sequence.generated
+        return self.steps - sequence.birth if sequence.state is SequenceState.DECODING else sequence.generated
 
     def load(self) -> WorkerLoad:
         """Return the load of the rank."""
@@ -153,9 +155,9 @@ class RankState(Generic[Owner]):
 
     # Entering and leaving queues.
 
-    def _enqueue(self, sequence: Sequence[Owner], *, first: bool = False) -> None:
+    def _enqueue(self, sequence: SimulatedSequence[Owner], *, first: bool = False) -> None:
         self._is_steady = False
-        sequence.state = State.WAITING
+        sequence.state = SequenceState.WAITING
         self._queued_tokens += sequence.length
         self._queue_of(sequence).add(sequence.length)
         if first:
@@ -163,15 +165,15 @@ class RankState(Generic[Owner]):
         else:
             self.waiting.append(sequence)
 
-    def _queue_of(self, sequence: Sequence[Owner]) -> Tally:
+    def _queue_of(self, sequence: SimulatedSequence[Owner]) -> Tally:
         return self._preempted if sequence.generated else self._queued
 
-    def _expect_border(self, sequence: Sequence[Owner], step: int) -> None:
+    def _expect_border(self, sequence: SimulatedSequence[Owner], step: int) -> None:
         sequence.border = step
         if step <= sequence.ending:
             self._borders.setdefault(step, {})[sequence] = None
 
-    def _expect_nothing(self, sequence: Sequence[Owner]) -> None:
+    def _expect_nothing(self, sequence: SimulatedSequence[Owner]) -> None:
         """Remove a sequence from the schedules of later steps."""
         for steps, step in ((self._borders, sequence.border), (self._endings, sequence.ending)):
             bucket = steps.get(step)
@@ -180,7 +182,7 @@ class RankState(Generic[Owner]):
                 if not bucket:
                     del steps[step]
 
-    def _leave_loading(self, sequence: Sequence[Owner]) -> None:
+    def _leave_loading(self, sequence: SimulatedSequence[Owner]) -> None:
         if sequence in self.loading:
             del self.loading[sequence]
         else:
@@ -188,12 +190,12 @@ class RankState(Generic[Owner]):
         self._queued_tokens -= sequence.owed
         self._release(sequence)
 
-    def _leave_prefill(self, sequence: Sequence[Owner]) -> None:
+    def _leave_prefill(self, sequence: SimulatedSequence[Owner]) -> None:
         self._queued_tokens -= sequence.length - sequence.computed
         self.partial = None
         self._release(sequence)
 
-    def _leave_decode(self, sequence: Sequence[Owner], step: int | None = None) -> None:
+    def _leave_decode(self, sequence: SimulatedSequence[Owner], step: int | None = None) -> None:
         self._expect_nothing(sequence)
         self._context_tokens -= self.context_of(sequence, step)
         self._offsets.remove(self.context_of(sequence, 0))
@@ -203,21 +205,21 @@ class RankState(Generic[Owner]):
 
     # Blocks.
 
-    def _hits(self, sequence: Sequence[Owner]) -> int:
+    def _hits(self, sequence: SimulatedSequence[Owner]) -> int:
         """Return the number of cached leading blocks, except one with the last token, which is always computed."""
         if not self.limits.enable_prefix_caching:
             return 0
         self._extend_hashes(sequence, sequence.length // self.limits.block_tokens)
         return self.pool.match(sequence.hashes[: (sequence.length - 1) // self.limits.block_tokens])
 
-    def _host_hits(self, sequence: Sequence[Owner], hits: int) -> int:
+    def _host_hits(self, sequence: SimulatedSequence[Owner], hits: int) -> int:
         """Return the number of following blocks that the host tier holds."""
         if self.host is None or sequence.is_remote:
             return 0
         self.host.settle(self.now_ms)
         return self.host.match(sequence.hashes[hits : (sequence.length - 1) // self.limits.block_tokens])
 
-    def _settle(self, sequence: Sequence[Owner], tokens: int) -> None:
+    def _settle(self, sequence: SimulatedSequence[Owner], tokens: int) -> None:
         """Commit the blocks that `tokens` computed tokens complete."""
         complete = tokens // self.limits.block_tokens
         done = sequence.committed
@@ -232,13 +234,13 @@ class RankState(Generic[Owner]):
         sequence.committed = complete
         sequence.private -= complete - done
 
-    def _extend_hashes(self, sequence: Sequence[Owner], blocks: int) -> None:
+    def _extend_hashes(self, sequence: SimulatedSequence[Owner], blocks: int) -> None:
         """Hash further blocks of the prompt and the answer, up to `blocks`."""
         known = len(sequence.hashes)
         if blocks > known:
             sequence.extend_hashes(self._tokens(sequence, known, blocks), self.limits.block_tokens)
 
-    def _tokens(self, sequence: Sequence[Owner], first: int, end: int) -> list[int]:
+    def _tokens(self, sequence: SimulatedSequence[Owner], first: int, end: int) -> list[int]:
         """Return the tokens of a range of blocks."""
         start, stop = first * self.limits.block_tokens, end * self.limits.block_tokens
         prompt, generated_tokens = len(sequence.prompt), sequence.offset - len(sequence.prompt)
@@ -247,7 +249,7 @@ class RankState(Generic[Owner]):
             tokens = tokens + self.source.slice(generated_tokens + max(start, prompt), generated_tokens + stop)
         return tokens
 
-    def _release(self, sequence: Sequence[Owner]) -> None:
+    def _release(self, sequence: SimulatedSequence[Owner]) -> None:
         self.pool.release(sequence.hashes[: sequence.committed], sequence.private)
         sequence.committed = sequence.private = 0
 
@@ -280,12 +282,12 @@ def _check_counts(sim: RankState[Any]) -> None:
 
 def _check_waiting(sim: RankState[Any]) -> None:
     for sequence in sim.waiting:
-        assert sequence.state is State.WAITING
+        assert sequence.state is SequenceState.WAITING
         assert sequence.committed == sequence.private == 0
     for sequence in (*sim.loading, *sim.loaded):
-        assert sequence.state is State.LOADING
+        assert sequence.state is SequenceState.LOADING
     for sequence in sim.kept:
-        assert sequence.state is State.DONE
+        assert sequence.state is SequenceState.DONE
 
 
 def _check_decoding(sim: RankState[Any]) -> None:
@@ -293,7 +295,7 @@ def _check_decoding(sim: RankState[Any]) -> None:
     assert sum(map(len, endings.values())) == len(sim.decoding)
     assert sum(map(len, borders.values())) == sum(one.border <= one.ending for one in sim.decoding)
     for sequence in sim.decoding:
-        assert sequence.state is State.DECODING
+        assert sequence.state is SequenceState.DECODING
         assert sequence in endings[sequence.ending]
         assert sequence.border > sequence.ending or sequence in borders[sequence.border]
         assert sequence.border >= sim.steps

@@ -57,7 +57,7 @@ class TransferRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RankLimits:
     """Capacity and scheduling limits of one rank of a simulated engine."""
 
     num_blocks: int = 16384

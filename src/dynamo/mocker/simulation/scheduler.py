@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from dynamo.mocker.simulation.batching import WATERMARK, Batching
-from dynamo.mocker.simulation.rules import Limits
-from dynamo.mocker.simulation.sequence import Owner, Sequence, State
+from dynamo.mocker.simulation.rules import RankLimits
+from dynamo.mocker.simulation.sequence import Owner, SequenceState, SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
 
-__all__ = ["WATERMARK", "Limits", "Simulation", "StepResult"]
+__all__ = ["WATERMARK", "RankLimits", "Simulation", "StepResult"]
 
 
 @dataclass(slots=True)
@@ -17,11 +17,11 @@ class Simulation(Batching[Owner]):
     def _grow(self, step: int) -> None:
         """Allocate a block for every sequence whose last block is full, and preempt if none is free."""
         for sequence in self._borders.pop(step, ()):
-            if sequence.state is State.DECODING:  # An allocation before may have preempted it.
+            if sequence.state is SequenceState.DECODING:  # An allocation before may have preempted it.
                 self._settle(sequence, self.context_of(sequence, step))
                 self._take_one(sequence, step)
 
-    def _take_one(self, sequence: Sequence[Owner], step: int) -> None:
+    def _take_one(self, sequence: SimulatedSequence[Owner], step: int) -> None:
         while not self.pool.take(1):
             victim = self._victim()
             self._preempt(victim, step)
@@ -30,7 +30,7 @@ class Simulation(Batching[Owner]):
         sequence.private += 1
         self._expect_border(sequence, step + self.limits.block_tokens)
 
-    def _victim(self) -> Sequence[Owner]:
+    def _victim(self) -> SimulatedSequence[Owner]:
         if self.limits.preempts_oldest:
             return next(iter(self.decoding))
         return self.partial or next(reversed(self.decoding))

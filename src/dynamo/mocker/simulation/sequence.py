@@ -1,4 +1,4 @@
-"""Sequence: one request in the simulated engine."""
+"""SimulatedSequence: one request in the simulated engine."""
 
 import enum
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from dynamo.tokens.hashing import SEED, block_hashes, next_sequence_hash
 Owner = TypeVar("Owner")
 
 
-class State(enum.Enum):
+class SequenceState(enum.Enum):
     """The scheduling state of a sequence."""
 
     WAITING = "waiting"
@@ -20,7 +20,7 @@ class State(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Sequence(Generic[Owner]):
+class SimulatedSequence(Generic[Owner]):
     """A prompt and the maximum length of its answer.
 
     Decoding changes no field from token to token: in decode step `n` the sequence has generated `n - birth` tokens, and
@@ -35,7 +35,7 @@ class Sequence(Generic[Owner]):
     offset: int
     """Index in the token source at which the answer begins."""
     hash_seed: int = SEED
-    state: State = State.WAITING
+    state: SequenceState = SequenceState.WAITING
     generated: int = 0
     """Tokens emitted so far; not updated while decoding."""
     computed: int = 0

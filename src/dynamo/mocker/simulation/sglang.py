@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from dynamo.mocker.simulation.batching import Batching
-from dynamo.mocker.simulation.sequence import Owner, Sequence
+from dynamo.mocker.simulation.sequence import Owner, SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
 from dynamo.protocols.load import ScheduledRequests
 
@@ -39,7 +39,7 @@ class SglangSimulation(Batching[Owner]):
         scheduled = ScheduledRequests()
         complete = self._prompts(scheduled)
         if scheduled.sum_prefill_tokens:
-            finished: list[Sequence[Owner]] = []
+            finished: list[SimulatedSequence[Owner]] = []
             duration_ms = self._duration_ms(scheduled)
             started = self._begin_decoding(complete, self.steps, finished)
             return self._result(duration_ms, started, self._first_tokens(started), finished, complete, scheduled)
@@ -58,7 +58,7 @@ class SglangSimulation(Batching[Owner]):
 
     # Prefill.
 
-    def _prompts(self, scheduled: ScheduledRequests) -> list[Sequence[Owner]]:
+    def _prompts(self, scheduled: ScheduledRequests) -> list[SimulatedSequence[Owner]]:
         if self.partial is None and not self.waiting and not self.loaded:
             return []
         if self.limits.sglang.schedule_policy == "lpm" and 1 < len(self.waiting) <= LONGEST_PREFIX_MAX:
@@ -73,7 +73,7 @@ class SglangSimulation(Batching[Owner]):
     def _cuts_prompts(self) -> bool:
         return self.limits.enable_chunked_prefill and self.limits.sglang.chunked_prefill_size > 0
 
-    def _reserve(self, sequence: Sequence[Owner], cached_tokens: int) -> int:
+    def _reserve(self, sequence: SimulatedSequence[Owner], cached_tokens: int) -> int:
         """Return the blocks for the estimated output of running sequences and the maximum output of this one.
 
         Return 0 if no other sequence holds blocks.
@@ -100,7 +100,7 @@ class SglangSimulation(Batching[Owner]):
             sequence.private += 1
             self._expect_border(sequence, step + self.limits.block_tokens)
 
-    def _retract(self, due: dict[Sequence[Owner], None], step: int) -> None:
+    def _retract(self, due: dict[SimulatedSequence[Owner], None], step: int) -> None:
         """Preempt the sequences with the fewest generated tokens, longest prompt first, until the others can grow."""
         while len(due) > self.pool.free:
             victim = min(self.decoding, key=lambda one: (step - one.birth, -len(one.prompt)))
@@ -110,10 +110,10 @@ class SglangSimulation(Batching[Owner]):
         wanted = sum(one.max_tokens for one in self.decoding)
         self.ratio = min(1.0, (tokens + RETRACT_STEPS * len(self.decoding)) / wanted) if wanted else 1.0
 
-    def _keep_computed(self, sequence: Sequence[Owner], step: int) -> None:
+    def _keep_computed(self, sequence: SimulatedSequence[Owner], step: int) -> None:
         """Discard generated tokens: SGLang inserts them into the tree only when an answer is complete."""
 
-    def _requeue(self, sequence: Sequence[Owner]) -> None:
+    def _requeue(self, sequence: SimulatedSequence[Owner]) -> None:
         self._enqueue(sequence)
 
     # The estimate of output length.

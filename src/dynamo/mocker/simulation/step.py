@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Generic
 
-from dynamo.mocker.simulation.sequence import Owner, Sequence
+from dynamo.mocker.simulation.sequence import Owner, SimulatedSequence
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
 
@@ -13,13 +13,13 @@ class StepResult(Generic[Owner]):
     """The result of a step, to be published `duration_ms` after the step began."""
 
     duration_ms: float
-    sequences: list[Sequence[Owner]]
+    sequences: list[SimulatedSequence[Owner]]
     """Sequences that get a token and continue."""
     tokens: list[int]
     """The token of each of `sequences`."""
-    finished: list[Sequence[Owner]]
+    finished: list[SimulatedSequence[Owner]]
     """Sequences that get `last_token` and end."""
-    prefilled: list[Sequence[Owner]]
+    prefilled: list[SimulatedSequence[Owner]]
     """Sequences of this step whose prompt was completed by it; for the others the token is not the first."""
     events: list[KvEvent]
     load: WorkerLoad

@@ -21,7 +21,7 @@ from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.errors import HttpError, InvalidArgument, NotReady, Overloaded, SelectionServiceError
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.affinity import Version
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.router import Decision, Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack, unpack
 from dynamo.kv_router.tracking import TrackingKey
@@ -369,7 +369,7 @@ class SelectionService:
                 )
         model = self._selectors.get(place)
         if model is None:
-            config = RouterConfig(
+            config = RoutingConfig(
                 block_size=size, affinity_ttl_s=self._affinity_ttl_s, replica_sync=self.peers is not None
             )
             machine = Router(config, self._rng)

@@ -112,7 +112,7 @@ class Books(Protocol):
         """Record the end of a peer's request."""
 
 
-class PeerBody(msgspec.Struct):
+class ReplicaPeerBody(msgspec.Struct):
     """Address of a peer."""
 
     endpoint: str
@@ -280,10 +280,10 @@ def add_peer_routes(routes: JsonRoutes, peers: ReplicaPeers | None) -> None:
             raise HttpError(409, "replica sync is disabled")
         return peers
 
-    async def register(call: HttpCall[PeerBody]) -> tuple[int, Any]:
+    async def register(call: HttpCall[ReplicaPeerBody]) -> tuple[int, Any]:
         return (201 if some().add_peer(call.body.endpoint) else 200), {"status": "ok"}
 
-    async def deregister(call: HttpCall[PeerBody]) -> tuple[int, Any]:
+    async def deregister(call: HttpCall[ReplicaPeerBody]) -> tuple[int, Any]:
         if not some().remove_peer(call.body.endpoint):
             raise HttpError(404, "peer not found")
         return 200, {"status": "ok"}
@@ -292,5 +292,5 @@ def add_peer_routes(routes: JsonRoutes, peers: ReplicaPeers | None) -> None:
         return 200, [] if peers is None else peers.peers
 
     routes.add("GET", "/replica_sync/peers", shown)
-    routes.add("POST", "/replica_sync/register_peer", register, PeerBody)
-    routes.add("POST", "/replica_sync/deregister_peer", deregister, PeerBody)
+    routes.add("POST", "/replica_sync/register_peer", register, ReplicaPeerBody)
+    routes.add("POST", "/replica_sync/deregister_peer", deregister, ReplicaPeerBody)

@@ -7,7 +7,7 @@ from typing import Any, cast
 from starlette.requests import Request
 
 from dynamo.http.routes.routing import RoutingPages
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.router import WorkerFacts
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.engine import PreprocessedRequest
@@ -28,7 +28,7 @@ def router(**config: Any) -> KvPushRouter:
         None, MemoryDiscovery(MemoryStore()), lambda dispatcher, _: MemoryPlane(dispatcher, hub)
     )
     made = KvPushRouter(
-        runtime, EndpointId.parse("dynamo.backend.generate"), RouterConfig(block_size=4, use_kv_events=False, **config)
+        runtime, EndpointId.parse("dynamo.backend.generate"), RoutingConfig(block_size=4, use_kv_events=False, **config)
     )
     made.set_facts([WorkerFacts(7, kv_blocks=100)])
     return made

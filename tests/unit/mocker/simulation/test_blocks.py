@@ -1,16 +1,16 @@
 """Blocks are shared by hash, kept while there is room, and reported."""
 
-from dynamo.mocker.simulation.blocks import BlockPool
+from dynamo.mocker.simulation.blocks import SimulatedBlockPool
 from dynamo.protocols.kv_events import Removed, Stored, StoredBlock
 
 
-def filled(pool: BlockPool, hashes: list[int]) -> None:
+def filled(pool: SimulatedBlockPool, hashes: list[int]) -> None:
     assert pool.take(len(hashes))
     pool.commit(None, hashes, [block_hash * 10 for block_hash in hashes])
 
 
 def test_a_taken_block_is_used_and_a_released_one_free_again() -> None:
-    pool = BlockPool(4)
+    pool = SimulatedBlockPool(4)
     assert pool.take(3)
     assert (pool.used, pool.free) == (3, 1)
     pool.release([], 3)
@@ -19,13 +19,13 @@ def test_a_taken_block_is_used_and_a_released_one_free_again() -> None:
 
 
 def test_nothing_is_taken_when_there_is_not_enough() -> None:
-    pool = BlockPool(4)
+    pool = SimulatedBlockPool(4)
     assert not pool.take(5)
     assert pool.used == 0
 
 
 def test_storing_is_told_once_with_the_parent() -> None:
-    pool = BlockPool(4)
+    pool = SimulatedBlockPool(4)
     filled(pool, [1, 2])
     assert pool.events() == [Stored(None, None, [StoredBlock(1, 10), StoredBlock(2, 20)])]
     assert pool.take(2)
@@ -37,7 +37,7 @@ def test_storing_is_told_once_with_the_parent() -> None:
 
 
 def test_only_the_new_blocks_of_a_prefix_are_told() -> None:
-    pool = BlockPool(8)
+    pool = SimulatedBlockPool(8)
     filled(pool, [1, 2])
     pool.events()
     filled(pool, [1, 2, 3, 4])
@@ -45,7 +45,7 @@ def test_only_the_new_blocks_of_a_prefix_are_told() -> None:
 
 
 def test_a_released_block_stays_readable() -> None:
-    pool = BlockPool(4)
+    pool = SimulatedBlockPool(4)
     filled(pool, [1, 2])
     pool.release([1, 2], 0)
     assert pool.used == 0
@@ -57,7 +57,7 @@ def test_a_released_block_stays_readable() -> None:
 
 
 def test_the_last_block_of_a_prefix_is_evicted_before_its_parents() -> None:
-    pool = BlockPool(4)
+    pool = SimulatedBlockPool(4)
     filled(pool, [1, 2, 3])
     pool.release([1, 2, 3], 0)
     pool.events()
@@ -70,7 +70,7 @@ def test_the_last_block_of_a_prefix_is_evicted_before_its_parents() -> None:
 
 
 def test_evictions_in_a_row_are_one_event() -> None:
-    pool = BlockPool(2)
+    pool = SimulatedBlockPool(2)
     filled(pool, [1, 2])
     pool.release([1, 2], 0)
     pool.events()
@@ -80,7 +80,7 @@ def test_evictions_in_a_row_are_one_event() -> None:
 
 
 def test_a_block_that_lay_idle_is_taken_up_by_who_computed_it_again() -> None:
-    pool = BlockPool(4)
+    pool = SimulatedBlockPool(4)
     filled(pool, [1])
     pool.release([1], 0)
     pool.events()

@@ -10,8 +10,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from dynamo.mocker.simulation.batching import Batching
 from dynamo.mocker.simulation.engines import ENGINES, simulate
-from dynamo.mocker.simulation.rules import EngineType, EvictionName, HostRules, Limits, SglangRules, TransferRules
-from dynamo.mocker.simulation.sequence import Sequence
+from dynamo.mocker.simulation.rules import EngineType, EvictionName, HostRules, RankLimits, SglangRules, TransferRules
+from dynamo.mocker.simulation.sequence import SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
 from dynamo.mocker.simulation.timing import Timing
 from dynamo.mocker.simulation.tokens import TokenSource
@@ -34,7 +34,9 @@ def prompt(length: int, start: int = 100) -> list[int]:
 
 
 def engine(name: EngineType, **limits: Any) -> Batching[Client]:
-    return simulate(Limits(**{"block_tokens": 4, "num_blocks": 64, "engine_type": name, **limits}), Timing(), SOURCE)
+    return simulate(
+        RankLimits(**{"block_tokens": 4, "num_blocks": 64, "engine_type": name, **limits}), Timing(), SOURCE
+    )
 
 
 class Driver:
@@ -47,7 +49,7 @@ class Driver:
         self.host: set[int] = set()
         self.results: list[StepResult[Client]] = []
 
-    def ask(self, tokens: list[int], max_tokens: int, **how: Any) -> Sequence[Client]:
+    def ask(self, tokens: list[int], max_tokens: int, **how: Any) -> SimulatedSequence[Client]:
         return self.machine.submit(Client(), tokens, max_tokens, self.now_ms, **how)
 
     def step(self) -> StepResult[Client]:
@@ -91,7 +93,7 @@ def hear(cache: set[int], events: list[KvEvent]) -> None:
 class Life(RuleBasedStateMachine):
     """Requests come, are cancelled and computed in every order, here and elsewhere."""
 
-    sequences: Bundle[Sequence[Client]] = Bundle("sequences")
+    sequences: Bundle[SimulatedSequence[Client]] = Bundle("sequences")
 
     @initialize(
         name=st.sampled_from(NAMES),
@@ -118,7 +120,7 @@ class Life(RuleBasedStateMachine):
         host_blocks: int,
         policy: Any,
     ) -> None:
-        limits = Limits(
+        limits = RankLimits(
             num_blocks * 4 // block_tokens,
             block_tokens,
             max_num_seqs,
@@ -131,8 +133,8 @@ class Life(RuleBasedStateMachine):
             host=HostRules(host_blocks, 1_000_000, 0.5, 0.2) if host_blocks else None,
         )
         self.driver = Driver(simulate(limits, Timing(), SOURCE))
-        self.submitted: list[Sequence[Client]] = []
-        self.cancelled: set[Sequence[Client]] = set()
+        self.submitted: list[SimulatedSequence[Client]] = []
+        self.cancelled: set[SimulatedSequence[Client]] = set()
 
     @rule(
         target=sequences,
@@ -142,25 +144,27 @@ class Life(RuleBasedStateMachine):
         is_remote=st.booleans(),
         stays=st.booleans(),
     )
-    def submit(self, length: int, start: int, max_tokens: int, is_remote: bool, stays: bool) -> Sequence[Client]:
+    def submit(
+        self, length: int, start: int, max_tokens: int, is_remote: bool, stays: bool
+    ) -> SimulatedSequence[Client]:
         tokens = prompt(length, 1000 * start)
         sequence = self.driver.ask(tokens, max_tokens, is_remote=is_remote, stays=stays)
         self.submitted.append(sequence)
         return sequence
 
     @rule(sequence=consumes(sequences))
-    def cancel(self, sequence: Sequence[Client]) -> None:
+    def cancel(self, sequence: SimulatedSequence[Client]) -> None:
         if not sequence.owner.is_done:
             self.cancelled.add(sequence)
         self.driver.machine.cancel(sequence)
 
     @rule(sequence=sequences, delay_ms=st.floats(0, 30))
-    def arrive(self, sequence: Sequence[Client], delay_ms: float) -> None:
+    def arrive(self, sequence: SimulatedSequence[Client], delay_ms: float) -> None:
         if sequence.is_remote:
             self.driver.machine.arrive(sequence, self.driver.now_ms + delay_ms)
 
     @rule(sequence=sequences)
-    def let_go(self, sequence: Sequence[Client]) -> None:
+    def let_go(self, sequence: SimulatedSequence[Client]) -> None:
         self.driver.machine.let_go(sequence)
 
     @rule(steps=st.integers(1, 4))

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from dynamo.mocker.simulation.scheduler import Limits, Simulation, StepResult
-from dynamo.mocker.simulation.sequence import Sequence, State
+from dynamo.mocker.simulation.scheduler import RankLimits, Simulation, StepResult
+from dynamo.mocker.simulation.sequence import SequenceState, SimulatedSequence
 from dynamo.mocker.simulation.timing import Timing
 from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.protocols.kv_events import KvEvent, Removed, Stored
@@ -26,7 +26,7 @@ class Client:
 
 
 def simulation(timing: Timing | None = None, **limits: int | bool) -> Simulation[Client]:
-    return Simulation(Limits(**{"block_tokens": 4, "num_blocks": 64, **limits}), timing or Timing(), SOURCE)  # type: ignore[arg-type]
+    return Simulation(RankLimits(**{"block_tokens": 4, "num_blocks": 64, **limits}), timing or Timing(), SOURCE)  # type: ignore[arg-type]
 
 
 def deliver(result: StepResult[Client]) -> None:
@@ -203,7 +203,7 @@ def test_the_newest_is_preempted_in_lifo_and_the_oldest_in_fifo() -> None:
         assert machine.waiting[0] is sequences[1 - survivor]
 
 
-def two_that_do_not_fit(**limits: int | bool) -> tuple[Simulation[Client], list[Sequence[Client]]]:
+def two_that_do_not_fit(**limits: int | bool) -> tuple[Simulation[Client], list[SimulatedSequence[Client]]]:
     """Stopped in front of the step in which one of them must be preempted."""
     machine = simulation(num_blocks=4, **limits)  # type: ignore[arg-type]
     sequences = [machine.submit(Client(), prompt(7, 100 * index), 8, 0) for index in range(2)]
@@ -242,8 +242,8 @@ def test_a_prompt_is_admitted_only_if_running_sequences_keep_room_to_grow() -> N
     run(machine)
 
 
-@pytest.mark.parametrize("state", [State.WAITING, State.PREFILLING, State.DECODING])
-def test_a_cancelled_request_gives_back_everything(state: State) -> None:
+@pytest.mark.parametrize("state", [SequenceState.WAITING, SequenceState.PREFILLING, SequenceState.DECODING])
+def test_a_cancelled_request_gives_back_everything(state: SequenceState) -> None:
     machine = simulation(max_num_batched_tokens=8, max_num_seqs=1)
     sequence = machine.submit(Client(), prompt(20), 50, 0)
     while sequence.state is not state:
@@ -301,17 +301,17 @@ class Life(RuleBasedStateMachine):
             preempts_oldest=oldest,
         )
         self.cache: dict[int, int | None] = {}
-        self.submitted: list[Sequence[Client]] = []
-        self.cancelled: set[Sequence[Client]] = set()
+        self.submitted: list[SimulatedSequence[Client]] = []
+        self.cancelled: set[SimulatedSequence[Client]] = set()
 
     @rule(target=sequences, length=st.integers(1, 16), start=st.integers(0, 1), max_tokens=st.integers(1, 8))
-    def submit(self, length: int, start: int, max_tokens: int) -> Sequence[Client]:
+    def submit(self, length: int, start: int, max_tokens: int) -> SimulatedSequence[Client]:
         sequence = self.machine.submit(Client(), prompt(length, 1000 * start), max_tokens, 0)
         self.submitted.append(sequence)
         return sequence
 
     @rule(sequence=consumes(sequences))
-    def cancel(self, sequence: Sequence[Client]) -> None:
+    def cancel(self, sequence: SimulatedSequence[Client]) -> None:
         if not sequence.owner.is_done:
             self.cancelled.add(sequence)
         self.machine.cancel(sequence)

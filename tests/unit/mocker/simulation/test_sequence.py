@@ -1,11 +1,11 @@
 """A sequence knows its own hashes and its own end."""
 
-from dynamo.mocker.simulation.sequence import Sequence
+from dynamo.mocker.simulation.sequence import SimulatedSequence
 from dynamo.tokens.hashing import block_hashes, sequence_hashes
 
 
-def sequence(prompt: list[int], max_tokens: int = 5) -> Sequence[None]:
-    return Sequence(None, prompt, max_tokens, 0.0, 0)
+def sequence(prompt: list[int], max_tokens: int = 5) -> SimulatedSequence[None]:
+    return SimulatedSequence(None, prompt, max_tokens, 0.0, 0)
 
 
 def test_hashes_are_the_same_whether_they_come_at_once_or_one_by_one() -> None:

@@ -7,7 +7,7 @@ from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import msgpack_decode, msgpack_encode
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.model_card import ModelDeploymentCard, RuntimeConfig
@@ -34,7 +34,7 @@ class House:
     def __init__(self, *endpoints: EndpointId, ttl_s: float = 60.0) -> None:
         self.clock = ManualClock()
         self.store, self.bus = MemoryStore(), MemoryBus()
-        wanted = RouterConfig(block_size=4, use_kv_events=False, affinity_ttl_s=ttl_s)
+        wanted = RoutingConfig(block_size=4, use_kv_events=False, affinity_ttl_s=ttl_s)
         self.routers = [
             KvPushRouter(self.runtime(), endpoint, wanted, rng=random.Random(number), clock=self.clock)
             for number, endpoint in enumerate(endpoints)

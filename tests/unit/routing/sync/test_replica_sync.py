@@ -10,7 +10,7 @@ from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import msgpack_decode, msgpack_encode
-from dynamo.kv_router.config import RouterConfig
+from dynamo.kv_router.config import RoutingConfig
 from dynamo.protocols.active_sequences import (
     ActiveSequenceEvent,
     AddedSequence,
@@ -48,7 +48,7 @@ class House:
         self.clock = ManualClock()
         self.store, self.bus = MemoryStore(), MemoryBus()
         self.runtimes = [self.runtime() for _ in range(count)]
-        wanted = RouterConfig(block_size=BLOCK, use_kv_events=False, replica_sync=True, **config)  # type: ignore[arg-type]
+        wanted = RoutingConfig(block_size=BLOCK, use_kv_events=False, replica_sync=True, **config)  # type: ignore[arg-type]
         self.routers = [
             KvPushRouter(runtime, ENDPOINT, wanted, rng=random.Random(1), clock=self.clock) for runtime in self.runtimes
         ]
