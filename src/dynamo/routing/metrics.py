@@ -1,4 +1,4 @@
-"""KvRouterMetrics: durations and results of the decisions of a KV router."""
+"""Metrics of KV routers: decisions, shared cache, and messages between replicas."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from dynamo.protocols.discovery import EndpointId
 
 
 class KvRouterMetrics:
-    """Metrics of one worker set."""
+    """Durations and results of the decisions for one worker set."""
 
     def __init__(self, registry: MetricsRegistry, router_id: str, endpoint: EndpointId) -> None:
         buckets = log_buckets(0.01, 100.0, 16)
@@ -53,3 +53,73 @@ class KvRouterMetrics:
             self._hit_rate.observe(decision.overlap_blocks / decision.blocks)
             most = max(decision.snapshot.prompt.device.values(), default=0)
             self._lost.observe(max(0, most - decision.device_blocks))
+
+
+class SharedCacheMetrics:
+    """Lookup times and hit rates of a shared cache."""
+
+    def __init__(self, registry: MetricsRegistry, router_id: str) -> None:
+        def family(make: Any, name: str, what: str, *more: Any) -> Any:
+            return make(name, what, ("router_id",), *more).labels(router_id=router_id)
+
+        self._lookups = family(
+            registry.histogram,
+            "dynamo_router_overhead_shared_cache_query_ms",
+            "Time of a shared cache lookup, in milliseconds",
+            log_buckets(0.01, 100.0, 16),
+        )
+        self.errors = family(
+            registry.counter,
+            "dynamo_router_shared_cache_errors_total",
+            "Messages of a shared cache that were unreadable or lost",
+        )
+        self._rate = family(
+            registry.histogram,
+            "dynamo_component_router_shared_cache_hit_rate",
+            "Fraction of a prompt's blocks in a shared cache",
+            tuple(step / 10 for step in range(11)),
+        )
+        self._beyond = family(
+            registry.histogram,
+            "dynamo_component_router_shared_cache_beyond_blocks",
+            "Blocks in a shared cache that are not cached on the chosen worker",
+            (0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0),
+        )
+
+    def looked_up(self, milliseconds: float) -> None:
+        """Record a lookup."""
+        self._lookups.observe(milliseconds)
+
+    def used(self, held: int, blocks: int, beyond: int) -> None:
+        """Record a placed request."""
+        if blocks:
+            self._rate.observe(min(1.0, held / blocks))
+        self._beyond.observe(beyond)
+
+
+class SyncMetrics:
+    """Numbers of events sent, received and unreadable."""
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        prefix = "dynamo_router_replica_sync_"
+        self.sent = registry.counter(prefix + "events_sent_total", "Request events sent to other routers").labels()
+        self.received = registry.counter(
+            prefix + "events_received_total", "Request events received from other routers"
+        ).labels()
+        self.unreadable = registry.counter(
+            prefix + "unreadable_total", "Unreadable messages from other routers"
+        ).labels()
+
+
+class AffinitySyncMetrics:
+    """Numbers of bindings sent, received and unreadable."""
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        prefix = "dynamo_router_affinity_sync_"
+        self.sent = registry.counter(prefix + "bindings_sent_total", "Session bindings sent to other routers").labels()
+        self.received = registry.counter(
+            prefix + "bindings_received_total", "Session bindings received from other routers"
+        ).labels()
+        self.unreadable = registry.counter(
+            prefix + "unreadable_total", "Unreadable session bindings from other routers"
+        ).labels()

@@ -19,10 +19,11 @@ import msgspec
 
 from dynamo.core.codec import UNREADABLE, msgpack_decoder
 from dynamo.core.errors import InvalidArgument
-from dynamo.core.metrics import MetricsRegistry, log_buckets
+from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.hicache import RUNTIME_KEY, HicacheLayout, HicachePages, ObjectEvent, Runs, read_layout
 from dynamo.protocols.model_card import ModelDeploymentCard
+from dynamo.routing.metrics import SharedCacheMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -161,48 +162,6 @@ def agreed_layout(cards: Iterable[ModelDeploymentCard], block_size: int) -> Hica
     if layout.page_size != block_size:
         raise InvalidArgument(f"page size of {layout.page_size} tokens does not fit the block size of {block_size}")
     return msgspec.structs.replace(layout, kv_events_endpoint=places.pop() if places else None)
-
-
-class SharedCacheMetrics:
-    """Lookup times and hit rates of a shared cache."""
-
-    def __init__(self, registry: MetricsRegistry, router_id: str) -> None:
-        def family(make: Any, name: str, what: str, *more: Any) -> Any:
-            return make(name, what, ("router_id",), *more).labels(router_id=router_id)
-
-        self._lookups = family(
-            registry.histogram,
-            "dynamo_router_overhead_shared_cache_query_ms",
-            "Time of a shared cache lookup, in milliseconds",
-            log_buckets(0.01, 100.0, 16),
-        )
-        self.errors = family(
-            registry.counter,
-            "dynamo_router_shared_cache_errors_total",
-            "Messages of a shared cache that were unreadable or lost",
-        )
-        self._rate = family(
-            registry.histogram,
-            "dynamo_component_router_shared_cache_hit_rate",
-            "Fraction of a prompt's blocks in a shared cache",
-            tuple(step / 10 for step in range(11)),
-        )
-        self._beyond = family(
-            registry.histogram,
-            "dynamo_component_router_shared_cache_beyond_blocks",
-            "Blocks in a shared cache that are not cached on the chosen worker",
-            (0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0),
-        )
-
-    def looked_up(self, milliseconds: float) -> None:
-        """Record a lookup."""
-        self._lookups.observe(milliseconds)
-
-    def used(self, held: int, blocks: int, beyond: int) -> None:
-        """Record a placed request."""
-        if blocks:
-            self._rate.observe(min(1.0, held / blocks))
-        self._beyond.observe(beyond)
 
 
 def _event(given: Any) -> ObjectEvent:

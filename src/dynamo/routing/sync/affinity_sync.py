@@ -15,10 +15,10 @@ import msgspec
 
 from dynamo.core.clock import Clock
 from dynamo.core.codec import UNREADABLE, msgpack_decoder, msgpack_encode
-from dynamo.core.metrics import MetricsRegistry
 from dynamo.kv_events.topic import Topic
 from dynamo.kv_router.affinity import Affinity, Rank, Version
 from dynamo.protocols.discovery import EndpointId
+from dynamo.routing.metrics import AffinitySyncMetrics
 from dynamo.runtime.discovery.base import new_id
 from dynamo.runtime.distributed import DistributedRuntime
 
@@ -103,17 +103,3 @@ class AffinitySync:
         self._metrics.received.inc()
         rank = (update.worker_id, update.dp_rank or 0)
         self._machine.bind(update.session_id, rank, (update.sequence, update.writer_id), self._clock.now())
-
-
-class AffinitySyncMetrics:
-    """Numbers of bindings sent, received and unreadable."""
-
-    def __init__(self, registry: MetricsRegistry) -> None:
-        prefix = "dynamo_router_affinity_sync_"
-        self.sent = registry.counter(prefix + "bindings_sent_total", "Session bindings sent to other routers").labels()
-        self.received = registry.counter(
-            prefix + "bindings_received_total", "Session bindings received from other routers"
-        ).labels()
-        self.unreadable = registry.counter(
-            prefix + "unreadable_total", "Unreadable session bindings from other routers"
-        ).labels()

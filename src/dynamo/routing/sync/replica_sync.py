@@ -14,7 +14,6 @@ from typing import Literal, Protocol
 
 from dynamo.core.clock import Clock
 from dynamo.core.codec import msgpack_decoder, msgpack_encode
-from dynamo.core.metrics import MetricsRegistry
 from dynamo.kv_events.topic import Topic
 from dynamo.protocols.active_sequences import (
     MARK_PREFILL_COMPLETED,
@@ -27,6 +26,7 @@ from dynamo.protocols.active_sequences import (
     SequenceWorker,
 )
 from dynamo.protocols.discovery import EndpointId
+from dynamo.routing.metrics import SyncMetrics
 from dynamo.runtime.discovery.base import new_id
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.base import Event
@@ -216,17 +216,3 @@ class ReplicaSync:
         for request_id in [one for one, router in self._others.items() if router == router_id]:
             del self._others[request_id]
             self._machine.finish(request_id)
-
-
-class SyncMetrics:
-    """Numbers of events sent, received and unreadable."""
-
-    def __init__(self, registry: MetricsRegistry) -> None:
-        prefix = "dynamo_router_replica_sync_"
-        self.sent = registry.counter(prefix + "events_sent_total", "Request events sent to other routers").labels()
-        self.received = registry.counter(
-            prefix + "events_received_total", "Request events received from other routers"
-        ).labels()
-        self.unreadable = registry.counter(
-            prefix + "unreadable_total", "Unreadable messages from other routers"
-        ).labels()
