@@ -10,12 +10,12 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from typing import TextIO
 
 from dynamo.cli import options
 from dynamo.cli.announcement import Announcement
 from dynamo.cli.graph import FRONTEND, Graph, Place, plan
 from dynamo.cli.life import End, Life, Phase, Restart
-from dynamo.cli.progress import Progress
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException, StartupError
 from dynamo.core.known_variables import warnings as unknown_variables
@@ -25,6 +25,7 @@ from dynamo.core.supervisor import Event, Exited, Supervisor
 POLL_S = 0.05  # Short, because start-up time is visible; a request to /health costs the loading processes little.
 HEALTH_TIMEOUT_S = 1.0
 LOG_LINES_SHOWN = 12
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 PREFIX = "dynamo-serve-"
 LOGS_KEPT = 5  # Runs whose logs are kept: enough to compare a crash with the ones before it.
 FRONTEND_DRAIN_S = 7.0  # The frontend's own drain timeout for active requests is 5 s; the rest is for closing.
@@ -75,6 +76,46 @@ def serve(argv: list[str], started: float) -> int:
     verbose = chosen.serve.verbose or bool(variables.get("DYN_LOG"))  # Setting a level implies showing the logs.
     progress = Progress(started=started)
     return Session(graph, announcement, home, variables, progress, verbose=verbose, key=session_key).run()
+
+
+class Progress:
+    """Display of the state of an operation that takes a while."""
+
+    def __init__(self, stream: TextIO | None = None, started: float | None = None) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self._is_terminal = self._stream.isatty()
+        self._started = time.monotonic() if started is None else started
+        self._shown = ""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the seconds since creation, or since the given start."""
+        return time.monotonic() - self._started
+
+    def show(self, state: str) -> None:
+        """Show the current state. If the output is not a terminal, print a line for each change."""
+        if self._is_terminal:
+            turn = SPINNER[int(self.elapsed_s * 10) % len(SPINNER)]
+            self._write(f"\r\x1b[2K{turn} {state} ({self.elapsed_s:.1f} s)")
+        elif state != self._shown:
+            self._write(f"{state}\n")
+        self._shown = state
+
+    def print_line(self, text: str = "") -> None:
+        """Print a permanent line."""
+        self.clear()
+        self._write(f"{text}\n")
+
+    def clear(self) -> None:
+        """Clear the rewritten line, and the ^C that a terminal echoes."""
+        if self._is_terminal:
+            self._write("\r\x1b[2K")
+        self._shown = ""
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # A closed terminal or pipe must not end the running graph.
+            self._stream.write(text)
+            self._stream.flush()
 
 
 class Session:

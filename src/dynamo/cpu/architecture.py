@@ -1,12 +1,16 @@
 """Architecture: model dimensions and options, read from config.json."""
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
 
 from dynamo.core.errors import ConfigError
 from dynamo.cpu.checkpoint import read_json
+from dynamo.cpu.config import CpuConfig
 from dynamo.cpu.rope import Rope
+
+logger = logging.getLogger(__name__)
 
 SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 CLASSIFIER, SPEAKER = "ForSequenceClassification", "ForCausalLM"
@@ -101,3 +105,32 @@ def _refuse_sliding_window(config: dict[str, Any]) -> None:
         is_sliding = any(kind != "full_attention" for kind in kinds or ())
     if is_sliding:
         raise ConfigError("some layers attend to a sliding window; the engine computes full attention only")
+
+
+def cache_size(config: CpuConfig, shape: Architecture) -> tuple[int, int]:
+    """Return the longest sequence and the number of blocks. Raise `ConfigError` if the requested sizes do not fit."""
+    context_length = config.max_model_len or shape.context_length
+    if context_length > shape.rope.reach:
+        raise ConfigError(f"--max-model-len {context_length}: must be at most {shape.rope.reach}, the model's maximum")
+    blocks = config.kv_cache_blocks or _affordable_blocks(config, shape, context_length)
+    cached_tokens = blocks * config.block_size
+    if cached_tokens >= context_length:
+        return context_length, blocks
+    if config.max_model_len is not None:
+        raise ConfigError(
+            f"--max-model-len {context_length}: the KV cache holds {blocks} blocks of {config.block_size} tokens"
+        )
+    logger.warning(
+        "the KV cache holds %d tokens, which limits the context; the model supports %d (raise --kv-cache-memory-mb)",
+        cached_tokens,
+        context_length,
+    )
+    return cached_tokens, blocks
+
+
+def _affordable_blocks(config: CpuConfig, shape: Architecture, context_length: int) -> int:
+    """Return the number of blocks that fit into the memory, at most as many as all slots can fill."""
+    token_bytes = shape.layers * 2 * shape.kv_heads * shape.head_dim * 4
+    affordable = config.kv_cache_memory_mb * 2**20 // (token_bytes * config.block_size)
+    wanted = config.max_num_seqs * -(-context_length // config.block_size)
+    return max(1, min(affordable, wanted))

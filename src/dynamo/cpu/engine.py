@@ -24,7 +24,7 @@ from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerOverloaded
 from dynamo.cpu.adapter import Adapter
 from dynamo.cpu.adapters import Adapters
-from dynamo.cpu.architecture import Architecture
+from dynamo.cpu.architecture import Architecture, cache_size
 from dynamo.cpu.attention import cache_bytes
 from dynamo.cpu.blocks import BlockPool
 from dynamo.cpu.compiler import ChildTrial, Compiler, CompilerMetrics
@@ -41,7 +41,6 @@ from dynamo.cpu.layout import layout_of
 from dynamo.cpu.lending import Lending
 from dynamo.cpu.model import Model, load_weights
 from dynamo.cpu.orders import Add, Call, Drop, Fetched, FirstCame, Look, Order, Stop, TakeBack
-from dynamo.cpu.room import room_of
 from dynamo.cpu.scheduler import Scheduler
 from dynamo.cpu.tiers import CacheTiers, open_tiers
 from dynamo.cpu.trace import StepTrace
@@ -256,7 +255,7 @@ class CpuEngine:
         shape = Architecture.read(path)
         if shape.labels:
             raise ConfigError(f"{path}: the model is a classifier; add --classify-worker")
-        context_length, blocks = room_of(config, shape)
+        context_length, blocks = cache_size(config, shape)
         model = Model(
             shape,
             load_weights(path, shape),

@@ -41,7 +41,6 @@ from dynamo.sglang.events import kv_listeners, publisher_of
 from dynamo.sglang.handshake import SglangBootstrap, decode_bootstrap, prefill_bootstrap
 from dynamo.sglang.hicache import layout_of
 from dynamo.sglang.library import Library
-from dynamo.sglang.lora import adapters_of
 from dynamo.sglang.metrics import LoadReporter
 from dynamo.sglang.processes import check_alive, sigquit_handler
 from dynamo.text.multimodal.source import Media
@@ -370,3 +369,20 @@ async def as_data_url(_kind: str, media: Media) -> str:
     """Return media as a data URL, SGLang's interface for bytes: no host is contacted."""
     content_type = media.content_type or "application/octet-stream"
     return f"data:{content_type};base64,{b64encode(media.data).decode()}"
+
+
+def adapters_of(engine: Any, args: Any) -> LoadedAdapters[str]:
+    """Return the adapter operations. `engine` is SGLang's `Engine`, `args` its `ServerArgs`; adapters are names."""
+
+    async def take(name: str, _number: int, path: str) -> str:
+        result = await engine.async_load_lora_adapter(name, path)
+        if not result.success:
+            raise InvalidArgument(f"{path}: {result.error_message or 'the engine rejected the adapter'}")
+        return name
+
+    async def drop(name: str) -> None:
+        result = await engine.async_unload_lora_adapter(name)
+        if not result.success:
+            raise InvalidArgument(f"{name}: {result.error_message or 'the engine did not unload the adapter'}")
+
+    return LoadedAdapters(take, drop, slots=args.max_loras_per_batch if args.enable_lora else None)

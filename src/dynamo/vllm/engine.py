@@ -32,7 +32,6 @@ from dynamo.vllm.controls import Controls
 from dynamo.vllm.convert import Answer, Limits, VllmArguments, check_embeds, to_vllm
 from dynamo.vllm.events import kv_listeners, publishes
 from dynamo.vllm.library import Library
-from dynamo.vllm.lora import adapters_of
 from dynamo.vllm.metrics import LoadReporter
 
 logger = logging.getLogger(__name__)
@@ -363,3 +362,21 @@ def limits_of(settings: Any) -> Limits:
         has_priorities=settings.scheduler_config.policy == "priority",
         defaults=model.get_diff_sampling_param(),
     )
+
+
+def adapters_of(llm: Any, make: Any, settings: Any) -> LoadedAdapters[Any]:
+    """Return the adapter operations. `make` is vLLM's `LoRARequest`, `settings` its `LoRAConfig` or None.
+
+    vLLM identifies adapters by number; the number is derived from the name, so that it is the same on every worker.
+    """
+
+    async def take(name: str, number: int, path: str) -> Any:
+        request = make(lora_name=name, lora_int_id=number, lora_path=path)
+        if await llm.add_lora(request) is False:
+            raise InvalidArgument(f"{path}: the engine rejected the adapter")
+        return request
+
+    async def drop(request: Any) -> None:
+        await llm.remove_lora(request.lora_int_id)
+
+    return LoadedAdapters(take, drop, slots=None if settings is None else settings.max_loras)

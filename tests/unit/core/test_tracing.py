@@ -1,6 +1,7 @@
 """Tracing: nothing when it is off; when it is on, spans reach a collector over OTLP, each under its parent."""
 
 import importlib
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ from tests.otlp_collector import Collector, facts_of
 from dynamo.core import tracing
 from dynamo.core.errors import ConfigError
 from dynamo.core.otel import OtelTracer
-from dynamo.core.tracing import make_tracer
+from dynamo.core.tracing import LoggedTracer, make_tracer
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
 CLIENT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
+UNSAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-00", "tracestate": "vendor=1"}
+ON = {"DYN_LOGGING_SPAN_EVENTS": "1"}
 
 
 @pytest.fixture
@@ -110,3 +113,71 @@ def test_default_service_name_is_made_of_the_component(monkeypatch: pytest.Monke
     tracing.set_component("worker-prefill")
     assert tracing.service_name({}) == "dynamo-worker-prefill"
     assert tracing.service_name({"OTEL_SERVICE_NAME": "mine"}) == "mine"
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "request_span")
+    return caplog
+
+
+def test_a_span_is_told_when_it_begins_and_once_when_it_ends(log: pytest.LogCaptureFixture) -> None:
+    tracer = make_tracer(ON)
+    assert isinstance(tracer, LoggedTracer)
+    span = tracer.start("handle_payload", UNSAMPLED, request_id="r", endpoint="ff/ns/back/generate")
+    span.set("output_tokens", 7)
+    span.end(ValueError("boom"))
+    span.end()
+    assert [(line.name, line.message) for line in log.records] == [
+        ("request_span", "SPAN_FIRST_ENTRY"),
+        ("request_span", "SPAN_CLOSED"),
+    ]
+    first, last = (vars(line) for line in log.records)
+    for line in (first, last):
+        assert (line["span_name"], line["trace_id"], line["request_id"]) == ("handle_payload", TRACE, "r")
+        assert (line["namespace"], line["component"], line["endpoint"]) == ("ns", "back", "generate")
+    assert first["span_id"] == last["span_id"] != PARENT
+    assert (last["output_tokens"], last["error"]) == (7, "boom")
+    assert last["time.duration_us"] >= 0
+
+
+def test_what_continues_a_span_is_in_its_headers(log: pytest.LogCaptureFixture) -> None:
+    tracer = LoggedTracer(None)
+    outer = tracer.start("http-request", UNSAMPLED, endpoint="chat")
+    assert outer.headers()["tracestate"] == "vendor=1"
+    assert outer.headers()["traceparent"].endswith("-00")
+    inner = tracer.start("handle_payload", outer.headers())
+    assert inner.headers()["traceparent"][:36] == outer.headers()["traceparent"][:36]
+    assert inner.headers() != outer.headers()
+    alone = tracer.start("http-request", {"traceparent": "nonsense", "tracestate": "x"})
+    assert TRACE not in alone.headers()["traceparent"]
+    assert "tracestate" not in alone.headers()
+    assert vars(log.records[0])["endpoint"] == "chat"
+
+
+def test_an_exported_span_is_logged_under_the_same_identity(
+    monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    with Collector() as collector:
+        for name, value in collector.variables.items():
+            monkeypatch.setenv(name, value)
+        tracer = make_tracer({**collector.variables, **ON})
+        assert isinstance(tracer, LoggedTracer)
+        assert isinstance(tracer._inner, OtelTracer)
+        span = tracer.start("http-request", {}, request_id="r")
+        span.end()
+        tracer._inner.close()
+        (heard,) = collector.spans
+        assert {vars(line)["span_id"] for line in log.records} == {heard.span_id.hex()}
+        assert {vars(line)["trace_id"] for line in log.records} == {heard.trace_id.hex()}
+
+
+def test_events_and_judgements_are_lines_and_fields(log: pytest.LogCaptureFixture) -> None:
+    span = LoggedTracer(None).start("http-request", {})
+    span.event("first block", {"name": "b", "size": 3})
+    span.judge(is_well=False, why="too slow")
+    span.end()
+    _, event, last = (vars(line) for line in log.records)
+    assert (event["message"], event["name_"], event["size"]) == ("first block", "b", 3)
+    assert event["span_id"] == last["span_id"]
+    assert last["error"] == "too slow"

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.settle import turns, until
@@ -9,8 +10,10 @@ from tests.unit.vllm import scripted
 from tests.unit.vllm.conftest import Heard, Start, request
 from tests.unit.vllm.scripted import said
 
+from dynamo.backend.adapters import LoadedAdapters
 from dynamo.backend.disagg import prefill_request
 from dynamo.core.errors import EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
+from dynamo.llm.register import lora_name_to_id
 from dynamo.protocols.engine import (
     EngineOutput,
     GuidedDecoding,
@@ -19,6 +22,7 @@ from dynamo.protocols.engine import (
     SamplingOptions,
     StopConditions,
 )
+from dynamo.vllm.engine import adapters_of
 
 NIXL = SimpleNamespace(kv_connector="NixlConnector", kv_connector_extra_config={}, engine_id="e")
 
@@ -267,3 +271,36 @@ async def test_vllm_prefill_and_decode_workers_refuse_prompt_embeds(start: Start
     running = await start(settings=scripted.settings(kv_transfer_config=NIXL), disaggregation_mode="prefill")
     with pytest.raises(InvalidArgument, match="prompt_embeds is not supported by prefill workers"):
         running.engine.submit(request(prompt_embeds="3"), Heard())
+
+
+def adapters_of_engine(
+    settings: object = SimpleNamespace(max_loras=2),
+) -> tuple[LoadedAdapters[Any], scripted.AsyncLLM]:
+    llm = scripted.AsyncLLM(None)
+    return adapters_of(llm, scripted.LoRARequest, settings), llm
+
+
+async def test_an_adapter_is_loaded_once_and_unloaded() -> None:
+    adapters, llm = adapters_of_engine()
+    number = await adapters.load("a", "/a")
+    assert number == await adapters.load("a", "/a") == lora_name_to_id("a")
+    assert adapters.of("a").lora_path == "/a"
+    assert await adapters.unload("a") == number
+    assert llm.calls == [("add_lora", "a"), ("remove_lora", number)]
+    with pytest.raises(WorkerUnavailable):
+        adapters.of("a")
+    assert adapters.of(None) is None
+
+
+async def test_what_vllm_does_not_take_is_not_loaded() -> None:
+    adapters, llm = adapters_of_engine()
+    llm.refuses = ValueError("rank 64 is above 16")
+    with pytest.raises(InvalidArgument, match="rank 64"):
+        await adapters.load("a", "/a")
+    assert adapters.ids == {}
+
+
+async def test_an_engine_without_adapters_says_so() -> None:
+    adapters, _ = adapters_of_engine(None)
+    with pytest.raises(InvalidArgument, match="--enable-lora"):
+        await adapters.load("a", "/a")

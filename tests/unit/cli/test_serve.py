@@ -3,7 +3,7 @@
 import io
 import time
 
-from dynamo.cli.progress import Progress
+from dynamo.cli.serve import Progress
 
 
 class Terminal(io.StringIO):
