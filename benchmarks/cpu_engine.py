@@ -106,12 +106,12 @@ class Ours:
 
     def prefill(self, prompts: list[list[int]]) -> None:
         core = self.begin(prompts)
-        assert len(core.step().said) == len(prompts), "the prompts took more than one step"
+        assert len(core.step().outputs) == len(prompts), "the prompts took more than one step"
 
     def decode(self, prompts: list[list[int]]) -> float:
         """Seconds per step."""
         core = self.begin(prompts)
-        while len(core.step().said) < len(prompts):
+        while len(core.step().outputs) < len(prompts):
             pass
         start = time.perf_counter()
         for _ in range(DECODE_STEPS):

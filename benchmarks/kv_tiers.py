@@ -116,7 +116,7 @@ class Engine:
         self.core.add(generation)
         first = 0.0
         while self.core.has_work:
-            if self.core.step().said and not first:
+            if self.core.step().outputs and not first:
                 first = time.perf_counter() - began
         self.settle()
         return first, sequence.cached_tokens or 0, sequence.tokens[len(prompt) :]

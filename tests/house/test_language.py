@@ -4,9 +4,7 @@ import pytest
 from tools import language
 
 BUDGETS: dict[tuple[str, str], int] = {
-    ("backend", language.IDENTIFIERS): 2,
     ("core", language.IDENTIFIERS): 1,
-    ("cpu", language.IDENTIFIERS): 37,
     ("http", language.IDENTIFIERS): 1,
     ("kv_events", language.IDENTIFIERS): 1,
     ("kvbm", language.IDENTIFIERS): 4,

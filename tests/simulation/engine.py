@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import dynamo.cpu
-from dynamo.backend.disagg import DisaggregationMode, leg_of, prefill_output, prefill_request
+from dynamo.backend.disagg import DisaggregationMode, prefill_output, prefill_request, prefill_source_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.errors import EngineShutdown
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PrefillResult, PreprocessedRequest
@@ -166,7 +166,7 @@ class ScriptedEngine:
             request = prefill_request(request)
             promise = {"state": Language.state(prompt)}
         elif self._role is DisaggregationMode.DECODE:
-            leg = leg_of(request)
+            leg = prefill_source_of(request)
             if isinstance(leg, PrefillResult):
                 assert leg.disaggregated_params == {"state": Language.state(prompt)}, "the blocks of another prompt"
             elif leg is None:

@@ -143,7 +143,7 @@ def bootstrap_of(request: PreprocessedRequest) -> BootstrapInfo | None:
     return request.bootstrap_info if isinstance(request.bootstrap_info, BootstrapInfo) else None
 
 
-def leg_of(request: PreprocessedRequest) -> PrefillResult | BootstrapInfo | None:
+def prefill_source_of(request: PreprocessedRequest) -> PrefillResult | BootstrapInfo | None:
     """Return the input of a decode worker that supports both forms: a finished prefill, a running one, or None.
 
     Raise `InvalidArgument` for a request that did not pass a prefill router.

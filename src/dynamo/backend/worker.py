@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from dynamo.backend.adapters import AdapterService
 from dynamo.backend.admission import Admission
-from dynamo.backend.beside import serve_beside
+from dynamo.backend.auxiliary import serve_auxiliary
 from dynamo.backend.card import canary_payload, make_card
 from dynamo.backend.config import WorkerOptions, grace_period_s, request_queue_limit
 from dynamo.backend.disagg import DisaggregationMode, drain_timeout_s
@@ -165,7 +165,7 @@ class Worker:
             for name, route in self._adapters.routes().items():
                 self.runtime.register_engine_route(name, route)
                 routes[name] = route
-        await serve_beside(self._endpoint, routes)
+        await serve_auxiliary(self._endpoint, routes)
 
     def handle(self, request: Request, reply: Reply) -> None:
         """Start a request. Raise `InvalidArgument` if it cannot be decoded, and the engine's errors."""

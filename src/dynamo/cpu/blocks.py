@@ -129,7 +129,7 @@ class BlockPool:
             if parent_hash is not None and parent_hash not in self._block_of:
                 break
             if content.sequence_hash in self._block_of:
-                self._tell_stored(first_parent, fresh)
+                self._emit_stored(first_parent, fresh)
                 fresh = []
             else:
                 if not fresh:
@@ -141,7 +141,7 @@ class BlockPool:
                 if self._notes_evicted:
                     self._origins[content.sequence_hash] = (content.tokens_hash, parent_hash)
             parent_hash = content.sequence_hash
-        self._tell_stored(first_parent, fresh)
+        self._emit_stored(first_parent, fresh)
 
     def clear(self) -> None:
         """Remove all content. Blocks in use stay with their sequences."""
@@ -201,7 +201,7 @@ class BlockPool:
         self._empty_count += len(oldest)
         self._events.append(Removed(removed))
 
-    def _tell_stored(self, parent_hash: int | None, fresh: list[StoredBlock]) -> None:
+    def _emit_stored(self, parent_hash: int | None, fresh: list[StoredBlock]) -> None:
         if fresh:
             self._events.append(Stored(parent_hash, None, fresh))
 

@@ -34,7 +34,7 @@ THREADS_MAX = 2  # Compiling is pure computation: more threads would only slow d
 TRIALS_MAX = 32  # Grammars on trial or queued; each occupies a thread.
 BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
-Told = Callable[[Guide | DynamoException], None]
+OnCompiled = Callable[[Guide | DynamoException], None]
 """Callback that receives the grammar in its initial state, or the error."""
 
 
@@ -128,19 +128,19 @@ class Compiler:
         self._threads = asyncio.Semaphore(THREADS_MAX)
         self._trials = 0
         self._tasks = TaskOwner("compiler")
-        self._asked: dict[bytes, list[Told]] = {}
+        self._callbacks: dict[bytes, list[OnCompiled]] = {}
         """Callbacks of requests that wait for a grammar under compilation, by key."""
 
-    def want(self, guided: GuidedDecoding, thoughts_end: str | None, told: Told) -> None:
+    def want(self, guided: GuidedDecoding, thoughts_end: str | None, on_compiled: OnCompiled) -> None:
         """Invoke the callback once, immediately for a cached grammar. Raise `InvalidArgument` for a grammar that is too large."""
         key = key_of(guided, thoughts_end)
         guide = self._grammars.kept(key)
         if guide is not None:
             self._metrics.kept.inc()
-            told(guide)
+            on_compiled(guide)
             return
-        waiting = self._asked.setdefault(key, [])
-        waiting.append(told)
+        waiting = self._callbacks.setdefault(key, [])
+        waiting.append(on_compiled)
         if len(waiting) == 1:
             self._tasks.start(self._compile(guided, key, thoughts_end), "compile")
 
@@ -165,8 +165,8 @@ class Compiler:
             self._metrics.refused.inc()
         self._metrics.seconds.observe(perf_counter() - began)
         self._metrics.size.set(len(self._grammars))
-        for told in self._asked.pop(key):
-            told(outcome)
+        for on_compiled in self._callbacks.pop(key):
+            on_compiled(outcome)
 
     async def _measured(self, guided: GuidedDecoding, thoughts_end: str | None) -> int:
         """Try the grammar in a child process. Raise `DynamoException`."""

@@ -165,8 +165,8 @@ def _refuse_unsupported(request: PreprocessedRequest) -> None:
     }
     refused |= {"length_penalty": options.length_penalty not in (None, 1.0)}
     refused |= {name: _is_set(value) for name, value in _own_options(request).items() if name not in OWN_OPTIONS}
-    for name, is_asked in refused.items():
-        if is_asked:
+    for name, is_requested in refused.items():
+        if is_requested:
             raise InvalidArgument(f"{name} is not supported by the embedded engine", param=name)
     if request.multi_modal_data:
         kinds = ", ".join(request.multi_modal_data)
@@ -200,8 +200,8 @@ def _refuse_native(request: PreprocessedRequest) -> None:
 
 def _rules(request: PreprocessedRequest, limits: Limits, defaults: Defaults) -> StopRules:
     stop = request.stop_conditions
-    room = limits.context_length - len(request.token_ids)
-    max_tokens = room if stop.max_tokens is None else min(stop.max_tokens, room)
+    tokens_left = limits.context_length - len(request.token_ids)
+    max_tokens = tokens_left if stop.max_tokens is None else min(stop.max_tokens, tokens_left)
     if max_tokens < 1:
         raise InvalidArgument(f"max_tokens is {stop.max_tokens}; expected 1 or more", param="max_tokens")
     min_tokens = stop.min_tokens or 0

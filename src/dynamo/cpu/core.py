@@ -25,7 +25,7 @@ SCORED_LOGITS_MAX = 1 << 21  # Logits of prompt tokens computed at a time: 16 MB
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StepOutput:
     """Result of one step for one request: a token, an output with more data, or the error that ends the request."""
 
     generation: Generation
@@ -37,10 +37,10 @@ class Said:
 class Outcome:
     """All results of a step."""
 
-    said: list[Said] = field(default_factory=list)
+    outputs: list[StepOutput] = field(default_factory=list)
     events: list[KvEvent] = field(default_factory=list)
     """KV events of the cache, if there are no tiers below it."""
-    told: list[Told] = field(default_factory=list)
+    tier_events: list[Told] = field(default_factory=list)
     """KV events of the cache and of the tiers below it."""
     load: WorkerLoad = field(default_factory=WorkerLoad)
     passed: ForwardPass | None = None
@@ -76,7 +76,7 @@ class Core:
         self._tiers = tiers
         self._lender = lender
         self._borrower = borrower
-        self._early: list[Said] = []
+        self._early: list[StepOutput] = []
         """Results for requests whose first token arrived with the request."""
         self._model = model
         self._block_tokens = block_tokens
@@ -114,7 +114,7 @@ class Core:
         """Compute the scheduler's plan and sample a token for each sequence whose tokens are all computed."""
         outcome = Outcome()
         if self._early:  # Emitted before anything is computed, because it is already known.
-            outcome.said, self._early = self._early, []
+            outcome.outputs, self._early = self._early, []
             outcome.load = self.load()
             return outcome
         tiers = self._tiers
@@ -145,7 +145,7 @@ class Core:
         if tiers is None:
             outcome.events = events
         else:
-            outcome.told = tiers.tell(events)
+            outcome.tier_events = tiers.consolidate(events)
         outcome.load = self.load()
         return outcome
 
@@ -195,18 +195,18 @@ class Core:
         for one in scored:
             sequence, positions = one.sequence, one.positions
             generation, choice = self._choices[sequence]
-            asked = choice.prompt_logprobs
-            assert asked is not None, "scores were computed for a sequence that did not request them"
+            requested = choice.prompt_logprobs
+            assert requested is not None, "scores were computed for a sequence that did not request them"
             try:
                 for first in range(positions.start, positions.stop, rows_max):
                     end = min(first + rows_max, positions.stop)
                     at = row + first - positions.start
                     logits = self._model.logits(states[at : at + end - first])
-                    asked.scores += score(logits, sequence.tokens[first + 1 : end + 1], asked.count)
+                    requested.scores += score(logits, sequence.tokens[first + 1 : end + 1], requested.count)
                     sequence.scored = end + 1
             except Exception as error:  # Request boundary: other requests of this step continue.
                 self.drop(generation)
-                outcome.said.append(Said(generation, error, is_last=True))
+                outcome.outputs.append(StepOutput(generation, error, is_last=True))
             row += len(positions)
 
     def _sample(self, sequences: Items[Sequence], logits: F32, outcome: Outcome) -> None:
@@ -217,24 +217,24 @@ class Core:
             generation, choice = self._choices[sequence]
             try:
                 if choice.is_plain and np.isfinite(logits[row, likeliest[row]]):
-                    token, output = likeliest[row], choice.say(Sampled(likeliest[row]))
+                    token, output = likeliest[row], choice.emit(Sampled(likeliest[row]))
                 elif (draw := choice.draw()) is None:
                     token, output = -1, choice.end()
                 else:
                     sampled = sample(logits[row], draw)
-                    token, output = sampled.token, choice.say(sampled)
+                    token, output = sampled.token, choice.emit(sampled)
             except Exception as error:  # Request boundary: other requests of this step continue.
                 self.drop(generation)
-                outcome.said.append(Said(generation, error, is_last=True))
+                outcome.outputs.append(StepOutput(generation, error, is_last=True))
                 continue
             output = choice.with_prompt_logprobs(token, output)
-            outcome.said.append(self._judged(generation, choice, token, output))
+            outcome.outputs.append(self._output_of(generation, choice, token, output))
 
-    def _judged(self, generation: Generation, choice: Choice, token: int, output: EngineOutput | None) -> Said:
+    def _output_of(self, generation: Generation, choice: Choice, token: int, output: EngineOutput | None) -> StepOutput:
         if output is None:
-            return Said(generation, token, is_last=False)
+            return StepOutput(generation, token, is_last=False)
         if output.finish_reason is None:
-            return Said(generation, output, is_last=False)
+            return StepOutput(generation, output, is_last=False)
         generation.unfinished -= 1
         if generation.unfinished == 0:
             output.completion_usage = generation.usage()
@@ -245,7 +245,7 @@ class Core:
             self.scheduler.finish(choice.sequence)
         if generation.unfinished == 0:
             self._abandon(generation)
-        return Said(generation, output, is_last=generation.unfinished == 0)
+        return StepOutput(generation, output, is_last=generation.unfinished == 0)
 
     # Block transfer between prefill and decode workers.
 
@@ -294,23 +294,23 @@ class Core:
     def _borrow(self, generation: Generation, fetch: Fetch) -> None:
         """Continue the first choice from the token computed with the prompt and fetch its blocks."""
         generation.choices[0].sequence.is_remote = True
-        self._say_first(generation, fetch)
+        self._emit_first(generation, fetch)
 
-    def hear_first(self, fetch: Fetch) -> None:
+    def emit_first(self, fetch: Fetch) -> None:
         """Handle the first output token that arrived before the prompt's blocks."""
         if fetch.sequence in self._choices:
-            self._say_first(self._choices[fetch.sequence][0], fetch)
+            self._emit_first(self._choices[fetch.sequence][0], fetch)
 
-    def _say_first(self, generation: Generation, fetch: Fetch) -> None:
+    def _emit_first(self, generation: Generation, fetch: Fetch) -> None:
         choice, first = generation.choices[0], fetch.first
         choice.sequence.cached_tokens = fetch.cached_tokens
         if first is None or first.token in choice.rules.forbidden(0):
             return
         try:
-            self._early.append(self._judged(generation, choice, first.token, choice.say(first)))
+            self._early.append(self._output_of(generation, choice, first.token, choice.emit(first)))
         except Exception as error:  # Request boundary.
             self.drop(generation)
-            self._early.append(Said(generation, error, is_last=True))
+            self._early.append(StepOutput(generation, error, is_last=True))
 
     def _abandon(self, generation: Generation) -> None:
         """Cancel a fetch that is no longer needed and notify the prefill worker."""

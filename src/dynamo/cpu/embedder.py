@@ -45,8 +45,8 @@ def read_pooling(path: str, wanted: str) -> Pooling:
         return Pooling.LAST
     try:
         with open(file, encoding="utf-8") as opened:
-            said = json.load(opened)
-        modes = [key for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
+            settings = json.load(opened)
+        modes = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"{file}: {error}") from None
     if len(modes) != 1 or modes[0] not in POOLING_KEYS:
@@ -122,14 +122,14 @@ class Embedder:
     def _take(self) -> list[tuple[Job, int]]:
         """Take the next texts that fit together, one job at a time in turn; a longer text is taken alone."""
         taken: list[tuple[Job, int]] = []
-        room = self._rows_max
+        rows_left = self._rows_max
         while self._jobs:
             job = self._jobs[0]
             if not job.is_open:
                 self._jobs.popleft()
                 continue
             size = len(job.texts[job.begun])
-            if size > room and taken:
+            if size > rows_left and taken:
                 break
             self._jobs.popleft()
             place, job.begun = job.begun, job.begun + 1
@@ -139,7 +139,7 @@ class Embedder:
                 self._long = _Long(job, place)
                 break
             taken.append((job, place))
-            room -= size
+            rows_left -= size
         return taken
 
     def _pack(self, taken: list[tuple[Job, int]]) -> list[Job]:

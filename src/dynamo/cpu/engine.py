@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dynamo.backend.disagg import DisaggregationMode, bootstrap_of, leg_of
+from dynamo.backend.disagg import DisaggregationMode, bootstrap_of, prefill_source_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerOverloaded
 from dynamo.cpu.adapter import Adapter
@@ -31,7 +31,7 @@ from dynamo.cpu.compiler import ChildTrial, Compiler, CompilerMetrics
 from dynamo.cpu.config import DEMO_MODEL, CpuConfig
 from dynamo.cpu.controls import Controls
 from dynamo.cpu.convert import Defaults, Limits, to_generation
-from dynamo.cpu.core import Core, Outcome, Said
+from dynamo.cpu.core import Core, Outcome, StepOutput
 from dynamo.cpu.disagg import fetch_from, fetch_of, meeting_of
 from dynamo.cpu.events import Reporter
 from dynamo.cpu.fetching import Fetching, FetchMetrics, open_puller
@@ -151,9 +151,9 @@ class CpuEngine:
             generation = to_generation(prompt_of(request), reply, self._limits, self._defaults, adapter)
             generation.is_prefill = True
             info = bootstrap_of(request)
-            if info is not None and self._lending.rooms is not None:
+            if info is not None and self._lending.server is not None:
                 generation.meeting = meeting_of(info)
-                self._lending.rooms.open(generation.meeting.room, generation.meeting.key)
+                self._lending.server.open(generation.meeting.room, generation.meeting.key)
             return generation
         generation = to_generation(request, reply, self._limits, self._defaults, adapter)
         if self._fetching is not None:
@@ -165,7 +165,7 @@ class CpuEngine:
 
     def _fetch(self, request: PreprocessedRequest, adapter: Adapter | None) -> Fetch | None:
         """Return the fetch of the request's prompt; None if this worker computes the prompt itself."""
-        result = leg_of(request)
+        result = prefill_source_of(request)
         assert self._fetch_metrics is not None, "a decode worker without its metrics"
         if result is None:
             self._fetch_metrics.computed_here("told")
@@ -288,7 +288,7 @@ class CpuEngine:
             block_tokens=config.block_size,
             choices_max=config.max_num_seqs,
         )
-        rooms = None if self._lending is None else self._lending.rooms
+        server = None if self._lending is None else self._lending.server
         return EngineConfig(
             model_path=path,
             served_model_name=config.name,
@@ -297,8 +297,8 @@ class CpuEngine:
             total_kv_blocks=blocks,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            bootstrap_host=None if rooms is None else rooms.host,
-            bootstrap_port=None if rooms is None else rooms.port,
+            bootstrap_host=None if server is None else server.host,
+            bootstrap_port=None if server is None else server.port,
             runtime_data={VLLM_CAPABILITY: True, RESUMES_SAMPLING: True}
             | ({LOCAL_PREFILL: True} if self._fetching is not None else {}),
         )
@@ -335,7 +335,7 @@ class CpuEngine:
                 self._layout, model.cache.pages, options, lambda freed: self._orders.put(TakeBack(freed))
             )
             if config.bootstrap_port is not None:
-                self._lending.open_rooms(options.host, config.bootstrap_port, tcp.tls)
+                self._lending.open_server(options.host, config.bootstrap_port, tcp.tls)
         elif config.role is DisaggregationMode.DECODE:
             puller = open_puller(Region(self._layout, model.cache.pages), self._transports, tcp.tls)
             self._fetching = Fetching(
@@ -343,12 +343,12 @@ class CpuEngine:
                 config.block_size,
                 config.kv_transfer_timeout,
                 ended=lambda fetch, is_whole: self._orders.put(Fetched(fetch, is_whole)),
-                heard=self._heard,
+                on_fetched=self._on_fetched,
                 first=lambda fetch: self._orders.put(FirstCame(fetch)),
                 tls=tcp.tls,
             )
 
-    def _heard(self, outcome: str, pulled: Pulled | None) -> None:
+    def _on_fetched(self, outcome: str, pulled: Pulled | None) -> None:
         """Record the result of a fetch; runs on a thread of the fetch pool."""
         assert self._fetch_metrics is not None, "a decode worker without its metrics"
         with contextlib.suppress(RuntimeError):  # The loop is closed; metrics are no longer read.
@@ -394,7 +394,7 @@ class CpuEngine:
                 if not self._core.has_work:
                     return True
             elif isinstance(order, FirstCame):
-                self._core.hear_first(order.fetch)
+                self._core.emit_first(order.fetch)
             elif isinstance(order, TakeBack):
                 self._core.scheduler.take_back(order.blocks)
                 if not self._core.has_work:
@@ -419,33 +419,33 @@ class CpuEngine:
 
     def _deliver(self, outcome: Outcome, is_idle: bool) -> None:
         self._steps_ahead.release()
-        for said in outcome.said:
-            if said.generation.is_open:
+        for output in outcome.outputs:
+            if output.generation.is_open:
                 try:
-                    self._say(said)
+                    self._send(output)
                 except Exception:  # Request boundary: other requests of this step still get their outputs.
-                    logger.exception("request %s: failed to write the reply", said.generation.reply.request_id)
-                    self.cancel(said.generation.reply)
+                    logger.exception("request %s: failed to write the reply", output.generation.reply.request_id)
+                    self.cancel(output.generation.reply)
         now = self._loop.time()
         self._reporter.report(
-            outcome.events, outcome.load, now, is_idle=is_idle, passed=outcome.passed, told=outcome.told
+            outcome.events, outcome.load, now, is_idle=is_idle, passed=outcome.passed, tier_events=outcome.tier_events
         )
 
-    def _say(self, said: Said) -> None:
-        reply, word = said.generation.reply, said.word
+    def _send(self, output: StepOutput) -> None:
+        reply, word = output.generation.reply, output.word
         if isinstance(word, int):
             reply.token(word)
         elif isinstance(word, EngineOutput):
             reply.item(word)
-            if said.is_last:
-                self._close(said.generation)
+            if output.is_last:
+                self._close(output.generation)
                 reply.finish()
         elif isinstance(word, InvalidArgument):
-            self._close(said.generation)
+            self._close(output.generation)
             reply.fail(word)
         else:
             logger.error("request %s failed", reply.request_id, exc_info=word)
-            self._close(said.generation)
+            self._close(output.generation)
             reply.fail(Unknown(str(word)))
 
     def _guide(self, generation: Generation, outcome: Guide | DynamoException) -> None:

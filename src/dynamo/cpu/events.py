@@ -15,8 +15,8 @@ class Reporter:
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
-        self._told: WorkerLoad | None = None
-        self._told_at = 0.0
+        self._published: WorkerLoad | None = None
+        self._published_at = 0.0
 
     def report(
         self,
@@ -26,16 +26,16 @@ class Reporter:
         *,
         is_idle: bool,
         passed: ForwardPass | None = None,
-        told: Iterable[Told] = (),
+        tier_events: Iterable[Told] = (),
     ) -> None:
         """Report after a step. The load is published if it changed and the interval has passed, or if the engine is idle."""
         for event in events:
             self._host.publish_kv_event(event)
-        for event, tier in told:
+        for event, tier in tier_events:
             self._host.publish_kv_event(event, tier=tier)
         if passed is not None:
             self._host.publish_forward_pass(passed)
-        is_due = self._told is None or is_idle or now - self._told_at >= LOAD_INTERVAL_S
-        if is_due and load != self._told:
-            self._told, self._told_at = load, now
+        is_due = self._published is None or is_idle or now - self._published_at >= LOAD_INTERVAL_S
+        if is_due and load != self._published:
+            self._published, self._published_at = load, now
             self._host.publish_load(load)

@@ -29,7 +29,7 @@ Ended = Callable[[Fetch, bool], None]
 """Callback on a pool thread at the end of a fetch; the flag is True if all blocks arrived."""
 First = Callable[[Fetch], None]
 """Callback on a pool thread when the first output token arrived before the last block."""
-Heard = Callable[[str, Pulled | None], None]
+OnFetched = Callable[[str, Pulled | None], None]
 """Callback on a pool thread with the outcome of a fetch and the amount moved."""
 
 
@@ -42,7 +42,7 @@ class Fetching:
         block_tokens: int,
         timeout_s: float,
         ended: Ended,
-        heard: Heard,
+        on_fetched: OnFetched,
         *,
         first: First = lambda _: None,
         tls: TcpTls = PLAIN,
@@ -51,7 +51,7 @@ class Fetching:
         self._block_tokens = block_tokens
         self._timeout_s = timeout_s
         self._ended = ended
-        self._heard = heard
+        self._on_fetched = on_fetched
         self._first = first
         self._tls = tls
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dynamo-kv-fetch")
@@ -134,7 +134,7 @@ class Fetching:
             outcome = "failed"
             logger.exception("failed to fetch the blocks of a prompt; computing it on this worker")
         self._ended(fetch, outcome == "ok")
-        self._heard(outcome, pulled)
+        self._on_fetched(outcome, pulled)
         self._release(fetch)
 
     def _release(self, fetch: Fetch) -> None:

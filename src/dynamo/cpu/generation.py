@@ -25,18 +25,18 @@ class StopRules:
     stop_ids: frozenset[int] = frozenset()
     """Stop tokens given by the caller."""
 
-    def reason(self, token: int, said: int) -> str | None:
+    def reason(self, token: int, generated: int) -> str | None:
         """Return the finish reason if this token, at the given 1-based position, ends it; None if generation continues."""
-        if said >= self.min_tokens:
+        if generated >= self.min_tokens:
             if token in self.end_ids:
                 return "eos"
             if token in self.stop_ids:
                 return "stop"
-        return "length" if said >= self.max_tokens else None
+        return "length" if generated >= self.max_tokens else None
 
-    def forbidden(self, said: int) -> Items[int]:
+    def forbidden(self, generated: int) -> Items[int]:
         """Return the tokens that must not come next because they would end the output before its minimum length."""
-        return () if said + 1 >= self.min_tokens else sorted(self.end_ids | self.stop_ids)
+        return () if generated + 1 >= self.min_tokens else sorted(self.end_ids | self.stop_ids)
 
 
 @dataclass(eq=False, slots=True)
@@ -69,17 +69,17 @@ class Choice:
     """Log-probabilities to send with the first output; None if not requested or already sent."""
 
     @property
-    def said(self) -> int:
+    def generated(self) -> int:
         return len(self.sequence.tokens) - self.sequence.prompt_tokens
 
     @property
     def is_plain(self) -> bool:
         """Return whether the next token is always the one with the highest logit."""
-        return self.guide is None and self.sampling.is_plain and self.said + 1 >= self.rules.min_tokens
+        return self.guide is None and self.sampling.is_plain and self.generated + 1 >= self.rules.min_tokens
 
     def draw(self) -> Draw | None:
         """Return the sampler's input for the next token; None if the grammar allows no further token."""
-        forbidden = self.rules.forbidden(self.said)
+        forbidden = self.rules.forbidden(self.generated)
         listed = self.sampling.allowed
         if self.guide is None:
             if listed is not None and listed.sum() == listed[list(forbidden)].sum():
@@ -103,12 +103,12 @@ class Choice:
         self.prompt_logprobs = None
         return output
 
-    def say(self, sampled: Sampled) -> EngineOutput | None:
+    def emit(self, sampled: Sampled) -> EngineOutput | None:
         """Append the next token. Return an output if it carries more than the token: log-probabilities or the end."""
         self.sequence.tokens.append(sampled.token)
         if self.history is not None:
             self.history.add(sampled.token)
-        reason = self.rules.reason(sampled.token, self.said)
+        reason = self.rules.reason(sampled.token, self.generated)
         if self.guide is not None and reason != "eos":
             self.guide.take(sampled.token)
             if self.guide.is_complete:
@@ -170,9 +170,9 @@ class Generation:
     def usage(self) -> CompletionUsage:
         """Return the token counts of the request so far."""
         first = self.choices[0].sequence
-        said = sum(choice.said for choice in self.choices)
+        generated = sum(choice.generated for choice in self.choices)
         details = PromptTokensDetails(cached_tokens=first.cached_tokens or 0)
-        return CompletionUsage(first.prompt_tokens, said, first.prompt_tokens + said, details)
+        return CompletionUsage(first.prompt_tokens, generated, first.prompt_tokens + generated, details)
 
 
 def _prompt_entry(scored: Scored) -> dict[str, dict[str, float | int]]:

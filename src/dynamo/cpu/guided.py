@@ -109,7 +109,7 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise InvalidArgument(f"guided decoding: {_told(self._matcher)}", param=PARAM)
+            raise InvalidArgument(f"guided decoding: {_error_of(self._matcher)}", param=PARAM)
 
 
 class Grammars:
@@ -159,7 +159,7 @@ class Grammars:
             grammar = after_thoughts(grammar, thoughts_end, self._markers)
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise InvalidArgument(f"{named(guided)}: {_told(matcher)}", param=param_of(guided))
+            raise InvalidArgument(f"{named(guided)}: {_error_of(matcher)}", param=param_of(guided))
         has_json = guided.json is not None or guided.structural_tag is not None
         lengths = JsonLengths(self._starts) if has_json and self._starts is not None else None
         return Guide(matcher, self._vocab_size, lengths)
@@ -297,6 +297,6 @@ def after_thoughts(grammar: str, thoughts_end: str, markers: Mapping[str, int]) 
     return container("\n".join([f"start: {body}", *rules.lines]), first | {"name": "answer"}, *more)
 
 
-def _told(matcher: LLMatcher) -> str:
+def _error_of(matcher: LLMatcher) -> str:
     """Return the error of a failed matcher, without the grammar text around it."""
     return " ".join(str(matcher.get_error()).split())[:ERROR_CHARS_MAX]

@@ -30,7 +30,7 @@ class Lending:
         self.memory: Bytes | None = None if self._pages is None else self._pages.array
         """Shared memory for the cache, if other processes may map it."""
         self._source: Source | None = None
-        self.rooms: Rooms | None = None
+        self.server: Rooms | None = None
         """Server to which decode workers connect while prompts are computed, if enabled."""
 
     def open(
@@ -55,25 +55,25 @@ class Lending:
         except OSError as error:
             raise listen_error(f"--kv-transfer-port {options.port}", options.host, error) from None
 
-    def open_rooms(self, host: str, port: int, tls: TcpTls) -> None:
+    def open_server(self, host: str, port: int, tls: TcpTls) -> None:
         """Accept decode workers before a prompt is computed. Raise `ConfigError` if the address cannot be bound."""
         assert self._source is not None, "the transfer server was opened without a source"
         try:
-            self.rooms = Rooms(host, port, release=self._source.release, tls=tls)
+            self.server = Rooms(host, port, release=self._source.release, tls=tls)
         except OSError as error:
             raise listen_error(f"--disaggregation-bootstrap-port {port}", host, error) from None
 
     def pass_on(self, meeting: Meeting, first: int, descriptor: Descriptor) -> None:
-        if self.rooms is not None:
-            self.rooms.add(meeting.room, meeting.key, first, descriptor)
+        if self.server is not None:
+            self.server.add(meeting.room, meeting.key, first, descriptor)
 
     def conclude(self, meeting: Meeting, params: dict[str, Any]) -> None:
-        if self.rooms is not None:
-            self.rooms.end(meeting.room, meeting.key, params)
+        if self.server is not None:
+            self.server.end(meeting.room, meeting.key, params)
 
     def break_off(self, meeting: Meeting, reason: str) -> None:
-        if self.rooms is not None:
-            self.rooms.fail(meeting.room, meeting.key, reason)
+        if self.server is not None:
+            self.server.fail(meeting.room, meeting.key, reason)
 
     @property
     def is_quiescent(self) -> bool:
@@ -109,8 +109,8 @@ class Lending:
 
     def close(self) -> None:
         """Stop serving."""
-        if self.rooms is not None:
-            self.rooms.close()
+        if self.server is not None:
+            self.server.close()
         if self._source is not None:
             self._source.close()
         elif self._pages is not None:

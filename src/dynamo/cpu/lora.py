@@ -98,7 +98,7 @@ class _Scales:
                 pattern = re.compile(targets)
             except re.error as error:
                 raise ConfigError(f"{self._path}: target_modules is not a valid regular expression: {error}") from None
-            strangers = [module for module in modules if not pattern.fullmatch(module)]
+            unlisted = [module for module in modules if not pattern.fullmatch(module)]
         else:
             named = _texts(targets, f"{self._path}: target_modules")
             unknown = [name for name in named if name.rpartition(".")[2] not in TARGETS]
@@ -106,11 +106,11 @@ class _Scales:
                 raise ConfigError(
                     f"{self._path}: target_modules {', '.join(unknown)}: this engine adapts {', '.join(TARGETS)}"
                 )
-            strangers = [
+            unlisted = [
                 module for module in modules if not any(module == one or module.endswith(f".{one}") for one in named)
             ]
-        if strangers:
-            raise ConfigError(f"{self._path}: {strangers[0]} is in the file but not in target_modules")
+        if unlisted:
+            raise ConfigError(f"{self._path}: {unlisted[0]} is in the file but not in target_modules")
 
     def of(self, module: str) -> tuple[int, float]:
         """Return rank and scale of a projection."""

@@ -42,8 +42,8 @@ class Sampling:
     @property
     def is_plain(self) -> bool:
         """Return whether sampling is greedy without any modification or report."""
-        is_asked = self.logprobs is not None or self.logit_bias or self.has_penalties or self.allowed is not None
-        return self.is_greedy and not is_asked
+        is_adjusted = self.logprobs is not None or self.logit_bias or self.has_penalties or self.allowed is not None
+        return self.is_greedy and not is_adjusted
 
     @property
     def has_penalties(self) -> bool:
@@ -211,9 +211,9 @@ def _nucleus_floor(weights: F32, top_p: float) -> float:
     return float(candidates[min(last, len(candidates) - 1)])
 
 
-def _pick(weights: F32, chance: float) -> int:
+def _pick(weights: F32, fraction: float) -> int:
     sums = weights.cumsum(dtype=np.float64)
-    token = int(np.searchsorted(sums, chance * sums[-1], side="right"))
+    token = int(np.searchsorted(sums, fraction * sums[-1], side="right"))
     return token if token < len(weights) else int(np.flatnonzero(weights)[-1])
 
 

@@ -160,7 +160,7 @@ class Scheduler:
         budget = self._batched_tokens_max
         for sequence in sorted(self.running, key=_is_prefilling):
             count = min(sequence.pending, budget)
-            if count > 0 and sequence in self.running and self._make_room(sequence, count, chunks):
+            if count > 0 and sequence in self.running and self._free_blocks(sequence, count, chunks):
                 chunks[sequence] = Chunk(sequence, count)
                 budget -= count
         if preemptions == self.preemptions:
@@ -196,7 +196,7 @@ class Scheduler:
         assert len(set(everyone)) == len(everyone), "a sequence is in two places"
         assert not any(sequence.is_finished for sequence in everyone), "a finished sequence was not removed"
 
-    def _make_room(self, sequence: Sequence, count: int, chunks: dict[Sequence, Chunk]) -> bool:
+    def _free_blocks(self, sequence: Sequence, count: int, chunks: dict[Sequence, Chunk]) -> bool:
         """Acquire blocks for the next `count` tokens; return False if the sequence itself was preempted."""
         missing = sequence.blocks_missing(sequence.computed + count)
         if missing <= 0:

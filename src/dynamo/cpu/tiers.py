@@ -132,14 +132,14 @@ class CacheTiers:
         """Wait for blocks while there is nothing to compute."""
         self.manager.wait(WAIT_S)
 
-    def tell(self, events: list[KvEvent]) -> list[Told]:
+    def consolidate(self, events: list[KvEvent]) -> list[Told]:
         """Merge the events of the cache and of the tiers into one ordered list."""
-        told = list(self._consolidator.device(events))
+        consolidated = list(self._consolidator.device(events))
         is_anew = any(isinstance(event, Cleared) for event in events)  # Routers apply `Cleared` to all tiers.
         for tier, changes in self.manager.take_all() if is_anew else self.manager.take_changes():
             if self.manager.config.has_events:
-                told += self._consolidator.lower(tier, changes)
-        return told
+                consolidated += self._consolidator.lower(tier, changes)
+        return consolidated
 
     def clear(self) -> None:
         self.manager.clear()

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
-from dynamo.backend.disagg import DisaggregationMode, bootstrap_of, leg_of, prefill_output, prefill_request
+from dynamo.backend.disagg import DisaggregationMode, bootstrap_of, prefill_output, prefill_request, prefill_source_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import read_bool, setting
@@ -229,7 +229,7 @@ class MockerEngine:
         if self._facts is None or not self._ranks:
             raise EngineShutdown("the engine is not running")
         role = self._config.role
-        prefill = leg_of(request) if role is DisaggregationMode.DECODE else None
+        prefill = prefill_source_of(request) if role is DisaggregationMode.DECODE else None
         inputs = read_request(
             prefill_request(request) if role is DisaggregationMode.PREFILL else request, self._facts, len(self._ranks)
         )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynamo.backend.asked import ends_of, json_text, own_options, thinking_budget
+from dynamo.backend.request_fields import ends_of, json_text, own_options, thinking_budget
 from dynamo.core.errors import Unknown
 from dynamo.openai_proxy.tokens import (
     Limits,

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from dynamo.backend.asked import ends_of, json_text
+from dynamo.backend.request_fields import ends_of, json_text
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import HttpError, InvalidArgument
 from dynamo.openai_proxy.tokens import (

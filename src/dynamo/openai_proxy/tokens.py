@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dynamo.backend.asked import check_prompt, hidden_ends_of, own_options, rank_of, token_biases
+from dynamo.backend.request_fields import check_prompt, hidden_ends_of, own_options, rank_of, token_biases
 from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, StreamIncomplete, Unknown
 from dynamo.openai_proxy.convert import refusal_in
 from dynamo.protocols.engine import CompletionUsage, EngineOutput, PreprocessedRequest, PromptTokensDetails, TopLogprob

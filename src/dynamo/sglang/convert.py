@@ -10,7 +10,15 @@ from typing import Any
 
 from msgspec import UNSET
 
-from dynamo.backend.asked import check_prompt, ends_of, hidden_ends_of, json_text, own_options, rank_of, token_biases
+from dynamo.backend.request_fields import (
+    check_prompt,
+    ends_of,
+    hidden_ends_of,
+    json_text,
+    own_options,
+    rank_of,
+    token_biases,
+)
 from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, Unknown
 from dynamo.protocols.engine import (
     CompletionUsage,

@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 
 from dynamo.backend.adapters import LoadedAdapters
-from dynamo.backend.asked import media_of, refusal_of
 from dynamo.backend.config import own_address
 from dynamo.backend.disagg import DisaggregationMode, bootstrap_of, prefill_output, prefill_request
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.backend.health import watch
 from dynamo.backend.listeners import PassListener
 from dynamo.backend.media import media_items
+from dynamo.backend.request_fields import media_of, refusal_of
 from dynamo.backend.requests import STOP_S, EngineLiveness, Requests
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument

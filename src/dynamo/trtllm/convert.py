@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo.backend.asked import check_prompt, ends_of, hidden_ends_of, json_text, own_options, rank_of
+from dynamo.backend.request_fields import check_prompt, ends_of, hidden_ends_of, json_text, own_options, rank_of
 from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, ResponseTimeout
 from dynamo.protocols.engine import (
     CompletionUsage,

@@ -16,10 +16,10 @@ import time
 from typing import Any
 
 from dynamo.backend.adapters import LoadedAdapters
-from dynamo.backend.asked import refusal_of
 from dynamo.backend.disagg import DisaggregationMode, prefill_output, prefill_request, prefill_result_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.backend.health import watch
+from dynamo.backend.request_fields import refusal_of
 from dynamo.backend.requests import STOP_S, EngineLiveness, Requests
 from dynamo.core.errors import ConfigError, EngineShutdown
 from dynamo.core.tasks import TaskOwner

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from dynamo.backend.asked import (
+from dynamo.backend.request_fields import (
     check_prompt,
     ends_of,
     hidden_ends_of,

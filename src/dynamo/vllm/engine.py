@@ -14,12 +14,12 @@ from collections.abc import Coroutine
 from typing import Any
 
 from dynamo.backend.adapters import LoadedAdapters
-from dynamo.backend.asked import refusal_of
 from dynamo.backend.disagg import DisaggregationMode, prefill_output, prefill_request, prefill_result_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.backend.health import watch
 from dynamo.backend.listeners import PassListener
 from dynamo.backend.media import media_items
+from dynamo.backend.request_fields import refusal_of
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
 from dynamo.core.tasks import TaskOwner

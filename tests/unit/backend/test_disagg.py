@@ -6,12 +6,12 @@ from dynamo.backend.disagg import (
     DisaggregationMode,
     bootstrap_of,
     drain_timeout_s,
-    leg_of,
     mode_of,
     must_prefill_here,
     prefill_output,
     prefill_request,
     prefill_result_of,
+    prefill_source_of,
     without_prefill,
 )
 from dynamo.core.codec import decode, msgpack_encode
@@ -84,7 +84,7 @@ def test_a_decode_worker_goes_on_from_the_result_it_is_given() -> None:
     sent = msgpack_encode({"model": "m", "token_ids": [1], "prefill_result": {"disaggregated_params": {"at": 1}}})
     request = decode(sent, "msgpack", PreprocessedRequest)
     assert prefill_result_of(request) == PrefillResult({"at": 1})
-    assert leg_of(request) == PrefillResult({"at": 1})
+    assert prefill_source_of(request) == PrefillResult({"at": 1})
 
 
 def test_a_decode_worker_without_a_result_computes_the_prompt_only_where_it_is_told_to() -> None:
@@ -99,7 +99,7 @@ def test_both_legs_meet_where_the_bootstrap_says() -> None:
     meeting = BootstrapInfo("host", 9, 2**62, b"0123456789abcdef")
     read = decode(msgpack_encode(a_request(bootstrap_info=meeting)), "msgpack", PreprocessedRequest)
     assert bootstrap_of(read) == meeting
-    assert leg_of(read) == meeting
+    assert prefill_source_of(read) == meeting
     assert bootstrap_of(a_request()) is None
 
 
@@ -107,7 +107,7 @@ def test_a_prefill_that_was_lost_leaves_the_whole_request() -> None:
     lost = a_request(prefill_result=PrefillResult({"at": 1}), bootstrap_info=BootstrapInfo("h", 1, 2))
     whole = without_prefill(lost)
     assert must_prefill_here(whole)
-    assert leg_of(whole) is None
+    assert prefill_source_of(whole) is None
     assert without_prefill(whole).annotations == [BYPASS_REMOTE_PREFILL]
     assert b"prefill_result" not in msgpack_encode(whole)
 

@@ -271,7 +271,7 @@ def make_generation() -> Callable[..., Generation]:
 
 
 def deliver_to_replies(outcome: Outcome) -> None:
-    for said in outcome.said:
+    for said in outcome.outputs:
         reply: Any = said.generation.reply
         if isinstance(said.word, int):
             reply.token(said.word)

@@ -194,7 +194,7 @@ def test_the_load_is_what_runs_and_waits(make_core: Make, make_generation: Make)
 
 
 def test_a_step_with_nothing_to_do_is_harmless(make_core: Make) -> None:
-    assert make_core().step().said == []
+    assert make_core().step().outputs == []
 
 
 def test_a_step_tells_planners_what_it_computed_and_who_waits(make_core: Make, make_generation: Make) -> None:

@@ -523,7 +523,7 @@ class TwoCores:
         what = self.chance.choice(["prefill", "decode", "decode", "decode", "fetch", "fetch", "cancel", "expire"])
         if what == "prefill":
             outcome = self.prefill.step()
-            for said in outcome.said:
+            for said in outcome.outputs:
                 self._hand_over(self.firsts.pop(said.generation), said.word, prompts, options)
         elif what == "decode":
             deliver(self.decode.step())

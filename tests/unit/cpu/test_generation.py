@@ -23,27 +23,27 @@ def test_what_would_end_the_answer_too_early_is_forbidden(said: int, forbidden: 
 
 def test_a_plain_token_needs_no_output(make_generation: Callable[..., Generation]) -> None:
     (choice,) = make_generation([1, 2]).choices
-    assert choice.say(Sampled(5)) is None
-    assert choice.said == 1
+    assert choice.emit(Sampled(5)) is None
+    assert choice.generated == 1
 
 
 def test_another_choice_s_token_carries_its_index(make_generation: Callable[..., Generation]) -> None:
-    output = make_generation([1, 2], choices=2).choices[1].say(Sampled(5))
+    output = make_generation([1, 2], choices=2).choices[1].emit(Sampled(5))
     assert output is not None
     assert (output.index, output.token_ids, output.finish_reason) == (1, [5], None)
 
 
 def test_logprobs_travel_with_their_token(make_generation: Callable[..., Generation]) -> None:
     (choice,) = make_generation([1, 2], logprobs=2).choices
-    choice.say(Sampled(5, -0.5, [(5, -0.5), (6, -1.5)]))
-    output = choice.say(Sampled(7, -2.0, []))
+    choice.emit(Sampled(5, -0.5, [(5, -0.5), (6, -1.5)]))
+    output = choice.emit(Sampled(7, -2.0, []))
     assert output is not None
     assert (output.log_probs, output.cum_log_probs, output.top_logprobs) == ([-2.0], -2.5, [[]])
 
 
 def test_alternatives_are_ranked_from_one(make_generation: Callable[..., Generation]) -> None:
     (choice,) = make_generation([1, 2], logprobs=2).choices
-    output = choice.say(Sampled(6, -1.5, [(5, -0.5), (6, -1.5)]))
+    output = choice.emit(Sampled(6, -1.5, [(5, -0.5), (6, -1.5)]))
     assert output is not None
     assert output.top_logprobs is not None
     assert [(top.rank, top.token_id, top.logprob) for top in output.top_logprobs[0]] == [(1, 5, -0.5), (2, 6, -1.5)]
@@ -51,7 +51,7 @@ def test_alternatives_are_ranked_from_one(make_generation: Callable[..., Generat
 
 def test_a_named_stop_token_is_reported(make_generation: Callable[..., Generation]) -> None:
     (choice,) = make_generation([1], rules={"stop_ids": frozenset({4})}).choices
-    output = choice.say(Sampled(4))
+    output = choice.emit(Sampled(4))
     assert output is not None
     assert (output.finish_reason, output.stop_reason, output.token_ids) == ("stop", 4, [4])
 
@@ -60,7 +60,7 @@ def test_usage_counts_all_choices(make_generation: Callable[..., Generation]) ->
     generation = make_generation([1, 2, 3], choices=2)
     generation.choices[0].sequence.cached_tokens = 2
     for choice in generation.choices:
-        choice.say(Sampled(5))
+        choice.emit(Sampled(5))
     usage = generation.usage()
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 2, 5)
     assert usage.prompt_tokens_details is not None

@@ -196,7 +196,7 @@ def test_after_a_sleep_routers_hear_again_what_the_tiers_still_have(tiered: Make
     core, tiers = tiered(cpu_blocks=2 * BLOCKS)
     answers(core, PROMPTS[:2], tiers)
     core.reidentify(tiers.manager.layout.model)
-    told = core.step().told
+    told = core.step().tier_events
     assert isinstance(told[0][0], Cleared)
     hashes = [block.block_hash for event, _ in told[1:] if isinstance(event, Stored) for block in event.blocks]
     assert {tier for _, tier in told[1:]} == {"host_pinned"}
@@ -236,10 +236,10 @@ def test_routers_hear_where_every_block_is(tiered: Make, make_generation: Make, 
         while core.has_work:
             outcome = core.step()
             deliver(outcome)
-            core_told = outcome.told
+            core_told = outcome.tier_events
             hear()
         settle(tiers)
-        core_told = core.step().told
+        core_told = core.step().tier_events
         hear()
     overlap = index.find(pack(block_hashes(PROMPTS[0], BLOCK_TOKENS)))
     assert index.depth_by_rank(overlap) == {}

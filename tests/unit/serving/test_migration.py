@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from tests.settle import turns, until
 
-from dynamo.backend.asked import thinking_budget
+from dynamo.backend.request_fields import thinking_budget
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import msgpack_decoder, msgpack_encode
 from dynamo.core.errors import (

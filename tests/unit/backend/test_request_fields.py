@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.vllm.conftest import request
 
-from dynamo.backend.asked import ends_of, hidden_ends_of, json_text, media_of, rank_of, refusal_of
+from dynamo.backend.request_fields import ends_of, hidden_ends_of, json_text, media_of, rank_of, refusal_of
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.engine import StopConditions
 

@@ -11,7 +11,7 @@ from dynamo.runtime.request_plane.base import Reply, Request
 from dynamo.runtime.server import EngineRoute, ServeOptions
 
 
-async def serve_beside(endpoint: Endpoint, routes: Mapping[str, EngineRoute]) -> list[Serving]:
+async def serve_auxiliary(endpoint: Endpoint, routes: Mapping[str, EngineRoute]) -> list[Serving]:
     """Serve each route as an endpoint of that name in the component of `endpoint`."""
     runtime, own = endpoint.runtime, endpoint.id
     return [
